@@ -1,0 +1,93 @@
+"""Train one linear model across data owners with differential privacy that each owner enforces itself.
+
+DP-ADMM (Huang, Hu, Guo, Chan-Tin, Gong): every agent adds Gaussian noise to what it says in every round.
+
+>>> from dpadmm import simulate
+>>> result = simulate("synthetic", n_agents=20, epsilon=1.0, delta=1e-5, seed=7)
+>>> bool(result.trace.last()["test_error_global"] < 0.5)
+True
+"""
+
+from dpadmm.data import (
+    Dataset,
+    Partition,
+    by_group,
+    encode_labels,
+    equal,
+    holdout,
+    known_optimum,
+    label_skewed,
+    load_adult,
+    read_table,
+    synthetic,
+    unequal,
+)
+from dpadmm.errors import ConvergenceWarning, DataError, DpadmmError, PerformanceWarning, StudyError
+from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
+from dpadmm.methods import minimizer
+from dpadmm.metrics import Trace
+from dpadmm.model import Model, load_model
+from dpadmm.privacy import (
+    affordable_rounds,
+    exact_delta,
+    exact_epsilon,
+    paper_epsilon,
+    paper_noise_multiplier,
+    total_noise_multiplier,
+)
+from dpadmm.privacy.report import PrivacyReport
+from dpadmm.problem import Problem, Rows, make_rows
+from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
+from dpadmm.settings import Settings
+from dpadmm.simulation import Result, simulate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "L1",
+    "L2",
+    "ConvergenceWarning",
+    "DataError",
+    "Dataset",
+    "DpadmmError",
+    "ElasticNet",
+    "Hinge",
+    "Huber",
+    "Logistic",
+    "Loss",
+    "Model",
+    "NoRegularizer",
+    "Partition",
+    "PerformanceWarning",
+    "PrivacyReport",
+    "Problem",
+    "Regularizer",
+    "Result",
+    "Rows",
+    "Settings",
+    "SmoothedHinge",
+    "Softmax",
+    "Squared",
+    "StudyError",
+    "Trace",
+    "affordable_rounds",
+    "by_group",
+    "encode_labels",
+    "equal",
+    "exact_delta",
+    "exact_epsilon",
+    "holdout",
+    "known_optimum",
+    "label_skewed",
+    "load_adult",
+    "load_model",
+    "make_rows",
+    "minimizer",
+    "paper_epsilon",
+    "paper_noise_multiplier",
+    "read_table",
+    "simulate",
+    "synthetic",
+    "total_noise_multiplier",
+    "unequal",
+]

@@ -1,0 +1,155 @@
+"""CSV and Parquet: tables of named columns, read by pyarrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from dpadmm.arrays import Floats
+from dpadmm.data.raw_table import RawTable, first_nonfinite, listed, unknown_name
+from dpadmm.errors import DataError, StudyError
+
+# what pyarrow raises for a file that is not what its ending says
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
+
+
+def read_csv(path: Path, label: str | None, by: str | None) -> RawTable:
+    """A comma-separated file with a header line."""
+    try:
+        try:
+            table = pa.csv.read_csv(path)
+        except pa.ArrowInvalid:
+            # A column's type is guessed from its beginning: whole numbers may be followed by fractions or
+            # text. Text always fits; the cells become numbers below, where a bad one can be named.
+            names = pa.csv.open_csv(path).schema.names
+            as_text = pa.csv.ConvertOptions(column_types={name: pa.string() for name in names})
+            table = pa.csv.read_csv(path, convert_options=as_text)
+    except _UNREADABLE as error:
+        raise _unreadable(path, "CSV", error) from None
+    return _from_table(path, table, label, by)
+
+
+def read_parquet(path: Path, label: str | None, by: str | None) -> RawTable:
+    """A Parquet file."""
+    try:
+        table = pa.parquet.ParquetFile(path).read()
+    except _UNREADABLE as error:
+        raise _unreadable(path, "Parquet", error) from None
+    return _from_table(path, table, label, by)
+
+
+def _from_table(path: Path, table: Any, label: str | None, by: str | None) -> RawTable:
+    try:
+        names: list[str] = table.column_names
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "table", error) from None
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{path}: column {twice[0]!r} occurs more than once")
+    if label is None:
+        raise StudyError(
+            f"{path}: name the label column with label= or --label; the columns are {listed(names)}"
+        )
+    for name in (label, by):
+        if name is not None and name not in names:
+            raise unknown_name("column", name, names, path)
+    if label == by:
+        raise StudyError(f"column {label!r} cannot be both the label and the owner of a row")
+    if table.num_rows == 0:
+        raise DataError(f"{path} has no rows")
+    feature_names = tuple(name for name in names if name not in (label, by))
+    features = np.empty((table.num_rows, len(feature_names)))
+    for place, name in enumerate(feature_names):
+        _fill(features[:, place], table.column(name), f"{path}: column {name!r}")
+    bad = first_nonfinite(features)
+    if bad is not None:
+        raise DataError(
+            f"{path}: column {feature_names[bad[1]]!r}, row {bad[0] + 1}: the cell is not a finite number "
+            f"({features[bad]}): correct or remove the row"
+        )
+    groups = None if by is None else _groups(table.column(by), f"{path}: column {by!r}")
+    return RawTable(features, _values(table.column(label)), groups, feature_names)
+
+
+def _fill(out: Floats, column: Any, where: str) -> None:
+    """Copy a column into the matrix, chunk by chunk."""
+    if column.null_count:
+        raise DataError(
+            f"{where}, row {_first(column.is_null()) + 1}: the cell is missing: fill it in or remove the row"
+        )
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = _parsed(column, where)
+    elif pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise DataError(f"{where} holds {kind} values; a feature must be numeric or boolean")
+    start = 0
+    for chunk in column.chunks:
+        out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
+        start += len(chunk)
+
+
+def _parsed(column: Any, where: str) -> Any:
+    """Text as numbers, or as truth values; the first cell that is not a number is named."""
+    trimmed = pc.utf8_trim_whitespace(column)
+    for kind in (pa.float64(), pa.bool_()):
+        if _is_text_of(kind, trimmed):
+            return trimmed.cast(kind)
+    good, end = 0, len(trimmed)  # the first bad cell lies in between: halve until one is left
+    while end - good > 1:
+        middle = (good + end) // 2
+        if _is_text_of(pa.float64(), trimmed.slice(good, middle - good)):
+            good = middle
+        else:
+            end = middle
+    cell = trimmed[good].as_py()
+    problem = f"{cell[:40]!r} is text" if cell else "the cell is missing"
+    raise DataError(
+        f"{where}, row {good + 1}: {problem}; a feature must be numeric or boolean: "
+        "encode the column, or leave it out of the file"
+    )
+
+
+def _is_text_of(kind: Any, column: Any) -> bool:
+    try:
+        column.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _groups(column: Any, where: str) -> NDArray[Any]:
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    missing = (
+        pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True) if is_text else column.is_null()
+    )
+    if pc.any(missing).as_py():
+        raise DataError(f"{where}, row {_first(missing) + 1}: the cell is missing, so the row has no owner")
+    values = _values(column)
+    return values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
+
+
+def _values(column: Any) -> NDArray[Any] | list[Any]:
+    kind = column.type
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if plain and not column.null_count:
+        return np.asarray(column.to_numpy())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _first(mask: Any) -> int:
+    return int(pc.index(mask, True).as_py())
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> DataError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return DataError(f"{path} cannot be read as {kind}: {reason[:200]}")

@@ -1,0 +1,38 @@
+"""Rows of L2 norm at most 1, which every sensitivity in this package relies on."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dpadmm.arrays import Features, Floats
+
+
+def row_norms(features: Features) -> Floats:
+    """The L2 norm of every row.
+
+    Examples
+    --------
+    >>> row_norms(np.array([[3.0, 4.0], [0.0, 0.5]])).tolist()
+    [5.0, 0.5]
+    """
+    if isinstance(features, csr_array):
+        squares = csr_array((features.data**2, features.indices, features.indptr), shape=features.shape)
+        return np.sqrt(np.asarray(squares.sum(axis=1), dtype=np.float64))
+    squared: Floats = np.einsum("ij,ij->i", features, features, dtype=np.float64)
+    return np.sqrt(squared)
+
+
+def shrink_rows(features: Features) -> None:
+    """Divide, in place, every row by its norm where that is more than 1.
+
+    The divisor is larger than the norm by the rounding error of a sum of d squares, so that the norm comes
+    out at most 1 in whichever order it is summed later.
+    """
+    dtype = features.dtype
+    margin = 1.0 + (features.shape[1] + 4) * float(np.finfo(dtype).eps)
+    divisors = np.maximum(row_norms(features) * margin, 1.0).astype(dtype)
+    if isinstance(features, csr_array):
+        features.data /= np.repeat(divisors, np.diff(features.indptr))
+    else:
+        features /= divisors[:, None]

@@ -1,0 +1,318 @@
+"""One pass over the rows: scores, slopes, clipping and the gradient, for a whole cohort at once.
+
+The work is cut into *blocks*: consecutive rows of one agent. How an agent is cut depends on its own rows
+only, and a block's sum and the sum of its blocks are always taken in the same order. So the result is the
+same to the last bit for any number of threads, and for an agent alone as for the same agent in a cohort.
+
+Within a block, a few rows at a time (they stay in the first-level cache) go through: scores, slopes by the
+loss's own compiled formula, clipping to c1, and the sum, four rows together.
+This is the only file that imports numba, and ``reference_gradient`` is its plain NumPy twin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+from numba import types as nbt
+from scipy.sparse import csr_array
+
+from dpadmm.arrays import Floats, Integers
+from dpadmm.errors import PerformanceWarning
+from dpadmm.losses.base import Loss, slopes
+
+if TYPE_CHECKING:
+    from dpadmm.problem import Rows
+
+ENTRIES_PER_BLOCK = 2**17
+"""An agent with more feature entries than this is cut into several blocks."""
+
+_FAST = {"reassoc", "contract", "nsz"}  # lets sums be vectorised; NaN and inf keep their meaning
+_LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
+
+
+# --- cutting -----------------------------------------------------------------------------------------------
+
+
+def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> tuple[Integers, Integers, Integers]:
+    """Cut every agent's rows into blocks of about equal work: (agent, start, stop) of each block.
+
+    Parameters
+    ----------
+    offsets : (n_agents + 1,)
+        Agent i owns rows ``offsets[i]:offsets[i+1]``.
+    entries : (n_agents,)
+        Stored feature entries of every agent.
+    n_features : int
+        A block is never smaller than 16 gradients, so that the partial sums stay small beside the rows.
+
+    Examples
+    --------
+    >>> agent, start, stop = cut_blocks(np.array([0, 10, 30]), np.array([1000, 400_000]), 100)
+    >>> agent.tolist(), start.tolist(), stop.tolist()
+    ([0, 1, 1, 1, 1], [0, 10, 15, 20, 25], [10, 15, 20, 25, 30])
+    """
+    size = max(ENTRIES_PER_BLOCK, 16 * n_features)
+    agents, starts, stops = [], [], []
+    for i, (first, last) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+        n_blocks = int(min(-(-int(entries[i]) // size), last - first)) or 1
+        edges = first + (last - first) * np.arange(n_blocks + 1) // n_blocks
+        agents.append(np.full(n_blocks, i))
+        starts.append(edges[:-1])
+        stops.append(edges[1:])
+    return tuple(np.concatenate(part).astype(np.int64) for part in (agents, starts, stops))  # type: ignore[return-value]
+
+
+# --- the loss's own formula, compiled ----------------------------------------------------------------------
+
+
+def _slopes_of_rows(labels, scores, parameters, out):  # type: ignore[no-untyped-def]
+    for i in range(labels.shape[0]):
+        formula(labels[i], scores[i], parameters, out[i])  # type: ignore[name-defined]  # noqa: F821
+
+
+_SLOPES_SIGNATURE = nbt.void(
+    nbt.Array(nbt.float64, 1, "C"),
+    nbt.Array(nbt.float64, 2, "C"),
+    nbt.Array(nbt.float64, 1, "C"),
+    nbt.Array(nbt.float64, 2, "C"),
+)
+
+
+@lru_cache(maxsize=None)
+def _compiled_slopes(formula: Any) -> Any | None:
+    """Compile ``_slopes_of_rows`` for one loss, or None when numba cannot.
+
+    The copy gets a name made from the text of the loss's file: the compiler keeps its cache by name, so an
+    edited formula can never meet the machine code of the old one.
+    """
+    try:
+        text = Path(inspect.getfile(formula)).read_bytes()
+    except (OSError, TypeError):
+        text = None  # typed in at a prompt: compiled afresh in every process
+    name = f"_slopes_{hashlib.sha256(text).hexdigest()[:16]}" if text else "_slopes"
+    namespace = {"formula": numba.njit(formula, error_model="numpy")}
+    copy = FunctionType(_slopes_of_rows.__code__, namespace, name)
+    copy.__qualname__ = f"{name}_{formula.__qualname__}"
+    copy.__module__ = __name__
+    try:
+        return numba.cfunc(_SLOPES_SIGNATURE, cache=text is not None, error_model="numpy")(copy)
+    except numba.core.errors.NumbaError as problem:
+        warnings.warn(
+            f"{formula.__qualname__} cannot be compiled, so the slower NumPy path is used: "
+            f"{str(problem).splitlines()[0]}",
+            PerformanceWarning,
+            stacklevel=4,
+        )
+        return None
+
+
+# --- dense rows --------------------------------------------------------------------------------------------
+
+_jit = numba.njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+
+
+@_jit
+def _dense_scores(features, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
+    # one row at a time: the rows come from memory here, and a straight read is what the prefetcher foresees
+    for h in range(weights.shape[0]):
+        w = weights[h]
+        for r in range(first, last):
+            a = features[order[r]]
+            s = 0.0
+            for j in range(w.size):
+                s += a[j] * w[j]
+            scores[r - first, h] = s
+
+
+@_jit
+def _dense_add(features, order, first, last, slope, total):  # type: ignore[no-untyped-def]
+    n_features = total.shape[1]
+    whole = first + (last - first) // _LANE * _LANE
+    for h in range(total.shape[0]):
+        g = total[h]
+        for r in range(first, whole, _LANE):
+            a0, a1 = features[order[r]], features[order[r + 1]]
+            a2, a3 = features[order[r + 2]], features[order[r + 3]]
+            i = r - first
+            s0, s1, s2, s3 = slope[i, h], slope[i + 1, h], slope[i + 2, h], slope[i + 3, h]
+            for j in range(n_features):
+                g[j] += (s0 * a0[j] + s1 * a1[j]) + (s2 * a2[j] + s3 * a3[j])
+        for r in range(whole, last):
+            a = features[order[r]]
+            s = slope[r - first, h]
+            for j in range(n_features):
+                g[j] += s * a[j]
+
+
+@_jit
+def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
+    """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``."""
+    for i in range(last - first):
+        squared = 0.0
+        for h in range(slope.shape[1]):
+            squared += slope[i, h] * slope[i, h]
+        size = np.sqrt(squared) * norms[first + i]
+        if size > bound:
+            for h in range(slope.shape[1]):
+                slope[i, h] *= bound / size
+
+
+@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+def _dense_gradient(features, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums):  # type: ignore[no-untyped-def]
+    agent, start, stop = blocks
+    n_outputs, n_features = weights.shape[1], weights.shape[2]
+    batch = max(_LANE, 32768 // (features.itemsize * n_features))  # rows that fit into the first-level cache
+    for b in numba.prange(len(agent)):
+        scores = np.empty((batch, n_outputs))
+        slope = np.empty((batch, n_outputs))
+        sums[b, :, :] = 0.0
+        for first in range(start[b], stop[b], batch):
+            last = min(first + batch, stop[b])
+            size = last - first
+            _dense_scores(features, order, first, last, weights[agent[b]], scores)
+            slopes_of(labels[first:last], scores[:size], parameters, slope[:size])
+            _clip(slope, norms, first, last, bound)
+            _dense_add(features, order, first, last, slope, sums[b])
+
+
+@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+def _dense_all_scores(features, order, blocks, weights, out):  # type: ignore[no-untyped-def]
+    agent, start, stop = blocks
+    for b in numba.prange(len(agent)):
+        _dense_scores(features, order, start[b], stop[b], weights[agent[b]], out[start[b] : stop[b]])
+
+
+# --- sparse rows -------------------------------------------------------------------------------------------
+
+
+@_jit
+def _sparse_scores(data, indices, indptr, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
+    for r in range(first, last):
+        row = order[r]
+        for h in range(weights.shape[0]):
+            s = 0.0
+            for k in range(indptr[row], indptr[row + 1]):
+                s += data[k] * weights[h, indices[k]]
+            scores[r - first, h] = s
+
+
+@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+def _sparse_gradient(  # type: ignore[no-untyped-def]
+    data, indices, indptr, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
+):
+    agent, start, stop = blocks
+    n_outputs = weights.shape[1]
+    batch = 64
+    for b in numba.prange(len(agent)):
+        scores = np.empty((batch, n_outputs))
+        slope = np.empty((batch, n_outputs))
+        sums[b, :, :] = 0.0
+        for first in range(start[b], stop[b], batch):
+            last = min(first + batch, stop[b])
+            size = last - first
+            _sparse_scores(data, indices, indptr, order, first, last, weights[agent[b]], scores)
+            slopes_of(labels[first:last], scores[:size], parameters, slope[:size])
+            _clip(slope, norms, first, last, bound)
+            for r in range(first, last):
+                row = order[r]
+                for h in range(n_outputs):
+                    s = slope[r - first, h]
+                    for k in range(indptr[row], indptr[row + 1]):
+                        sums[b, h, indices[k]] += s * data[k]
+
+
+@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+def _sparse_all_scores(data, indices, indptr, order, blocks, weights, out):  # type: ignore[no-untyped-def]
+    agent, start, stop = blocks
+    for b in numba.prange(len(agent)):
+        rows = out[start[b] : stop[b]]
+        _sparse_scores(data, indices, indptr, order, start[b], stop[b], weights[agent[b]], rows)
+
+
+# --- the functions others call -----------------------------------------------------------------------------
+
+
+def gradient(
+    rows: Rows,
+    points: Floats,
+    loss: Loss,
+    active: Integers | None = None,
+    *,
+    bound: float | None = None,
+) -> Floats:
+    """Every agent's mean row gradient at its own point: (n, d, p) -> (n, d, p).
+
+    ``g_i = (1/m_i) Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound)``, where the bound is the loss's c1 unless the
+    caller, who then may not release the result, gives another. Agents not in ``active`` get zeros.
+    """
+    bound = loss.lipschitz if bound is None else bound
+    slopes_of = _compiled_slopes(loss.formula)
+    if slopes_of is None:
+        return reference_gradient(rows, points, loss, active, bound=bound)
+    blocks = rows.blocks
+    if active is not None:
+        chosen = np.isin(blocks[0], active)
+        blocks = tuple(part[chosen] for part in blocks)
+    weights = np.ascontiguousarray(points.transpose(0, 2, 1))
+    sums = np.empty((len(blocks[0]), *weights.shape[1:]))
+    parameters = np.array(loss.parameters, dtype=float)
+    about_rows = (rows.order, rows.labels, rows.norms, bound, slopes_of, parameters)
+    if isinstance(rows.features, csr_array):
+        x = rows.features
+        _sparse_gradient(x.data, x.indices, x.indptr, *about_rows, blocks, weights, sums)
+    else:
+        _dense_gradient(rows.features, *about_rows, blocks, weights, sums)
+    if len(sums) == rows.n_agents:
+        total = sums
+    else:
+        total = np.zeros_like(weights)
+        if len(sums):
+            first_blocks = np.flatnonzero(np.diff(blocks[0], prepend=-1))
+            total[blocks[0][first_blocks]] = np.add.reduceat(sums, first_blocks, axis=0)
+    total /= rows.n_rows[:, None, None]
+    return total.transpose(0, 2, 1)
+
+
+def scores(rows: Rows, points: Floats) -> Floats:
+    """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
+    weights = np.ascontiguousarray(points.transpose(0, 2, 1))
+    out = np.empty((len(rows.labels), weights.shape[1]))
+    if isinstance(rows.features, csr_array):
+        x = rows.features
+        _sparse_all_scores(x.data, x.indices, x.indptr, rows.order, rows.blocks, weights, out)
+    else:
+        _dense_all_scores(rows.features, rows.order, rows.blocks, weights, out)
+    return out
+
+
+def reference_gradient(
+    rows: Rows,
+    points: Floats,
+    loss: Loss,
+    active: Integers | None = None,
+    *,
+    bound: float | None = None,
+) -> Floats:
+    """The same as ``gradient`` in plain NumPy: all scores, all slopes, then all sums."""
+    bound = loss.lipschitz if bound is None else bound
+    agents = range(rows.n_agents) if active is None else active
+    parts = [rows.features[rows.order[rows.offsets[i] : rows.offsets[i + 1]]] for i in agents]
+    labels = [rows.labels[rows.offsets[i] : rows.offsets[i + 1]] for i in agents]
+    norms = [rows.norms[rows.offsets[i] : rows.offsets[i + 1]] for i in agents]
+    all_scores = [part @ points[i] for i, part in zip(agents, parts, strict=True)]
+    out = np.zeros(points.shape)
+    for i, part, b, s, norm in zip(agents, parts, labels, all_scores, norms, strict=True):
+        slope = slopes(loss, b, s)
+        size = np.linalg.norm(slope, axis=1) * norm
+        over = size > bound
+        slope[over] *= (bound / size[over])[:, None]
+        out[i] = (part.T @ slope) / len(b)
+    return out

@@ -1,0 +1,126 @@
+"""The paper's measures of a run, taken on the simulator's own rows (a deployed agent has none of this)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dpadmm import kernels
+from dpadmm.arrays import Features, Floats
+from dpadmm.losses.base import Loss
+from dpadmm.problem import Problem, Rows
+from dpadmm.training import Averages, RoundView
+
+COLUMNS = {
+    "round": "round k",
+    "seconds": "time in rounds so far",
+    "augmented_objective": "Σ_i (f_i(w̄_i) + ρ‖w̄_i − w̄‖), training rows",
+    "train_loss_local": "mean loss of local models w̃_i, each on its own rows",
+    "train_loss_global": "mean loss of the global model, training rows",
+    "train_error_global": "error of the global model, training rows",
+    "test_loss_global": "mean loss of the global model, test rows",
+    "test_error_local": "mean error of the local models, test rows",
+    "test_error_global": "error of the global model, test rows",
+}
+"""Columns of a trace. Error is the share of wrong labels, or the root mean square residual in regression."""
+
+
+def row_errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
+    """0/1 for a right/wrong label, or the squared residual: labels (rows,), scores (rows, p) -> (rows,)."""
+    if loss.task == "binary":
+        return ((scores[:, 0] > 0.0) != (labels > 0.0)).astype(float)
+    if loss.task == "multiclass":
+        return (np.argmax(scores, axis=1) != labels).astype(float)
+    return np.asarray((scores[:, 0] - labels) ** 2)
+
+
+def error(loss: Loss, labels: Floats, scores: Floats) -> float:
+    """Classification error rate, or root mean square residual in regression."""
+    mean = float(row_errors(loss, labels, scores).mean())
+    return mean if loss.task != "regression" else float(np.sqrt(mean))
+
+
+@dataclass(frozen=True)
+class TestRows:
+    """Held-out rows, prepared like the training rows."""
+
+    __test__ = False  # not a test case, whatever pytest thinks of the name
+
+    features: Features
+    labels: Floats
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Measures by round; ``columns["round"]`` names the rounds measured."""
+
+    columns: dict[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.columns.get("round", ()))
+
+    def last(self) -> dict[str, float]:
+        """The newest value of every column."""
+        return {name: float(values[-1]) for name, values in self.columns.items() if len(values)}
+
+
+@dataclass
+class Metrics:
+    """Observer that measures every ``every`` rounds, in round 1, and in the last round planned."""
+
+    problem: Problem
+    rows: Rows
+    averages: Averages
+    rho: float | None
+    """ρ of the augmented objective; None for a method that has none."""
+    test: TestRows | None = None
+    every: int = 1
+    _table: list[dict[str, float]] = field(default_factory=list)
+
+    def __call__(self, view: RoundView) -> None:
+        if view.round % self.every == 0 or view.round in (1, view.n_rounds):
+            self._table.append(self.measure(view))
+
+    @property
+    def trace(self) -> Trace:
+        names = self._table[0].keys() if self._table else ()
+        return Trace({name: np.array([row[name] for row in self._table]) for name in names})
+
+    def measure(self, view: RoundView) -> dict[str, float]:
+        problem, rows = self.problem, self.rows
+        everywhere = np.broadcast_to(view.consensus, view.released.shape)
+        global_scores = kernels.scores(rows, everywhere)
+        per_agent = np.add.reduceat(problem.loss.value(rows.labels, global_scores), rows.offsets[:-1])
+        out = {
+            "round": float(view.round),
+            "seconds": view.seconds,
+            "train_loss_local": float(problem.losses(rows, view.released).mean()),
+            "train_loss_global": float((per_agent / rows.n_rows).mean()),
+            "train_error_global": error(problem.loss, rows.labels, global_scores),
+        }
+        if self.rho is not None:
+            out["augmented_objective"] = self._augmented_objective(self.rho)
+        if self.test is not None:
+            out |= self._on_test(view)
+        return out
+
+    def _augmented_objective(self, rho: float) -> float:
+        averages = self.averages
+        local = averages.released if self.problem.smooth else averages.released_before
+        spread = np.linalg.norm(local - averages.consensus, axis=(1, 2))
+        return float((self.problem.objectives(self.rows, local) + rho * spread).sum())
+
+    def _on_test(self, view: RoundView) -> dict[str, float]:
+        assert self.test is not None
+        loss, labels = self.problem.loss, self.test.labels
+        scores = np.asarray(self.test.features @ view.consensus)
+        n_agents, d, p = view.released.shape
+        side_by_side = view.released.transpose(1, 0, 2).reshape(d, n_agents * p)
+        local_scores = np.asarray(self.test.features @ side_by_side).reshape(len(labels), n_agents, p)
+        local = [error(loss, labels, local_scores[:, i]) for i in range(n_agents)]
+        return {
+            "test_loss_global": float(loss.value(labels, scores).mean()),
+            "test_error_local": float(np.mean(local)),
+            "test_error_global": error(loss, labels, scores),
+        }

@@ -1,0 +1,138 @@
+"""From a privacy target to the noise multiplier z (noise standard deviation = z × sensitivity), and back.
+
+Exact calibrations are safe to the last bit: ``exact_epsilon`` of what they return never exceeds the target.
+"""
+
+from __future__ import annotations
+
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from dpadmm.arrays import Floats, Integers
+from dpadmm.errors import StudyError
+from dpadmm.privacy.accounting import (
+    LOG_DELTA_SLACK,
+    ROUND_UP,
+    log_delta,
+    require_delta,
+    require_epsilon,
+    require_noise_multiplier,
+    require_whole,
+    smallest_true,
+    unwrapped,
+)
+
+
+@overload
+def paper_noise_multiplier(round_epsilon: float, delta: float) -> float: ...
+@overload
+def paper_noise_multiplier(round_epsilon: Floats, delta: float | Floats) -> Floats: ...
+def paper_noise_multiplier(round_epsilon: float | Floats, delta: float | Floats) -> float | Floats:
+    """``z = √(2 ln(1.25/δ))/ε``: the paper's classical calibration of one round, for ε ≤ 1 only.
+
+    Examples
+    --------
+    >>> round(paper_noise_multiplier(0.05, 1e-3), 4)
+    75.5296
+    """
+    require_epsilon("round_epsilon", round_epsilon)
+    require_delta(delta)
+    epsilons = np.asarray(round_epsilon, float)
+    if np.any(epsilons > 1.0):
+        raise StudyError(
+            f"round_epsilon must be at most 1 for the paper's calibration, not {float(epsilons.max())!r}, "
+            "because the classical Gaussian theorem behind it needs ε ≤ 1; use the exact calibration "
+            "(calibration = exact, --calibration exact) or give a total --epsilon"
+        )
+    return unwrapped(_classical_factor(delta) / epsilons)
+
+
+@overload
+def round_epsilon_from_noise(noise_multiplier: float, delta: float) -> float: ...
+@overload
+def round_epsilon_from_noise(noise_multiplier: Floats, delta: float | Floats) -> Floats: ...
+def round_epsilon_from_noise(noise_multiplier: float | Floats, delta: float | Floats) -> float | Floats:
+    """``ε = √(2 ln(1.25/δ))/z``: the paper's ε of one round, proven only where it is ≤ 1; inf for z = 0."""
+    require_noise_multiplier(noise_multiplier)
+    require_delta(delta)
+    with np.errstate(divide="ignore", over="ignore"):
+        return unwrapped(np.asarray(_classical_factor(delta) / np.asarray(noise_multiplier, float)))
+
+
+def _classical_factor(delta: float | Floats) -> Floats:
+    return np.asarray(np.sqrt(2.0 * (np.log(1.25) - np.log(delta))))
+
+
+@overload
+def exact_round_noise_multiplier(round_epsilon: float, delta: float) -> float: ...
+@overload
+def exact_round_noise_multiplier(round_epsilon: Floats, delta: float | Floats) -> Floats: ...
+def exact_round_noise_multiplier(round_epsilon: float | Floats, delta: float | Floats) -> float | Floats:
+    """The smallest z with which one round is (ε, δ)-private, for any ε > 0 (analytic Gaussian mechanism).
+
+    Examples
+    --------
+    >>> round(exact_round_noise_multiplier(0.05, 1e-3), 4)
+    30.0103
+    """
+    require_epsilon("round_epsilon", round_epsilon)
+    return unwrapped(ROUND_UP / np.asarray(mu_from_epsilon(np.asarray(round_epsilon, float), delta)))
+
+
+@overload
+def total_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float: ...
+@overload
+def total_noise_multiplier(epsilon: Floats, delta: float | Floats, n_releases: int | Integers) -> Floats: ...
+@overload
+def total_noise_multiplier(epsilon: float, delta: float | Floats, n_releases: Integers) -> Floats: ...
+def total_noise_multiplier(
+    epsilon: float | Floats, delta: float | Floats, n_releases: int | Integers
+) -> float | Floats:
+    """``z = √t/μ(ε, δ)``: the smallest z with which t releases together are (ε, δ)-private.
+
+    Any argument may be an array with one entry per agent.
+
+    Examples
+    --------
+    >>> round(total_noise_multiplier(0.5, 1e-3, 100), 2)
+    46.1
+    """
+    require_whole("n_releases", n_releases, least=1)
+    mu = np.asarray(mu_from_epsilon(np.asarray(epsilon, float), delta))
+    return unwrapped(np.asarray(ROUND_UP * np.sqrt(np.asarray(n_releases, float)) / mu))
+
+
+@overload
+def mu_from_epsilon(epsilon: float, delta: float) -> float: ...
+@overload
+def mu_from_epsilon(epsilon: Floats, delta: float | Floats) -> Floats: ...
+def mu_from_epsilon(epsilon: float | Floats, delta: float | Floats) -> float | Floats:
+    """The largest μ whose exact ε at δ is at most ε, rounded down.
+
+    Bisection in ``a = ε/μ − μ/2``; then ``b = ε/μ + μ/2 = √(a² + 2ε)`` and ``μ = b − a`` stay accurate.
+
+    Examples
+    --------
+    >>> round(mu_from_epsilon(0.2772, 1e-3), 4)
+    0.1324
+    """
+    require_epsilon("epsilon", epsilon)
+    require_delta(delta)
+    loss, leak = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(delta, float))
+    # More slack than exact_epsilon takes, so that its answer stays below the target
+    target = np.log(leak) - 3.0 * LOG_DELTA_SLACK
+
+    def spread(start: Floats) -> Floats:
+        end = np.hypot(start, np.sqrt(2.0) * np.sqrt(loss))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.where(start > 0.0, 2.0 * (loss / (start + end)), end - start))
+
+    def holds(start: Floats) -> NDArray[np.bool_]:
+        return np.asarray(log_delta(start, spread(start)) <= target)
+
+    # δ ≤ Φ(−a), and for a < 0 also δ ≥ Φ(−a) − Φ(a) = 1 − 2Φ(a): the root lies between these
+    low, high = ndtri(0.5 * (1.0 - leak)) - 1.0, np.maximum(0.0, -ndtri(leak)) + 1.0
+    return unwrapped(np.asarray(spread(smallest_true(holds, low, high)) / ROUND_UP**4))

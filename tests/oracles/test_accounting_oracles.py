@@ -1,0 +1,121 @@
+"""The accountant against dp_accounting and against 60-digit arithmetic."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    get_epsilon_gaussian,
+    get_sigma_gaussian,
+    pld,
+    rdp,
+)
+
+from dpadmm.privacy import (
+    Release,
+    exact_delta,
+    exact_epsilon,
+    gaussian_mu,
+    paper_epsilon,
+    paper_noise_multiplier,
+    pld_epsilon,
+    rdp_epsilon,
+    total_noise_multiplier,
+)
+
+PLANS = [
+    [Release(75.53, 100)],
+    [Release(20.0, 10), Release(50.0, 200), Release(5.0)],
+    [Release(1.0)],
+    [Release(0.3, 2)],
+    [Release(4000.0, 10)],
+]
+
+
+def precise_delta(mu: float, epsilon: float) -> mpmath.mpf:
+    with mpmath.workdps(60):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        upper = mpmath.ncdf(-epsilon / mu + mu / 2)
+        return upper - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
+
+
+@pytest.mark.parametrize("delta", [1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.5])
+@pytest.mark.parametrize("mu", [1e-6, 1e-4, 1e-2, 0.3, 0.4999, 0.5, 1.0, 4.0, 20.0, 100.0])
+def test_epsilon_in_60_digits_is_an_upper_bound_and_tight(mu, delta):
+    epsilon = exact_epsilon(mu, delta)
+    assert precise_delta(mu, epsilon) <= delta
+    if epsilon > 0.0:
+        assert precise_delta(mu, epsilon * (1 - 1e-9)) > delta
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 0.5, 2.0, 30.0])
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 1.0, 3.0, 6.0])
+def test_delta_in_60_digits(mu, ratio):
+    epsilon = mu * (mu / 2 + ratio)
+    precise = precise_delta(mu, epsilon)
+    assert precise <= exact_delta(mu, epsilon) <= precise * (1 + mpmath.mpf(10) ** -10)
+
+
+@pytest.mark.parametrize("mu", [0.2, 1.0, 5.0])
+def test_delta_by_integrating_the_densities(mu):
+    """``δ(ε) = ∫ max(0, N(μ,1) − e^ε N(0,1))``: the definition, without the closed form."""
+    points = np.linspace(-40.0, 45.0, 2_000_001)
+    for epsilon in (0.0, 0.5, 2.0):
+        gap = scipy.stats.norm.pdf(points, mu) - math.exp(epsilon) * scipy.stats.norm.pdf(points)
+        assert exact_delta(mu, epsilon) == pytest.approx(
+            float(np.trapezoid(np.maximum(gap, 0.0), points)), rel=1e-7, abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("mu", [0.01, 0.1, 1.0, 10.0, 100.0])
+def test_dp_accounting_closed_form(mu, delta):
+    assert exact_epsilon(mu, delta) == pytest.approx(
+        get_epsilon_gaussian(1.0 / mu, delta), rel=1e-9, abs=1e-11
+    )
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-3])
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 8.0])
+def test_dp_accounting_calibration(epsilon, delta):
+    expected = get_sigma_gaussian(epsilon, delta) * math.sqrt(100)
+    assert total_noise_multiplier(epsilon, delta, 100) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-3])
+@pytest.mark.parametrize("releases", PLANS)
+def test_rdp_above_pld_above_exact(releases, delta):
+    exact = exact_epsilon(gaussian_mu(releases), delta)
+    by_pld, by_rdp = pld_epsilon(releases, delta), rdp_epsilon(releases, delta)
+    assert exact <= by_rdp
+    assert exact * (1 - 1e-7) <= by_pld
+    assert by_pld == pytest.approx(exact, rel=1e-4, abs=1e-8)
+
+
+def test_the_papers_bound_is_the_classical_rdp_conversion_at_integer_orders():
+    z, t, delta = paper_noise_multiplier(0.1, 1e-5), 100, 1e-5
+    orders = np.arange(2, 400)
+    accountant = rdp.RdpAccountant(orders=orders)
+    accountant.compose(GaussianDpEvent(z), t)
+    classical = np.min(accountant._rdp + math.log(1 / delta) / (orders - 1))
+    assert paper_epsilon(z, t, delta) == pytest.approx(classical, rel=1e-12)
+
+
+def test_trap_replace_one_in_dp_accounting_doubles_for_pld_but_not_for_rdp():
+    """Why ``pld_epsilon`` and ``rdp_epsilon`` keep the default relation: the 2 is in the sensitivity."""
+    z, t, delta = paper_noise_multiplier(0.05, 1e-3), 100, 1e-3
+    found = {}
+    for name, kind in (("pld", pld.PLDAccountant), ("rdp", rdp.RdpAccountant)):
+        for relation in (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE):
+            accountant = kind(neighboring_relation=relation)
+            accountant.compose(GaussianDpEvent(z), t)
+            found[name, relation.name] = accountant.get_epsilon(delta)
+    mu = math.sqrt(t) / z
+    assert found["pld", "REPLACE_ONE"] == pytest.approx(exact_epsilon(2 * mu, delta), rel=1e-4)
+    assert found["pld", "ADD_OR_REMOVE_ONE"] == pytest.approx(exact_epsilon(mu, delta), rel=1e-4)
+    assert found["rdp", "REPLACE_ONE"] == found["rdp", "ADD_OR_REMOVE_ONE"]
+    assert pld_epsilon([Release(z, t)], delta) == pytest.approx(found["pld", "ADD_OR_REMOVE_ONE"], rel=1e-4)
