@@ -7,6 +7,8 @@ or 1..t (Theorem 3).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dpadmm.constants import Constants
@@ -35,9 +37,9 @@ def m4(constants: Constants, *, rho: float, beta: float) -> float:
 
 def nonsmooth_bound(constants: Constants, *, n_rounds: int, rho: float, beta: float) -> float:
     """Theorem 2: ``M1/√t + M2/t``."""
-    return m1(constants) / np.sqrt(n_rounds) + m2(constants, rho=rho, beta=beta) / n_rounds
+    return m1(constants) / math.sqrt(n_rounds) + m2(constants, rho=rho, beta=beta) / n_rounds
 
 
 def smooth_bound(constants: Constants, *, n_rounds: int, rho: float, beta: float) -> float:
     """Theorem 3: ``M3/√t + M4/t``."""
-    return m3(constants) / np.sqrt(n_rounds) + m4(constants, rho=rho, beta=beta) / n_rounds
+    return m3(constants) / math.sqrt(n_rounds) + m4(constants, rho=rho, beta=beta) / n_rounds

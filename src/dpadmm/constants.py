@@ -57,14 +57,16 @@ class Constants:
     @property
     def noise_size(self) -> Floats:
         """``2√2 c1 z √(dp)/m`` per agent: √2 times the root mean square norm of the noise on the gradient."""
-        return np.sqrt(8.0 * self.n_weights) * self.c1 * self.noise_multiplier / self.n_rows
+        return np.asarray(np.sqrt(8.0 * self.n_weights) * self.c1 * self.noise_multiplier / self.n_rows)
 
     @property
     def curvature(self) -> float:
         """``c3 + λc4/n``; a StudyError where it does not exist."""
         if self.c3 is None or self.c4 is None:
             kink = "loss" if self.c3 is None else "regularizer"
-            raise StudyError(f"the smooth theorem does not apply: the {kink} has kinks; use the non-smooth one")
+            raise StudyError(
+                f"the smooth theorem does not apply: the {kink} has kinks; use the non-smooth one"
+            )
         return self.c3 + self.reg_share * self.c4
 
 

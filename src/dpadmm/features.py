@@ -12,7 +12,7 @@ from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
 
 NORM_SLACK = 1e-6
-"""Rows may exceed norm 1 by this much (float32 rounding): the kernel clips their gradients to c1 all the same."""
+"""Rows may exceed norm 1 by this much (float32 rounding); their gradients are clipped to c1 all the same."""
 
 
 def as_matrix(features: Features) -> Features:
@@ -29,7 +29,9 @@ def as_matrix(features: Features) -> Features:
             try:
                 array = array.astype(np.float64)
             except (TypeError, ValueError):
-                raise DataError(f"features must be numbers, not {array.dtype}; encode text columns first") from None
+                raise DataError(
+                    f"features must be numbers, not {array.dtype}; encode text columns first"
+                ) from None
     if array.ndim != 2:
         raise DataError(f"features must have two dimensions (rows × features), not shape {array.shape}")
     if 0 in array.shape:
@@ -41,7 +43,7 @@ def row_norms(features: Features) -> Floats:
     """L2 norm of every row, without a copy of the matrix; NaN or inf where a row has one."""
     with np.errstate(over="ignore", invalid="ignore"):
         if not isinstance(features, csr_array):
-            return np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64))
+            return np.asarray(np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64)))
         squares = np.square(features.data, dtype=np.float64)
         out = np.zeros(features.shape[0])
         filled = np.flatnonzero(np.diff(features.indptr))
@@ -61,8 +63,8 @@ def check_norms(norms: Floats) -> None:
     long = np.flatnonzero(norms > 1.0 + NORM_SLACK)
     if len(long):
         raise DataError(
-            f"row {long[0] + 1} has L2 norm {norms[long[0]]:.6g} > 1 ({_count(long)}); scale the columns by "
-            "public constants, or ask for clipping (clip_rows=True, --clip-rows), which shortens such rows to 1"
+            f"row {long[0] + 1} has L2 norm {norms[long[0]]:.6g} > 1 ({_count(long)}); scale the columns "
+            "by public constants, or ask for clipping (clip_rows=True, --clip-rows), which shortens them to 1"
         )
 
 

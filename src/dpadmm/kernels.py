@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
-from functools import lru_cache
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from scipy.sparse import csr_array
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import PerformanceWarning
-from dpadmm.losses.base import Loss, slopes
+from dpadmm.losses.base import Loss, exp, slopes
 
 if TYPE_CHECKING:
     from dpadmm.problem import Rows
@@ -41,7 +42,11 @@ _LANE = 4  # rows summed together, so that the gradient is loaded and stored onc
 # --- cutting -----------------------------------------------------------------------------------------------
 
 
-def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> tuple[Integers, Integers, Integers]:
+Blocks = tuple[Integers, Integers, Integers]
+"""Agent, first row and last row + 1 of every block."""
+
+
+def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> Blocks:
     """Cut every agent's rows into blocks of about equal work: (agent, start, stop) of each block.
 
     Parameters
@@ -61,46 +66,73 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> tuple[I
     """
     size = max(ENTRIES_PER_BLOCK, 16 * n_features)
     agents, starts, stops = [], [], []
-    for i, (first, last) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for i, (first, last) in enumerate(pairwise(offsets)):
         n_blocks = int(min(-(-int(entries[i]) // size), last - first)) or 1
         edges = first + (last - first) * np.arange(n_blocks + 1) // n_blocks
         agents.append(np.full(n_blocks, i))
         starts.append(edges[:-1])
         stops.append(edges[1:])
-    return tuple(np.concatenate(part).astype(np.int64) for part in (agents, starts, stops))  # type: ignore[return-value]
+    return np.concatenate(agents), np.concatenate(starts), np.concatenate(stops)
 
 
 # --- the loss's own formula, compiled ----------------------------------------------------------------------
 
 
+@numba.njit(error_model="numpy")
+def _exp(x):  # type: ignore[no-untyped-def]
+    """exp to the last bit or two, in arithmetic that the compiler runs on four rows at once (libm's cannot).
+
+    ``x = k ln2 + r``: a polynomial in r, times 2^k put together from its bits. Exact enough on [−708, 709],
+    to which x is limited: beyond, the result is 0 or inf for every use a loss has for it.
+    """
+    x = np.minimum(np.maximum(x, -708.0), 709.0)
+    shifted = x * 1.4426950408889634 + 6755399441055744.0  # adding 1.5·2^52 rounds to whole numbers
+    k = shifted - 6755399441055744.0
+    r = (x - k * 0.6931471803691238) - k * 1.9082149292705877e-10
+    total = 1.0 / 6227020800.0
+    total = total * r + 1.0 / 479001600.0
+    total = total * r + 1.0 / 39916800.0
+    total = total * r + 1.0 / 3628800.0
+    total = total * r + 1.0 / 362880.0
+    total = total * r + 1.0 / 40320.0
+    total = total * r + 1.0 / 5040.0
+    total = total * r + 1.0 / 720.0
+    total = total * r + 1.0 / 120.0
+    total = total * r + 1.0 / 24.0
+    total = total * r + 1.0 / 6.0
+    total = total * r + 0.5
+    total = total * r + 1.0
+    total = total * r + 1.0
+    power = (np.float64(shifted).view(np.int64) + np.int64(1023)) << np.int64(52)
+    return total * np.int64(power).view(np.float64)
+
+
 def _slopes_of_rows(labels, scores, parameters, out):  # type: ignore[no-untyped-def]
     for i in range(labels.shape[0]):
-        formula(labels[i], scores[i], parameters, out[i])  # type: ignore[name-defined]  # noqa: F821
+        formula(i, labels, scores, parameters, out)  # type: ignore[name-defined]  # noqa: F821
 
 
-_SLOPES_SIGNATURE = nbt.void(
-    nbt.Array(nbt.float64, 1, "C"),
-    nbt.Array(nbt.float64, 2, "C"),
-    nbt.Array(nbt.float64, 1, "C"),
-    nbt.Array(nbt.float64, 2, "C"),
-)
+_VECTOR, _MATRIX = nbt.Array(nbt.float64, 1, "C"), nbt.Array(nbt.float64, 2, "C")
+_SLOPES_SIGNATURE = nbt.void(_VECTOR, _MATRIX, _VECTOR, _MATRIX)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled_slopes(formula: Any) -> Any | None:
     """Compile ``_slopes_of_rows`` for one loss, or None when numba cannot.
 
-    The copy gets a name made from the text of the loss's file: the compiler keeps its cache by name, so an
-    edited formula can never meet the machine code of the old one.
+    The copy gets a name made from the text of the loss's file and of this one: the compiler keeps its cache
+    by name, so an edited formula can never meet the machine code of the old one.
     """
     try:
-        text = Path(inspect.getfile(formula)).read_bytes()
+        text = Path(inspect.getfile(formula)).read_bytes() + Path(__file__).read_bytes()
     except (OSError, TypeError):
         text = None  # typed in at a prompt: compiled afresh in every process
-    name = f"_slopes_{hashlib.sha256(text).hexdigest()[:16]}" if text else "_slopes"
-    namespace = {"formula": numba.njit(formula, error_model="numpy")}
-    copy = FunctionType(_slopes_of_rows.__code__, namespace, name)
-    copy.__qualname__ = f"{name}_{formula.__qualname__}"
+    names = dict(formula.__globals__)
+    if names.get("exp") is exp:
+        names["exp"] = _exp
+    own = FunctionType(formula.__code__, names, formula.__name__, formula.__defaults__, formula.__closure__)
+    copy = FunctionType(_slopes_of_rows.__code__, {"formula": numba.njit(own, error_model="numpy")})
+    copy.__qualname__ = f"_slopes_{hashlib.sha256(text or b'').hexdigest()[:16]}_{formula.__qualname__}"
     copy.__module__ = __name__
     try:
         return numba.cfunc(_SLOPES_SIGNATURE, cache=text is not None, error_model="numpy")(copy)
@@ -116,84 +148,77 @@ def _compiled_slopes(formula: Any) -> Any | None:
 
 # --- dense rows --------------------------------------------------------------------------------------------
 
-_jit = numba.njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+_row_sums = numba.njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+_over_blocks = numba.njit(nogil=True, cache=True, parallel=True, fastmath=_FAST, error_model="numpy")
 
 
-@_jit
+@_row_sums
 def _dense_scores(features, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
     # one row at a time: the rows come from memory here, and a straight read is what the prefetcher foresees
     for h in range(weights.shape[0]):
-        w = weights[h]
         for r in range(first, last):
-            a = features[order[r]]
+            row = order[r]
             s = 0.0
-            for j in range(w.size):
-                s += a[j] * w[j]
-            scores[r - first, h] = s
+            for j in range(weights.shape[1]):
+                s += features[row, j] * weights[h, j]
+            scores[h, r - first] = s
 
 
-@_jit
-def _dense_add(features, order, first, last, slope, total):  # type: ignore[no-untyped-def]
-    n_features = total.shape[1]
-    whole = first + (last - first) // _LANE * _LANE
-    for h in range(total.shape[0]):
-        g = total[h]
-        for r in range(first, whole, _LANE):
-            a0, a1 = features[order[r]], features[order[r + 1]]
-            a2, a3 = features[order[r + 2]], features[order[r + 3]]
-            i = r - first
-            s0, s1, s2, s3 = slope[i, h], slope[i + 1, h], slope[i + 2, h], slope[i + 3, h]
-            for j in range(n_features):
-                g[j] += (s0 * a0[j] + s1 * a1[j]) + (s2 * a2[j] + s3 * a3[j])
-        for r in range(whole, last):
-            a = features[order[r]]
-            s = slope[r - first, h]
-            for j in range(n_features):
-                g[j] += s * a[j]
-
-
-@_jit
+@_row_sums
 def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
     """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``."""
     for i in range(last - first):
         squared = 0.0
-        for h in range(slope.shape[1]):
-            squared += slope[i, h] * slope[i, h]
+        for h in range(slope.shape[0]):
+            squared += slope[h, i] * slope[h, i]
         size = np.sqrt(squared) * norms[first + i]
         if size > bound:
-            for h in range(slope.shape[1]):
-                slope[i, h] *= bound / size
+            for h in range(slope.shape[0]):
+                slope[h, i] *= bound / size
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+@_over_blocks
 def _dense_gradient(features, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_outputs, n_features = weights.shape[1], weights.shape[2]
-    batch = max(_LANE, 32768 // (features.itemsize * n_features))  # rows that fit into the first-level cache
+    batch = max(_LANE, 24576 // (features.itemsize * n_features))  # rows that fit into the first-level cache
     for b in numba.prange(len(agent)):
-        scores = np.empty((batch, n_outputs))
-        slope = np.empty((batch, n_outputs))
-        sums[b, :, :] = 0.0
+        scores = np.empty((n_outputs, batch))
+        slope = np.empty((n_outputs, batch))
+        total = np.zeros((n_outputs, n_features))
         for first in range(start[b], stop[b], batch):
             last = min(first + batch, stop[b])
-            size = last - first
             _dense_scores(features, order, first, last, weights[agent[b]], scores)
-            slopes_of(labels[first:last], scores[:size], parameters, slope[:size])
+            slopes_of(labels[first:last], scores, parameters, slope)
             _clip(slope, norms, first, last, bound)
-            _dense_add(features, order, first, last, slope, sums[b])
+            whole = first + (last - first) // _LANE * _LANE
+            for h in range(n_outputs):
+                for r in range(first, whole, _LANE):
+                    r0, r1, r2, r3 = order[r], order[r + 1], order[r + 2], order[r + 3]
+                    i = r - first
+                    s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
+                    for j in range(n_features):
+                        one = s0 * features[r0, j] + s1 * features[r1, j]
+                        two = s2 * features[r2, j] + s3 * features[r3, j]
+                        total[h, j] += one + two
+                for r in range(whole, last):
+                    row, s = order[r], slope[h, r - first]
+                    for j in range(n_features):
+                        total[h, j] += s * features[row, j]
+        sums[b] = total
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+@_over_blocks
 def _dense_all_scores(features, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     for b in numba.prange(len(agent)):
-        _dense_scores(features, order, start[b], stop[b], weights[agent[b]], out[start[b] : stop[b]])
+        _dense_scores(features, order, start[b], stop[b], weights[agent[b]], out[:, start[b] : stop[b]])
 
 
 # --- sparse rows -------------------------------------------------------------------------------------------
 
 
-@_jit
+@_row_sums
 def _sparse_scores(data, indices, indptr, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
     for r in range(first, last):
         row = order[r]
@@ -201,10 +226,10 @@ def _sparse_scores(data, indices, indptr, order, first, last, weights, scores): 
             s = 0.0
             for k in range(indptr[row], indptr[row + 1]):
                 s += data[k] * weights[h, indices[k]]
-            scores[r - first, h] = s
+            scores[h, r - first] = s
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+@_over_blocks
 def _sparse_gradient(  # type: ignore[no-untyped-def]
     data, indices, indptr, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
 ):
@@ -212,28 +237,28 @@ def _sparse_gradient(  # type: ignore[no-untyped-def]
     n_outputs = weights.shape[1]
     batch = 64
     for b in numba.prange(len(agent)):
-        scores = np.empty((batch, n_outputs))
-        slope = np.empty((batch, n_outputs))
-        sums[b, :, :] = 0.0
+        scores = np.empty((n_outputs, batch))
+        slope = np.empty((n_outputs, batch))
+        total = np.zeros((n_outputs, weights.shape[2]))
         for first in range(start[b], stop[b], batch):
             last = min(first + batch, stop[b])
-            size = last - first
             _sparse_scores(data, indices, indptr, order, first, last, weights[agent[b]], scores)
-            slopes_of(labels[first:last], scores[:size], parameters, slope[:size])
+            slopes_of(labels[first:last], scores, parameters, slope)
             _clip(slope, norms, first, last, bound)
             for r in range(first, last):
                 row = order[r]
                 for h in range(n_outputs):
-                    s = slope[r - first, h]
+                    s = slope[h, r - first]
                     for k in range(indptr[row], indptr[row + 1]):
-                        sums[b, h, indices[k]] += s * data[k]
+                        total[h, indices[k]] += s * data[k]
+        sums[b] = total
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy")
+@_over_blocks
 def _sparse_all_scores(data, indices, indptr, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     for b in numba.prange(len(agent)):
-        rows = out[start[b] : stop[b]]
+        rows = out[:, start[b] : stop[b]]
         _sparse_scores(data, indices, indptr, order, start[b], stop[b], weights[agent[b]], rows)
 
 
@@ -260,7 +285,7 @@ def gradient(
     blocks = rows.blocks
     if active is not None:
         chosen = np.isin(blocks[0], active)
-        blocks = tuple(part[chosen] for part in blocks)
+        blocks = (blocks[0][chosen], blocks[1][chosen], blocks[2][chosen])
     weights = np.ascontiguousarray(points.transpose(0, 2, 1))
     sums = np.empty((len(blocks[0]), *weights.shape[1:]))
     parameters = np.array(loss.parameters, dtype=float)
@@ -284,13 +309,13 @@ def gradient(
 def scores(rows: Rows, points: Floats) -> Floats:
     """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
     weights = np.ascontiguousarray(points.transpose(0, 2, 1))
-    out = np.empty((len(rows.labels), weights.shape[1]))
+    out = np.empty((weights.shape[1], len(rows.labels)))
     if isinstance(rows.features, csr_array):
         x = rows.features
         _sparse_all_scores(x.data, x.indices, x.indptr, rows.order, rows.blocks, weights, out)
     else:
         _dense_all_scores(rows.features, rows.order, rows.blocks, weights, out)
-    return out
+    return np.ascontiguousarray(out.T)
 
 
 def reference_gradient(

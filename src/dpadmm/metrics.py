@@ -29,9 +29,9 @@ COLUMNS = {
 def row_errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
     """0/1 for a right/wrong label, or the squared residual: labels (rows,), scores (rows, p) -> (rows,)."""
     if loss.task == "binary":
-        return ((scores[:, 0] > 0.0) != (labels > 0.0)).astype(float)
+        return np.asarray((scores[:, 0] > 0.0) != (labels > 0.0), dtype=float)
     if loss.task == "multiclass":
-        return (np.argmax(scores, axis=1) != labels).astype(float)
+        return np.asarray(np.argmax(scores, axis=1) != labels, dtype=float)
     return np.asarray((scores[:, 0] - labels) ** 2)
 
 

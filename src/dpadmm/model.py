@@ -75,14 +75,16 @@ class Model:
         """Labels (in terms of ``classes``) or numbers: (rows, d) -> (rows,)."""
         scores = self.decision_function(features)
         if self.task == "regression":
-            return scores[:, 0]
+            return np.asarray(scores[:, 0])
         chosen = (scores[:, 0] > 0.0).astype(int) if self.task == "binary" else scores.argmax(axis=1)
         return np.asarray(self._names())[chosen]
 
     def predict_proba(self, features: Features) -> Floats:
         """Probability of every class: (rows, d) -> (rows, classes)."""
         if self.loss not in ("logistic", "softmax"):
-            raise DataError(f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax")
+            raise DataError(
+                f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax"
+            )
         scores = self.decision_function(features)
         if self.task == "multiclass":
             return np.asarray(softmax(scores, axis=1))
@@ -124,7 +126,9 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             about = json.loads(str(archive["about"]))
             weights = np.asarray(archive["weights"], dtype=float)
         if about["format"] != FORMAT:
-            raise DataError(f"{path}: model format {about['format']!r} is not {FORMAT!r}; use the version that wrote it")
+            raise DataError(
+                f"{path}: model format {about['format']!r} is not {FORMAT!r}; use the version that wrote it"
+            )
         return Model(
             weights=weights,
             task=about["task"],
@@ -140,7 +144,9 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError, BadZipFile, EOFError):
-        raise DataError(f"{path}: not a model file of dpadmm, or damaged; train again or restore a copy") from None
+        raise DataError(
+            f"{path}: not a model file of dpadmm, or damaged; train again or restore a copy"
+        ) from None
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ from dpadmm.losses.base import Loss
 from dpadmm.regularizers.base import Regularizer
 
 COMPACT_BYTES = 2**27
-"""Rows are copied into the cohort's order up to this size (twice as fast); beyond it they are read in place."""
+"""Rows are copied into the cohort's order up to this size (twice as fast); larger ones are read in place."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Rows:
         return np.diff(self.offsets)
 
     @cached_property
-    def blocks(self) -> tuple[Integers, Integers, Integers]:
+    def blocks(self) -> kernels.Blocks:
         """The kernel's units of work; see :func:`dpadmm.kernels.cut_blocks`."""
         if isinstance(self.features, csr_array):
             stored = np.diff(self.features.indptr)[self.order].astype(np.int64)
@@ -136,7 +136,9 @@ def make_rows(
     labels = np.ascontiguousarray(labels, dtype=np.float64)
     n = features.shape[0]
     if labels.shape != (n,):
-        raise DataError(f"features have {n} rows but labels have shape {labels.shape}; give one label per row")
+        raise DataError(
+            f"features have {n} rows but labels have shape {labels.shape}; give one label per row"
+        )
     order = np.arange(n) if order is None else np.ascontiguousarray(order, dtype=np.int64)
     offsets = np.array([0, len(order)]) if offsets is None else np.ascontiguousarray(offsets, dtype=np.int64)
     _check_agents(order, offsets, names, n)

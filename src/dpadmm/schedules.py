@@ -22,7 +22,7 @@ class NonSmooth:
 
     def __call__(self, round: int) -> Floats:
         c = self.constants
-        return c.weight_radius / (np.sqrt(2.0 * round) * c.noisy_gradient_size)
+        return np.asarray(c.weight_radius / (np.sqrt(2.0 * round) * c.noisy_gradient_size))
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Smooth:
 
     def __call__(self, round: int) -> Floats:
         c = self.constants
-        return 1.0 / (c.curvature + c.noise_size * np.sqrt(round) / c.weight_radius)
+        return np.asarray(1.0 / (c.curvature + c.noise_size * np.sqrt(round) / c.weight_radius))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Everything a simulated run can be told, with its defaults; the same names in Python, in TOML and as options.
+"""Everything a simulated run can be told, with defaults; the same names in Python, in TOML and as options.
 
 Settings are public: none of them is read off the rows.
 """
@@ -148,7 +148,9 @@ class Settings:
         given = [name for name in names if getattr(self, name) is not None]
         if self.method == "centralized":
             if given:
-                raise StudyError(f"the centralized method is not private, so it takes no {given[0]}; leave it out")
+                raise StudyError(
+                    f"the centralized method is not private, so it takes no {given[0]}; leave it out"
+                )
             return
         if len(given) != 1:
             said = f"{' and '.join(given)} were given" if given else "none was given"
@@ -163,7 +165,7 @@ class Settings:
             raise StudyError(f"delta must lie strictly between 0 and 1, not {self.delta!r}")
 
     def problem(self, n_classes: int) -> Problem:
-        """The problem these settings name; ``n_classes`` is the number of declared classes (0: regression)."""
+        """The problem these settings name; ``n_classes`` counts the declared classes (0: regression)."""
         return Problem(self._loss(n_classes), self._regularizer(), self.reg_share)
 
     def _loss(self, n_classes: int) -> Loss:

@@ -176,7 +176,9 @@ def as_dataset(
         elif data == "synthetic":
             dataset = sources.synthetic(task, seed=0)
         else:
-            raise DataError(f"there is no data set {data!r}; known are adult and synthetic (or give a Dataset)")
+            raise DataError(
+                f"there is no data set {data!r}; known are adult and synthetic (or give a Dataset)"
+            )
     elif isinstance(data, Dataset):
         dataset = data
     else:
@@ -277,7 +279,9 @@ def _noise_multipliers(settings: Settings, n_agents: int, planned: Integers) -> 
     def each(name: str) -> Floats:
         values = np.asarray(getattr(settings, name), dtype=float)
         if values.ndim and values.shape != (n_agents,):
-            raise StudyError(f"{name} has {values.size} values, but there are {n_agents} agents; give one for each")
+            raise StudyError(
+                f"{name} has {values.size} values, but there are {n_agents} agents; give one for each"
+            )
         return np.broadcast_to(values, (n_agents,))
 
     if settings.method == "centralized":
@@ -296,7 +300,7 @@ def _shape_features(features: Features, settings: Settings) -> Features:
 
 
 def _test_count(test_rows: float, n_rows: int) -> int:
-    count = int(test_rows) if test_rows >= 1 else int(round(test_rows * n_rows))
+    count = int(test_rows) if test_rows >= 1 else round(test_rows * n_rows)
     if test_rows >= 1 and test_rows != count:
         raise StudyError(f"test_rows must be a whole number of rows or a share below 1, not {test_rows!r}")
     if count >= n_rows:
@@ -333,7 +337,8 @@ def _participation(
             f"and {n_agents} agents"
         )
     if not mask.any(axis=0).all():
-        raise StudyError(f"agent {int(np.argmin(mask.any(axis=0))) + 1} never takes part in the plan; leave it out")
+        idle = int(np.argmin(mask.any(axis=0))) + 1
+        raise StudyError(f"agent {idle} never takes part in the participation plan; leave it out")
     return PlannedParticipation(mask), mask.sum(axis=0)
 
 
@@ -347,7 +352,9 @@ def _check_task(dataset: Dataset, loss: str) -> None:
     else:
         fits, wanted = dataset.classes is None, "numbers as labels, not classes"
     if not fits:
-        raise DataError(f"loss {loss} needs {wanted}; data set {dataset.name!r} has others: choose another loss")
+        raise DataError(
+            f"loss {loss} needs {wanted}; data set {dataset.name!r} has none: choose another loss"
+        )
 
 
 def _only(labels: Floats, allowed: Floats) -> bool:

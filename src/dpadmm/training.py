@@ -43,7 +43,7 @@ class Observer(Protocol):
 
 
 StopRule = Callable[[int, Floats, Floats], bool]
-"""(round, consensus, consensus before) -> stop? It sees what everyone sees, so stopping reveals nothing new."""
+"""(round, consensus, consensus before) -> stop? It sees what everyone sees: stopping tells nothing new."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ Participation = Callable[[int], Integers | None]
 
 @dataclass(frozen=True)
 class RandomParticipation:
-    """Every agent takes part in a round with probability ``chance``, independently; at least one always does."""
+    """Every agent takes part in a round with probability ``chance``; at least one always does."""
 
     chance: float
     n_agents: int

@@ -6,6 +6,8 @@ Arrays of agents are (n, d, p); the consensus is (d, p); step sizes are (n, 1, 1
 
 from __future__ import annotations
 
+import numpy as np
+
 from dpadmm.arrays import Floats
 
 
@@ -42,7 +44,7 @@ def upload(released: Floats, dual: Floats, rho: float) -> Floats:
 
 def consensus_step(uploads: Floats) -> Floats:
     """``w^k = mean_i c_i^k``."""
-    return uploads.mean(axis=0)
+    return np.asarray(uploads.mean(axis=0))
 
 
 def dual_step(dual: Floats, *, released: Floats, consensus: Floats, rho: float) -> Floats:

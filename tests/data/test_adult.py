@@ -14,8 +14,8 @@ import pytest
 
 from dpadmm.data import Dataset, adult_sources, load_adult
 from dpadmm.data.cache import atomic_file, cache_directory
-from dpadmm.data.scaling import row_norms
 from dpadmm.errors import DataError
+from dpadmm.features import row_norms
 
 CLOSED = "http://127.0.0.1:9/adult.arff"
 

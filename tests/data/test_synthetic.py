@@ -8,9 +8,10 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
 from dpadmm.data import known_optimum, synthetic
-from dpadmm.data.scaling import row_norms, shrink_rows
+from dpadmm.data.scaling import shrink_rows
 from dpadmm.data.synthetic import true_weights
 from dpadmm.errors import StudyError
+from dpadmm.features import row_norms
 from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared, slopes
 
 LABELS = {"binary": {-1.0, 1.0}, "multiclass": {0.0, 1.0, 2.0}}

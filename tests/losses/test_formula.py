@@ -13,10 +13,11 @@ compiled = cache(numba.njit)  # losses that differ in their parameters only shar
 
 
 def _row_by_row(formula, loss, labels, scores):
-    parameters, out = np.array(loss.parameters, dtype=float), np.full_like(scores, np.nan)
-    for label, row, result in zip(labels.tolist(), scores, out, strict=True):
-        formula(label, row, parameters, result)
-    return out
+    parameters, by_output = np.array(loss.parameters, dtype=float), np.ascontiguousarray(scores.T)
+    out = np.full_like(by_output, np.nan)
+    for i in range(len(labels)):
+        formula(i, labels, by_output, parameters, out)
+    return out.T
 
 
 def _rows(loss):

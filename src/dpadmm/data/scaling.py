@@ -5,22 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm.arrays import Features, Floats
-
-
-def row_norms(features: Features) -> Floats:
-    """The L2 norm of every row.
-
-    Examples
-    --------
-    >>> row_norms(np.array([[3.0, 4.0], [0.0, 0.5]])).tolist()
-    [5.0, 0.5]
-    """
-    if isinstance(features, csr_array):
-        squares = csr_array((features.data**2, features.indices, features.indptr), shape=features.shape)
-        return np.sqrt(np.asarray(squares.sum(axis=1), dtype=np.float64))
-    squared: Floats = np.einsum("ij,ij->i", features, features, dtype=np.float64)
-    return np.sqrt(squared)
+from dpadmm.arrays import Features
+from dpadmm.features import row_norms
 
 
 def shrink_rows(features: Features) -> None:

@@ -16,14 +16,20 @@ from dpadmm.arrays import Floats
 
 Task = Literal["binary", "multiclass", "regression"]
 
+Index = int | slice
+"""One row, or all rows."""
+
+exp = np.exp
+"""The exponential for formulas."""
+
 
 @runtime_checkable
 class Loss(Protocol):
     """A convex loss. To add one, write one file with a frozen dataclass that has these members.
 
-    ``formula`` is the only place of the derivative. It is written so that NumPy and the compiler both run it:
-    ``scores`` and ``out`` are indexed by the output first, and an element is a number (compiled, one row)
-    or a vector over rows (NumPy). Use arithmetic, comparisons and NumPy's elementwise functions only.
+    ``formula`` is the only place of the derivative. It is written once and run twice: compiled, with ``i``
+    the number of a row, and by NumPy, with ``i`` a slice that means all rows. So use arithmetic, comparisons,
+    NumPy's elementwise functions, and ``exp`` from this file, which the compiler has a faster version of.
     """
 
     name: ClassVar[str]
@@ -49,8 +55,8 @@ class Loss(Protocol):
         """``ℓ`` of every row: labels (rows,), scores (rows, p) -> (rows,)."""
 
     @staticmethod
-    def formula(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
-        """Write ``∂ℓ/∂s_h`` into ``out[h]`` for every output h."""
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        """Write ``∂ℓ/∂s_h`` of row i into ``out[h, i]`` for all h: labels (rows,), scores (p, rows)."""
 
 
 def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
@@ -63,7 +69,10 @@ def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
     [[-0.5], [0.5]]
     """
     out = np.empty((scores.shape[1], scores.shape[0]))
-    loss.formula(labels, np.ascontiguousarray(scores.T), np.array(loss.parameters, dtype=float), out)
+    every_row = slice(None)
+    loss.formula(
+        every_row, labels, np.ascontiguousarray(scores.T), np.array(loss.parameters, dtype=float), out
+    )
     return out.T
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpadmm.arrays import Floats
-from dpadmm.losses.base import Task
+from dpadmm.losses.base import Index, Task
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,5 @@ class Hinge:
         return np.maximum(0.0, 1.0 - labels * scores[:, 0])
 
     @staticmethod
-    def formula(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
-        out[0] = -labels * (labels * scores[0] < 1.0)
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        out[0, i] = -labels[i] * (labels[i] * scores[0, i] < 1.0)

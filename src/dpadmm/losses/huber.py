@@ -9,7 +9,7 @@ import numpy as np
 
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
-from dpadmm.losses.base import Task
+from dpadmm.losses.base import Index, Task
 
 
 @dataclass(frozen=True)
@@ -44,5 +44,5 @@ class Huber:
         return near * near / 2.0 + self.delta * (size - near)
 
     @staticmethod
-    def formula(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
-        out[0] = np.minimum(np.maximum(scores[0] - labels, -parameters[0]), parameters[0])
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        out[0, i] = np.minimum(np.maximum(scores[0, i] - labels[i], -parameters[0]), parameters[0])

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpadmm.arrays import Floats
-from dpadmm.losses.base import Task
+from dpadmm.losses.base import Index, Task, exp
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,6 @@ class Logistic:
         return np.logaddexp(0.0, -labels * scores[:, 0])
 
     @staticmethod
-    def formula(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
         # exp(700) is finite; beyond it the slope is 0 to the last bit anyway
-        out[0] = -labels / (1.0 + np.exp(np.minimum(labels * scores[0], 700.0)))
+        out[0, i] = -labels[i] / (1.0 + exp(np.minimum(labels[i] * scores[0, i], 700.0)))

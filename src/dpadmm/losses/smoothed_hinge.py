@@ -9,7 +9,7 @@ import numpy as np
 
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
-from dpadmm.losses.base import Task
+from dpadmm.losses.base import Index, Task
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,6 @@ class SmoothedHinge:
         return np.asarray(near * near / (2.0 * self.width) + (gap - near))
 
     @staticmethod
-    def formula(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
-        gap = (1.0 - labels * scores[0]) / parameters[0]
-        out[0] = -labels * np.minimum(np.maximum(gap, 0.0), 1.0)
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        gap = (1.0 - labels[i] * scores[0, i]) / parameters[0]
+        out[0, i] = -labels[i] * np.minimum(np.maximum(gap, 0.0), 1.0)

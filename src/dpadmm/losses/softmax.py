@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
-from dpadmm.losses.base import Task
+from dpadmm.losses.base import Index, Task, exp
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Softmax:
         return np.asarray(logsumexp(scores, axis=1) - chosen, dtype=float)
 
     @staticmethod
-    def formula(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
         n_outputs = len(scores)
-        top = scores[0]
+        top = scores[0, i]
         for h in range(1, n_outputs):
-            top = np.maximum(top, scores[h])
+            top = np.maximum(top, scores[h, i])
         total = 0.0 * top
         for h in range(n_outputs):
-            total = total + np.exp(scores[h] - top)
+            total = total + exp(scores[h, i] - top)
         for h in range(n_outputs):
-            out[h] = np.exp(scores[h] - top) / total - (labels == h)
+            out[h, i] = exp(scores[h, i] - top) / total - (labels[i] == h)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
-from dpadmm.losses.base import Task
+from dpadmm.losses.base import Index, Task
 
 
 @dataclass(frozen=True)
@@ -44,5 +44,5 @@ class Squared:
         return residual * residual / 2.0
 
     @staticmethod
-    def formula(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
-        out[0] = scores[0] - labels
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        out[0, i] = scores[0, i] - labels[i]

@@ -109,7 +109,13 @@ def _quasi_newton(problem: Problem, rows: Rows, weights: Floats, max_evaluations
         value, slope = _data_term(problem, rows, point)
         return value + _penalty(problem, point), (slope + share * regularizer.gradient(point)).ravel()
 
-    options = {"maxiter": max_evaluations, "maxfun": max_evaluations, "ftol": 1e-12, "gtol": 1e-8, "maxcor": 20}
+    options = {
+        "maxiter": max_evaluations,
+        "maxfun": max_evaluations,
+        "ftol": 1e-12,
+        "gtol": 1e-8,
+        "maxcor": 20,
+    }
     answer = minimize(objective, weights.ravel(), jac=True, method="L-BFGS-B", options=options)
     if answer.nfev >= max_evaluations:
         _warn(f"{answer.nfev} evaluations")
@@ -142,12 +148,20 @@ def _split_solve(
         return value, np.concatenate([slope_up.ravel(), slope_down.ravel()])
 
     first = np.concatenate([np.maximum(start, 0.0).ravel(), np.maximum(-start, 0.0).ravel()])
-    options = {"maxiter": max_evaluations, "maxfun": max_evaluations, "ftol": tolerance, "gtol": 1e-12, "maxcor": 30}
-    answer = minimize(halves, first, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * (2 * size), options=options)
+    options = {
+        "maxiter": max_evaluations,
+        "maxfun": max_evaluations,
+        "ftol": tolerance,
+        "gtol": 1e-12,
+        "maxcor": 30,
+    }
+    answer = minimize(
+        halves, first, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * (2 * size), options=options
+    )
     if warn and answer.nfev >= max_evaluations:
         _warn(f"{answer.nfev} evaluations")
     best = np.asarray(answer.x, dtype=float)
-    return (best[:size] - best[size:]).reshape(shape)
+    return np.asarray((best[:size] - best[size:]).reshape(shape))
 
 
 def _data_term(problem: Problem, rows: Rows, weights: Floats) -> tuple[float, Floats]:
