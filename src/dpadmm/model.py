@@ -18,6 +18,7 @@ from scipy.special import expit, softmax
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
 from dpadmm.features import clip_rows, with_intercept
+from dpadmm.files import atomic_file
 from dpadmm.losses.base import Task
 
 FORMAT = "dpadmm-model/1"
@@ -77,7 +78,7 @@ class Model:
         if self.task == "regression":
             return np.asarray(scores[:, 0])
         chosen = (scores[:, 0] > 0.0).astype(int) if self.task == "binary" else scores.argmax(axis=1)
-        return np.asarray(self._names())[chosen]
+        return np.asarray(np.asarray(self._names())[chosen])
 
     def predict_proba(self, features: Features) -> Floats:
         """Probability of every class: (rows, d) -> (rows, classes)."""
@@ -110,12 +111,8 @@ class Model:
         target = Path(path)
         buffer = io.BytesIO()
         np.savez(buffer, weights=self.weights, about=np.array(json.dumps(about, default=_plain)))
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(buffer.getvalue())
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        with atomic_file(target) as out:
+            out.write(buffer.getvalue())
         return target
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,10 +36,8 @@ class RoundView:
     """Time spent in rounds so far, without the observers' own."""
 
 
-class Observer(Protocol):
-    """Called after every round; it watches and cannot change the run."""
-
-    def __call__(self, view: RoundView) -> None: ...
+Observer = Callable[[RoundView], None]
+"""Called after every round; it watches and cannot change the run."""
 
 
 StopRule = Callable[[int, Floats, Floats], bool]

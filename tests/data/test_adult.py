@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from dpadmm.data import Dataset, adult_sources, load_adult
-from dpadmm.data.cache import atomic_file, cache_directory
+from dpadmm.data.cache import cache_directory
 from dpadmm.errors import DataError
 from dpadmm.features import row_norms
+from dpadmm.files import atomic_file
 
 CLOSED = "http://127.0.0.1:9/adult.arff"
 

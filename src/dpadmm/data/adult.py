@@ -11,10 +11,11 @@ import numpy as np
 from dpadmm.arrays import Floats
 from dpadmm.data import adult_sources
 from dpadmm.data.adult_sources import COLUMNS, Row, SourceUnavailable
-from dpadmm.data.cache import atomic_file, cache_directory
+from dpadmm.data.cache import cache_directory
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.scaling import shrink_rows
 from dpadmm.errors import DataError
+from dpadmm.files import atomic_file
 
 _NUMERIC = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 _CATEGORICAL = tuple(name for name in COLUMNS[:-1] if name not in _NUMERIC)

@@ -1,13 +1,9 @@
-"""Where downloaded data is kept, and how files are written there so that no reader sees half of one."""
+"""Where downloaded data is kept."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 
 def cache_directory() -> Path:
@@ -20,20 +16,3 @@ def cache_directory() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     return (Path(base) if base else Path.home() / ".cache") / "dpadmm"
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of ``path`` when the block ends without an error.
-
-    Directories are made as needed. After an error, or if the process dies, ``path`` is as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -1,0 +1,58 @@
+"""The command line: one file per command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import dpadmm
+from dpadmm.cli.demo import demo
+from dpadmm.cli.privacy import privacy
+from dpadmm.cli.simulate import simulate_command
+from dpadmm.errors import DpadmmError
+
+app = typer.Typer(
+    name="dpadmm",
+    help="Train one linear model across data owners with differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo)
+app.command("simulate")(simulate_command)
+app.command("privacy")(privacy)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(dpadmm.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train one linear model across data owners with differential privacy."""
+
+
+def main() -> None:
+    """Run a command. Exit codes: 0 done, 2 the user can cure it (one sentence says how), 130 interrupted."""
+    try:
+        app()
+    except DpadmmError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", 2)
+
+
+def _fail(sentence: str, code: int) -> None:
+    typer.echo(f"dpadmm: {sentence}", err=True)
+    sys.exit(code)

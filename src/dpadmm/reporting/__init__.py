@@ -1,0 +1,1 @@
+"""Results of runs -> folders, tables and figures. Nothing here trains or recomputes."""

@@ -1,0 +1,129 @@
+"""The folder a run leaves: settings to repeat it, every measure, a summary, the models.
+
+``settings.toml``  the settings used; ``dpadmm simulate --config`` runs it again
+``trace.csv``      one line per run and measured round
+``summary.json``   settings, measures at the end, privacy, versions
+``model-*.npz``    the trained models
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dpadmm
+from dpadmm.errors import DataError
+from dpadmm.files import atomic_file
+from dpadmm.simulation import Result
+
+
+def check_folder(folder: Path, *, overwrite: bool = False) -> Path:
+    """Refuse, before anything is computed, a folder that cannot take a run."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file; choose another output folder")
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise DataError(f"{folder} is not empty; choose another output folder, or give --overwrite")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK):
+        raise DataError(f"{folder} cannot be written to; choose another output folder")
+    return folder
+
+
+def write_run(
+    folder: Path,
+    runs: Mapping[str, Result],
+    *,
+    how: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write everything of some named runs; files are replaced one by one, each whole."""
+    write_text(folder / "settings.toml", to_toml(how))
+    write_text(folder / "trace.csv", _trace_csv(runs))
+    write_text(folder / "summary.json", json.dumps(summary(runs, how, extra), indent=2, allow_nan=False))
+    for name, result in runs.items():
+        result.model.save(folder / f"model-{name}.npz")
+
+
+def summary(
+    runs: Mapping[str, Result], how: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Plain values for JSON: what was run, what it reached on average, what it cost."""
+    measures = {
+        name: {"mean": float(np.mean(values)), "std": float(np.std(values)), "values": list(values)}
+        for name, values in end_values(runs.values()).items()
+    }
+    return {
+        "version": dpadmm.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "settings": {name: _plain(value) for name, value in how.items()},
+        "measures": measures,
+        "runs": {name: _plain(result.summary()) for name, result in runs.items()},
+        **(extra or {}),
+    }
+
+
+def end_values(runs: Iterable[Result]) -> dict[str, list[float]]:
+    """Every measure at the end of every run: name -> one value per run."""
+    ends = [result.trace.last() for result in runs]
+    return {name: [end[name] for end in ends] for name in (ends[0] if ends else {}) if name != "round"}
+
+
+def used_settings(result: Result) -> dict[str, Any]:
+    """The settings of a run that are set, in a form that TOML can hold."""
+    return {name: _plain(value) for name, value in asdict(result.settings).items() if value is not None}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    with atomic_file(path) as out:
+        out.write(text.encode())
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """A flat table as TOML: strings, numbers, booleans and lists of them.
+
+    Examples
+    --------
+    >>> print(to_toml({"loss": "logistic", "epsilon": [0.5, 1.0], "intercept": False}), end="")
+    loss = "logistic"
+    epsilon = [0.5, 1.0]
+    intercept = false
+    """
+    # JSON's strings, numbers, lists, true and false are TOML's too
+    return "".join(f"{name} = {json.dumps(_plain(value))}\n" for name, value in table.items())
+
+
+def _trace_csv(runs: Mapping[str, Result]) -> str:
+    out = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for name, result in runs.items():
+        columns = result.trace.columns
+        if writer is None:
+            writer = csv.DictWriter(out, ["run", "seed", *columns], lineterminator="\n")
+            writer.writeheader()
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            writer.writerow({"run": name, "seed": result.settings.seed, **row, "round": int(row["round"])})
+    return out.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
