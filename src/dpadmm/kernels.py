@@ -128,6 +128,11 @@ def _compiled_slopes(formula: Any) -> Any | None:
     except (OSError, TypeError):
         text = None  # typed in at a prompt: compiled afresh in every process
     names = dict(formula.__globals__)
+    if formula.__closure__:
+        text = None  # captured values are not in the text
+    if text is not None:  # values of numbers outside the function may come from anywhere
+        used = [(name, names.get(name)) for name in formula.__code__.co_names]
+        text += repr([(name, value) for name, value in used if isinstance(value, int | float)]).encode()
     if names.get("exp") is exp:
         names["exp"] = _exp
     own = FunctionType(formula.__code__, names, formula.__name__, formula.__defaults__, formula.__closure__)
@@ -295,7 +300,7 @@ def gradient(
         _sparse_gradient(x.data, x.indices, x.indptr, *about_rows, blocks, weights, sums)
     else:
         _dense_gradient(rows.features, *about_rows, blocks, weights, sums)
-    if len(sums) == rows.n_agents:
+    if active is None and len(sums) == rows.n_agents:
         total = sums
     else:
         total = np.zeros_like(weights)

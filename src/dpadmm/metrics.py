@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dpadmm import kernels
-from dpadmm.arrays import Features, Floats
+from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.losses.base import Loss
 from dpadmm.problem import Problem, Rows
 from dpadmm.training import Averages, RoundView
@@ -43,12 +44,19 @@ def error(loss: Loss, labels: Floats, scores: Floats) -> float:
 
 @dataclass(frozen=True)
 class TestRows:
-    """Held-out rows, prepared like the training rows."""
+    """Held-out rows: which rows of a matrix, read in place a few at a time."""
 
     __test__ = False  # not a test case, whatever pytest thinks of the name
 
     features: Features
     labels: Floats
+    """Labels of the held-out rows only."""
+    index: Integers
+
+    def parts(self, size: int = 2048) -> Iterator[tuple[Features, Floats]]:
+        """(rows, labels), a few at a time."""
+        for first in range(0, len(self.index), size):
+            yield self.features[self.index[first : first + size]], self.labels[first : first + size]
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Metrics:
         if self.rho is not None:
             out["augmented_objective"] = self._augmented_objective(self.rho)
         if self.test is not None:
-            out |= self._on_test(view)
+            out |= self._on_test(self.test, view)
         return out
 
     def _augmented_objective(self, rho: float) -> float:
@@ -111,16 +119,20 @@ class Metrics:
         spread = np.linalg.norm(local - averages.consensus, axis=(1, 2))
         return float((self.problem.objectives(self.rows, local) + rho * spread).sum())
 
-    def _on_test(self, view: RoundView) -> dict[str, float]:
-        assert self.test is not None
-        loss, labels = self.problem.loss, self.test.labels
-        scores = np.asarray(self.test.features @ view.consensus)
+    def _on_test(self, test: TestRows, view: RoundView) -> dict[str, float]:
+        loss = self.problem.loss
         n_agents, d, p = view.released.shape
-        side_by_side = view.released.transpose(1, 0, 2).reshape(d, n_agents * p)
-        local_scores = np.asarray(self.test.features @ side_by_side).reshape(len(labels), n_agents, p)
-        local = [error(loss, labels, local_scores[:, i]) for i in range(n_agents)]
+        models = np.concatenate([view.released, view.consensus[None]]).transpose(1, 0, 2).reshape(d, -1)
+        losses, errors = 0.0, np.zeros(n_agents + 1)
+        for features, labels in test.parts():
+            scores = np.asarray(features @ models).reshape(len(labels), n_agents + 1, p)
+            losses += float(loss.value(labels, scores[:, -1]).sum())
+            errors += [row_errors(loss, labels, scores[:, i]).sum() for i in range(n_agents + 1)]
+        errors /= len(test.labels)
+        if loss.task == "regression":
+            errors = np.sqrt(errors)
         return {
-            "test_loss_global": float(loss.value(labels, scores).mean()),
-            "test_error_local": float(np.mean(local)),
-            "test_error_global": error(loss, labels, scores),
+            "test_loss_global": losses / len(test.labels),
+            "test_error_local": float(errors[:-1].mean()),
+            "test_error_global": float(errors[-1]),
         }

@@ -204,7 +204,7 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     kept, held = sources.holdout(len(everyone), n_test, rng) if n_test else (everyone, everyone[:0])
     deal = _deal(dataset, kept, settings, rng)
     rows = make_rows(features, dataset.labels, order=kept[deal.order], offsets=deal.offsets, names=deal.names)
-    test = TestRows(features[held], dataset.labels[held]) if n_test else None
+    test = TestRows(features, dataset.labels[held], held) if n_test else None
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
     return Prepared(dataset, settings.problem(n_classes), rows, test)
 

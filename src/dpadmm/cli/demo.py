@@ -15,7 +15,7 @@ from dpadmm.cli.screen import epsilon_text, mean_and_spread, progress, table
 from dpadmm.data import Dataset, load_adult, synthetic
 from dpadmm.errors import DataError
 from dpadmm.reporting.convergence import convergence_figure, save_figure
-from dpadmm.reporting.run_folder import check_folder, end_values, summary, write_run
+from dpadmm.reporting.run_folder import check_folder, end_values, measures, summary, write_run
 from dpadmm.settings import Settings
 from dpadmm.simulation import Result, prepare, run
 
@@ -52,7 +52,10 @@ def demo(
         for e in ROUND_EPSILONS
         if (group := [result for name, result in runs.items() if name.startswith(f"{e}-")])
     }
-    ends = {"optimum": optimum.trace.last()}
+    ends = {
+        "optimum": optimum.trace.last(),
+        "measures": {label: measures(group) for label, group in groups.items()},
+    }
     write_run(output, runs, how=_how(dataset, settings), extra=ends)
     figure = convergence_figure(
         {label: [result.trace for result in group] for label, group in groups.items()},
@@ -136,8 +139,8 @@ def _show(
     for label, group in groups.items():
         privacy = group[0].privacy
         console.print(
-            f"{label} in all at δ = {privacy.delta:g}, exactly; for the same noise "
-            f"({privacy.round_epsilon:g} per round) the paper's bound says {epsilon_text(privacy.paper_epsilon)}",
+            f"{label} in all, exactly, at δ = {privacy.delta:g} and {privacy.round_epsilon:g} per round; "
+            f"the paper's bound for the same noise: {epsilon_text(privacy.paper_epsilon)}",
             highlight=False,
         )
     runs = max(len(group) for group in groups.values())

@@ -21,7 +21,14 @@ from dpadmm.data import Dataset, read_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import LOSSES
 from dpadmm.privacy.noise import fresh_seed
-from dpadmm.reporting.run_folder import check_folder, end_values, summary, used_settings, write_run
+from dpadmm.reporting.run_folder import (
+    check_folder,
+    end_values,
+    measures,
+    summary,
+    used_settings,
+    write_run,
+)
 from dpadmm.settings import Settings, check_names, settings_from
 from dpadmm.simulation import Result, as_dataset, prepare, run
 
@@ -34,13 +41,18 @@ _RUN: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "label": (str, "Name of the label column (tables).", ("--label",)),
     "classes": (str, "Public list of labels, negative first: no,yes", ("--classes",)),
     "by": (str, "Column that says who owns a row (then each value is an agent).", ("--by",)),
-    "repeats": (int, "Runs with seeds seed, seed+1, ... [default: 1]", ("--repeats",)),
+    "repeats": (int, "Runs with seeds seed, seed+1, ... (default 1)", ("--repeats",)),
     "output": (str, "Folder for settings, trace, summary, models and figure.", ("--output", "-o")),
 }
 """What a command needs beside :class:`Settings`: type, help, option names."""
 
-_SHORT = {"n_agents": ("--agents", "-n"), "n_rounds": ("--rounds", "-t"), "epsilon": ("--epsilon", "-e")}
+_SHORT = {"n_agents": ("--agents", "-n"), "n_rounds": ("--rounds", "-t"), "epsilon": ("-e",)}
 _LISTS = ("epsilon", "round_epsilon", "noise_multiplier")
+_PANELS = {
+    "Privacy": (*_LISTS, "delta", "calibration"),
+    "Data and output": ("n_agents", "partition", "partition_spread", "clip_rows", "intercept", "test_rows"),
+    "Model": ("loss", "loss_width", "loss_delta", "gradient_bound", "regularizer", "l1_ratio", "reg_share"),
+}
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "int | None": int, "float | None": float}
 _HELP = {
     "method": "dp_admm or centralized (the non-private optimum).",
@@ -71,27 +83,30 @@ _HELP = {
     "stop_tolerance": "Stop when the consensus moves less than this.",
     "test_rows": "Rows held out: a count, or a share below 1.",
     "metrics_every": "Measure every so many rounds; 0: never.",
-    "seed": "Names split and noise. [default: from the system]",
+    "seed": "Names split and noise (default: from the system).",
 }
 
 
 def _parameters() -> list[inspect.Parameter]:
     """One option per run option and per field of :class:`Settings`."""
-    listed = [(name, kind, text, names) for name, (kind, text, names) in _RUN.items()]
+    listed = [(name, kind, text, names, "Data and output") for name, (kind, text, names) in _RUN.items()]
     for field in fields(Settings):
         kind: Any = str if field.name in _LISTS else _TYPES.get(str(field.type), str)
-        default = "" if field.default is None or field.type == "bool" else f" [default: {field.default}]"
+        default = "" if field.default is None or field.type == "bool" else f" (default {field.default})"
         dashed = f"--{field.name.replace('_', '-')}"
         names = (f"{dashed}/--no-{dashed[2:]}",) if kind is bool else (dashed, *_SHORT.get(field.name, ()))
-        listed.append((field.name, kind, _HELP[field.name] + default, names))
+        panel = next((title for title, members in _PANELS.items() if field.name in members), "Training")
+        listed.append((field.name, kind, _HELP[field.name] + default, names, panel))
     return [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[kind | None, typer.Option(*names, help=text, show_default=False)],
+            annotation=Annotated[
+                kind | None, typer.Option(*names, help=text, show_default=False, rich_help_panel=panel)
+            ],
         )
-        for name, kind, text, names in listed
+        for name, kind, text, names, panel in listed
     ]
 
 
@@ -130,7 +145,11 @@ def simulate_command(
                 break
     how = _how(results["1"], about_run)
     if as_json:
-        typer.echo(json.dumps(summary(results, how), indent=2, allow_nan=False))
+        typer.echo(
+            json.dumps(
+                summary(results, how, {"measures": measures(results.values())}), indent=2, allow_nan=False
+            )
+        )
     else:
         _show(dataset, results, folder)
     last = list(results.values())[-1]
@@ -228,7 +247,12 @@ def _how(result: Result, about_run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(folder: Path, results: Mapping[str, Result], about_run: Mapping[str, Any]) -> None:
-    write_run(folder, results, how=_how(results["1"], about_run))
+    write_run(
+        folder,
+        results,
+        how=_how(results["1"], about_run),
+        extra={"measures": measures(results.values())},
+    )
     if all(len(result.trace) for result in results.values()):
         from dpadmm.reporting.convergence import convergence_figure, save_figure
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpadmm.arrays import Floats
 
-_BUFFER_BYTES = 2**25
+_DEPTH, _BUFFER_BYTES = 20, 2**25
 
 
 class Noise(Protocol):
@@ -52,7 +52,7 @@ class SimulatedNoise:
             for agent in range(n_agents)
         ]
         # several rounds at a time, so that many agents do not mean many calls per round
-        self._depth = max(1, min(64, _BUFFER_BYTES // (8 * n_agents * int(np.prod(shape)))))
+        self._depth = max(1, min(_DEPTH, _BUFFER_BYTES // (8 * n_agents * int(np.prod(shape)))))
         self._buffer = np.empty((n_agents, self._depth, *shape))
         self._first = 1 - self._depth
         self._last_drawn = 0

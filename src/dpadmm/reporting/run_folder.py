@@ -45,7 +45,10 @@ def write_run(
     how: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write everything of some named runs; files are replaced one by one, each whole."""
+    """Write everything of some named runs; files are replaced one by one, each whole.
+
+    ``how`` are the settings to repeat it, ``extra`` goes into the summary as it is.
+    """
     write_text(folder / "settings.toml", to_toml(how))
     write_text(folder / "trace.csv", _trace_csv(runs))
     write_text(folder / "summary.json", json.dumps(summary(runs, how, extra), indent=2, allow_nan=False))
@@ -53,20 +56,23 @@ def write_run(
         result.model.save(folder / f"model-{name}.npz")
 
 
+def measures(runs: Iterable[Result]) -> dict[str, Any]:
+    """Mean and spread of every measure at the end of repeated runs."""
+    return {
+        name: {"mean": float(np.mean(values)), "std": float(np.std(values)), "values": values}
+        for name, values in end_values(runs).items()
+    }
+
+
 def summary(
     runs: Mapping[str, Result], how: Mapping[str, Any], extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Plain values for JSON: what was run, what it reached on average, what it cost."""
-    measures = {
-        name: {"mean": float(np.mean(values)), "std": float(np.std(values)), "values": list(values)}
-        for name, values in end_values(runs.values()).items()
-    }
+    """Plain values for JSON: what was run, what it reached, what it cost."""
     return {
         "version": dpadmm.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "settings": {name: _plain(value) for name, value in how.items()},
-        "measures": measures,
         "runs": {name: _plain(result.summary()) for name, result in runs.items()},
         **(extra or {}),
     }

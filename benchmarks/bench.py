@@ -1,0 +1,172 @@
+"""``make bench``: the speed promises as ratios taken in one run, since machines are noisy.
+
+A *read* is the sum of all entries of the same matrix with all cores: the least any method could take that
+looks at every row once. A *round* is everything of one DP-ADMM round: gradient, noise, updates, consensus.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numba
+import numpy as np
+
+from dpadmm import Logistic, Problem, Rows, kernels, make_rows, simulate
+from dpadmm.constants import constants_of
+from dpadmm.data import Dataset
+from dpadmm.methods import DpAdmm
+from dpadmm.privacy.noise import SimulatedNoise
+from dpadmm.regularizers import L2
+from dpadmm.schedules import theorem_schedule
+from dpadmm.updates import consensus_step
+
+REPEATS = 60
+
+
+@numba.njit(parallel=True, fastmath=True, cache=True)
+def _sum(entries):
+    total = 0.0
+    for i in numba.prange(entries.size):
+        total += entries[i]
+    return total
+
+
+def matrix(n_rows: int, n_features: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    features = rng.random((n_rows, n_features), dtype=np.float64)
+    features /= np.sqrt(n_features)
+    return features, np.where(rng.random(n_rows) < 0.5, 1.0, -1.0)
+
+
+def interleaved(*tasks: Callable[[], object], repeats: int = REPEATS) -> list[float]:
+    """Median seconds of every task, taken in turns so that a slow moment hits all of them."""
+    times = np.empty((repeats, len(tasks)))
+    for task in tasks:
+        task()
+    for k in range(repeats):
+        for i, task in enumerate(tasks):
+            started = time.perf_counter()
+            task()
+            times[k, i] = time.perf_counter() - started
+    return [float(t) for t in np.median(times, axis=0)]
+
+
+def round_of(rows: Rows) -> Callable[[], object]:
+    """A closure that does one more private round each time it is called."""
+    problem = Problem(Logistic(), L2(), 1e-6)
+    z = np.full(rows.n_agents, 75.0)
+    constants = constants_of(
+        problem, n_features=rows.n_features, n_rows=rows.n_rows, noise_multiplier=z, weight_radius=89.0
+    )
+    method = DpAdmm(0.1, theorem_schedule(constants), z)
+    noise = SimulatedNoise(0, rows.n_agents, (rows.n_features, 1))
+    held = {"state": method.init(problem, rows), "consensus": np.zeros((rows.n_features, 1)), "round": 0}
+
+    def one_round() -> None:
+        held["round"] += 1
+        held["state"], uploads = method.step(
+            held["state"],
+            problem=problem,
+            rows=rows,
+            round=held["round"],
+            consensus=held["consensus"],
+            noise=noise,
+            active=None,
+        )
+        held["consensus"] = consensus_step(uploads)
+
+    return one_round
+
+
+def equal_rows(n_rows: int, n_features: int, n_agents: int) -> tuple[Rows, np.ndarray]:
+    features, labels = matrix(n_rows, n_features)
+    offsets = np.linspace(0, n_rows, n_agents + 1).astype(np.int64)
+    return make_rows(features, labels, offsets=offsets), features.reshape(-1)
+
+
+def report(what: str, value: float, limit: str, holds: bool) -> bool:
+    print(f"{'ok  ' if holds else 'MISS'}  {what:<66} {value:8.2f}   ({limit})", flush=True)
+    return holds
+
+
+def one_round() -> bool:
+    rows, flat = equal_rows(40_000, 104, 100)
+    points = np.random.default_rng(1).normal(size=(100, 104, 1))
+    read, kernel, full = interleaved(
+        lambda: _sum(flat), lambda: kernels.gradient(rows, points, Logistic()), round_of(rows)
+    )
+    (reference,) = interleaved(lambda: kernels.reference_gradient(rows, points, Logistic()), repeats=10)
+    print(f"      40,000 × 104 float64, n = 100: read {read * 1e3:.2f} ms, kernel {kernel * 1e3:.2f} ms, "
+          f"round {full * 1e3:.2f} ms, NumPy reference {reference * 1e3:.1f} ms")  # fmt: skip
+    report("kernel / read", kernel / read, "no promise of its own", True)
+    fine = report("round / read", full / read, "at most 1.5", full <= 1.5 * read)
+    return (
+        report("NumPy reference / kernel", reference / kernel, "at least 3", reference >= 3 * kernel) and fine
+    )
+
+
+def whole_run() -> bool:
+    features, labels = matrix(40_000, 104)
+    data = Dataset("bench", features, labels, (-1, 1))
+    flat = features.reshape(-1)
+    read, run = interleaved(
+        lambda: [_sum(flat) for _ in range(100)],
+        lambda: simulate(data, n_agents=100, epsilon=1.0, test_rows=0, metrics_every=0, seed=1),
+        repeats=5,
+    )
+    return report("100 rounds of simulate / 100 reads", run / read, "at most 2.5", run <= 2.5 * read)
+
+
+def linear() -> bool:
+    per_entry = {}
+    for entries in (10**5, 10**6, 10**7, 10**8):
+        rows, _ = equal_rows(entries // 100, 100, 10)
+        (seconds,) = interleaved(round_of(rows), repeats=max(5, min(200, 10**8 // entries)))
+        per_entry[entries] = seconds / entries * 1e9
+    shown = ", ".join(f"{entries:.0e}: {value:.2f}" for entries, value in per_entry.items())
+    print(f"      ns per entry and round, n = 10: {shown}")
+    spread = max(per_entry.values()) / min(per_entry.values())
+    return report(
+        "most / least time per entry, 1e5 to 1e8 entries", spread, "at most 3: near linear", spread <= 3
+    )
+
+
+def agents() -> bool:
+    times = {}
+    for n in (1, 10, 100, 1000, 2000):
+        rows, _ = equal_rows(40_000, 104, n)
+        (times[n],) = interleaved(round_of(rows))
+    shown = ", ".join(f"{n}: {value * 1e3:.2f}" for n, value in times.items())
+    print(f"      ms per round by number of agents: {shown}")
+    spread = max(times.values()) / min(times.values())
+    return report("slowest / fastest round, n = 1 to 2,000", spread, "at most 2", spread <= 2)
+
+
+def memory() -> bool:
+    """Peak of a fresh process that holds 8e7 entries (640 MB) and simulates on them."""
+    code = (
+        "import json, resource, sys; sys.path.insert(0, 'benchmarks'); import bench; "
+        "x, y = bench.matrix(800_000, 100); "
+        "bench.simulate((x, y), n_agents=100, epsilon=1.0, n_rounds=5, seed=1); "
+        "print(json.dumps([x.nbytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    data, peak = json.loads(answer.stdout.splitlines()[-1])
+    extra = (peak - 1.3 * data) / 2**20
+    return report("MB beyond 1.3 × the data, at the peak", extra, "at most 300", extra <= 300)
+
+
+def main() -> None:
+    print(f"{numba.get_num_threads()} threads; peak so far "
+          f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")  # fmt: skip
+    results = [task() for task in (one_round, whole_run, linear, agents, memory)]
+    print(f"{sum(results)} of {len(results)} groups within their limits")
+
+
+if __name__ == "__main__":
+    main()
