@@ -79,7 +79,7 @@ def test_duplicate_sparse_entries_are_added_without_touching_the_callers_matrix(
         (np.ones((0, 3)), "nothing to train on"),
         (np.ones((3, 0)), "nothing to train on"),
         (np.array([["a", "b"]]), "must be numbers"),
-        (np.array([[1.0, None]], dtype=object), "must be numbers"),
+        (np.array([[1.0, "x"]], dtype=object), "must be numbers"),
     ],
 )
 def test_wrong_forms_are_refused(bad: Features, said: str) -> None:

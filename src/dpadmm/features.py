@@ -54,17 +54,21 @@ def row_norms(features: Features) -> Floats:
 
 def check_norms(norms: Floats) -> None:
     """Refuse rows that are not finite or longer than 1."""
-    bad = np.flatnonzero(~np.isfinite(norms))
-    if len(bad):
-        raise DataError(
-            f"row {bad[0] + 1} has a NaN, infinite or absurdly large feature ({_count(bad)}); "
-            "fill, scale or remove it first"
-        )
+    _check_finite(norms)
     long = np.flatnonzero(norms > 1.0 + NORM_SLACK)
     if len(long):
         raise DataError(
             f"row {long[0] + 1} has L2 norm {norms[long[0]]:.6g} > 1 ({_count(long)}); scale the columns "
             "by public constants, or ask for clipping (clip_rows=True, --clip-rows), which shortens them to 1"
+        )
+
+
+def _check_finite(norms: Floats) -> None:
+    bad = np.flatnonzero(~np.isfinite(norms))
+    if len(bad):
+        raise DataError(
+            f"row {bad[0] + 1} has a NaN, infinite or absurdly large feature ({_count(bad)}); "
+            "fill, scale or remove it first"
         )
 
 
@@ -78,6 +82,7 @@ def clip_rows(features: Features) -> Features:
     """
     features = as_matrix(features)
     norms = row_norms(features)
+    _check_finite(norms)  # scaled, an infinite row would turn into NaN and an absurdly large one into zeros
     if not np.any(norms > 1.0):
         return features
     # a little below 1, so that the shortened row does not round up to more than 1

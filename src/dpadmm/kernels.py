@@ -6,7 +6,7 @@ same to the last bit for any number of threads, and for an agent alone as for th
 
 Within a block, a few rows at a time (they stay in the first-level cache) go through: scores, slopes by the
 loss's own compiled formula, clipping to c1, and the sum, four rows together.
-This is the only file that imports numba, and ``reference_gradient`` is its plain NumPy twin.
+``reference_gradient`` is its plain NumPy twin.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from numba import types as nbt
 from scipy.sparse import csr_array
 
 from dpadmm.arrays import Floats, Integers
+from dpadmm.compiler import inline, parallel, serial
 from dpadmm.errors import PerformanceWarning
 from dpadmm.losses.base import Loss, exp, slopes
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 ENTRIES_PER_BLOCK = 2**17
 """An agent with more feature entries than this is cut into several blocks."""
 
-_FAST = {"reassoc", "contract", "nsz"}  # lets sums be vectorised; NaN and inf keep their meaning
 _LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
 
 
@@ -78,7 +78,7 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> Blocks:
 # --- the loss's own formula, compiled ----------------------------------------------------------------------
 
 
-@numba.njit(error_model="numpy")
+@inline
 def _exp(x):  # type: ignore[no-untyped-def]
     """exp to the last bit or two, in arithmetic that the compiler runs on four rows at once (libm's cannot).
 
@@ -153,11 +153,8 @@ def _compiled_slopes(formula: Any) -> Any | None:
 
 # --- dense rows --------------------------------------------------------------------------------------------
 
-_row_sums = numba.njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
-_over_blocks = numba.njit(nogil=True, cache=True, parallel=True, fastmath=_FAST, error_model="numpy")
 
-
-@_row_sums
+@serial
 def _dense_scores(features, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
     # one row at a time: the rows come from memory here, and a straight read is what the prefetcher foresees
     for h in range(weights.shape[0]):
@@ -169,7 +166,7 @@ def _dense_scores(features, order, first, last, weights, scores):  # type: ignor
             scores[h, r - first] = s
 
 
-@_row_sums
+@serial
 def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
     """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``."""
     for i in range(last - first):
@@ -182,7 +179,7 @@ def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
                 slope[h, i] *= bound / size
 
 
-@_over_blocks
+@parallel
 def _dense_gradient(features, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_outputs, n_features = weights.shape[1], weights.shape[2]
@@ -213,7 +210,7 @@ def _dense_gradient(features, order, labels, norms, bound, slopes_of, parameters
         sums[b] = total
 
 
-@_over_blocks
+@parallel
 def _dense_all_scores(features, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     for b in numba.prange(len(agent)):
@@ -223,7 +220,7 @@ def _dense_all_scores(features, order, blocks, weights, out):  # type: ignore[no
 # --- sparse rows -------------------------------------------------------------------------------------------
 
 
-@_row_sums
+@serial
 def _sparse_scores(data, indices, indptr, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
     for r in range(first, last):
         row = order[r]
@@ -234,7 +231,7 @@ def _sparse_scores(data, indices, indptr, order, first, last, weights, scores): 
             scores[h, r - first] = s
 
 
-@_over_blocks
+@parallel
 def _sparse_gradient(  # type: ignore[no-untyped-def]
     data, indices, indptr, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
 ):
@@ -259,7 +256,7 @@ def _sparse_gradient(  # type: ignore[no-untyped-def]
         sums[b] = total
 
 
-@_over_blocks
+@parallel
 def _sparse_all_scores(data, indices, indptr, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     for b in numba.prange(len(agent)):

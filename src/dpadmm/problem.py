@@ -160,7 +160,8 @@ def _nbytes(features: Features) -> int:
 
 def _check_agents(order: Integers, offsets: Integers, names: tuple[str, ...], n: int) -> None:
     if len(order) and (order.min() < 0 or order.max() >= n):
-        raise DataError(f"the partition names row {order.max() + 1}, but there are {n} rows")
+        wrong = order.min() if order.min() < 0 else order.max()
+        raise DataError(f"the partition names row {wrong + 1}, but there are {n} rows")
     if len(np.unique(order)) != len(order):
         raise DataError("the partition gives a row to two agents; every row may have one owner only")
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or np.any(np.diff(offsets) < 0):

@@ -7,33 +7,32 @@ nobody, and every result that used it says so.
 from __future__ import annotations
 
 import secrets
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from dpadmm.arrays import Floats
-
-_DEPTH, _BUFFER_BYTES = 20, 2**25
+from dpadmm.normals import standard_normals
 
 
 class Noise(Protocol):
     """Standard normal numbers for every agent and round."""
 
-    kind: str
+    kind: ClassVar[str]
 
     def draw(self, round: int) -> Floats:
-        """(n_agents, d, p) numbers for this round; rounds are asked for once each, in rising order."""
+        """(n_agents, d, p) numbers for this round."""
 
 
+@dataclass(frozen=True)
 class SimulatedNoise:
-    """One independent stream per agent; round k takes the k-th d·p numbers of it.
-
-    The numbers of (seed, agent, round) are the same whoever else takes part, in whichever rounds.
+    """Noise that is a function of (seed, agent, round), the same whoever else takes part and when.
 
     Parameters
     ----------
     seed : int
-        Names the whole run; see :func:`dpadmm.privacy.noise.fresh_seed`.
+        Names the whole run; see :func:`fresh_seed`.
     n_agents, shape
         The shape of a draw is ``(n_agents, *shape)``.
 
@@ -44,28 +43,15 @@ class SimulatedNoise:
     (True, False)
     """
 
-    kind = "simulated"
+    seed: int
+    n_agents: int
+    shape: tuple[int, ...]
 
-    def __init__(self, seed: int, n_agents: int, shape: tuple[int, ...]) -> None:
-        self._streams = [
-            np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=(agent,))))
-            for agent in range(n_agents)
-        ]
-        # several rounds at a time, so that many agents do not mean many calls per round
-        self._depth = max(1, min(_DEPTH, _BUFFER_BYTES // (8 * n_agents * int(np.prod(shape)))))
-        self._buffer = np.empty((n_agents, self._depth, *shape))
-        self._first = 1 - self._depth
-        self._last_drawn = 0
+    kind: ClassVar[str] = "simulated"
 
     def draw(self, round: int) -> Floats:
-        if round <= self._last_drawn:
-            raise ValueError(f"the noise of round {round} was drawn before; no round may be drawn twice")
-        self._last_drawn = round
-        while round >= self._first + self._depth:
-            for stream, numbers in zip(self._streams, self._buffer, strict=True):
-                stream.standard_normal(out=numbers)
-            self._first += self._depth
-        return self._buffer[:, round - self._first]
+        numbers = standard_normals(self.seed, round, self.n_agents, int(np.prod(self.shape)))
+        return numbers.reshape(self.n_agents, *self.shape)
 
 
 def fresh_seed() -> int:

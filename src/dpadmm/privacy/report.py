@@ -101,6 +101,6 @@ class PrivacyReport:
 
 
 def _mu(noise_multiplier: Floats, n_releases: Integers) -> Floats:
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         mu = np.sqrt(n_releases) / noise_multiplier
     return np.where(n_releases == 0, 0.0, mu)

@@ -1,0 +1,73 @@
+"""What a run gave away, per agent and for the worst agent, as numbers and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dpadmm.privacy import exact_epsilon, paper_epsilon, paper_noise_multiplier
+from dpadmm.privacy.report import PrivacyReport
+
+
+def report(z: list[float], done: list[int], planned: list[int] | None = None, **changes: object) -> PrivacyReport:
+    values = {"delta": 1e-3, "method": "dp_admm"} | changes
+    return PrivacyReport(np.array(z), np.array(done), np.array(planned or done), **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("round_epsilon", "paper", "exact"), [(0.05, 0.5009, 0.2772), (0.1, 1.0193, 0.6339)]
+)
+def test_the_papers_figures(round_epsilon: float, paper: float, exact: float) -> None:
+    z = float(paper_noise_multiplier(round_epsilon, 1e-3))
+    made = report([z] * 3, [100] * 3)
+    assert made.epsilon == pytest.approx(exact, abs=5e-5)
+    assert made.planned_epsilon == made.epsilon
+    assert made.paper_epsilon == pytest.approx(paper, abs=5e-5)
+    assert made.round_epsilon == pytest.approx(round_epsilon, rel=1e-12)
+
+
+def test_every_agent_is_charged_for_its_own_releases() -> None:
+    made = report([10.0, 10.0, 20.0], [100, 25, 100], [100, 100, 100])
+    np.testing.assert_allclose(made.mu, [1.0, 0.5, 0.5])
+    np.testing.assert_allclose(made.epsilon_by_agent, exact_epsilon(np.array([1.0, 0.5, 0.5]), 1e-3))
+    assert made.epsilon == pytest.approx(exact_epsilon(1.0, 1e-3))
+    assert made.paper_epsilon == pytest.approx(paper_epsilon(10.0, 100, 1e-3))
+
+
+def test_the_plan_counts_rounds_not_taken() -> None:
+    made = report([10.0, 10.0], [4, 9], [100, 100])
+    assert made.epsilon == pytest.approx(exact_epsilon(0.3, 1e-3))
+    assert made.planned_epsilon == pytest.approx(exact_epsilon(1.0, 1e-3))
+
+
+def test_who_said_nothing_gave_nothing_away() -> None:
+    made = report([10.0, 0.0], [0, 0])
+    assert made.private
+    assert made.epsilon == made.paper_epsilon == 0.0
+    assert made.as_json()["epsilon"] == 0.0
+
+
+@pytest.mark.parametrize(("z", "done"), [([0.0, 0.0], [5, 5]), ([0.0, 3.0], [5, 5]), ([0.0, 3.0], [5, 0])])
+def test_without_noise_there_is_no_privacy(z: list[float], done: list[int]) -> None:
+    made = report(z, done)
+    assert not made.private
+    assert made.epsilon == np.inf
+    said = made.as_json()
+    assert (said["private"], said["epsilon"], said["paper_epsilon"]) == (False, None, None)
+    assert said["guarantee"].startswith("none")
+
+
+@pytest.mark.parametrize("z", [[3.0, 4.0], [0.0, 4.0], [0.0, 0.0]])
+@pytest.mark.parametrize("done", [[0, 0], [0, 7], [7, 7]])
+def test_json_is_plain_and_without_nan(z: list[float], done: list[int]) -> None:
+    made = report(z, done, [7, 7], delta=np.float64(1e-5))
+    said = json.loads(json.dumps(made.as_json(), allow_nan=False))
+    assert said["n_releases"] == done
+    assert said["noise_multiplier"] == z
+    assert len(said["epsilon_by_agent"]) == 2
+    assert said["delta"] == 1e-5
+    if made.private:
+        assert "not a protection" in said["noise"]
+        assert "one row" in said["guarantee"]

@@ -1,0 +1,37 @@
+"""The exported names are a promise: adding or removing one changes this list on purpose."""
+
+from __future__ import annotations
+
+from inspect import isclass, isfunction
+
+import dpadmm
+from dpadmm import losses, methods, privacy, regularizers
+
+NAMES = """
+    ConvergenceWarning DataError Dataset DpadmmError ElasticNet Hinge Huber L1 L2 Logistic Loss Model
+    NoRegularizer Partition PerformanceWarning PrivacyReport Problem Regularizer Result Rows Settings
+    SmoothedHinge Softmax Squared StudyError Trace affordable_rounds by_group encode_labels equal exact_delta
+    exact_epsilon holdout known_optimum label_skewed load_adult load_model make_rows minimizer paper_epsilon
+    paper_noise_multiplier read_table simulate synthetic total_noise_multiplier unequal
+""".split()
+
+
+def test_public_names_are_exactly_these() -> None:
+    assert sorted(dpadmm.__all__) == sorted(NAMES)
+
+
+def test_every_public_name_exists_and_says_what_it_is() -> None:
+    for module in (dpadmm, losses, methods, privacy, regularizers):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isfunction(value) or isclass(value):
+                assert value.__doc__, name
+
+
+def test_names_in_settings_files_are_fixed() -> None:
+    assert set(losses.LOSSES) == {"logistic", "softmax", "hinge", "smoothed_hinge", "squared", "huber"}
+    assert set(regularizers.REGULARIZERS) == {"none", "l2", "l1", "elastic_net"}
+
+
+def test_there_is_a_version() -> None:
+    assert dpadmm.__version__.count(".") == 2
