@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import prove
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import coo_array, csc_array, csr_array
 
+from cases import prove
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
 from dpadmm.features import as_matrix, check_norms, clip_rows, row_norms, with_intercept
@@ -64,7 +64,9 @@ def test_other_forms_are_converted(given_form: Features) -> None:
 
 
 def test_duplicate_sparse_entries_are_added_without_touching_the_callers_matrix() -> None:
-    given_form = csr_array((np.array([0.25, 0.5, 1.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 2))
+    given_form = csr_array(
+        (np.array([0.25, 0.5, 1.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 2)
+    )
     matrix = as_matrix(given_form)
     np.testing.assert_array_equal(dense(matrix), [[0.0, 0.75], [1.0, 0.0]])
     np.testing.assert_allclose(row_norms(matrix), [0.75, 1.0])
@@ -154,7 +156,7 @@ def test_clipped_rows_have_norm_at_most_1(storage: str) -> None:
 @pytest.mark.parametrize("storage", STORAGE)
 def test_nothing_is_copied_when_nothing_is_too_long(storage: str) -> None:
     features = stored(np.full((3, 3), 0.1), storage)
-    data = (lambda m: m.data if isinstance(m, csr_array) else m)  # noqa: E731
+    data = lambda m: m.data if isinstance(m, csr_array) else m  # noqa: E731
     assert np.shares_memory(data(clip_rows(features)), data(features))
 
 
@@ -188,6 +190,8 @@ def test_the_intercept_keeps_norms_at_most_1(storage: str) -> None:
     assert type(wider) is type(features)
     norms = np.linalg.norm(dense(wider), axis=1)
     assert norms.max() <= 1.0 + rounding(storage)
-    np.testing.assert_allclose(norms**2, (np.linalg.norm(dense(features), axis=1) ** 2 + 1.0) / 2.0, rtol=1e-6)
+    np.testing.assert_allclose(
+        norms**2, (np.linalg.norm(dense(features), axis=1) ** 2 + 1.0) / 2.0, rtol=1e-6
+    )
     np.testing.assert_allclose(dense(wider)[:, -1], np.sqrt(0.5), rtol=1e-7)
     np.testing.assert_allclose(dense(wider)[:, :-1], dense(features) * np.sqrt(0.5), rtol=1e-6)

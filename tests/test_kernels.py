@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numba
 import numpy as np
 import pytest
-from cases import LOSS_CASES, prove, random_labels, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+from cases import LOSS_CASES, prove, random_labels, random_rows
 from dpadmm import kernels, problem
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import PerformanceWarning
@@ -38,7 +38,7 @@ def stored(a: Floats, storage: str) -> Features:
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are read through ``order`` instead of being copied, and a large agent is cut into several blocks."""
+    """Rows are read through ``order`` instead of being copied; a large agent is cut into several blocks."""
     monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
     monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 1000)
 

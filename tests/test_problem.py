@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES, REGULARIZER_CASES, random_labels, random_rows
 from scipy.sparse import csr_array
 
+from cases import LOSS_CASES, REGULARIZER_CASES, random_labels, random_rows
 from dpadmm import problem as module
 from dpadmm.arrays import Floats
 from dpadmm.errors import DataError, StudyError

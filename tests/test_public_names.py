@@ -7,13 +7,54 @@ from inspect import isclass, isfunction
 import dpadmm
 from dpadmm import losses, methods, privacy, regularizers
 
-NAMES = """
-    ConvergenceWarning DataError Dataset DpadmmError ElasticNet Hinge Huber L1 L2 Logistic Loss Model
-    NoRegularizer Partition PerformanceWarning PrivacyReport Problem Regularizer Result Rows Settings
-    SmoothedHinge Softmax Squared StudyError Trace affordable_rounds by_group encode_labels equal exact_delta
-    exact_epsilon holdout known_optimum label_skewed load_adult load_model make_rows minimizer paper_epsilon
-    paper_noise_multiplier read_table simulate synthetic total_noise_multiplier unequal
-""".split()
+NAMES = [
+    "ConvergenceWarning",
+    "DataError",
+    "Dataset",
+    "DpadmmError",
+    "ElasticNet",
+    "Hinge",
+    "Huber",
+    "L1",
+    "L2",
+    "Logistic",
+    "Loss",
+    "Model",
+    "NoRegularizer",
+    "Partition",
+    "PerformanceWarning",
+    "PrivacyReport",
+    "Problem",
+    "Regularizer",
+    "Result",
+    "Rows",
+    "Settings",
+    "SmoothedHinge",
+    "Softmax",
+    "Squared",
+    "StudyError",
+    "Trace",
+    "affordable_rounds",
+    "by_group",
+    "encode_labels",
+    "equal",
+    "exact_delta",
+    "exact_epsilon",
+    "holdout",
+    "known_optimum",
+    "label_skewed",
+    "load_adult",
+    "load_model",
+    "make_rows",
+    "minimizer",
+    "paper_epsilon",
+    "paper_noise_multiplier",
+    "read_table",
+    "simulate",
+    "synthetic",
+    "total_noise_multiplier",
+    "unequal",
+]
 
 
 def test_public_names_are_exactly_these() -> None:

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES, REGULARIZER_CASES, prove
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import LOSS_CASES, REGULARIZER_CASES, prove
 from dpadmm import bounds
 from dpadmm.constants import Constants, constants_of
 from dpadmm.errors import StudyError
@@ -97,9 +97,7 @@ def test_the_papers_adult_steps(epsilon: float, delta: float, k: int) -> None:
 @pytest.mark.parametrize("loss", LOSS_CASES)
 def test_the_schedule_is_the_theorem_that_applies(loss: Loss, regularizer: Regularizer) -> None:
     problem = Problem(loss, regularizer, 0.1)
-    made = constants_of(
-        problem, n_features=4, n_rows=ROWS, noise_multiplier=np.array(2.0), weight_radius=3.0
-    )
+    made = constants_of(problem, n_features=4, n_rows=ROWS, noise_multiplier=np.array(2.0), weight_radius=3.0)
     assert made.n_weights == 4 * loss.n_outputs
     assert made.noise_multiplier.tolist() == [2.0, 2.0, 2.0]
     assert (made.c1, made.c2) == (loss.lipschitz, regularizer.lipschitz(made.n_weights, 3.0))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES, REGULARIZER_CASES, numbers, prove, random_labels, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import LOSS_CASES, REGULARIZER_CASES, numbers, prove, random_labels, random_rows
 from dpadmm import updates
 from dpadmm.arrays import Floats, Integers
 from dpadmm.constants import constants_of
@@ -117,12 +117,12 @@ STATE = (3, 2, 2)
 
 @prove
 @given(_arrays(STATE), _arrays(STATE), _arrays(STATE), _arrays(STATE), _arrays(STATE[1:]))
-def test_primal_step_is_the_minimiser_of_the_approximate_lagrangian(h, reg, released, dual, consensus) -> None:
+def test_primal_step_is_the_minimiser_of_the_approximate_lagrangian(
+    h, reg, released, dual, consensus
+) -> None:
     """Its gradient ``h + r − γ + ρ(w − w^{k−1}) + (w − w̃^{k−1})/η`` vanishes there."""
     rho, eta = 0.7, np.array([0.1, 1.0, 30.0])[:, None, None]
-    w = updates.primal_step(
-        h, reg, released=released, dual=dual, consensus=consensus, rho=rho, step_size=eta
-    )
+    w = updates.primal_step(h, reg, released=released, dual=dual, consensus=consensus, rho=rho, step_size=eta)
     slope = h + reg - dual + rho * (w - consensus) + (w - released) / eta
     assert np.abs(slope).max() < 1e-9
 

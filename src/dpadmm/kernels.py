@@ -169,13 +169,20 @@ def _dense_scores(features, order, first, last, weights, scores):  # type: ignor
 @serial
 def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
     """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``."""
-    for i in range(last - first):
+    n_outputs, n_rows = slope.shape[0], last - first
+    if n_outputs == 1:  # the usual case is that no row is too long, and that is seen four rows at a time
+        longest = 0.0
+        for i in range(n_rows):
+            longest = max(longest, abs(slope[0, i]) * norms[first + i])
+        if longest <= bound:
+            return
+    for i in range(n_rows):
         squared = 0.0
-        for h in range(slope.shape[0]):
+        for h in range(n_outputs):
             squared += slope[h, i] * slope[h, i]
         size = np.sqrt(squared) * norms[first + i]
-        if size > bound:
-            for h in range(slope.shape[0]):
+        if not size <= bound:  # also when it is not a number
+            for h in range(n_outputs):
                 slope[h, i] *= bound / size
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,13 +119,14 @@ class Model:
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Read a model that :meth:`Model.save` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as archive:
             about = json.loads(str(archive["about"]))
             weights = np.asarray(archive["weights"], dtype=float)
         if about["format"] != FORMAT:
             raise DataError(
                 f"{path}: model format {about['format']!r} is not {FORMAT!r}; use the version that wrote it"
             )
+        _check_shapes(weights, about["task"], about["classes"])
         return Model(
             weights=weights,
             task=about["task"],
@@ -140,10 +141,20 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         raise
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile, EOFError):
+    except (OSError, ValueError, KeyError, TypeError, BadZipFile, EOFError, RuntimeError, SyntaxError):
         raise DataError(
             f"{path}: not a model file of dpadmm, or damaged; train again or restore a copy"
         ) from None
+
+
+def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None) -> None:
+    """A ValueError where a file's parts do not make a model."""
+    if weights.ndim != 2 or 0 in weights.shape or not np.isfinite(weights).all():
+        raise ValueError("weights")
+    n_outputs = weights.shape[1]
+    n_classes = {"binary": 2, "multiclass": n_outputs, "regression": 0}[task]
+    if (task != "multiclass" and n_outputs != 1) or (classes is not None and len(classes) != n_classes):
+        raise ValueError("classes")
 
 
 def _plain(value: Any) -> Any:

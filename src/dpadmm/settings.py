@@ -17,7 +17,7 @@ from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
 from dpadmm.problem import Problem
 from dpadmm.regularizers import REGULARIZERS, ElasticNet, Regularizer
-from dpadmm.training import AVERAGES, AverageName
+from dpadmm.training import AVERAGES, AverageName, StopWhenStill
 
 MethodName = Literal["dp_admm", "centralized"]
 PartitionName = Literal["equal", "unequal", "label_skewed", "groups"]
@@ -118,6 +118,8 @@ class Settings:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, _plain(getattr(self, each.name)))
         _one_of("method", self.method, get_args(MethodName))
         _one_of("partition", self.partition, get_args(PartitionName))
         _one_of("loss", self.loss, LOSSES)
@@ -139,8 +141,10 @@ class Settings:
             _number(name, getattr(self, name))
         if self.participation > 1.0:
             raise StudyError(f"participation must be a probability in (0, 1], not {self.participation!r}")
+        if self.l1_ratio > 1.0:
+            raise StudyError(f"l1_ratio must lie in [0, 1], not {self.l1_ratio!r}")
         if self.stop_tolerance is not None:
-            _number("stop_tolerance", self.stop_tolerance, positive=True)
+            StopWhenStill(_number("stop_tolerance", self.stop_tolerance, positive=True))
         self._check_budget()
 
     def _check_budget(self) -> None:
@@ -159,7 +163,9 @@ class Settings:
                 "(noise_multiplier = 0 means no privacy)"
             )
         value = getattr(self, given[0])
-        for number in value if _is_sequence(value) else (value,):
+        if value == ():
+            raise StudyError(f"{given[0]} is an empty list; give one number, or one per agent")
+        for number in value if isinstance(value, tuple) else (value,):
             _number(given[0], number, positive=given[0] != "noise_multiplier")
         if not (0.0 < self.delta < 1.0):
             raise StudyError(f"delta must lie strictly between 0 and 1, not {self.delta!r}")
@@ -214,8 +220,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 
-def _is_sequence(value: object) -> bool:
-    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+def _plain(value: object) -> object:
+    """Python's own numbers, text and tuples in place of NumPy's and of lists, so that settings are values."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    return tuple(_plain(each) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _one_of(name: str, value: object, known: Iterable[str]) -> None:
@@ -228,8 +237,9 @@ def _whole(name: str, value: object, least: int) -> None:
         raise StudyError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
-def _number(name: str, value: object, *, positive: bool = False) -> None:
+def _number(name: str, value: object, *, positive: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not np.isfinite(float(value)):
         raise StudyError(f"{name} must be a finite number, not {value!r}")
     if float(value) < 0.0 or (positive and float(value) == 0.0):
         raise StudyError(f"{name} must be {'positive' if positive else 'at least 0'}, not {value!r}")
+    return float(value)

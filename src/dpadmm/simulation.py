@@ -97,7 +97,7 @@ class Result:
             "rounds": self.outcome.rounds,
             "interrupted": self.interrupted,
             "seconds": self.seconds,
-            "measures": self.trace.last(),
+            "measures": {k: v if np.isfinite(v) else None for k, v in self.trace.last().items()},
             "privacy": self.privacy.as_json(),
         }
 
@@ -313,12 +313,26 @@ def _deal(dataset: Dataset, kept: Integers, settings: Settings, rng: np.random.G
     if settings.partition == "groups":
         if dataset.groups is None:
             raise DataError("partition by groups needs to know who owns a row: give groups= or --by COLUMN")
-        return sources.by_group(dataset.groups[kept])
+        return _deal_by_group(dataset.groups, kept)
     if settings.partition == "unequal":
         return sources.unequal(len(kept), n, rng, spread=settings.partition_spread)
     if settings.partition == "label_skewed":
         return sources.label_skewed(dataset.labels[kept], n, rng, concentration=settings.partition_spread)
     return sources.equal(len(kept), n, rng)
+
+
+def _deal_by_group(groups: NDArray[Any], kept: Integers) -> Partition:
+    """By group; an agent with too few rows is refused whether or not its rows happen to be held out."""
+    everyone, deal = sources.by_group(groups), sources.by_group(groups[kept])
+    training = dict(zip(deal.names, deal.sizes.tolist(), strict=True))
+    for name, owned in zip(everyone.names, everyone.sizes.tolist(), strict=True):
+        if training.get(name, 0) < 2:
+            rows = "one row" if owned == 1 else f"{owned} rows, {training.get(name, 0)} of them for training"
+            raise DataError(
+                f"agent {name} has {rows}; every agent needs at least 2 to train on "
+                "(leave it out, or hold out fewer test rows)"
+            )
+    return deal
 
 
 def _participation(

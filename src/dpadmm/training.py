@@ -82,7 +82,7 @@ class RandomParticipation:
             raise StudyError(f"participation must be a probability in (0, 1], not {self.chance!r}")
 
     def __call__(self, round: int) -> Integers | None:
-        rng = np.random.default_rng([self.seed, round])
+        rng = np.random.default_rng([self.seed, 2, round])  # 1 is the split of the rows
         present = np.flatnonzero(rng.random(self.n_agents) < self.chance)
         return present if len(present) else np.array([rng.integers(self.n_agents)])
 

@@ -26,18 +26,19 @@ def primal_step(
     ``noisy_gradient`` is h, ``reg_gradient`` is (λ/n)R'; noise of scale s on h is noise of scale
     s/(ρ + 1/η) on w̃, as in the paper.
     """
-    out = released / step_size
+    pull = 1.0 / step_size
+    out = released * pull
     out += rho * consensus
     out += dual
     out -= noisy_gradient
     out -= reg_gradient
-    out /= rho + 1.0 / step_size
+    out *= 1.0 / (rho + pull)
     return out
 
 
 def upload(released: Floats, dual: Floats, rho: float) -> Floats:
     """``c^k = w̃^k − γ^{k−1}/ρ``: all the aggregator needs of the pair (w̃^k, γ^{k−1})."""
-    out = dual / -rho
+    out = dual * (-1.0 / rho)
     out += released
     return out
 

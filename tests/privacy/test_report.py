@@ -11,14 +11,14 @@ from dpadmm.privacy import exact_epsilon, paper_epsilon, paper_noise_multiplier
 from dpadmm.privacy.report import PrivacyReport
 
 
-def report(z: list[float], done: list[int], planned: list[int] | None = None, **changes: object) -> PrivacyReport:
+def report(
+    z: list[float], done: list[int], planned: list[int] | None = None, **changes: object
+) -> PrivacyReport:
     values = {"delta": 1e-3, "method": "dp_admm"} | changes
     return PrivacyReport(np.array(z), np.array(done), np.array(planned or done), **values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("round_epsilon", "paper", "exact"), [(0.05, 0.5009, 0.2772), (0.1, 1.0193, 0.6339)]
-)
+@pytest.mark.parametrize(("round_epsilon", "paper", "exact"), [(0.05, 0.5009, 0.2772), (0.1, 1.0193, 0.6339)])
 def test_the_papers_figures(round_epsilon: float, paper: float, exact: float) -> None:
     z = float(paper_noise_multiplier(round_epsilon, 1e-3))
     made = report([z] * 3, [100] * 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -10,8 +11,11 @@ import typer
 import dpadmm
 from dpadmm.cli.demo import demo
 from dpadmm.cli.privacy import privacy
+from dpadmm.cli.screen import Interrupted
 from dpadmm.cli.simulate import simulate_command
 from dpadmm.errors import DpadmmError
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="dpadmm",
@@ -42,17 +46,27 @@ def _root(
 
 def main() -> None:
     """Run a command. Exit codes: 0 done, 2 the user can cure it (one sentence says how), 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where ε cannot be shown, ? is
     try:
-        app()
+        code = app(standalone_mode=False)
+    except Interrupted as error:
+        _fail(str(error), INTERRUPTED)
+    except typer.TyperException as error:
+        _fail(error.format_message(), 2)
     except DpadmmError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", 2)
+    else:
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C
+            _fail("interrupted", INTERRUPTED)
+        sys.exit(code)
 
 
 def _fail(sentence: str, code: int) -> None:
-    typer.echo(f"dpadmm: {sentence}", err=True)
+    if sentence:  # none when typer has shown the help instead
+        typer.echo(f"dpadmm: {' '.join(sentence.split())}", err=True)
     sys.exit(code)

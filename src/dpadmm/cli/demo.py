@@ -11,16 +11,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dpadmm.cli.screen import epsilon_text, mean_and_spread, progress, table
-from dpadmm.data import Dataset, load_adult, synthetic
+from dpadmm.cli.screen import Interrupted, epsilon_text, mean_and_spread, progress, say, say_path, table
+from dpadmm.data import Dataset, load_adult
 from dpadmm.errors import DataError
 from dpadmm.reporting.convergence import convergence_figure, save_figure
-from dpadmm.reporting.run_folder import check_folder, end_values, measures, summary, write_run
+from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
 from dpadmm.settings import Settings
-from dpadmm.simulation import Result, prepare, run
+from dpadmm.simulation import Result, as_dataset, prepare, run
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3
+_N_RUNS = REPEATS * len(ROUND_EPSILONS)
 _SHOWN = ("train_loss_global", "test_error_global", "test_error_local")
 
 
@@ -46,11 +47,11 @@ def demo(
     console = Console(stderr=as_json)
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, console)
-    runs, optimum = _run(dataset, settings, quiet=as_json)
+    runs, optimum, interrupted = _run(dataset, settings, quiet=as_json)
     groups = {
         f"ε = {epsilon_text(group[0].privacy.epsilon)}": group
         for e in ROUND_EPSILONS
-        if (group := [result for name, result in runs.items() if name.startswith(f"{e}-")])
+        if (group := finished(result for name, result in runs.items() if name.startswith(f"{e}-")))
     }
     ends = {
         "optimum": optimum.trace.last(),
@@ -67,9 +68,8 @@ def demo(
         typer.echo(json.dumps(summary(runs, _how(dataset, settings), ends), indent=2, allow_nan=False))
     else:
         _show(console, dataset, groups, optimum, [*paths[:1], output])
-    if any(result.interrupted for result in runs.values()):
-        typer.echo(f"dpadmm: interrupted; what was done is in {output}", err=True)
-        raise typer.Exit(130)
+    if interrupted:
+        raise Interrupted(f"interrupted in run {len(runs)} of {_N_RUNS}; what was done is in {output}")
 
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -88,66 +88,64 @@ def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
         except DataError as error:
             if source is Source.ADULT:
                 raise
-            console.print(
-                f"Adult is not available, so the demo uses synthetic rows ({error}).", style="yellow"
-            )
-    return synthetic("binary", n_rows=45_000, n_features=50, seed=0), shared
+            say(console, f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow")
+    return as_dataset("synthetic", shared), shared
 
 
-def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str, Result], Result]:
+def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str, Result], Result, bool]:
+    """The private runs by name, the optimum, and whether Ctrl-C ended them early."""
     runs: dict[str, Result] = {}
-    total = 1 + REPEATS * len(ROUND_EPSILONS) * settings.n_rounds
-    with progress(total, "training", quiet=quiet) as advance:
+    with progress(1 + _N_RUNS * settings.n_rounds, "training", quiet=quiet) as advance:
         pooled = replace(settings, method="centralized", round_epsilon=None)
         prepared = prepare(dataset, settings)
         optimum = run(prepared, pooled, observers=[advance])
+        if optimum.interrupted:
+            raise KeyboardInterrupt
         for k in range(REPEATS):
             one = replace(settings, seed=(settings.seed or 0) + k)
             prepared = prepared if k == 0 else prepare(dataset, one)
             for e in ROUND_EPSILONS:
                 result = run(prepared, replace(one, round_epsilon=e), observers=[advance])
-                if result.outcome.rounds:
+                if len(result.trace):
                     runs[f"{e}-{k + 1}"] = result
                 if result.interrupted:
                     if not runs:
                         raise KeyboardInterrupt
-                    return runs, optimum
-    return runs, optimum
+                    return runs, optimum, True
+    return runs, optimum, False
 
 
 def _show(
     console: Console, dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, paths: list[Path]
 ) -> None:
     first = next(iter(groups.values()))[0]
-    console.print(
+    say(
+        console,
         f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
         f"{first.rows.n_agents} agents, {first.settings.n_rounds} rounds",
-        highlight=False,
     )
-    out = table(
-        "", "loss", "test error", "test error, local models", title="DP-ADMM against the non-private optimum"
-    )
+    out = table("", "ε per round", "total ε", "training loss", "test error", "test error,\nlocal models")
+    out.columns[1].width = len("round")
     best = optimum.trace.last()
     floor = [mean_and_spread(name, [best[name]], is_rate=True) for name in _SHOWN[:2]]
-    out.add_row("non-private optimum", *floor, "")
-    for label, group in groups.items():
-        ends = end_values(group)
+    out.add_row("optimum", "", "", *floor, "")
+    for group in groups.values():
+        privacy, ends = group[0].privacy, end_values(group)
         out.add_row(
-            f"DP-ADMM, {label}", *(mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN)
+            "DP-ADMM",
+            f"{privacy.round_epsilon:g}",
+            epsilon_text(privacy.epsilon),
+            *(mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN),
         )
     console.print(out)
-    for label, group in groups.items():
-        privacy = group[0].privacy
-        console.print(
-            f"{label} in all, exactly, at δ = {privacy.delta:g} and {privacy.round_epsilon:g} per round; "
-            f"the paper's bound for the same noise: {epsilon_text(privacy.paper_epsilon)}",
-            highlight=False,
-        )
-    runs = max(len(group) for group in groups.values())
-    console.print(
-        f"Mean ± standard deviation over {runs} random splits. "
+    bounds = " and ".join(epsilon_text(group[0].privacy.paper_epsilon) for group in groups.values())
+    say(
+        console,
+        f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for this noise is {bounds}. "
+        "The optimum uses all rows without privacy; local models are each agent's own, on the test rows. "
+        f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "
         "The noise is simulated: an experiment, no protection.",
         style="dim",
-        highlight=False,
     )
-    console.print(f"Figure: {paths[0]}   all results: {paths[1]}", highlight=False)
+    say_path(console, f"Figure: {paths[0]}")
+    say_path(console, f"All results: {paths[1]}")

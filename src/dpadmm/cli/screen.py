@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,33 +19,75 @@ from dpadmm.training import Observer, RoundView
 NAMES = {
     "train_loss_global": "training loss, global model",
     "train_loss_local": "training loss, local models",
-    "test_error_global": "test error, global model",
-    "test_error_local": "test error, local models",
     "train_error_global": "training error, global model",
     "test_loss_global": "test loss, global model",
+    "test_error_global": "test error, global model",
+    "test_error_local": "test error, local models",
     "augmented_objective": "augmented objective (sum over agents)",
     "seconds": "seconds in rounds",
 }
+"""Measures in words, in the order they are shown."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C ended a command early; the message says what is left of it."""
 
 
 @contextmanager
 def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]:
-    """A bar that moves with every round and vanishes at the end; nothing where no person watches."""
+    """A bar that moves with every round and vanishes at the end; nothing where no person watches.
+
+    Ctrl-C takes effect at the end of the round, where nothing is half done; pressed again, at once.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     disabled = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=disabled) as bar:
+    with Progress(*columns, console=console, transient=True, disable=disabled) as bar, _CtrlC() as ctrl_c:
         task = bar.add_task(what, total=total_rounds)
 
         def advance(view: RoundView) -> None:
             bar.advance(task)
+            if ctrl_c.pressed:
+                raise KeyboardInterrupt
 
         yield advance
 
 
-def table(*headings: str, title: str | None = None) -> Table:
+class _CtrlC:
+    """Remembers the first Ctrl-C, which in the middle of a compilation would get lost or break it."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self._before = signal.getsignal(signal.SIGINT)
+
+    def __enter__(self) -> _CtrlC:
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a sentence; names of files may hold any characters."""
+    console.print(text, style=style, highlight=False, markup=False)
+
+
+def say_path(console: Console, text: str) -> None:
+    """Print a line that ends in a path, in one piece so that it can be copied."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def table(*headings: str) -> Table:
     """An empty table in the house style: first column left, the others right."""
-    out = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold")
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings):
         out.add_column(heading, justify="left" if i == 0 else "right")
     return out
@@ -60,3 +105,9 @@ def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str
 def epsilon_text(value: float) -> str:
     """An ε for people: four digits."""
     return f"{value:.4f}" if np.isfinite(value) else "∞ (no privacy)"
+
+
+def number_range(values: ArrayLike, form: str = ".4f") -> str:
+    """One number when all are the same, else ``smallest to largest``."""
+    low, high = np.min(values), np.max(values)
+    return f"{low:{form}}" if low == high else f"{low:{form}} to {high:{form}}"

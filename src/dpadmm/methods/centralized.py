@@ -53,27 +53,43 @@ def minimizer(problem: Problem, rows: Rows) -> Floats:
 
 
 def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200) -> Floats:
-    """Newton steps on the data term, exact in the regularizer, until the predicted decrease is negligible."""
+    """Newton steps on the data term, exact in the regularizer, until the predicted decrease is negligible.
+
+    Where the loss has no curvature (beyond a smoothed hinge's corner), a Newton step is far too long. It is
+    then damped, up to the loss's own curvature bound, with which a step always decreases the objective.
+    """
     value, slope = _data_term(problem, rows, weights)
+    most = problem.loss.smoothness or 1.0
+    dampings = (0.0, 1e-6 * most, 1e-4 * most, 1e-2 * most, most)
     for _ in range(max_steps):
-        hessian = _hessian(problem, rows, weights)
-        step = _model_step(problem, weights, slope, hessian)
-        before = _penalty(problem, weights)
-        decrease = -float(np.vdot(slope, step)) + before - _penalty(problem, weights + step)
-        if decrease <= _TOLERANCE * max(1.0, abs(value)):
-            return weights
-        length = 1.0
-        while True:
-            trial = weights + length * step
-            new_value, new_slope = _data_term(problem, rows, trial)
-            if new_value + _penalty(problem, trial) <= value + before - 1e-4 * length * decrease:
-                break
-            length /= 2.0
-            if length < 1e-12:  # no decrease left that floating point can see
+        hessian, before = _hessian(problem, rows, weights), _penalty(problem, weights)
+        for damping in dampings:
+            step = _model_step(problem, weights, slope, hessian + damping * np.eye(len(hessian)))
+            decrease = -float(np.vdot(slope, step)) + before - _penalty(problem, weights + step)
+            if decrease <= _TOLERANCE * max(1.0, abs(value)):
                 return weights
-        weights, value, slope = trial, new_value, new_slope
+            found = _line_search(problem, rows, weights, step, value + before, decrease)
+            if found is not None:
+                break
+        if found is None:  # no decrease left that floating point can see
+            return weights
+        weights, value, slope = found
     _warn(f"{max_steps} Newton steps")
     return weights
+
+
+def _line_search(
+    problem: Problem, rows: Rows, weights: Floats, step: Floats, before: float, decrease: float
+) -> tuple[Floats, float, Floats] | None:
+    """The first of ``w + u, w + u/2, ...`` that decreases enough, with its data term; None if none does."""
+    length = 1.0
+    while length > 1e-6:
+        trial = weights + length * step
+        value, slope = _data_term(problem, rows, trial)
+        if value + _penalty(problem, trial) <= before - 1e-4 * length * decrease:
+            return trial, value, slope
+        length /= 2.0
+    return None
 
 
 def _model_step(problem: Problem, weights: Floats, slope: Floats, hessian: Floats) -> Floats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,9 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> Path:
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty; choose another output folder, or give --overwrite")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not os.access(nearest, os.W_OK):
+    if not nearest.is_dir():
+        raise DataError(f"{folder} cannot be made, since {nearest} is a file; choose another output folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise DataError(f"{folder} cannot be written to; choose another output folder")
     return folder
 
@@ -44,22 +47,42 @@ def write_run(
     *,
     how: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
+    new: Iterable[str] | None = None,
 ) -> None:
     """Write everything of some named runs; files are replaced one by one, each whole.
 
-    ``how`` are the settings to repeat it, ``extra`` goes into the summary as it is.
+    ``how`` are the settings to repeat it, ``extra`` goes into the summary as it is, and ``new`` names the
+    runs whose models are not there yet (left out: all).
     """
     write_text(folder / "settings.toml", to_toml(how))
     write_text(folder / "trace.csv", _trace_csv(runs))
     write_text(folder / "summary.json", json.dumps(summary(runs, how, extra), indent=2, allow_nan=False))
-    for name, result in runs.items():
-        result.model.save(folder / f"model-{name}.npz")
+    for name in runs if new is None else new:
+        runs[name].model.save(_model_file(folder, name))
+
+
+def remove_leftovers(folder: Path, runs: Iterable[str]) -> None:
+    """Remove the models and figures of an earlier run, so that none stays beside the new ones."""
+    kept = [_model_file(folder, name) for name in runs]
+    for path in (*folder.glob("model-*.npz"), *folder.glob("convergence.*")):
+        if path not in kept:
+            path.unlink()
+
+
+def _model_file(folder: Path, name: str) -> Path:
+    return folder / f"model-{name}.npz"
+
+
+def finished(runs: Iterable[Result]) -> list[Result]:
+    """The runs that were not interrupted, or all where each was: a mean must not mix the two."""
+    everything = list(runs)
+    return [result for result in everything if not result.interrupted] or everything
 
 
 def measures(runs: Iterable[Result]) -> dict[str, Any]:
     """Mean and spread of every measure at the end of repeated runs."""
     return {
-        name: {"mean": float(np.mean(values)), "std": float(np.std(values)), "values": values}
+        name: _plain({"mean": np.mean(values), "std": np.std(values), "values": values})
         for name, values in end_values(runs).items()
     }
 
@@ -67,20 +90,20 @@ def measures(runs: Iterable[Result]) -> dict[str, Any]:
 def summary(
     runs: Mapping[str, Result], how: Mapping[str, Any], extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Plain values for JSON: what was run, what it reached, what it cost."""
+    """Plain values for JSON: what was run, what it reached, what it cost; None for what is not finite."""
     return {
         "version": dpadmm.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "settings": {name: _plain(value) for name, value in how.items()},
         "runs": {name: _plain(result.summary()) for name, result in runs.items()},
-        **(extra or {}),
+        **_plain(extra or {}),
     }
 
 
 def end_values(runs: Iterable[Result]) -> dict[str, list[float]]:
-    """Every measure at the end of every run: name -> one value per run."""
-    ends = [result.trace.last() for result in runs]
+    """Every measure at the end of every run that was measured: name -> one value per run."""
+    ends = [result.trace.last() for result in runs if len(result.trace)]
     return {name: [end[name] for end in ends] for name in (ends[0] if ends else {}) if name != "round"}
 
 
@@ -105,20 +128,20 @@ def to_toml(table: Mapping[str, Any]) -> str:
     epsilon = [0.5, 1.0]
     intercept = false
     """
-    # JSON's strings, numbers, lists, true and false are TOML's too
-    return "".join(f"{name} = {json.dumps(_plain(value))}\n" for name, value in table.items())
+    # JSON's strings, numbers, lists, true and false are TOML's too, but for two things: TOML knows no
+    # surrogate pairs, and DEL must be escaped
+    lines = (f"{name} = {json.dumps(_plain(value), ensure_ascii=False)}\n" for name, value in table.items())
+    return "".join(lines).replace("\x7f", "\\u007f")
 
 
 def _trace_csv(runs: Mapping[str, Result]) -> str:
     out = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
+    columns = next((result.trace.columns for result in runs.values() if len(result.trace)), {"round": ()})
+    writer = csv.DictWriter(out, ["run", "seed", *columns], lineterminator="\n")
+    writer.writeheader()
     for name, result in runs.items():
-        columns = result.trace.columns
-        if writer is None:
-            writer = csv.DictWriter(out, ["run", "seed", *columns], lineterminator="\n")
-            writer.writeheader()
-        for values in zip(*columns.values(), strict=True):
-            row = dict(zip(columns, values, strict=True))
+        for values in zip(*result.trace.columns.values(), strict=True):
+            row = dict(zip(result.trace.columns, values, strict=True))
             writer.writerow({"run": name, "seed": result.settings.seed, **row, "round": int(row["round"])})
     return out.getvalue()
 
@@ -131,5 +154,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(entry) for entry in value]
     if isinstance(value, np.generic):
-        return value.item()
-    return value
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,96 @@
+"""``dpadmm`` itself: help, version, exit codes, one sentence for every mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import fields
+
+import pytest
+
+import dpadmm
+from dpadmm.cli.simulate_options import RUN_OPTIONS
+
+OPTIONS = {
+    "demo": ["--data", "--output", "--json"],
+    "simulate": [
+        *("--config", "--json", "--overwrite"),
+        *(f"--{name}" for name in RUN_OPTIONS),
+        *(f"--{field.name.replace('_', '-')}" for field in fields(dpadmm.Settings)),
+        *("--agents", "--rounds", "-n", "-t", "-e", "-d", "-o", "-c"),
+    ],
+    "privacy": [
+        *("--round-epsilon", "--epsilon", "--noise-multiplier", "--delta", "--rounds", "--calibration"),
+        *("--rows", "--lipschitz", "--rows-per-person", "--cross-check", "--table", "--json"),
+    ],
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_names_every_option(cli, command):
+    words = cli(command, "--help", columns=120).succeeded().out.replace(",", " ").replace("/", " ").split()
+    assert not [option for option in OPTIONS[command] if option not in words]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", [[], *([name] for name in OPTIONS)])
+def test_help_fits_the_screen(cli, command, columns):
+    text = cli(*command, "--help", columns=columns).succeeded().out
+    assert max(map(len, text.splitlines())) <= columns
+    assert "…" not in text
+
+
+def test_help_lists_the_commands_and_no_command_shows_it(cli):
+    text = cli("--help").succeeded().out
+    assert all(name in text for name in OPTIONS)
+    bare = cli()
+    assert bare.code == 2
+    assert bare.out.split() == text.split()
+    assert bare.err == ""
+
+
+def test_version(process):
+    assert process("--version") == process("--version").__class__(0, f"{dpadmm.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["simulat"], "simulat"),
+        (["simulate", "--epsilonn", "1"], "--epsilonn (Possible options: --epsilon"),
+        (["simulate", "--rounds", "many"], "--rounds"),
+        (["simulate", "--seed"], "--seed"),
+        (["simulate", "surplus"], "surplus"),
+        (["demo", "--data", "adlut"], "'adlut' is not one of 'auto', 'adult', 'synthetic'"),
+        (["privacy", "--calibration", "papers"], "'papers' is not one of 'paper', 'exact'"),
+        (["privacy", "--round-epsilon", "2", "--delta", "1e-3", "-t", "5"], "exact"),
+    ],
+)
+def test_a_mistake_in_the_line_is_one_sentence(cli, words, complaint):
+    answer = cli(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("dpadmm: ")
+    assert answer.err.count("\n") == 1
+    assert complaint in answer.err
+
+
+def test_a_mistake_in_a_real_process(process):
+    answer = process("simulate", "--data", "synthetic", "--epsilon", "-1", "--rounds", "3")
+    assert answer.code == 2
+    assert (answer.out, answer.err) == ("", "dpadmm: epsilon must be positive, not -1.0\n")
+
+
+def test_a_screen_without_greek_letters_is_no_reason_to_fail(process):
+    answer = process("privacy", "--table", env={"PYTHONIOENCODING": "ascii"}).succeeded()
+    assert "0.2772" in answer.out
+    assert answer.err == ""
+
+
+def test_a_closed_pipe_is_no_traceback(command):
+    with subprocess.Popen(
+        [*command, "privacy", "--table"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as started:
+        os.close(started.stdout.fileno())
+        complaint = started.stderr.read()
+        started.stdout = None
+    assert b"Traceback" not in complaint

@@ -1,0 +1,85 @@
+"""Running ``dpadmm``: in this process for speed, as a real process where the process matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "from dpadmm.cli import main; main()"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as JSON, which knows no NaN."""
+        return json.loads(self.out, parse_constant=_no_constant)
+
+    def succeeded(self) -> Answer:
+        assert self.code == 0, self.err
+        return self
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+Cli = Callable[..., Answer]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """``cli("simulate", "--data", path)``: the command in this process."""
+    from dpadmm.cli import main
+
+    def run(*words: object, columns: int = 80) -> Answer:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "argv", ["dpadmm", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        shown = capsys.readouterr()
+        code = end.value.code
+        assert code is None or isinstance(code, int)
+        return Answer(code or 0, shown.out, shown.err)
+
+    return run
+
+
+@pytest.fixture
+def process() -> Cli:
+    """``process("demo", env={...})``: the command as a real process."""
+
+    def run(*words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Answer:
+        done = subprocess.run(
+            [*COMMAND, *map(str, words)],
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def command() -> list[str]:
+    """Words that start ``dpadmm`` as a process."""
+    return COMMAND

@@ -1,0 +1,53 @@
+"""The figures this project promises on the UCI Adult data, with the paper's constants (ten splits)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpadmm import load_adult, simulate
+from dpadmm.data import Dataset
+
+pytestmark = pytest.mark.adult
+
+PAPER = {"n_agents": 100, "reg_share": 1e-6, "test_rows": 5222, "delta": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def adult() -> Dataset:
+    return load_adult()
+
+
+@pytest.mark.parametrize(
+    ("round_epsilon", "exact", "global_loss", "local_loss", "global_error"),
+    [(0.05, 0.2772, 0.431, 0.478, 0.211), (0.1, 0.6339, 0.418, 0.436, 0.195)],
+)
+def test_dp_admm_as_published(
+    adult: Dataset,
+    round_epsilon: float,
+    exact: float,
+    global_loss: float,
+    local_loss: float,
+    global_error: float,
+) -> None:
+    runs = [
+        simulate(
+            adult, round_epsilon=round_epsilon, weight_radius=89.0, rho=0.1, n_rounds=100, metrics_every=100,
+            seed=seed, **PAPER,
+        )
+        for seed in range(10)
+    ]  # fmt: skip
+    names = ("train_loss_global", "train_loss_local", "test_error_global")
+    means = np.mean([[run.trace.last()[name] for name in names] for run in runs], axis=0)
+    assert means[0] == pytest.approx(global_loss, abs=0.006)
+    assert means[1] == pytest.approx(local_loss, abs=0.006)
+    assert means[2] == pytest.approx(global_error, abs=0.007)
+    assert runs[0].rows.n_rows.tolist() == [400] * 100
+    assert runs[0].rows.n_features == 104
+    assert runs[0].privacy.epsilon == pytest.approx(exact, abs=5e-5)
+
+
+def test_the_floor(adult: Dataset) -> None:
+    found = simulate(adult, method="centralized", seed=0, **PAPER).trace.last()
+    assert found["train_loss_global"] == pytest.approx(0.324, abs=0.002)
+    assert found["test_error_global"] == pytest.approx(0.152, abs=0.007)
