@@ -127,8 +127,8 @@ def linear() -> bool:
     for entries in sizes:
         rows, _ = equal_rows(entries // 100, 100, 10)
         seconds += interleaved(round_of(rows), repeats=max(5, min(200, 10**8 // entries)))
-    print("      ms per round, n = 10: "
-          + ", ".join(f"{n:.0e} entries {t * 1e3:.2f}" for n, t in zip(sizes, seconds, strict=True)))  # fmt: skip
+    shown = ", ".join(f"{n:.0e} entries {t * 1e3:.2f}" for n, t in zip(sizes, seconds, strict=True))
+    print(f"      ms per round, n = 10: {shown}")
     per_entry = np.diff(seconds) / np.diff(sizes) * 1e9
     fixed = seconds[0] - per_entry[0] * 1e-9 * sizes[0]
     print(f"      ns per further entry: {', '.join(f'{value:.2f}' for value in per_entry)}; "

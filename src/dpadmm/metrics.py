@@ -27,19 +27,24 @@ COLUMNS = {
 """Columns of a trace. Error is the share of wrong labels, or the root mean square residual in regression."""
 
 
-def row_errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
-    """0/1 for a right/wrong label, or the squared residual: labels (rows,), scores (rows, p) -> (rows,)."""
+def errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
+    """Summed errors of several models: labels (rows,), scores (rows, models, p) -> (models,).
+
+    A row's error is 0 or 1 for a right or wrong label, or the squared residual in regression.
+    """
     if loss.task == "binary":
-        return np.asarray((scores[:, 0] > 0.0) != (labels > 0.0), dtype=float)
+        wrong = (scores[:, :, 0] > 0.0) != (labels > 0.0)[:, None]
+        return np.asarray(np.count_nonzero(wrong, axis=0), dtype=float)
     if loss.task == "multiclass":
-        return np.asarray(np.argmax(scores, axis=1) != labels, dtype=float)
-    return np.asarray((scores[:, 0] - labels) ** 2)
+        wrong = scores.argmax(axis=2) != labels[:, None]
+        return np.asarray(np.count_nonzero(wrong, axis=0), dtype=float)
+    return np.asarray(np.sum((scores[:, :, 0] - labels[:, None]) ** 2, axis=0))
 
 
-def error(loss: Loss, labels: Floats, scores: Floats) -> float:
-    """Classification error rate, or root mean square residual in regression."""
-    mean = float(row_errors(loss, labels, scores).mean())
-    return mean if loss.task != "regression" else float(np.sqrt(mean))
+def rate(loss: Loss, summed: Floats, n_rows: int) -> Floats:
+    """Classification error rate, or root mean square residual in regression, from summed errors."""
+    mean = summed / n_rows
+    return np.sqrt(mean) if loss.task == "regression" else mean
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,11 @@ class Metrics:
             "seconds": view.seconds,
             "train_loss_local": float(problem.losses(rows, view.released).mean()),
             "train_loss_global": float((per_agent / rows.n_rows).mean()),
-            "train_error_global": error(problem.loss, rows.labels, global_scores),
+            "train_error_global": float(
+                rate(
+                    problem.loss, errors(problem.loss, rows.labels, global_scores[:, None]), len(rows.labels)
+                )[0]
+            ),
         }
         if self.rho is not None:
             out["augmented_objective"] = self._augmented_objective(self.rho)
@@ -123,16 +132,14 @@ class Metrics:
         loss = self.problem.loss
         n_agents, d, p = view.released.shape
         models = np.concatenate([view.released, view.consensus[None]]).transpose(1, 0, 2).reshape(d, -1)
-        losses, errors = 0.0, np.zeros(n_agents + 1)
+        loss_sum, error_sums = 0.0, np.zeros(n_agents + 1)
         for features, labels in test.parts():
             scores = np.asarray(features @ models).reshape(len(labels), n_agents + 1, p)
-            losses += float(loss.value(labels, scores[:, -1]).sum())
-            errors += [row_errors(loss, labels, scores[:, i]).sum() for i in range(n_agents + 1)]
-        errors /= len(test.labels)
-        if loss.task == "regression":
-            errors = np.sqrt(errors)
+            loss_sum += float(loss.value(labels, scores[:, -1]).sum())
+            error_sums += errors(loss, labels, scores)
+        rates = rate(loss, error_sums, len(test.labels))
         return {
-            "test_loss_global": losses / len(test.labels),
-            "test_error_local": float(errors[:-1].mean()),
-            "test_error_global": float(errors[-1]),
+            "test_loss_global": loss_sum / len(test.labels),
+            "test_error_local": float(rates[:-1].mean()),
+            "test_error_global": float(rates[-1]),
         }

@@ -1,4 +1,4 @@
-"""``dpadmm simulate``: files in, run folder out, every mistake one sentence, and interruption at any moment."""
+"""``dpadmm simulate``: files in, run folder out, mistakes in one sentence, interruption at any moment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -139,7 +140,7 @@ BAD = {
     "infinity": (_cell("x1", "inf"), "row 5.*x1|x1.*row 5"),
     "empty cell": (_cell("x1", ""), "row 5.*x1|x1.*row 5"),
     "text cell": (_cell("x1", "many"), "row 5.*x1|x1.*row 5"),
-    "label outside the classes": (_cell("label", "maybe"), "row 5: label 'maybe' is not one of .*'no', 'yes'"),
+    "label outside the classes": (_cell("label", "maybe"), "row 5: label 'maybe' is not one of"),
     "missing label": (_cell("label", ""), "row 5: the label is missing"),
     "long row": (_cell("x1", 1.5), r"row 5 has L2 norm 1\.5.* > 1 .*--clip-rows"),
     "empty file": (_file("empty.csv", b""), "empty.csv is empty"),
@@ -160,7 +161,7 @@ BAD = {
     "npz with few labels": (_npz(features=EYE, labels=np.ones(3)), "4 rows|3 labels"),
     "npz with a cube": (_npz(features=np.zeros((2, 2, 2)), labels=np.ones(2)), "matrix|dimension"),
     "npz with a label table": (_npz(features=EYE, labels=np.ones((4, 2))), r"\(4, 2\)"),
-    "npz with text": (_npz(features=np.full((2, 2), "a"), labels=np.ones(2)), "number"),
+    "npz with text": (_npz(features=np.full((2, 2), "a"), labels=np.ones(2)), "numeric"),
     "npz with NaN": (_npz(features=np.array([[0.1], [np.nan]]), labels=np.array([1, -1])), "row 2"),
     "npz with objects": (_npz(features=np.array([{}, {}]), labels=np.ones(2)), "bad.npz"),
     "svm with junk": (_file("bad.svm", b"1 1:0.5\n-1 1=0.5\n"), "label|row 2"),
@@ -168,7 +169,7 @@ BAD = {
     "more agents than rows": (_words("--data", "synthetic", "-n", "99999"), "99999 agents cannot share"),
     "one row each": (_words("--data", "synthetic", "-n", "16000"), "has one row"),
     "epsilon 0": (_words("--data", "synthetic", "-e", "0"), "epsilon must be positive, not 0.0"),
-    "epsilon negative": (_words("--data", "synthetic", "-e=-1"), "epsilon must be positive, not -1.0"),
+    "epsilon negative": (_words("--data", "synthetic", "--epsilon=-1"), "epsilon must be positive, not -1.0"),
     "epsilon NaN": (_words("--data", "synthetic", "-e", "nan"), "epsilon must be a finite number, not nan"),
     "epsilon text": (_words("--data", "synthetic", "-e", "much"), "epsilon must be a number, .*'much'"),
     "epsilon for others": (_words("--data", "synthetic", "-e", "1,2"), "epsilon has 2 values, .* 3 agents"),
@@ -206,18 +207,18 @@ BAD = {
     "config is a directory": (_config_directory, "cannot be read as a text file"),
     "config is no text": (_config_bytes, "cannot be read as a text file"),
     "broken TOML": (_toml('data = "synthetic\n'), "bad.toml: not valid TOML"),
-    "unknown name": (_toml('data = "synthetic"\nagnets = 3'), "unknown setting 'agnets'.*did you mean 'n_agents'"),
+    "unknown name": (_toml('data = "synthetic"\nagnets = 3'), "'agnets'.*did you mean 'n_agents'"),
     "unknown table": (_toml("[privacy]\nepsilon = 1"), "unknown setting 'privacy'"),
     "said twice": (_toml("agents = 3\nn-agents = 4"), "n_agents is set twice"),
     "text for a number": (_toml('data = "synthetic"\nrho = "big"'), "rho must be a finite number, not 'big'"),
     "number for text": (_toml("data = 3"), "data must be text, not 3"),
     "number for a name": (_toml('data = "synthetic"\nregularizer = 3'), "regularizer 3 does not exist"),
-    "truth for a number": (_toml('data = "synthetic"\ndelta = true'), "delta must be a finite number, not True"),
+    "truth for a number": (_toml('data = "synthetic"\ndelta = true'), "delta must be a finite.* True"),
     "truth for a count": (_toml('data = "synthetic"\nmetrics_every = true'), "metrics_every must be a whole"),
-    "number for truth": (_toml('data = "synthetic"\nintercept = 1'), "intercept must be true or false, not 1"),
-    "list for a number": (_toml('data = "synthetic"\nrho = [1]'), r"rho must be a finite number, not \[1\]"),
+    "number for truth": (_toml('data = "synthetic"\nintercept = 1'), "intercept must be true or false"),
+    "list for a number": (_toml('data = "synthetic"\nrho = [1]'), "rho must be a finite number"),
     "list for a name": (_toml('data = "synthetic"\nloss = ["hinge"]'), "loss .* does not exist"),
-    "fraction for a count": (_toml('data = "synthetic"\nmetrics_every = 1.5'), "metrics_every must be a whole"),
+    "fraction for a count": (_toml('data = "synthetic"\nmetrics_every = 1.5'), "must be a whole number"),
     "date for a number": (_toml('data = "synthetic"\nrho = 2020-01-01'), "rho must be a finite number"),
     "infinity in TOML": (_toml('data = "synthetic"\nrho = inf'), "rho must be a finite number, not inf"),
     "text for repeats": (_toml('data = "synthetic"\nrepeats = "2"'), "repeats must be a whole number"),
@@ -242,8 +243,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, monkeypatch
 
 def refused(answer, complaint: str) -> None:
     __tracebackhide__ = True
-    import re
-
     assert answer.code == 2, answer.out
     assert answer.out == ""
     assert re.fullmatch(r"dpadmm: [^\n]+\n", answer.err), answer.err
@@ -373,14 +372,11 @@ def test_every_format_gives_the_same_numbers(cli, tmp_path):
 
 def test_owners_are_agents(cli, tmp_path):
     path = write_csv(tmp_path / "rows.csv", only("label", "owner"))
-    answer = cli(
-        "simulate", "-d", path, *BINARY, "--by", "owner", "-e", "1,2,4", "-t", "3", "--json"
-    ).succeeded()
-    run = answer.json["runs"]["1"]
+    words = ["simulate", "-d", path, *BINARY, "--by", "owner", "-e", "1,2,4", "-t", "3"]
+    run = cli(*words, "--json").succeeded().json["runs"]["1"]
     assert (run["agents"], run["features"]) == (3, 3)
     assert run["privacy"]["epsilon_by_agent"] == pytest.approx([1.0, 2.0, 4.0], rel=1e-6)
-    text = cli("simulate", "-d", path, *BINARY, "--by", "owner", "-e", "1,2,4", "-t", "3").succeeded().out
-    assert "1.0000 to 4.0000" in text
+    assert "1.0000 to 4.0000" in cli(*words).succeeded().out
 
 
 def test_softmax(cli, tmp_path):
@@ -500,8 +496,8 @@ def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows
 
 
 def test_dashes_short_names_and_switching_off(cli, tmp_path, rows_csv):
-    text = f"data = '{rows_csv}'\nlabel = 'label'\nclasses = 'no,yes'\nagents = 3\nrounds = 2\nintercept = true\n"
-    (tmp_path / "s.toml").write_text(text + "round-epsilon = 0.5\nclip-rows = true\n")
+    text = f"data = '{rows_csv}'\nlabel = 'label'\nclasses = 'no,yes'\nagents = 3\nrounds = 2\n"
+    (tmp_path / "s.toml").write_text(text + "round-epsilon = 0.5\nclip-rows = true\nintercept = true\n")
     used = cli("simulate", "-c", tmp_path / "s.toml", "--no-intercept", "--json").succeeded().json["settings"]
     assert (used["n_agents"], used["n_rounds"], used["intercept"], used["clip_rows"]) == (3, 2, False, True)
     pooled = cli("simulate", "-c", tmp_path / "s.toml", "--method", "centralized", "--json").succeeded()
@@ -647,9 +643,8 @@ def test_ctrl_c_keeps_the_rounds_done(command, tmp_path):
     ) as started:
         os.close(theirs)
         shown = b""
-        while b"/1000000" not in shown or shown.endswith(b" 0/1000000"):
+        while not re.search(rb"[1-9]\d*/1000000", shown):
             shown += os.read(screen, 4096)
-        time.sleep(0.3)
         started.send_signal(signal.SIGINT)
         shown += _rest(screen)
         out = started.stdout.read().decode()
@@ -665,7 +660,7 @@ def test_ctrl_c_keeps_the_rounds_done(command, tmp_path):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]["1"]
     assert rounds == list(range(1, len(rounds) + 1))
     assert summary["interrupted"]
-    assert 0 <= summary["rounds"] - len(rounds) <= 1
+    assert summary["rounds"] == len(rounds)
     assert 0.0 < summary["privacy"]["epsilon"] < 1.0
     assert summary["privacy"]["n_releases"] == [summary["rounds"]] * 10
     assert np.isfinite(load_model(tmp_path / "out" / "model-1.npz").weights).all()
@@ -681,6 +676,50 @@ def _rest(screen: int) -> bytes:
         if not part:
             return text
         text += part
+
+
+def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_csv, monkeypatch):
+    """A second one does not wait."""
+    from dpadmm.methods import DpAdmm
+
+    original, presses = DpAdmm.step, {3: 1}
+
+    def step(self, *args, **more):
+        for _ in range(presses.get(more["round"], 0)):
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(DpAdmm, "step", step)
+    words = ["simulate", "-d", rows_csv, *BINARY, *QUICK]
+    for done in (3, 2):
+        answer = cli(*words)
+        assert answer.code == 130
+        assert answer.err == f"dpadmm: interrupted in run 1 of 1 after {done} rounds\n"
+        presses = {3: 2}
+
+
+def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, rows_csv, monkeypatch):
+    from dpadmm.methods import DpAdmm
+
+    original, calls = DpAdmm.step, 0
+
+    def step(self, *args, **more):
+        nonlocal calls
+        calls += 1
+        if calls == 11:
+            raise KeyboardInterrupt
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(DpAdmm, "step", step)
+    words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "5", "-o", tmp_path / "out"]
+    answer = cli(*words)
+    assert answer.code == 130
+    assert "interrupted in run 3 of 5 after 2 rounds" in answer.err
+    assert "mean ± standard deviation of 2 runs" in " ".join(answer.out.split())
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [run["rounds"] for run in summary["runs"].values()] == [4, 4, 2]
+    assert len(summary["measures"]["train_loss_global"]["values"]) == 2
+    assert load_model(tmp_path / "out" / "model-3.npz").weights.shape == (3, 1)
 
 
 def test_ctrl_c_while_data_is_read(command, tmp_path):
@@ -733,7 +772,7 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    if moment.startswith("before"):
+    if moment.startswith("in"):
         interrupt_at(DpAdmm, "step", 1 if moment.endswith("1") else 5)
     elif moment == "between":
         interrupt_at(module, "prepare", 2)
@@ -742,7 +781,7 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "3", "-o", tmp_path / "out"]
     answer = cli(*words)
     assert answer.code == 130
-    if moment == "before round 1 of run 1":
+    if moment == "in round 1 of run 1":
         assert (answer.out, answer.err) == ("", "dpadmm: interrupted\n")
         assert not (tmp_path / "out").exists()
         return

@@ -61,18 +61,17 @@ def test_nothing_nearby_is_better(loss: Loss, regularizer: Regularizer) -> None:
     assert best < problem.objective(rows, np.zeros_like(found))
 
 
-@pytest.mark.parametrize("width", [1e-3, 0.01, 0.1])
-@pytest.mark.parametrize("regularizer", [NoRegularizer(), L1(), L2()])
+@pytest.mark.parametrize(
+    ("width", "regularizer"),
+    [(1e-3, NoRegularizer()), (0.01, NoRegularizer()), (0.1, NoRegularizer()), (0.01, L2()), (0.1, L1())],
+)
 def test_no_curvature_at_the_start_is_no_optimum(width: float, regularizer: Regularizer) -> None:
     """At zero every row lies beyond the rounded corner: the Hessian vanishes, the slope does not."""
     rows = cohort(SmoothedHinge(width))
-    objectives = [
-        problem.objective(rows, minimizer(problem, rows))
-        for problem in (Problem(SmoothedHinge(w), regularizer, 0.002) for w in (width, 1.0))
-    ]
-    hinge = Problem(Hinge(), regularizer, 0.002)
+    rounded, hinge = (Problem(loss, regularizer, 0.01) for loss in (SmoothedHinge(width), Hinge()))
+    found = rounded.objective(rows, minimizer(rounded, rows))
     floor = hinge.objective(rows, minimizer(hinge, rows))
-    assert floor - width / 2.0 - 1e-3 <= objectives[0] <= floor + 1e-9
+    assert floor - width / 2.0 - 1e-3 <= found <= floor + 1e-9
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.03])

@@ -80,7 +80,7 @@ def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
 
 def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
     """Adult with the paper's constants, or synthetic rows when Adult cannot be had (and --data auto)."""
-    shared = Settings(n_agents=100, round_epsilon=ROUND_EPSILONS[0], delta=1e-3, seed=1, metrics_every=2)
+    shared = Settings(n_agents=100, round_epsilon=ROUND_EPSILONS[0], delta=1e-3, seed=1, metrics_every=5)
     if source is not Source.SYNTHETIC:
         try:
             # c_w = 89 and λ/n = 1e-6 are the paper's, found on the same rows: good for a reproduction only

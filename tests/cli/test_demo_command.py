@@ -1,0 +1,177 @@
+"""``dpadmm demo``: the table, the folder, the fallback without network, interruption."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from dpadmm.data import synthetic
+from dpadmm.model import load_model
+
+module = importlib.import_module("dpadmm.cli.demo")  # the name in the package is the command
+
+CLOSED = "http://127.0.0.1:9"  # nothing listens there
+MODELS = {f"model-{e}-{k}.npz" for e in ("0.05", "0.1") for k in (1, 2, 3)}
+
+
+def offline(cache: Path) -> dict[str, str]:
+    """An environment in which Adult can be had from nowhere."""
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), CLOSED)
+    return {
+        **nowhere,
+        "no_proxy": "",
+        "NO_PROXY": "",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+        "DPADMM_ADULT": "",
+        "DPADMM_CACHE": str(cache),
+    }
+
+
+def read_summary(folder: Path) -> dict:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
+
+
+def check_folder(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    files = {"settings.toml", "trace.csv", "summary.json", "convergence.png", "convergence.svg"}
+    assert names == files | MODELS
+    assert (folder / "convergence.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert ElementTree.parse(folder / "convergence.svg").getroot().tag.endswith("svg")
+    for name in MODELS:
+        model = load_model(folder / name)
+        assert model.privacy["epsilon"] == pytest.approx(0.2772 if "0.05" in name else 0.6339, abs=5e-5)
+
+
+def check_table(text: str) -> dict[str, list[str]]:
+    """The rows of the table: first words -> cells."""
+    lines = [line for line in text.splitlines() if not line.startswith(("Figure:", "All results:"))]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in text
+    rows = {" ".join(line.split()[:2]): line.split() for line in lines if line.startswith((" opt", " DP-"))}
+    assert list(rows) == ["optimum " + rows[next(iter(rows))][1], "DP-ADMM 0.05", "DP-ADMM 0.1"]
+    assert [rows[f"DP-ADMM {e}"][2] for e in ("0.05", "0.1")] == ["0.2772", "0.6339"]
+    assert "0.5009 and 1.0193" in " ".join(text.split())
+    return rows
+
+
+def test_without_network_the_demo_says_so_and_uses_synthetic_rows(process, tmp_path):
+    env = {**offline(tmp_path / "cache"), "COLUMNS": "80"}
+    answer = process("demo", "-o", "out", env=env, cwd=tmp_path).succeeded()
+    assert answer.err == ""
+    assert answer.out.startswith("Adult is not available, so the demo uses synthetic rows.")
+    assert "DPADMM_ADULT" in answer.out
+    check_table(answer.out)
+    assert answer.out.endswith("Figure: out/convergence.png\nAll results: out\n")
+    check_folder(tmp_path / "out")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_fallback_does_not_keep_one_waiting(tmp_path, monkeypatch):
+    for name, value in offline(tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
+    started = time.monotonic()
+    dataset, settings = module._choose(module.Source.AUTO, Console(stderr=True))
+    assert time.monotonic() - started < 15.0
+    assert dataset.name == "synthetic binary"
+    assert settings.n_agents == 100
+
+
+def test_asking_for_adult_without_network_is_one_sentence(cli, tmp_path, monkeypatch):
+    for name, value in offline(tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
+    answer = cli("demo", "--data", "adult", "-o", tmp_path / "out")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("dpadmm: Adult could not be fetched.")
+    assert answer.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One split instead of three."""
+    monkeypatch.setattr(module, "REPEATS", 1)
+
+
+@pytest.fixture
+def small(once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And few rows."""
+    monkeypatch.setattr(module, "as_dataset", lambda *_: synthetic("binary", n_rows=1000, n_features=5))
+
+
+def test_json_and_the_written_settings_run_again(cli, tmp_path, once):
+    answer = cli("demo", "--data", "synthetic", "-o", tmp_path / "out", "--json").succeeded()
+    assert answer.err == ""
+    assert answer.json == read_summary(tmp_path / "out")
+    reached = answer.json["measures"]["ε = 0.2772"]["train_loss_global"]["mean"]
+    assert reached > answer.json["optimum"]["train_loss_global"]
+    settings = tomllib.loads((tmp_path / "out" / "settings.toml").read_text())
+    assert (settings["data"], settings["round_epsilon"], settings["repeats"]) == ("synthetic", 0.05, 1)
+    again = cli("simulate", "-c", tmp_path / "out" / "settings.toml", "--json").succeeded()
+    assert again.json["measures"]["train_loss_global"]["mean"] == reached
+
+
+def test_readable_at_any_width_and_repeated_into_the_same_folder(cli, tmp_path, small, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for columns in (80, 120):
+        text = cli("demo", "--data", "synthetic", "-o", "out", columns=columns).succeeded().out
+        assert max(map(len, text.splitlines())) <= columns
+        assert "…" not in text
+
+
+def test_a_bad_output_folder(cli, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    answer = cli("demo", "--data", "synthetic", "-o", tmp_path / "file")
+    assert (answer.code, answer.out) == (2, "")
+    assert "file is a file; choose another output folder" in answer.err
+
+
+@pytest.mark.parametrize("when", ["optimum", "first run", "second run"])
+def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
+    from dpadmm.methods import Centralized, DpAdmm
+
+    method, at = {"optimum": (Centralized, 1), "first run": (DpAdmm, 1), "second run": (DpAdmm, 105)}[when]
+    original, calls = method.step, 0
+
+    def step(self, *args, **more):
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(method, "step", step)
+    answer = cli("demo", "--data", "synthetic", "-o", tmp_path / "out")
+    assert answer.code == 130
+    if when != "second run":
+        assert (answer.out, answer.err) == ("", "dpadmm: interrupted\n")
+        assert not (tmp_path / "out").exists()
+        return
+    assert "dpadmm: interrupted in run 2 of " in answer.err
+    runs = read_summary(tmp_path / "out")["runs"]
+    assert [run["rounds"] for run in runs.values()] == [100, 4]
+
+
+@pytest.mark.adult
+def test_the_demo_on_adult(process, tmp_path):
+    answer = process("demo", "--data", "adult", "-o", "out", env={"COLUMNS": "80"}, cwd=tmp_path).succeeded()
+    assert answer.err == ""
+    assert answer.out.startswith("adult: 40000 training rows × 104 features, 100 agents, 100 rounds\n")
+    rows = check_table(answer.out)
+    optimum = next(iter(rows.values()))
+    assert float(optimum[1]) == pytest.approx(0.323, abs=0.003)
+    assert float(rows["DP-ADMM 0.05"][3]) == pytest.approx(0.431, abs=0.006)
+    assert float(rows["DP-ADMM 0.1"][3]) == pytest.approx(0.418, abs=0.006)
+    check_folder(tmp_path / "out")
+    assert os.path.getsize(tmp_path / "out" / "convergence.png") > 10_000
