@@ -151,11 +151,24 @@ def test_bad_plans(plan: np.ndarray, said: str) -> None:
         run(participation=plan)
 
 
-def test_stopping_early_costs_less() -> None:
-    result = run(noise_multiplier=50.0, n_rounds=500, stop_tolerance=0.2)
-    assert result.outcome.rounds < 500
-    assert result.privacy.n_releases.tolist() == [result.outcome.rounds] * 5
-    assert result.privacy.epsilon < result.privacy.planned_epsilon
+def test_stopping_by_the_result_is_charged_in_full() -> None:
+    """When the transcript decides the length, only the guarantee of all planned rounds holds."""
+    common = {"epsilon": 1.0, "delta": 1e-5, "n_agents": 5, "n_rounds": 200, "metrics_every": 0, "seed": 3}
+    stopped = simulate("synthetic", **common, stop_tolerance=0.5)
+    assert stopped.outcome.rounds < 200
+    assert stopped.privacy.n_releases.max() == stopped.outcome.rounds
+    assert stopped.privacy.charged_releases.tolist() == [200] * 5
+    assert stopped.privacy.epsilon == stopped.privacy.planned_epsilon == pytest.approx(1.0, abs=1e-9)
+
+
+def test_interrupting_is_charged_in_full() -> None:
+    def interrupt(view):
+        if view.round == 3:
+            raise KeyboardInterrupt
+
+    result = simulate("synthetic", epsilon=1.0, n_agents=5, n_rounds=50, seed=3, observers=[interrupt])
+    assert result.outcome.rounds == 3
+    assert result.privacy.epsilon == result.privacy.planned_epsilon
 
 
 @pytest.mark.parametrize("noise", [{"epsilon": 1.0}, {"noise_multiplier": 0.0}])

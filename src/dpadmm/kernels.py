@@ -20,13 +20,12 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 from numba import types as nbt
 from scipy.sparse import csr_array
 
 from dpadmm.arrays import Floats, Integers
-from dpadmm.compiler import inline, parallel, serial
+from dpadmm.compiler import numba
 from dpadmm.errors import PerformanceWarning
 from dpadmm.losses.base import Loss, exp, slopes
 
@@ -35,6 +34,12 @@ if TYPE_CHECKING:
 
 ENTRIES_PER_BLOCK = 2**17
 """An agent with more feature entries than this is cut into several blocks."""
+
+_SUMS = {"reassoc", "contract", "nsz"}  # lets sums be vectorised; NaN and inf keep their meaning
+_inline = numba.njit(error_model="numpy", fastmath={"contract"})
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+_serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS)
+_parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS, parallel=True)
 
 _LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
 
@@ -78,7 +83,7 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> Blocks:
 # --- the loss's own formula, compiled ----------------------------------------------------------------------
 
 
-@inline
+@_inline
 def _exp(x):  # type: ignore[no-untyped-def]
     """exp to the last bit or two, in arithmetic that the compiler runs on four rows at once (libm's cannot).
 
@@ -154,7 +159,7 @@ def _compiled_slopes(formula: Any) -> Any | None:
 # --- dense rows --------------------------------------------------------------------------------------------
 
 
-@serial
+@_serial
 def _dense_scores(features, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
     # one row at a time: the rows come from memory here, and a straight read is what the prefetcher foresees
     for h in range(weights.shape[0]):
@@ -166,27 +171,41 @@ def _dense_scores(features, order, first, last, weights, scores):  # type: ignor
             scores[h, r - first] = s
 
 
-@serial
+@_exact
 def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
-    """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``."""
+    """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``, always.
+
+    Slopes that are not finite (a point so far out that scores overflow) become 0, so that no row can be
+    told by its turning the sum into NaN. Squares are taken relative to the largest slope, so that none
+    overflows or vanishes.
+    """
     n_outputs, n_rows = slope.shape[0], last - first
     if n_outputs == 1:  # the usual case is that no row is too long, and that is seen four rows at a time
-        longest = 0.0
+        n_fine = 0
         for i in range(n_rows):
-            longest = max(longest, abs(slope[0, i]) * norms[first + i])
-        if longest <= bound:
+            n_fine += abs(slope[0, i]) * norms[first + i] <= bound  # false for NaN
+        if n_fine == n_rows:
             return
     for i in range(n_rows):
-        squared = 0.0
+        largest = 0.0
+        finite = True
         for h in range(n_outputs):
-            squared += slope[h, i] * slope[h, i]
-        size = np.sqrt(squared) * norms[first + i]
-        if not size <= bound:  # also when it is not a number
+            finite = finite and np.isfinite(slope[h, i])
+            largest = max(largest, abs(slope[h, i]))
+        if not finite:
             for h in range(n_outputs):
-                slope[h, i] *= bound / size
+                slope[h, i] = 0.0
+        elif largest > 0.0:
+            squared = 0.0
+            for h in range(n_outputs):
+                squared += (slope[h, i] / largest) ** 2
+            limit = bound / (np.sqrt(squared) * norms[first + i])
+            if largest > limit:
+                for h in range(n_outputs):
+                    slope[h, i] = slope[h, i] / largest * limit
 
 
-@parallel
+@_parallel
 def _dense_gradient(features, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_outputs, n_features = weights.shape[1], weights.shape[2]
@@ -217,7 +236,7 @@ def _dense_gradient(features, order, labels, norms, bound, slopes_of, parameters
         sums[b] = total
 
 
-@parallel
+@_parallel
 def _dense_all_scores(features, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     for b in numba.prange(len(agent)):
@@ -227,7 +246,7 @@ def _dense_all_scores(features, order, blocks, weights, out):  # type: ignore[no
 # --- sparse rows -------------------------------------------------------------------------------------------
 
 
-@serial
+@_serial
 def _sparse_scores(data, indices, indptr, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
     for r in range(first, last):
         row = order[r]
@@ -238,7 +257,7 @@ def _sparse_scores(data, indices, indptr, order, first, last, weights, scores): 
             scores[h, r - first] = s
 
 
-@parallel
+@_parallel
 def _sparse_gradient(  # type: ignore[no-untyped-def]
     data, indices, indptr, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
 ):
@@ -263,7 +282,7 @@ def _sparse_gradient(  # type: ignore[no-untyped-def]
         sums[b] = total
 
 
-@parallel
+@_parallel
 def _sparse_all_scores(data, indices, indptr, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     for b in numba.prange(len(agent)):
@@ -341,12 +360,19 @@ def reference_gradient(
     parts = [rows.features[rows.order[rows.offsets[i] : rows.offsets[i + 1]]] for i in agents]
     labels = [rows.labels[rows.offsets[i] : rows.offsets[i + 1]] for i in agents]
     norms = [rows.norms[rows.offsets[i] : rows.offsets[i + 1]] for i in agents]
-    all_scores = [part @ points[i] for i, part in zip(agents, parts, strict=True)]
     out = np.zeros(points.shape)
-    for i, part, b, s, norm in zip(agents, parts, labels, all_scores, norms, strict=True):
-        slope = slopes(loss, b, s)
-        size = np.linalg.norm(slope, axis=1) * norm
-        over = size > bound
-        slope[over] *= (bound / size[over])[:, None]
-        out[i] = (part.T @ slope) / len(b)
+    with np.errstate(over="ignore", invalid="ignore"):  # far out, scores overflow; the clipping sees to it
+        all_scores = [np.asarray(part @ points[i]) for i, part in zip(agents, parts, strict=True)]
+        all_slopes = [slopes(loss, b, s) for b, s in zip(labels, all_scores, strict=True)]
+    for i, part, slope, norm in zip(agents, parts, all_slopes, norms, strict=True):
+        out[i] = (part.T @ _clipped(slope, norm, bound)) / len(slope)
     return out
+
+
+def _clipped(slope: Floats, norms: Floats, bound: float) -> Floats:
+    """``_clip`` in NumPy: slopes (rows, p)."""
+    slope = np.where(np.isfinite(slope).all(axis=1, keepdims=True), slope, 0.0)
+    largest = np.abs(slope).max(axis=1, keepdims=True)
+    unit = slope / np.where(largest > 0.0, largest, 1.0)
+    limit = bound / np.maximum(np.linalg.norm(unit, axis=1) * norms, np.finfo(float).tiny)[:, None]
+    return np.where(largest > limit, unit * limit, slope)

@@ -47,6 +47,11 @@ def rate(loss: Loss, summed: Floats, n_rows: int) -> Floats:
     return np.sqrt(mean) if loss.task == "regression" else mean
 
 
+def error(loss: Loss, labels: Floats, scores: Floats) -> float:
+    """Error of one model: labels (rows,), scores (rows, p) -> number."""
+    return float(rate(loss, errors(loss, labels, scores[:, None]), len(labels))[0])
+
+
 @dataclass(frozen=True)
 class TestRows:
     """Held-out rows: which rows of a matrix, read in place a few at a time."""
@@ -110,11 +115,7 @@ class Metrics:
             "seconds": view.seconds,
             "train_loss_local": float(problem.losses(rows, view.released).mean()),
             "train_loss_global": float((per_agent / rows.n_rows).mean()),
-            "train_error_global": float(
-                rate(
-                    problem.loss, errors(problem.loss, rows.labels, global_scores[:, None]), len(rows.labels)
-                )[0]
-            ),
+            "train_error_global": error(problem.loss, rows.labels, global_scores),
         }
         if self.rho is not None:
             out["augmented_objective"] = self._augmented_objective(self.rho)

@@ -10,11 +10,10 @@ Logarithm, sine and cosine are written out in arithmetic that the compiler runs 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from dpadmm.arrays import Floats
-from dpadmm.compiler import inline, parallel
+from dpadmm.compiler import numba
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE_BITS = np.uint64(0x3FF0000000000000)  # of the number 1.0
@@ -23,8 +22,11 @@ _BIG_BITS = np.uint64(0x4330000000000000)  # of 2^52, whose last bit is worth 1
 _BIG = 4503599627370496.0
 _LN2 = 0.6931471805599453
 
+_inline = numba.njit(error_model="numpy", fastmath={"contract"})
+_parallel = numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy", fastmath={"contract"})
 
-@inline
+
+@_inline
 def _mix(word):  # type: ignore[no-untyped-def]
     """SplitMix64's finaliser: every bit of the result depends on every bit of the word."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -32,13 +34,13 @@ def _mix(word):  # type: ignore[no-untyped-def]
     return word ^ (word >> np.uint64(31))
 
 
-@inline
+@_inline
 def _uniform(word):  # type: ignore[no-untyped-def]
     """The upper 52 bits as a number in [1, 2)."""
     return np.uint64((word >> np.uint64(12)) | _ONE_BITS).view(np.float64)
 
 
-@inline
+@_inline
 def _log(x):  # type: ignore[no-untyped-def]
     """Natural logarithm of a positive normal number: ``k ln2 + 2 artanh((m − 1)/(m + 1))``, m in [√½, √2)."""
     bits = np.float64(x).view(np.uint64)
@@ -62,7 +64,7 @@ def _log(x):  # type: ignore[no-untyped-def]
     return k * _LN2 + 2.0 * f * (1.0 + g * series)
 
 
-@inline
+@_inline
 def _sine(t):  # type: ignore[no-untyped-def]
     """``sin(2πt)`` for |t| ≤ ½, folded to |t| ≤ ¼ and expanded to the last bits."""
     t = 0.5 - t if t > 0.25 else t
@@ -81,7 +83,7 @@ def _sine(t):  # type: ignore[no-untyped-def]
     return x + x * y * series
 
 
-@parallel
+@_parallel
 def _fill(key, round, out):  # type: ignore[no-untyped-def]
     size = out.shape[1]
     half = (size + 1) // 2

@@ -19,6 +19,9 @@ from dpadmm.features import as_matrix, check_norms, row_norms
 from dpadmm.losses.base import Loss
 from dpadmm.regularizers.base import Regularizer
 
+LEAST_NORM = 1e-150
+"""Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""
+
 COMPACT_BYTES = 2**27
 """Rows are copied into the cohort's order up to this size (twice as fast); larger ones are read in place."""
 
@@ -147,6 +150,7 @@ def make_rows(
         raise DataError(f"label of row {bad[0] + 1} is {labels[bad[0]]}; remove the row or give it a label")
     norms = row_norms(features)
     check_norms(norms)
+    norms = np.maximum(norms, LEAST_NORM)
     if not np.array_equal(order, np.arange(n)) and _nbytes(features) <= COMPACT_BYTES:
         features = features[order]
         labels, norms, order = labels[order], norms[order], np.arange(len(order))

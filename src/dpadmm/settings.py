@@ -148,6 +148,8 @@ class Settings:
         self._check_budget()
 
     def _check_budget(self) -> None:
+        if not (0.0 < self.delta < 1.0):
+            raise StudyError(f"delta must lie strictly between 0 and 1, not {self.delta!r}")
         names = ("epsilon", "round_epsilon", "noise_multiplier")
         given = [name for name in names if getattr(self, name) is not None]
         if self.method == "centralized":
@@ -167,8 +169,6 @@ class Settings:
             raise StudyError(f"{given[0]} is an empty list; give one number, or one per agent")
         for number in value if isinstance(value, tuple) else (value,):
             _number(given[0], number, positive=given[0] != "noise_multiplier")
-        if not (0.0 < self.delta < 1.0):
-            raise StudyError(f"delta must lie strictly between 0 and 1, not {self.delta!r}")
 
     def problem(self, n_classes: int) -> Problem:
         """The problem these settings name; ``n_classes`` counts the declared classes (0: regression)."""

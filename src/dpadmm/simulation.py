@@ -197,7 +197,7 @@ def as_dataset(
 
 def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     """Hold out test rows, deal the others to agents, check and lay them out."""
-    rng = np.random.default_rng([settings.seed or 0, 1])
+    rng = np.random.default_rng([_seed(settings), 1])
     n_test = _test_count(settings.test_rows, len(dataset.labels))
     features = _shape_features(dataset.features, settings)
     everyone = np.arange(len(dataset.labels))
@@ -218,7 +218,7 @@ def run(
 ) -> Result:
     """Calibrate, train and report on prepared rows."""
     started = perf_counter()
-    problem, rows, seed = prepared.problem, prepared.rows, settings.seed or 0
+    problem, rows, seed = prepared.problem, prepared.rows, _seed(settings)
     participation, planned = _participation(settings, plan, rows.n_agents, seed)
     multipliers = _noise_multipliers(settings, rows.n_agents, planned)
     constants = constants_of(
@@ -250,7 +250,14 @@ def run(
         averages=averages,
         observers=[*([metrics] if settings.metrics_every else []), *observers],
     )
-    privacy = PrivacyReport(multipliers, outcome.n_releases, planned, settings.delta, method.name)
+    privacy = PrivacyReport(
+        multipliers,
+        outcome.n_releases,
+        planned,
+        settings.delta,
+        method.name,
+        ended_by_result=outcome.interrupted or settings.stop_tolerance is not None,
+    )
     dataset = prepared.dataset
     model = Model(
         weights=outcome.weights(settings.average),
@@ -267,6 +274,14 @@ def run(
     )
 
 
+def _seed(settings: Settings) -> int:
+    if settings.seed is None:
+        raise StudyError(
+            "prepare() and run() need settings with a seed; simulate() draws one where it is missing"
+        )
+    return settings.seed
+
+
 def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
     if settings is None:
         return settings_from(changes, "simulate()")
@@ -274,7 +289,7 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
 
 
 def _noise_multipliers(settings: Settings, n_agents: int, planned: Integers) -> Floats:
-    """z of every agent, fixed before any row is read."""
+    """z of every agent; it depends on no row."""
 
     def each(name: str) -> Floats:
         values = np.asarray(getattr(settings, name), dtype=float)

@@ -41,7 +41,7 @@ Observer = Callable[[RoundView], None]
 
 
 StopRule = Callable[[int, Floats, Floats], bool]
-"""(round, consensus, consensus before) -> stop? It sees what everyone sees: stopping tells nothing new."""
+"""(round, consensus, consensus before) -> stop? It sees only what everyone sees."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,9 @@ def train(
             else:
                 uploads[active] = sent[active]
             before, new_consensus = consensus, consensus_step(uploads)
-            # from here the round counts, whatever interrupts the observers
-            state, consensus, done = new_state, new_consensus, k
+            # charged first: an interruption may cost budget, never privacy
             n_releases[slice(None) if active is None else active] += 1
+            state, consensus, done = new_state, new_consensus, k
             seconds += perf_counter() - started
             view = RoundView(k, n_rounds, consensus, state.released, seconds)
             averages(view)

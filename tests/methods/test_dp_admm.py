@@ -111,7 +111,7 @@ def test_an_absent_agents_state_stays() -> None:
 def test_releases_say_what_is_spent() -> None:
     method = DpAdmm(0.2, Constant(0.5, 2), np.array([4.0, 0.0]))
     assert method.release(0) == Release(4.0)
-    assert method.release(1) is None
+    assert method.release(1) == Release(0.0)
 
 
 @pytest.mark.parametrize("rho", [0.0, -1.0, np.inf, np.nan])

@@ -27,8 +27,8 @@ class Huber:
     smoothness: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.delta < np.inf):
-            raise StudyError(f"huber: delta must be a positive number, not {self.delta!r}")
+        if not (0.0 < self.delta <= 1e100):
+            raise StudyError(f"huber: delta must be a positive number up to 1e100, not {self.delta!r}")
 
     @property
     def lipschitz(self) -> float:

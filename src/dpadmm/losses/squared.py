@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
 from dpadmm.losses.base import Index, Task
@@ -30,9 +28,9 @@ class Squared:
     parameters: ClassVar[tuple[float, ...]] = ()
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.gradient_bound < np.inf):
+        if not (0.0 < self.gradient_bound <= 1e100):
             raise StudyError(
-                f"squared: gradient_bound must be a positive number, not {self.gradient_bound!r}"
+                f"squared: gradient_bound must be a positive number up to 1e100, not {self.gradient_bound!r}"
             )
 
     @property

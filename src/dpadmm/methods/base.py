@@ -46,5 +46,5 @@ class Method(Protocol[S]):
         and must not be used.
         """
 
-    def release(self, agent: int) -> Release | None:
-        """What agent i gives away in one round it takes part in, or None for a method without privacy."""
+    def release(self, agent: int) -> Release:
+        """What agent i gives away in one round it takes part in; a multiplier of 0 means everything."""

@@ -258,5 +258,5 @@ class Centralized:
         everywhere = np.broadcast_to(minimizer(problem, rows), state.released.shape)
         return PooledState(everywhere), everywhere
 
-    def release(self, agent: int) -> Release | None:
-        return None
+    def release(self, agent: int) -> Release:
+        return Release(0.0)

@@ -48,6 +48,8 @@ class DpAdmm:
     def __post_init__(self) -> None:
         if not (0.0 < self.rho < np.inf):
             raise StudyError(f"rho (the penalty ρ) must be a positive number, not {self.rho!r}")
+        if not (np.isfinite(self.noise_multiplier).all() and np.all(self.noise_multiplier >= 0.0)):
+            raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {self.noise_multiplier!r}")
 
     def init(self, problem: Problem, rows: Rows) -> AdmmState:
         zeros = np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
@@ -89,6 +91,5 @@ class DpAdmm:
         kept.dual[active] = dual[active]
         return kept, uploads
 
-    def release(self, agent: int) -> Release | None:
-        multiplier = float(self.noise_multiplier[agent])
-        return Release(multiplier) if multiplier > 0.0 else None
+    def release(self, agent: int) -> Release:
+        return Release(float(self.noise_multiplier[agent]))

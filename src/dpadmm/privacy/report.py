@@ -12,8 +12,8 @@ from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.privacy.calibration import round_epsilon_from_noise
 
 GUARANTEE = (
-    "for any one row of an agent replaced by any other (number of rows public), "
-    "against everyone who sees all messages of the run"
+    "with secret, exact noise of this size: for any one row of an agent replaced by any other (number of "
+    "rows public), against everyone who sees all messages of this one run"
 )
 SIMULATED = "simulated floating-point noise from a seed: an experiment, not a protection"
 
@@ -33,6 +33,9 @@ class PrivacyReport:
     delta : float
     method : str
         Name of the method; ``centralized`` releases rows' optimum without noise.
+    ended_by_result : bool
+        The run's length depended on what it released (a stop rule, or somebody who watched and interrupted).
+        Then fewer rounds do not cost less: the guarantee that holds is that of all rounds planned.
     """
 
     noise_multiplier: Floats
@@ -40,11 +43,17 @@ class PrivacyReport:
     planned_releases: Integers
     delta: float
     method: str
+    ended_by_result: bool = False
+
+    @property
+    def charged_releases(self) -> Integers:
+        """What every agent is charged for: its releases, or all planned where the result ended the run."""
+        return self.planned_releases if self.ended_by_result else self.n_releases
 
     @property
     def mu(self) -> Floats:
-        """Gaussian-DP parameter ``μ_i = √releases / z`` of every agent; inf without noise."""
-        return _mu(self.noise_multiplier, self.n_releases)
+        """Gaussian-DP parameter ``μ_i = √charged / z`` of every agent; inf without noise."""
+        return _mu(self.noise_multiplier, self.charged_releases)
 
     @property
     def private(self) -> bool:
@@ -70,13 +79,18 @@ class PrivacyReport:
     @property
     def paper_epsilon(self) -> float:
         """The paper's moments bound ε̄ for the same releases: the worst agent's."""
-        pairs = {(float(z), int(k)) for z, k in zip(self.noise_multiplier, self.n_releases, strict=True) if k}
+        charged = zip(self.noise_multiplier, self.charged_releases, strict=True)
+        pairs = {(float(z), int(k)) for z, k in charged if k}
         return max((float(paper_epsilon(z, k, self.delta)) for z, k in pairs), default=0.0)
 
     @property
     def round_epsilon(self) -> float:
-        """The paper's ε of one round, ``√(2 ln(1.25/δ))/z``, of the agent with the least noise."""
-        return float(np.max(round_epsilon_from_noise(self.noise_multiplier, self.delta)))
+        """The paper's ε of one round, ``√(2 ln(1.25/δ))/z``, of the agent with the least noise.
+
+        inf beyond 1, where the classical theorem proves nothing.
+        """
+        classical = float(np.max(round_epsilon_from_noise(self.noise_multiplier, self.delta)))
+        return classical if classical <= 1.0 + 1e-9 else float("inf")
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; None where there is no noise and so no finite ε."""
@@ -94,8 +108,9 @@ class PrivacyReport:
             "epsilon_by_agent": [plain(value) for value in self.epsilon_by_agent],
             "noise_multiplier": [float(z) for z in self.noise_multiplier],
             "n_releases": [int(k) for k in self.n_releases],
+            "charged_releases": [int(k) for k in self.charged_releases],
             "guarantee": GUARANTEE if self.private else "none: rows were used without noise",
-            "noise": SIMULATED if self.private else "none",
+            "noise": SIMULATED if np.any(self.noise_multiplier) else "none",
             "method": self.method,
         }
 

@@ -1,0 +1,83 @@
+"""The promise itself, on the real kernel: replacing one row moves a mean gradient by at most 2·c1/m."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from cases import LOSS_CASES, entries, prove
+from dpadmm import kernels
+from dpadmm.data import Dataset
+from dpadmm.losses import Squared
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.problem import make_rows
+from dpadmm.simulation import simulate
+
+SIZES = [0.0, 1e-320, 1e-200, 1e-170, 1e-155, 1e-12, 0.3, 0.5]
+REACH = [0.0, 1.0, 30.0, 1e100, 1e154, 1e300, 1.7e308, np.inf, np.nan]
+signed = st.sampled_from([-1.0, 1.0])
+
+
+@st.composite
+def worlds(draw):
+    """Three features, four rows and a replacement for the first, labels, a point: all as bad as can be."""
+    loss = draw(st.sampled_from(entries(LOSS_CASES)))
+    cell = st.builds(np.multiply, st.sampled_from(SIZES), signed)
+    if loss.task == "binary":
+        label = signed
+    elif loss.task == "multiclass":
+        label = st.integers(0, loss.n_outputs - 1).map(float)
+    else:
+        label = st.builds(np.multiply, st.sampled_from([0.0, 1.0, 1e153, 1e300, 1.7e308]), signed)
+    row = st.lists(cell, min_size=3, max_size=3)
+    rows = np.array(draw(st.lists(row, min_size=5, max_size=5)))
+    labels = np.array(draw(st.lists(label, min_size=5, max_size=5)), dtype=float)
+    coordinate = st.builds(np.multiply, st.sampled_from(REACH), signed)
+    size = 3 * loss.n_outputs
+    point = np.array(draw(st.lists(coordinate, min_size=size, max_size=size))).reshape(1, 3, loss.n_outputs)
+    return loss, rows, labels, point
+
+
+def _gradient(loss, features, labels, point, how):
+    rows = make_rows(csr_array(features) if how == "sparse" else features, labels)
+    compute = kernels.reference_gradient if how == "reference" else kernels.gradient
+    with np.errstate(all="ignore"):
+        return compute(rows, point, loss)[0]
+
+
+@pytest.mark.parametrize("how", ["dense", "sparse", "reference"])
+@prove
+@given(world=worlds())
+def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
+    loss, features, labels, point = world
+    one = _gradient(loss, features[:4], labels[:4], point, how)
+    other = _gradient(loss, features[[4, 1, 2, 3]], labels[[4, 1, 2, 3]], point, how)
+    assert np.isfinite(one).all()
+    assert np.isfinite(other).all()
+    limit = mean_gradient_sensitivity(loss.lipschitz, 4)
+    assert np.linalg.norm(one - other) <= limit * (1.0 + 1e-9)
+
+
+def test_a_row_too_small_to_square_is_clipped_too():
+    rows = make_rows(np.array([[1e-170, 0.0], [0.0, 0.0]]), np.array([1e300, 0.0]))
+    gradient = kernels.gradient(rows, np.zeros((1, 2, 1)), Squared(2.0))
+    assert np.linalg.norm(2 * gradient) <= 2.0
+
+
+def test_a_huge_label_is_clipped_and_not_lost():
+    rows = make_rows(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([1e308, 0.0]))
+    gradient = kernels.gradient(rows, np.zeros((1, 2, 1)), Squared(2.0))
+    np.testing.assert_allclose(2 * gradient[0, 0, 0], -2.0)
+
+
+def test_no_row_can_turn_a_whole_run_into_nan():
+    rng = np.random.default_rng(0)
+    features = rng.uniform(-0.3, 0.3, (40, 4))
+    labels = rng.uniform(-1, 1, 40)
+    labels[7] = 1.7e308
+    data = Dataset("huge", features, labels, None)
+    result = simulate(
+        data, loss="squared", epsilon=1.0, n_agents=2, n_rounds=5, test_rows=0, metrics_every=0, seed=1
+    )
+    assert np.isfinite(result.model.weights).all()
