@@ -375,4 +375,4 @@ def _clipped(slope: Floats, norms: Floats, bound: float) -> Floats:
     largest = np.abs(slope).max(axis=1, keepdims=True)
     unit = slope / np.where(largest > 0.0, largest, 1.0)
     limit = bound / np.maximum(np.linalg.norm(unit, axis=1) * norms, np.finfo(float).tiny)[:, None]
-    return np.where(largest > limit, unit * limit, slope)
+    return np.where(largest > limit, unit * np.minimum(limit, largest), slope)

@@ -236,7 +236,10 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
     reports = [result.privacy for result in shown]
     if all(report.private for report in reports):
         worst = max(reports, key=lambda report: report.epsilon)
-        out.add_row("total ε, exact", number_range(worst.epsilon_by_agent))
+        out.add_row(
+            "total ε of each run, exact" if len(shown) > 1 else "total ε, exact",
+            number_range(worst.epsilon_by_agent),
+        )
         out.add_row("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))
         out.add_row("δ", f"{worst.delta:g}")
         out.add_row("noise multiplier z", number_range(worst.noise_multiplier))

