@@ -10,6 +10,8 @@ Logarithm, sine and cosine are written out in arithmetic that the compiler runs 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from dpadmm.arrays import Floats
@@ -23,7 +25,8 @@ _BIG = 4503599627370496.0
 _LN2 = 0.6931471805599453
 
 _inline = numba.njit(error_model="numpy", fastmath={"contract"})
-_parallel = numba.njit(nogil=True, cache=True, parallel=True, error_model="numpy", fastmath={"contract"})
+_serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+_parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"}, parallel=True)
 
 
 @_inline
@@ -83,23 +86,39 @@ def _sine(t):  # type: ignore[no-untyped-def]
     return x + x * y * series
 
 
-@_parallel
-def _fill(key, round, out):  # type: ignore[no-untyped-def]
+@_inline
+def _fill_one(key, round, agent, out):  # type: ignore[no-untyped-def]
     size = out.shape[1]
     half = (size + 1) // 2
+    start = _mix(key + _GOLDEN * np.uint64(agent + 1))
+    start = _mix(start ^ (_GOLDEN * np.uint64(round)))
+    radius_and_turn = np.empty((2, half))
+    for i in range(half):
+        at = start + _GOLDEN * np.uint64(2 * i)
+        radius_and_turn[0, i] = np.sqrt(-2.0 * _log(2.0 - _uniform(_mix(at))))
+        radius_and_turn[1, i] = _uniform(_mix(at + _GOLDEN)) - 1.5
+    for i in range(half):
+        out[agent, i] = radius_and_turn[0, i] * _sine(radius_and_turn[1, i])
+    for i in range(size - half):
+        t = radius_and_turn[1, i] + 0.25
+        out[agent, half + i] = radius_and_turn[0, i] * _sine(t - 1.0 if t > 0.5 else t)
+
+
+@_parallel
+def _fill_together(key, round, out):  # type: ignore[no-untyped-def]
     for agent in numba.prange(out.shape[0]):
-        start = _mix(key + _GOLDEN * np.uint64(agent + 1))
-        start = _mix(start ^ (_GOLDEN * np.uint64(round)))
-        radius_and_turn = np.empty((2, half))
-        for i in range(half):
-            at = start + _GOLDEN * np.uint64(2 * i)
-            radius_and_turn[0, i] = np.sqrt(-2.0 * _log(2.0 - _uniform(_mix(at))))
-            radius_and_turn[1, i] = _uniform(_mix(at + _GOLDEN)) - 1.5
-        for i in range(half):
-            out[agent, i] = radius_and_turn[0, i] * _sine(radius_and_turn[1, i])
-        for i in range(size - half):
-            t = radius_and_turn[1, i] + 0.25
-            out[agent, half + i] = radius_and_turn[0, i] * _sine(t - 1.0 if t > 0.5 else t)
+        _fill_one(key, round, agent, out)
+
+
+@_serial
+def _fill_alone(key, round, out):  # type: ignore[no-untyped-def]
+    for agent in range(out.shape[0]):
+        _fill_one(key, round, agent, out)
+
+
+@lru_cache
+def _key(seed: int) -> np.uint64:
+    return np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
 
 
 def standard_normals(seed: int, round: int, n_agents: int, size: int) -> Floats:
@@ -111,7 +130,8 @@ def standard_normals(seed: int, round: int, n_agents: int, size: int) -> Floats:
     >>> bool((few == many[:2]).all()), bool((few[0] == few[1]).any())
     (True, False)
     """
-    key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
     out = np.empty((n_agents, size))
-    _fill(key, np.int64(round), out)
+    # waking a second thread takes as long as about 20,000 numbers
+    fill = _fill_together if out.size > 40_000 else _fill_alone
+    fill(_key(seed), np.int64(round), out)
     return out
