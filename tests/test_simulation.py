@@ -405,3 +405,18 @@ def test_a_saved_model_carries_its_privacy(tmp_path: Any) -> None:
     again = load_model(result.model.save(tmp_path / "m"))
     assert again.privacy == result.privacy.as_json()
     np.testing.assert_array_equal(again.predict(BINARY.features), result.model.predict(BINARY.features))
+
+
+def test_groups_are_the_agents_without_further_words() -> None:
+    rng = np.random.default_rng(0)
+    features, labels = rng.uniform(-0.3, 0.3, (60, 3)), rng.choice([-1, 1], 60)
+    owners = np.repeat(["north", "south", "west"], 20)
+    result = simulate((features, labels), epsilon=1.0, groups=owners, n_rounds=2, seed=1)
+    assert result.rows.n_agents == 3
+    with pytest.raises(StudyError, match="partition is 'equal'"):
+        simulate((features, labels), epsilon=1.0, groups=owners, partition="equal", n_rounds=2, seed=1)
+
+
+def test_a_model_predicts_from_lists_too() -> None:
+    result = simulate("synthetic", epsilon=1.0, n_rounds=2, seed=1, metrics_every=0)
+    assert result.model.predict([[0.1] * 20]).shape == (1,)

@@ -17,7 +17,7 @@ from scipy.special import expit, softmax
 
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
-from dpadmm.features import clip_rows, with_intercept
+from dpadmm.features import as_matrix, clip_rows, with_intercept
 from dpadmm.files import atomic_file
 from dpadmm.losses.base import Task
 
@@ -63,8 +63,9 @@ class Model:
 
     def decision_function(self, features: Features) -> Floats:
         """Scores ``wᵀa``: (rows, d) -> (rows, p)."""
+        features = as_matrix(features)
         wanted = len(self.weights) - self.intercept
-        if features.ndim != 2 or features.shape[1] != wanted:
+        if features.shape[1] != wanted:
             raise DataError(f"the model has {wanted} features, but the rows have shape {features.shape}")
         if self.clip:
             features = clip_rows(features)

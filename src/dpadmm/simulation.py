@@ -123,7 +123,7 @@ def simulate(
     classes : sequence, optional
         Public list of the labels, negative first; needed where labels are not ±1.
     groups : array of one value per row, optional
-        Who owns a row; use with ``partition="groups"``.
+        Who owns a row: each value is an agent (``partition="groups"``, ``n_agents`` does not count).
     participation : bool array (rounds, agents), optional
         A public plan of who takes part when; noise is then calibrated to each agent's own number of rounds.
         A chance for unplanned absence is ``participation=0.8`` instead.
@@ -143,6 +143,8 @@ def simulate(
     """
     if participation is not None and np.ndim(participation) == 0:
         changes["participation"], participation = participation, None
+    if groups is not None and settings is None:
+        changes.setdefault("partition", "groups")
     settings = _settings(settings, changes)
     if settings.seed is None:
         settings = replace(settings, seed=fresh_seed())
@@ -190,6 +192,10 @@ def as_dataset(
         owners = np.asarray(groups)
         if owners.shape != dataset.labels.shape:
             raise DataError(f"groups have shape {owners.shape}, but there are {len(dataset.labels)} rows")
+        if settings.partition != "groups":
+            raise StudyError(
+                f"groups say who owns a row, but partition is {settings.partition!r}; drop one of them"
+            )
         dataset = replace(dataset, groups=owners)
     _check_task(dataset, settings.loss)
     return dataset

@@ -114,7 +114,7 @@ def _parsed(column: Any, where: str) -> Any:
     problem = f"{cell[:40]!r} is text" if cell else "the cell is missing"
     raise DataError(
         f"{where}, row {good + 1}: {problem}; a feature must be numeric or boolean: "
-        "encode the column, or leave it out of the file"
+        "encode the column, leave it out of the file, or name it with --by if it says who owns a row"
     )
 
 

@@ -162,7 +162,7 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
     >>> encode_labels([0, 1, 0], task="binary")
     Traceback (most recent call last):
         ...
-    dpadmm.errors.DataError: row 1: label 0 is not one of the declared classes -1, 1: ...
+    dpadmm.errors.DataError: row 1: label 0 is not one of the classes that hold when none are declared, ...
     """
     declared = resolve_classes(task, classes)
     if isinstance(values, list | tuple):  # NumPy would turn [1, "a"] into text and [1, None] into objects
@@ -179,9 +179,10 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
     encode = _encode_numbers if raw.dtype.kind in "fiub" else _encode_objects
     encoded, outside = encode(raw, codes)
     if outside is not None:
+        which = "declared classes" if classes is not None else "classes that hold when none are declared,"
         raise DataError(
-            f"row {outside + 1}: label {_shown([raw[outside]])} is not one of the declared classes "
-            f"{_shown(declared or ())}: correct the row, or {_HOW_TO_DECLARE}"
+            f"row {outside + 1}: label {_shown([raw[outside]])} is not one of the {which} "
+            f"{_shown(declared or ())}: {_HOW_TO_DECLARE}, or correct the row"
         )
     return encoded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -19,11 +19,10 @@ from dpadmm.schedules import Schedule
 
 @dataclass(frozen=True)
 class AdmmState:
-    """Local models and duals of a cohort: released w̃_i and γ_i, both (n, d, p); and its noise (n, 1, 1)."""
+    """Local models and duals of a cohort: released w̃_i and γ_i, both (n, d, p)."""
 
     released: Floats
     dual: Floats
-    noise_std: Floats
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class DpAdmm:
 
     def init(self, problem: Problem, rows: Rows) -> AdmmState:
         zeros = np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
-        sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows)
-        return AdmmState(zeros, zeros, (self.noise_multiplier * sensitivity)[:, None, None])
+        return AdmmState(released=zeros, dual=zeros)
 
     def step(
         self,
@@ -72,8 +70,10 @@ class DpAdmm:
         # away closes it with the consensus it returns to, so that the duals still sum to zero.
         dual = updates.dual_step(state.dual, released=state.released, consensus=consensus, rho=self.rho)
         gradient = kernels.gradient(rows, state.released, problem.loss, active)
-        if np.any(state.noise_std):
-            gradient = release(gradient, noise_std=state.noise_std, noise=noise.draw(round))
+        if np.any(self.noise_multiplier):
+            sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows)
+            noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
+            gradient = release(gradient, noise_std=noise_std, noise=noise.draw(round))
         released = updates.primal_step(
             gradient,
             problem.reg_share * problem.regularizer.gradient(state.released),
@@ -85,8 +85,8 @@ class DpAdmm:
         )
         uploads = updates.upload(released, dual, self.rho)
         if active is None:
-            return replace(state, released=released, dual=dual), uploads
-        kept = replace(state, released=state.released.copy(), dual=state.dual.copy())
+            return AdmmState(released, dual), uploads
+        kept = AdmmState(state.released.copy(), state.dual.copy())
         kept.released[active] = released[active]
         kept.dual[active] = dual[active]
         return kept, uploads
