@@ -89,7 +89,7 @@ def test_sparse_and_float32_rows(name: str) -> None:
 @pytest.mark.parametrize("shape", [(3,), (5, 2), (5, 4), (2, 3, 3)])
 def test_wrong_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(
-        DataError, match="the model has 3 features, but the rows have shape|must have two dimensions"
+        DataError, match=r"the model has 3 features, but the rows have shape|must have two dimensions"
     ):
         MODELS["binary"].predict(np.zeros(shape))
 
