@@ -133,6 +133,10 @@ def linear() -> bool:
     fixed = seconds[0] - per_entry[0] * 1e-9 * sizes[0]
     print(f"      ns per further entry: {', '.join(f'{value:.2f}' for value in per_entry)}; "
           f"fixed cost of a round {fixed * 1e6:.0f} µs")  # fmt: skip
+    plain = np.array(seconds) / sizes
+    report(
+        "most / least time per entry, fixed cost included", plain.max() / plain.min(), "for information", True
+    )
     spread = per_entry.max() / per_entry.min()
     return report(
         "most / least time per further entry, 1e5 to 1e8",
