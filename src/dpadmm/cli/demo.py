@@ -14,10 +14,11 @@ from rich.console import Console
 from dpadmm.cli.screen import Interrupted, epsilon_text, mean_and_spread, progress, say, say_path, table
 from dpadmm.data import Dataset, load_adult
 from dpadmm.errors import DataError
+from dpadmm.preparation import as_dataset, prepare
 from dpadmm.reporting.convergence import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
 from dpadmm.settings import Settings
-from dpadmm.simulation import Result, as_dataset, prepare, run
+from dpadmm.simulation import Result, run
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3

@@ -30,6 +30,7 @@ from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, from_toml, parameter
 from dpadmm.data import Dataset, read_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import LOSSES
+from dpadmm.preparation import as_dataset, prepare
 from dpadmm.privacy.noise import fresh_seed
 from dpadmm.reporting.run_folder import (
     check_folder,
@@ -42,7 +43,7 @@ from dpadmm.reporting.run_folder import (
     write_run,
 )
 from dpadmm.settings import Settings, settings_from
-from dpadmm.simulation import Result, as_dataset, prepare, run
+from dpadmm.simulation import Result, run
 
 NAMED = ("adult", "synthetic")
 
