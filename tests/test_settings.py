@@ -13,21 +13,22 @@ from cases import LOSS_CASES, REGULARIZER_CASES
 from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Huber, SmoothedHinge, Softmax, Squared
 from dpadmm.regularizers import REGULARIZERS, ElasticNet
-from dpadmm.settings import Settings, check_names, nearest, settings_from
+from dpadmm.settings import NOT_PRIVATE, Settings, check_names, nearest, settings_from
 
 POSITIVE = (
     "partition_spread", "loss_width", "loss_delta", "gradient_bound", "rho", "weight_radius", "step_size",
-    "participation", "stop_tolerance",
+    "participation", "stop_tolerance", "learning_rate", "sampling", "solver_tolerance",
 )  # fmt: skip
 AT_LEAST_0 = ("l1_ratio", "reg_share", "test_rows")
-NAMES = ("method", "partition", "loss", "regularizer", "calibration", "schedule", "average")
+NAMES = ("method", "partition", "loss", "regularizer", "calibration", "schedule", "average", "mechanism")
 WHOLE = {"n_agents": 1, "n_rounds": 1, "metrics_every": 0, "seed": 0}
-FLAGS = ("intercept", "clip_rows")
+FLAGS = ("intercept", "clip_rows", "split_regularizer")
+MAY_BE_LEFT_OUT = ("stop_tolerance", "learning_rate")
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 
 
 def made(**changes: Any) -> Settings:
-    if not set(BUDGETS) & set(changes) and changes.get("method") != "centralized":
+    if not set(BUDGETS) & set(changes) and changes.get("method") not in NOT_PRIVATE:
         changes["epsilon"] = 1.0
     return Settings(**changes)
 
@@ -45,7 +46,7 @@ def test_every_setting_is_tested_here() -> None:
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf, "1", None, True, [1.0]])
 @pytest.mark.parametrize("name", [*POSITIVE, *AT_LEAST_0, "delta"])
 def test_bad_numbers(name: str, bad: Any) -> None:
-    if name == "stop_tolerance" and bad is None:
+    if name in MAY_BE_LEFT_OUT and bad is None:
         return
     refused(name, bad)
 
@@ -55,7 +56,7 @@ def test_zero_where_a_positive_number_is_needed(name: str) -> None:
     refused(name, 0.0)
 
 
-@pytest.mark.parametrize(("name", "bad"), [("participation", 1.1), ("delta", 1.0), ("delta", 1.5)])
+@pytest.mark.parametrize(("name", "bad"), [("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5)])
 def test_chances_above_1(name: str, bad: float) -> None:
     refused(name, bad)
 

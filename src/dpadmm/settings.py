@@ -19,9 +19,23 @@ from dpadmm.problem import Problem
 from dpadmm.regularizers import REGULARIZERS, ElasticNet, Regularizer
 from dpadmm.training import AVERAGES, AverageName, StopWhenStill
 
-MethodName = Literal["dp_admm", "centralized"]
+MethodName = Literal[
+    "dp_admm",
+    "admm",
+    "admm_pvp",
+    "admm_dvp",
+    "dp_sgd",
+    "output_perturbation",
+    "objective_perturbation",
+    "centralized",
+]
+NOT_PRIVATE: tuple[MethodName, ...] = ("admm", "centralized")
+"""References that use rows without noise, and take no budget."""
+ONE_ROUND: tuple[MethodName, ...] = ("output_perturbation", "objective_perturbation", "centralized")
+"""Methods in which every agent speaks once, whatever ``n_rounds`` says."""
 PartitionName = Literal["equal", "unequal", "label_skewed", "groups"]
 CalibrationName = Literal["paper", "exact"]
+MechanismName = Literal["gaussian", "pure"]
 ScheduleName = Literal["theorem", "constant"]
 
 
@@ -31,8 +45,10 @@ class Settings:
 
     Attributes
     ----------
-    method : {"dp_admm", "centralized"}
-        Algorithm 1, or the non-private optimum on pooled rows.
+    method : str
+        dp_admm (Algorithm 1), admm (Algorithm 2, no noise), admm_pvp (Algorithm 3), admm_dvp, dp_sgd,
+        output_perturbation, objective_perturbation (each agent alone, then averaged), or centralized (the
+        non-private optimum on pooled rows).
     n_agents : int
         n. Ignored where the agents are given by groups.
     partition : {"equal", "unequal", "label_skewed", "groups"}
@@ -73,6 +89,17 @@ class Settings:
         Step sizes of the paper's theorem that applies, or ``step_size`` in every round.
     step_size : float
         η of the constant schedule.
+    learning_rate : float, optional
+        Step of dp_sgd. Left out: 1/(c3 + λc4/n), which the smooth theory allows.
+    sampling : float
+        Share of its rows an agent uses in a round of dp_sgd, each row by chance.
+    mechanism : {"gaussian", "pure"}
+        Noise of admm_dvp, output_perturbation and objective_perturbation: Gaussian, or the originals' with
+        density ∝ exp(−ζ‖ξ‖), which is ε-private with δ = 0 in every round.
+    split_regularizer : bool
+        admm: put the regularizer into the consensus step, so that local problems are smooth.
+    solver_tolerance : float
+        Gradient norm at which exact local solves stop; its price in sensitivity is paid.
     participation : float
         Chance of an agent to take part in a round.
     average : {"last", "all", "tail"}
@@ -110,6 +137,11 @@ class Settings:
     weight_radius: float = 10.0
     schedule: ScheduleName = "theorem"
     step_size: float = 1.0
+    learning_rate: float | None = None
+    sampling: float = 1.0
+    mechanism: MechanismName = "gaussian"
+    split_regularizer: bool = False
+    solver_tolerance: float = 1e-9
     participation: float = 1.0
     average: AverageName = "last"
     stop_tolerance: float | None = None
@@ -125,22 +157,26 @@ class Settings:
         _one_of("loss", self.loss, LOSSES)
         _one_of("regularizer", self.regularizer, REGULARIZERS)
         _one_of("calibration", self.calibration, get_args(CalibrationName))
+        _one_of("mechanism", self.mechanism, get_args(MechanismName))
         _one_of("schedule", self.schedule, get_args(ScheduleName))
         _one_of("average", self.average, AVERAGES)
         for name, least in (("n_agents", 1), ("n_rounds", 1), ("metrics_every", 0)):
             _whole(name, getattr(self, name), least)
         if self.seed is not None:
             _whole("seed", self.seed, 0)
-        for name in ("intercept", "clip_rows"):
+        for name in ("intercept", "clip_rows", "split_regularizer"):
             if not isinstance(getattr(self, name), bool):
                 raise StudyError(f"{name} must be true or false, not {getattr(self, name)!r}")
         for name in ("partition_spread", "loss_width", "loss_delta", "gradient_bound", "rho", "weight_radius",
-                     "step_size", "participation"):  # fmt: skip
+                     "step_size", "participation", "sampling", "solver_tolerance"):  # fmt: skip
             _number(name, getattr(self, name), positive=True)
         for name in ("l1_ratio", "reg_share", "delta", "test_rows"):
             _number(name, getattr(self, name))
-        if self.participation > 1.0:
-            raise StudyError(f"participation must be a probability in (0, 1], not {self.participation!r}")
+        for name in ("participation", "sampling"):
+            if getattr(self, name) > 1.0:
+                raise StudyError(f"{name} must be a probability in (0, 1], not {getattr(self, name)!r}")
+        if self.learning_rate is not None:
+            _number("learning_rate", self.learning_rate, positive=True)
         if self.l1_ratio > 1.0:
             raise StudyError(f"l1_ratio must lie in [0, 1], not {self.l1_ratio!r}")
         if self.stop_tolerance is not None:
@@ -152,10 +188,10 @@ class Settings:
             raise StudyError(f"delta must lie strictly between 0 and 1, not {self.delta!r}")
         names = ("epsilon", "round_epsilon", "noise_multiplier")
         given = [name for name in names if getattr(self, name) is not None]
-        if self.method == "centralized":
+        if self.method in NOT_PRIVATE:
             if given:
                 raise StudyError(
-                    f"the centralized method is not private, so it takes no {given[0]}; leave it out"
+                    f"the {self.method} method is not private, so it takes no {given[0]}; leave it out"
                 )
             return
         if len(given) != 1:
@@ -169,6 +205,16 @@ class Settings:
             raise StudyError(f"{given[0]} is an empty list; give one number, or one per agent")
         for number in value if isinstance(value, tuple) else (value,):
             _number(given[0], number, positive=given[0] != "noise_multiplier")
+
+    @property
+    def private(self) -> bool:
+        """Whether the method adds noise at all (with ``noise_multiplier=0`` it adds none)."""
+        return self.method not in NOT_PRIVATE
+
+    @property
+    def planned_rounds(self) -> int:
+        """Rounds of this method: ``n_rounds``, or 1 where every agent speaks once."""
+        return 1 if self.method in ONE_ROUND else self.n_rounds
 
     def problem(self, n_classes: int) -> Problem:
         """The problem these settings name; ``n_classes`` counts the declared classes (0: regression)."""

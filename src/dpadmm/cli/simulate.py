@@ -42,7 +42,7 @@ from dpadmm.reporting.run_folder import (
     used_settings,
     write_run,
 )
-from dpadmm.settings import Settings, settings_from
+from dpadmm.settings import NOT_PRIVATE, Settings, settings_from
 from dpadmm.simulation import Result, run
 
 NAMED = ("adult", "synthetic")
@@ -118,7 +118,7 @@ def _train(
     """The runs by name ("1", "2", ...), and whether Ctrl-C ended them early; ``keep`` follows each run."""
     results: dict[str, Result] = {}
     interrupted = False
-    rounds = sum(1 if plan.method == "centralized" else plan.n_rounds for plan in plans)
+    rounds = sum(plan.planned_rounds for plan in plans)
     try:
         if plans[0].partition != "equal":
             for plan in plans[1:]:  # a random split may leave an agent too few rows: found before any run
@@ -143,7 +143,7 @@ def _train(
 def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """The file's options with the line's on top; what the line says in another way goes out of the file."""
     replaced: set[str] = set()
-    if line.get("method") == "centralized" or any(name in line for name in LISTS):
+    if line.get("method") in NOT_PRIVATE or any(name in line for name in LISTS):
         replaced.update(LISTS)
     if "by" in line:
         replaced.add("partition")
@@ -224,7 +224,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
         f"{first.rows.n_agents} agents of {number_range(sizes, 'd')} rows",
     )
     runs = f", mean ± standard deviation of {len(shown)} runs" if len(shown) > 1 else ""
-    rounds = "" if first.settings.method == "centralized" else f", {first.outcome.rounds} rounds"
+    rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
     problem = f"{first.problem.loss.name} loss, {first.problem.regularizer.name} regularizer"
     say(console, f"{first.settings.method}, {problem}{rounds}{runs}")
     out = table("", "value")

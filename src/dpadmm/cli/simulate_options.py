@@ -36,7 +36,8 @@ _PANELS = {
 _ALIASES = {"agents": "n_agents", "rounds": "n_rounds"}
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "int | None": int, "float | None": float}
 _HELP = {
-    "method": "dp_admm or centralized (the non-private optimum).",
+    "method": "dp_admm, admm, admm_pvp, admm_dvp, dp_sgd, output_perturbation, objective_perturbation or "
+    "centralized (the non-private optimum).",
     "n_agents": "Number of agents.",
     "partition": "equal, unequal, label_skewed or groups.",
     "partition_spread": "Spread of unequal, concentration of label_skewed.",
@@ -59,6 +60,11 @@ _HELP = {
     "weight_radius": "Public guess of the norm of the best weights, c_w.",
     "schedule": "Step sizes: theorem or constant.",
     "step_size": "Step of the constant schedule.",
+    "learning_rate": "Step of dp_sgd (default: 1/smoothness).",
+    "sampling": "Share of its rows an agent uses in a round of dp_sgd.",
+    "mechanism": "Noise of admm_dvp, output_ and objective_perturbation: gaussian or pure (δ = 0).",
+    "split_regularizer": "admm: regularizer in the consensus step.",
+    "solver_tolerance": "Gradient norm at which exact local solves stop.",
     "participation": "Chance of an agent to take part in a round.",
     "average": "Model from the last round, all rounds, or the tail (second half).",
     "stop_tolerance": "Stop when the consensus moves less than this.",
