@@ -1,0 +1,221 @@
+"""A grid of runs in one TOML file -> its cells, each named by a digest of what it is.
+
+A list means one run for each of its values, all lists of a block are crossed, and so are the seeds. A cell
+that stands in several experiments is one cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from dpadmm.errors import DataError, StudyError
+from dpadmm.results import grid_digest, settings_columns
+from dpadmm.settings import Settings, check_names, nearest
+
+FORMAT = 1
+DATA_KEYS = ("data", "label", "classes", "by")
+_TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
+_SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "seed")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one method with one seed; ``timed``: alone on the machine, with all cores."""
+
+    data: str
+    settings: Settings
+    timed: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        """16 hex digits: data, settings and timed."""
+        what = {"data": self.data, "settings": settings_columns(self.settings), "timed": self.timed}
+        return sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Cells that are looked at together: a figure or a table."""
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Experiments over one data set.
+
+    Attributes
+    ----------
+    written : dict
+        The grid as it was written, checked, with defaults filled in.
+    experiments : tuple of Experiment
+    """
+
+    written: dict[str, Any]
+    experiments: tuple[Experiment, ...]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Which data: ``data`` and, for files, ``label``, ``classes`` and ``by``."""
+        return {name: self.written[name] for name in DATA_KEYS if name in self.written}
+
+    def cells(self, names: Sequence[str] | None = None) -> tuple[Cell, ...]:
+        """The cells of all or of some experiments, each once, in the order of the grid."""
+        chosen = [each for each in self.experiments if names is None or each.name in self.known(names)]
+        return tuple({cell.key: cell for each in chosen for cell in each.cells}.values())
+
+    def known(self, names: Sequence[str]) -> list[str]:
+        """The same names; one that is no experiment is refused with the nearest."""
+        have = [each.name for each in self.experiments]
+        for name in names:
+            if name not in have:
+                raise StudyError(f"there is no experiment {name!r}; {nearest(name, have)}")
+        return list(names)
+
+    @cached_property
+    def as_json(self) -> dict[str, Any]:
+        """The grid as written, with the keys of every experiment's cells; what a results file keeps."""
+        experiments = {
+            each.name: {**self.written["experiments"][each.name], "cells": [cell.key for cell in each.cells]}
+            for each in self.experiments
+        }
+        return {**self.written, "data": _data_name(self.written["data"]), "experiments": experiments}
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that name this grid."""
+        return grid_digest(self.as_json)
+
+
+def paper_grid(*, repeats: int | None = None) -> Grid:
+    """The grids of the paper's Section VI, and what it leaves out."""
+    text = files("dpadmm.experiments").joinpath("paper.toml").read_text(encoding="utf-8")
+    return grid_from(tomllib.loads(text), "paper.toml", repeats=repeats)
+
+
+def read_grid(path: Path, *, repeats: int | None = None) -> Grid:
+    """A grid from a TOML file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError):
+        raise DataError(f"{path}: cannot be read as a text file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{path}: not valid TOML: {error}") from None
+    return grid_from(table, str(path), repeats=repeats)
+
+
+def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | None = None) -> Grid:
+    """A grid from a table as TOML gives it; ``repeats`` replaces what is written, but for smaller ones.
+
+    Examples
+    --------
+    >>> runs = [{"method": "dp_admm", "epsilon": [0.5, 1.0], "n_agents": [5, 10]}]
+    >>> grid = grid_from({"data": "synthetic", "repeats": 3, "experiments": {"a": {"runs": runs}}})
+    >>> len(grid.cells())
+    12
+    """
+    check_names(table, _TOP, where)
+    if table.get("format", FORMAT) != FORMAT:
+        raise StudyError(f"{where}: format must be {FORMAT}, not {table['format']!r}")
+    written: dict[str, Any] = {
+        "format": FORMAT,
+        "title": _text(table.get("title", ""), "title", where),
+        **{name: table[name] for name in DATA_KEYS if name in table},
+        "data": _text(table.get("data", "adult"), "data", where),
+        "repeats": _whole(repeats or table.get("repeats", 1), "repeats", where, least=1),
+        "first_seed": _whole(table.get("first_seed", 1), "first_seed", where, least=0),
+        "shared": _table(table.get("shared", {}), "shared", where),
+        "experiments": {},
+    }
+    check_names(written["shared"], _SETTINGS, f"{where}, shared")
+    for name, value in written["shared"].items():
+        if isinstance(value, list | dict):
+            raise StudyError(f"{where}, shared: {name} must be one value; lists belong into the runs")
+    experiments = _table(table.get("experiments", {}), "experiments", where)
+    if not experiments:
+        raise StudyError(f"{where}: a grid needs at least one experiment, [experiments.NAME] with runs")
+    made = []
+    for name, about in experiments.items():
+        place = f"{where}, experiment {name}"
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise StudyError(f"{place}: a name may have letters, digits, - and _ only")
+        about = _table(about, name, where)
+        check_names(about, ("title", "runs"), place)
+        blocks = about.get("runs", [])
+        if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
+            raise StudyError(f"{place}: it needs at least one block [[experiments.{name}.runs]]")
+        title = _text(about.get("title", name), "title", place)
+        written["experiments"][name] = {"title": title, "runs": blocks}
+        cells = [
+            cell
+            for k, block in enumerate(blocks, 1)
+            for cell in _cells(block, written, f"{place}, block {k}", most=repeats)
+        ]
+        made.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
+    return Grid(written, tuple(made))
+
+
+def _cells(
+    block: Mapping[str, Any], written: Mapping[str, Any], where: str, *, most: int | None
+) -> Iterator[Cell]:
+    """The runs of one block: its lists crossed, in the order they are written, seeds innermost."""
+    check_names(block, (*_SETTINGS, "timed", "repeats"), where)
+    chosen = dict(block)
+    timed = chosen.pop("timed", False)
+    if not isinstance(timed, bool):
+        raise StudyError(f"{where}: timed must be true or false, not {timed!r}")
+    repeats = _whole(chosen.pop("repeats", written["repeats"]), "repeats", where, least=1)
+    seeds = [written["first_seed"] + k for k in range(min(repeats, most or repeats))]
+    lists = {name: value if isinstance(value, list) else [value] for name, value in chosen.items()}
+    for name, values in lists.items():
+        if not values or any(isinstance(value, list | dict) for value in values):
+            raise StudyError(f"{where}: {name} must be one value or a list of values, not {chosen[name]!r}")
+    data = _data_name(written["data"])
+    for combination in itertools.product(*lists.values()):
+        for seed in seeds:
+            try:
+                settings = Settings(
+                    **{**written["shared"], **dict(zip(lists, combination, strict=True)), "seed": seed}
+                )
+            except StudyError as error:
+                raise StudyError(f"{where}: {error}") from None
+            if settings.metrics_every == 0:
+                raise StudyError(f"{where}: metrics_every must be at least 1: a grid keeps measures only")
+            yield Cell(data, settings, timed)
+
+
+def _data_name(source: str) -> str:
+    """A file's name without its folder: the same grid can be run from anywhere."""
+    return Path(source).name
+
+
+def _table(value: Any, name: str, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise StudyError(f"{where}: {name} must be a table, not {value!r}")
+    return dict(value)
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise StudyError(f"{where}: {name} must be text, not {value!r}")
+    return value
+
+
+def _whole(value: Any, name: str, where: str, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise StudyError(f"{where}: {name} must be a whole number of at least {least}, not {value!r}")
+    return value
