@@ -1,0 +1,162 @@
+"""How figures look: dark to light with markers and dashes, so that they read in grey too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+
+from dpadmm.reporting.series import Curve
+
+Dash = str | tuple[float, tuple[float, ...]]
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES: tuple[Dash, ...] = (
+    "-",
+    (0, (6, 2)),
+    (0, (2, 1.5)),
+    (0, (7, 2, 1.5, 2)),
+    (0, (4, 1, 1, 1, 1, 1)),
+    (0, (1, 1)),
+)
+# each lighter than the one before it
+_METHODS = ("#0b1f4b", "#7a1f5c", "#b5432a", "#2f8a57", "#d98e2b", "#79a9d6", "#8a8a8a", "#c9a0c9")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, marker and dashes of one line."""
+
+    color: Any
+    marker: str
+    dash: Dash
+
+
+def steps(count: int) -> list[Look]:
+    """Looks of an ordered series, dark to light."""
+    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.82, max(count, 2)))
+    return [
+        Look(tuple(colors[i]), _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)]) for i in range(count)
+    ]
+
+
+def kinds(labels: list[str]) -> dict[str, Look]:
+    """Looks of things without an order, such as methods, by label."""
+    return {
+        label: Look(_METHODS[i % len(_METHODS)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)])
+        for i, label in enumerate(labels)
+    }
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that keeps its labels inside."""
+    return Figure(figsize=(width, height), layout="constrained", dpi=200)
+
+
+def draw(
+    axes: Axes, curve: Curve, look: Look, *, label: str | None = None, band: bool = True, hollow: bool = False
+) -> None:
+    """One line with its markers and a band of ± one standard deviation."""
+    if not len(curve):
+        return
+    axes.plot(
+        curve.x,
+        curve.mean,
+        color=look.color,
+        linestyle=(0, (1.5, 1.5)) if hollow else look.dash,
+        linewidth=1.5,
+        marker=look.marker,
+        markersize=5,
+        markevery=max(1, len(curve) // 7),
+        markerfacecolor="white" if hollow else look.color,
+        markeredgecolor=look.color if hollow else "black",
+        markeredgewidth=1.0 if hollow else 0.5,
+        label=label,
+    )
+    if band and curve.n_seeds > 1:
+        low, high = curve.mean - curve.std, curve.mean + curve.std
+        axes.fill_between(curve.x, low, high, color=look.color, alpha=0.16, linewidth=0)
+
+
+def floor(axes: Axes, value: float, label: str | None = None) -> None:
+    """The non-private optimum as a horizontal line."""
+    if np.isfinite(value):
+        axes.axhline(value, color="black", linestyle=(0, (1, 2)), linewidth=1.3, label=label)
+
+
+def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "", percent: bool = False) -> None:
+    """Titles, units, a light grid, and no box."""
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8.5)
+    axes.grid(alpha=0.3, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+
+
+def at_values(axes: Axes, values: list[float]) -> None:
+    """A logarithmic x axis that names exactly the values measured."""
+    axes.set_xscale("log")
+    axes.set_xticks(values)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.minorticks_off()
+
+
+def log_y(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers."""
+    axes.set_yscale("log")
+    _plain_log(axes.yaxis)
+
+
+def log_x(axes: Axes) -> None:
+    """A logarithmic x axis with plain numbers."""
+    axes.set_xscale("log")
+    _plain_log(axes.xaxis)
+
+
+def _plain_log(axis: Axis) -> None:
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    if high > 200.0 * low:
+        axis.set_major_locator(LogLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def power(value: float) -> str:
+    """A number for an axis: 0.05, 100, or 10⁻⁵ for small powers of ten.
+
+    Examples
+    --------
+    >>> power(0.05), power(500.0), power(1e-5)
+    ('0.05', '500', '10⁻⁵')
+    """
+    exponent = np.log10(value) if value > 0 else 0.0
+    if exponent <= -3 and abs(exponent - round(exponent)) < 1e-9:
+        return "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{value:g}"
+
+
+def legend(figure: Figure, axes: Axes, *, columns: int = 6, title: str | None = None) -> None:
+    """One legend below all panels, from the lines of one of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(columns, len(labels)),
+            frameon=False,
+            fontsize=9,
+            title=title,
+            handlelength=3.2,
+        )
