@@ -1,0 +1,113 @@
+"""One cell of a grid -> its lines of the results table."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpadmm.bounds import nonsmooth_bound, smooth_bound
+from dpadmm.data import Dataset
+from dpadmm.errors import DpadmmError
+from dpadmm.experiments.grid import Cell
+from dpadmm.preparation import Prepared, prepare
+from dpadmm.privacy.accounting import Release, exact_epsilon, paper_epsilon
+from dpadmm.results import DONE, MEASURES, REFUSED, SCHEMA, settings_columns
+from dpadmm.settings import Settings
+from dpadmm.simulation import Result, run
+
+_DEALT_BY = (
+    "seed",
+    "n_agents",
+    "partition",
+    "partition_spread",
+    "intercept",
+    "clip_rows",
+    "test_rows",
+)
+
+
+class Bench:
+    """A data set, and the rows as they were dealt last: cells that share a split do not deal it again."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._dealt_by: tuple[Any, ...] | None = None
+        self._prepared: Prepared | None = None
+
+    def prepared(self, settings: Settings) -> Prepared:
+        """Rows for these settings, with their problem."""
+        dealt_by = tuple(getattr(settings, name) for name in _DEALT_BY)
+        if self._prepared is None or dealt_by != self._dealt_by:
+            self._prepared, self._dealt_by = prepare(self._dataset, settings), dealt_by
+        n_classes = len(self._dataset.classes) if self._dataset.classes is not None else 0
+        return replace(self._prepared, problem=settings.problem(n_classes))
+
+    def run(self, cell: Cell) -> pa.Table:
+        """Run a cell; a method that does not apply leaves one line with its reason."""
+        started = perf_counter()
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = run(self.prepared(cell.settings), cell.settings)
+        except DpadmmError as error:
+            return _table([{**_about(cell), "status": REFUSED, "reason": str(error), "round": 0}])
+        said = "; ".join(dict.fromkeys(str(each.message) for each in caught)) or None
+        return _table(_lines(cell, result, reason=said, wall_seconds=perf_counter() - started))
+
+
+def _about(cell: Cell) -> dict[str, Any]:
+    return {"cell": cell.key, "data": cell.data, "timed": cell.timed, **settings_columns(cell.settings)}
+
+
+def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: float) -> list[dict[str, Any]]:
+    privacy = result.privacy
+    releases = getattr(privacy, "releases", [Release(float(z)) for z in privacy.noise_multiplier])
+    z = [release.noise_multiplier for release in releases if isinstance(release, Release)]
+    same = {
+        **_about(cell),
+        "status": DONE,
+        "reason": reason,
+        "total_epsilon": _finite(privacy.planned_epsilon),
+        "total_paper_epsilon": _finite(privacy.paper_epsilon),
+        "accountant": getattr(privacy, "accountant", "exact Gaussian composition")
+        if privacy.private
+        else None,
+        "z": _finite(float(np.mean(privacy.noise_multiplier))) or None,
+        "iterations": getattr(result, "iterations", 0.0) or None,
+        "wall_seconds": wall_seconds,
+    }
+    plain_gaussian = len(z) == len(releases) and min(z) > 0.0
+    columns = result.trace.columns
+    lines = []
+    for at, k in enumerate(columns["round"].astype(int).tolist()):
+        measured = {name: _finite(float(columns[name][at])) for name in MEASURES if name in columns}
+        line = {**same, "round": k, **measured, "seconds": float(columns["seconds"][at])}
+        line["bound"] = _bound(result, k)
+        if plain_gaussian:
+            line["spent_epsilon"] = exact_epsilon(math.sqrt(k) / min(z), cell.settings.delta)
+            line["spent_paper_epsilon"] = paper_epsilon(min(z), k, cell.settings.delta)
+        lines.append(line)
+    return lines
+
+
+def _bound(result: Result, round: int) -> float | None:
+    """The theorem's bound after so many rounds, where the theorem speaks of this run."""
+    settings = result.settings
+    if settings.method != "dp_admm" or settings.schedule != "theorem" or settings.participation < 1.0:
+        return None
+    bound = smooth_bound if result.problem.smooth else nonsmooth_bound
+    return bound(result.constants, n_rounds=round, rho=settings.rho, beta=settings.rho)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _table(lines: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(lines, schema=SCHEMA)

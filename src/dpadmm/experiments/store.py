@@ -1,0 +1,122 @@
+"""The finished cells of a grid, in memory and in the results file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+
+import dpadmm
+from dpadmm.data import Dataset
+from dpadmm.errors import DataError
+from dpadmm.experiments.grid import Cell, Grid
+from dpadmm.results import SCHEMA, Results, data_stamp, read_results, remove_unfinished, write_results
+
+WRITE_EVERY = 2.0
+"""Seconds between two writes; a kill loses at most what was finished in between."""
+
+
+class Store:
+    """``with Store(...) as store``: reads what is finished, adds to it, writes it at the end at the latest.
+
+    Only one process can hold the store of a folder. A file that belongs to another grid, other data or
+    another version is refused, unless it may be overwritten.
+    """
+
+    def __init__(
+        self, grid: Grid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = ""
+    ) -> None:
+        self._grid, self._path, self._command = grid, path, command
+        self._order = [cell.key for cell in grid.cells()]
+        self._data = data_stamp(dataset)
+        self._overwrite = overwrite
+        self._cells: dict[str, pa.Table] = {}
+        self._written = monotonic()
+        self._unwritten = False
+
+    def __enter__(self) -> Store:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _hold(self._path.parent)
+        try:
+            remove_unfinished(self._path)
+            if self._path.exists() and not self._overwrite:
+                self._cells = self._finished()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._unwritten = not self._cells
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._write()
+        finally:
+            os.close(self._lock)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._cells
+
+    def add(self, cell: Cell, lines: pa.Table) -> None:
+        """Keep a finished cell; it is in the file within a few seconds."""
+        self._cells[cell.key] = lines
+        self._unwritten = True
+        if monotonic() - self._written > WRITE_EVERY:
+            self._write()
+
+    def results(self) -> Results:
+        """Everything that is finished, as the file has it."""
+        self._write()
+        return read_results(self._path)
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self._unwritten = False  # a full disk is reported once
+            tables = [self._cells[key] for key in self._order if key in self._cells]
+            table = pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks()
+            write_results(self._path, table, grid=self._grid.as_json, data=self._data, command=self._command)
+            self._written = monotonic()
+
+    def _finished(self) -> dict[str, pa.Table]:
+        what_to_do = "choose another output folder, or give --overwrite to start again"
+        try:
+            found = read_results(self._path)
+        except DataError as error:
+            raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
+        for kind, theirs, ours in self._differences(found.meta):
+            if theirs != ours:
+                raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
+        table = found.table.select(SCHEMA.names).cast(SCHEMA)
+        starts: dict[str, list[int]] = {}
+        for at, key in enumerate(table["cell"].to_pylist()):
+            starts.setdefault(key, [at, 0])[1] += 1
+        return {key: table.slice(first, length) for key, (first, length) in starts.items()}
+
+    def _differences(self, meta: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        data = meta["data"]
+        return [
+            ("another version of dpadmm", meta["version"], dpadmm.__version__),
+            (
+                "other data",
+                f"{data['name']} {data['digest']}",
+                f"{self._data['name']} {self._data['digest']}",
+            ),
+            ("another grid", meta["grid_digest"], self._grid.digest),
+        ]
+
+
+def _hold(folder: Path) -> int:
+    """Lock a folder until the returned descriptor is closed, at the latest when this process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(
+            f"another dpadmm is working in {folder}; wait for it, or choose another output folder"
+        ) from None
+    return descriptor
