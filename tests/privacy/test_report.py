@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dpadmm.privacy import exact_epsilon, paper_epsilon, paper_noise_multiplier
+from dpadmm.privacy import Release, exact_epsilon, paper_epsilon, paper_noise_multiplier
 from dpadmm.privacy.report import PrivacyReport
 
 
@@ -15,7 +15,7 @@ def report(
     z: list[float], done: list[int], planned: list[int] | None = None, **changes: object
 ) -> PrivacyReport:
     values = {"delta": 1e-3, "method": "dp_admm"} | changes
-    return PrivacyReport(np.array(z), np.array(done), np.array(planned or done), **values)  # type: ignore[arg-type]
+    return PrivacyReport([Release(v) for v in z], np.array(done), np.array(planned or done), **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("round_epsilon", "paper", "exact"), [(0.05, 0.5009, 0.2772), (0.1, 1.0193, 0.6339)])

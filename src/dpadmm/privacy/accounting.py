@@ -12,15 +12,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args, overload
+from typing import Literal, get_args, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr, ndtri
 
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
+from dpadmm.privacy.checks import (
+    require,
+    require_mu,
+    require_noise_multiplier,
+    unwrapped,
+)
+from dpadmm.privacy.checks import require_delta as require_delta
+from dpadmm.privacy.checks import require_epsilon as require_epsilon
+from dpadmm.privacy.checks import require_whole as require_whole
+from dpadmm.privacy.releases import Release as Release
 
 Accountant = Literal["exact", "paper"]
 
@@ -32,19 +41,6 @@ ROUND_UP = 1.0 + 4.0 * np.finfo(float).eps
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _NODES, _WEIGHTS = (_NODES + 1.0) / 2.0, _WEIGHTS / 2.0
-
-
-@dataclass(frozen=True)
-class Release:
-    """``count`` Gaussian releases of one statistic with the same noise multiplier; 0 means without noise."""
-
-    noise_multiplier: float
-    count: int = 1
-    statistic: str = "mean gradient"
-
-    def __post_init__(self) -> None:
-        require_noise_multiplier(self.noise_multiplier)
-        require_whole("count", self.count, least=0)
 
 
 def gaussian_mu(releases: Iterable[Release]) -> float:
@@ -273,39 +269,3 @@ def affordable_rounds(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def unwrapped(values: Floats) -> float | Floats:
-    """A float for a 0-dimensional array, else the array."""
-    return values if values.ndim else float(values)
-
-
-def require(name: str, value: ArrayLike, rule: Callable[[Any], Any], wanted: str) -> None:
-    """Refuse the first number that breaks the rule, by name and value (NaN breaks every comparison)."""
-    # NumPy has no integers above 2⁶⁴, counts of rounds do
-    values = np.asarray(float(value) if type(value) is int else value)
-    numeric = values.dtype.kind in "iuf"
-    wrong = ~np.asarray(rule(values.astype(float)), bool) if numeric else np.ones(values.shape, bool)
-    if wrong.any():
-        raise StudyError(f"{name} must be {wanted}, not {np.asarray(value)[wrong].flat[0]}")
-
-
-def require_epsilon(name: str, epsilon: ArrayLike) -> None:
-    require(name, epsilon, lambda e: (e > 0.0) & np.isfinite(e), "a positive number")
-
-
-def require_delta(delta: ArrayLike) -> None:
-    require("delta", delta, lambda d: (d > 0.0) & (d < 1.0), "between 0 and 1, both excluded")
-
-
-def require_noise_multiplier(z: ArrayLike) -> None:
-    require("noise_multiplier", z, lambda v: (v >= 0.0) & np.isfinite(v), "a finite number of at least 0")
-
-
-def require_mu(mu: ArrayLike) -> None:
-    require("mu", mu, lambda m: m >= 0.0, "a number of at least 0")
-
-
-def require_whole(name: str, value: ArrayLike, *, least: int) -> None:
-    wanted = f"a whole number of at least {least}"
-    require(name, value, lambda v: (v >= least) & (v == np.floor(v)) & np.isfinite(v), wanted)

@@ -13,15 +13,12 @@ from scipy.special import ndtri
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import StudyError
-from dpadmm.privacy.accounting import (
-    LOG_DELTA_SLACK,
-    ROUND_UP,
-    log_delta,
+from dpadmm.privacy.accounting import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
+from dpadmm.privacy.checks import (
     require_delta,
     require_epsilon,
     require_noise_multiplier,
     require_whole,
-    smallest_true,
     unwrapped,
 )
 

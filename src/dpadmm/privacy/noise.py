@@ -21,13 +21,13 @@ class Noise(Protocol):
 
     kind: ClassVar[str]
 
-    def draw(self, round: int) -> Floats:
-        """(n_agents, d, p) numbers for this round."""
+    def draw(self, round: int, stream: int = 0) -> Floats:
+        """(n_agents, d, p) numbers for this round; those of different streams are independent."""
 
 
 @dataclass(frozen=True)
 class SimulatedNoise:
-    """Noise that is a function of (seed, agent, round), the same whoever else takes part and when.
+    """Noise that is a function of (seed, agent, round, stream), the same whoever else takes part and when.
 
     Parameters
     ----------
@@ -49,9 +49,22 @@ class SimulatedNoise:
 
     kind: ClassVar[str] = "simulated"
 
-    def draw(self, round: int) -> Floats:
-        numbers = standard_normals(self.seed, round, self.n_agents, int(np.prod(self.shape)))
+    def draw(self, round: int, stream: int = 0) -> Floats:
+        # Rounds are hashed as 64-bit words and stay below 2⁴⁰
+        numbers = standard_normals(self.seed, round + (stream << 40), self.n_agents, int(np.prod(self.shape)))
         return numbers.reshape(self.n_agents, *self.shape)
+
+
+def spherical(noise: Noise, round: int, *, first_stream: int = 1) -> Floats:
+    """(n, d, p) numbers of density ∝ ``exp(−‖ξ‖)`` per agent: uniform direction, length ``Gamma(dp, 1)``.
+
+    A chi-square of 2dp degrees of freedom is twice such a Gamma. Three streams of the round are used.
+    """
+    direction, first, second = (noise.draw(round, first_stream + stream) for stream in range(3))
+    axes = (1, 2)
+    length = (np.square(first).sum(axis=axes) + np.square(second).sum(axis=axes)) / 2.0
+    scale = length / np.sqrt(np.square(direction).sum(axis=axes))
+    return np.asarray(direction * scale[:, None, None])
 
 
 def fresh_seed() -> int:
