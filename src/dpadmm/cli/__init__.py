@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 import dpadmm
+from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
 from dpadmm.cli.privacy import privacy
+from dpadmm.cli.reproduce import reproduce
 from dpadmm.cli.screen import Interrupted
 from dpadmm.cli.simulate import simulate_command
 from dpadmm.errors import DpadmmError
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.command("demo")(demo)
 app.command("simulate")(simulate_command)
 app.command("privacy")(privacy)
+app.command("compare")(compare_command)
+app.command("reproduce")(reproduce)
 
 
 def _version(wanted: bool) -> None:

@@ -39,10 +39,7 @@ def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]
 
     Ctrl-C takes effect at the end of the round, where nothing is half done; pressed again, at once.
     """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    disabled = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=disabled) as bar, _CtrlC() as ctrl_c:
+    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
         task = bar.add_task(what, total=total_rounds)
 
         def advance(view: RoundView) -> None:
@@ -53,14 +50,21 @@ def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]
         yield advance
 
 
-class _CtrlC:
+def progress_bar(*, quiet: bool) -> Progress:
+    """A bar with counts and the time left, on stderr; nothing where no person watches."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
+class CtrlC:
     """Remembers the first Ctrl-C, which in the middle of a compilation would get lost or break it."""
 
     def __init__(self) -> None:
         self.pressed = False
         self._before = signal.getsignal(signal.SIGINT)
 
-    def __enter__(self) -> _CtrlC:
+    def __enter__(self) -> CtrlC:
         if self._before is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._remember)
         return self

@@ -5,7 +5,6 @@ Every setting is an option, and every option a name in a TOML file (``--config``
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dpadmm.cli.data_options import open_dataset
 from dpadmm.cli.screen import (
     NAMES,
     Interrupted,
@@ -26,11 +26,11 @@ from dpadmm.cli.screen import (
     say_path,
     table,
 )
+from dpadmm.cli.signature import add_options
 from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, from_toml, parameters
-from dpadmm.data import Dataset, read_table
-from dpadmm.errors import DataError, StudyError
-from dpadmm.losses import LOSSES
-from dpadmm.preparation import as_dataset, prepare
+from dpadmm.data import Dataset
+from dpadmm.errors import StudyError
+from dpadmm.preparation import prepare
 from dpadmm.privacy.noise import fresh_seed
 from dpadmm.reporting.run_folder import (
     check_folder,
@@ -44,8 +44,6 @@ from dpadmm.reporting.run_folder import (
 )
 from dpadmm.settings import NOT_PRIVATE, Settings, settings_from
 from dpadmm.simulation import Result, run
-
-NAMED = ("adult", "synthetic")
 
 
 def simulate_command(
@@ -67,7 +65,7 @@ def simulate_command(
     folder = Path(about_run["output"]) if "output" in about_run else None
     if folder:
         check_folder(folder, overwrite=overwrite)
-    dataset = _dataset(about_run, settings)
+    dataset = open_dataset(about_run, settings)
 
     def keep(results: Mapping[str, Result]) -> None:
         if folder and results:
@@ -93,19 +91,7 @@ def simulate_command(
         raise Interrupted(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
 
 
-simulate_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        *(
-            p
-            for p in inspect.signature(simulate_command, eval_str=True).parameters.values()
-            if p.name != "options"
-        ),
-        *parameters(),
-    ]
-)
-simulate_command.__annotations__ = {
-    p.name: p.annotation for p in inspect.signature(simulate_command).parameters.values()
-}
+add_options(simulate_command, parameters())
 
 
 def _train(
@@ -175,27 +161,6 @@ def _repeats(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise StudyError(f"repeats must be a whole number of at least 1, not {value!r}")
     return value
-
-
-def _dataset(about_run: Mapping[str, Any], settings: Settings) -> Dataset:
-    source = about_run.get("data")
-    if source is None:
-        raise StudyError(f"say which data: --data FILE, or one of {', '.join(NAMED)}")
-    if source in NAMED:
-        for name in ("label", "classes", "by"):
-            if name in about_run:
-                raise StudyError(f"{name} is for data files; the data set {source!r} comes with its own")
-        return as_dataset(source, settings)
-    if "." not in Path(source).name and not Path(source).exists():
-        raise DataError(f"there is no data set and no file {source!r}; data sets are {', '.join(NAMED)}")
-    classes = about_run.get("classes")
-    if isinstance(classes, str):
-        classes = [name.strip() for name in classes.split(",")]
-    task = LOSSES[settings.loss].task
-    dataset = read_table(
-        source, task=task, label=about_run.get("label"), classes=classes, by=about_run.get("by")
-    )
-    return as_dataset(dataset, settings)
 
 
 def _how(results: Mapping[str, Result], about_run: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -31,20 +31,28 @@ class Failure:
     text: str
 
 
-def work(connection: Connection[Any, Any], warm_up: bool) -> None:
-    """Answer cells until the other end closes; ``warm_up``: every kind of run is made once before it counts."""
+def work(connection: Connection[Any, Any], timed: bool) -> None:
+    """Answer cells until the other end closes.
+
+    Every kind of run is first made once for nothing, so that no time has a compilation in it: in short, or
+    in full where times are what the cells are for (``timed``).
+    """
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         bench = Bench(connection.recv())
         warm: set[tuple[str, ...]] = set()
         while True:
             cell: Cell = connection.recv()
-            if warm_up and (kind := _kind(cell)) not in warm:
-                bench.run(cell)
+            if (kind := _kind(cell)) not in warm:
+                _answer(bench, cell if timed else _short(cell))
                 warm.add(kind)
             connection.send(_answer(bench, cell))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def _short(cell: Cell) -> Cell:
+    return replace(cell, settings=replace(cell.settings, n_rounds=2, metrics_every=2))
 
 
 def _answer(bench: Bench, cell: Cell) -> pa.Table | Failure:

@@ -1,0 +1,35 @@
+"""Which rows: a data file or a named data set, as options and grid files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpadmm.data import Dataset, read_table
+from dpadmm.errors import DataError, StudyError
+from dpadmm.losses import LOSSES
+from dpadmm.preparation import as_dataset
+from dpadmm.settings import Settings
+
+NAMED = ("adult", "synthetic")
+
+
+def open_dataset(about: Mapping[str, Any], settings: Settings) -> Dataset:
+    """The rows that ``data`` (for files with ``label``, ``classes``, ``by``) names, for the loss given."""
+    source = about.get("data")
+    if source is None:
+        raise StudyError(f"say which data: --data FILE, or one of {', '.join(NAMED)}")
+    if source in NAMED:
+        for name in ("label", "classes", "by"):
+            if name in about:
+                raise StudyError(f"{name} is for data files; the data set {source!r} comes with its own")
+        return as_dataset(source, settings)
+    if "." not in Path(source).name and not Path(source).exists():
+        raise DataError(f"there is no data set and no file {source!r}; data sets are {', '.join(NAMED)}")
+    classes = about.get("classes")
+    if isinstance(classes, str):
+        classes = [name.strip() for name in classes.split(",")]
+    task = LOSSES[settings.loss].task
+    dataset = read_table(source, task=task, label=about.get("label"), classes=classes, by=about.get("by"))
+    return as_dataset(dataset, settings)

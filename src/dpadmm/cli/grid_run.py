@@ -1,0 +1,87 @@
+"""What ``reproduce`` and ``compare`` share: a grid run with progress, into a folder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpadmm.cli.data_options import open_dataset
+from dpadmm.cli.screen import CtrlC, Interrupted, progress_bar
+from dpadmm.data import Dataset
+from dpadmm.errors import DataError, StudyError
+from dpadmm.experiments.grid import Grid
+from dpadmm.experiments.runner import Progress, run_grid
+from dpadmm.losses import LOSSES
+from dpadmm.reporting.run_folder import check_folder
+from dpadmm.results import Results
+
+RESULTS = "results.parquet"
+
+
+def check_results_folder(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something else, before anything is computed."""
+    check_folder(folder, overwrite=True)
+    mine = (folder / RESULTS).exists()
+    if (
+        not overwrite
+        and not mine
+        and folder.is_dir()
+        and any(not p.name.startswith(".") for p in folder.iterdir())
+    ):
+        raise DataError(
+            f"{folder} is not empty and has no {RESULTS} to go on with; choose another output folder, "
+            "or give --overwrite"
+        )
+
+
+def data_of(grid: Grid) -> Dataset:
+    """The rows a grid is about."""
+    cells = grid.cells()
+    tasks = {LOSSES[cell.settings.loss].task for cell in cells}
+    if len(tasks) > 1:
+        raise StudyError(
+            f"a grid has one kind of labels, but these losses need {' and '.join(sorted(tasks))}; make two"
+        )
+    return open_dataset(grid.data, cells[0].settings)
+
+
+def run_with_progress(
+    grid: Grid,
+    dataset: Dataset,
+    folder: Path,
+    *,
+    names: Sequence[str] | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    kept: bool = True,
+) -> Results:
+    """Run what is missing, with a bar; Ctrl-C ends it, and what is finished stays if the folder does."""
+    if workers is not None and workers < 1:
+        raise StudyError(f"workers must be a whole number of at least 1, not {workers}")
+    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
+        task = bar.add_task("running", total=None)
+        far = Progress(0, 0)
+
+        def watch(progress: Progress) -> None:
+            nonlocal far
+            far = progress
+            bar.update(task, total=progress.total, completed=progress.done)
+
+        results = run_grid(
+            grid,
+            dataset,
+            folder / RESULTS,
+            names=names,
+            workers=workers,
+            overwrite=overwrite,
+            command=shlex.join(["dpadmm", *sys.argv[1:]]),
+            watch=watch,
+            stop=lambda: ctrl_c.pressed,
+        )
+    if far.done < far.total:
+        again = f"; run the same command again to go on, what is finished is in {folder}" if kept else ""
+        raise Interrupted(f"interrupted with {far.done} of {far.total} runs finished{again}")
+    return results
