@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from dpadmm.reporting.figures.agents import agents_figure
-from dpadmm.reporting.figures.base import Picture, with_optimum
 from dpadmm.reporting.figures.bounds import bounds_figure
 from dpadmm.reporting.figures.choices import choices_figure
 from dpadmm.reporting.figures.epsilon import epsilon_figure
 from dpadmm.reporting.figures.methods import methods_figure
 from dpadmm.reporting.figures.objective import objective_figure
 from dpadmm.reporting.figures.times import times_figure
+from dpadmm.reporting.picture import Picture, with_optimum
 from dpadmm.results import Results
 
 Maker = Callable[[Results, str], Picture | None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.axes import Axes
 
-from dpadmm.reporting.figures.base import Picture, about, number_list, optimum, spread
+from dpadmm.reporting.picture import Picture, about, number_list, optimum, spread
 from dpadmm.reporting.series import BUDGETS, budget_column, by_end, by_round, distinct, done, has, where
 from dpadmm.reporting.style import at_values, draw, dress, floor, kinds, legend, new_figure, steps
 from dpadmm.results import Results
@@ -19,9 +21,8 @@ def agents_figure(results: Results, name: str) -> Picture | None:
     budgets, agents = distinct(lines, budget)[:4], distinct(lines, "n_agents")
     columns = max(2, len(budgets))
     figure = new_figure(4.6 * columns, 6.8)
-    rows = figure.subplot_mosaic(
-        [[f"loss {i}" if i < len(budgets) else "." for i in range(columns)], _below(columns)]
-    )
+    above: list[Any] = [f"loss {i}" if i < len(budgets) else "." for i in range(columns)]
+    rows = figure.subplot_mosaic([above, _below(columns)])
     best = optimum(results, "train_loss_global")
     for i, value in enumerate(budgets):
         axes = rows[f"loss {i}"]
@@ -50,17 +51,20 @@ def agents_figure(results: Results, name: str) -> Picture | None:
     legend(figure, rows["loss 0"], columns=7)
     low, high = agents[0], agents[-1]
     caption = (
-        f"The same rows over more agents ({about(results)}). Top: training loss of the local models, as in the "
+        f"The same rows over more agents ({about(results)}). Top: training loss of the local models, as in "
+        "the "
         f"paper, by round for n = {number_list(agents)} agents at {BUDGETS[budget]} {number_list(budgets)}. "
-        f"Bottom: loss and error after the last round against n, from {low} to {high} agents; filled markers are the "
+        f"Bottom: loss and error after the last round against n, from {low} to {high} agents; filled markers "
+        "are the "
         f"global model, hollow markers the mean of the local models. {spread(lines)}The dotted line is the "
-        "non-private optimum on pooled rows. Unlike the paper, the lower panels show the end of the runs against n "
+        "non-private optimum on pooled rows. Unlike the paper, the lower panels show the end of the runs "
+        "against n "
         "and both models, since the paper does not say which model its error rates belong to."
     )
     return Picture(name, f"More agents, same rows ({_short(results)})", caption, figure)
 
 
-def _below(columns: int) -> list[str]:
+def _below(columns: int) -> list[Any]:
     half = columns // 2
     return ["end loss"] * half + ["end error"] * (columns - half)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpadmm.arrays import Floats
-from dpadmm.reporting.figures.base import Picture, about
+from dpadmm.reporting.picture import Picture, about
 from dpadmm.reporting.series import BUDGETS, Curve, at_end, budget_column, done, keep, split, where
 from dpadmm.reporting.style import draw, dress, kinds, legend, log_x, log_y, new_figure
 from dpadmm.results import Results
@@ -60,10 +60,8 @@ def bounds_figure(results: Results, name: str) -> Picture | None:
     for axes, regularizer in zip(panels, regularizers, strict=True):
         for gap in (each for each in found if each.regularizer == regularizer):
             look, positive = looks[f"{gap.budget:g}"], gap.measured.mean > 0
-            measured = Curve(
-                *(part[positive] for part in (gap.measured.x, gap.measured.mean, gap.measured.std)),
-                gap.measured.n_seeds,
-            )
+            curve = gap.measured
+            measured = Curve(curve.x[positive], curve.mean[positive], curve.std[positive], curve.n_seeds)
             bound = Curve(gap.measured.x, gap.bound, np.zeros_like(gap.bound), 1)
             draw(axes, measured, look, label=f"measured, {budget} {gap.budget:g}", band=False)
             draw(axes, bound, look, label=f"bound, {budget} {gap.budget:g}", hollow=True)
@@ -74,9 +72,12 @@ def bounds_figure(results: Results, name: str) -> Picture | None:
     legend(figure, panels[0], columns=4 if len(regularizers) > 1 else 2)
     negative = any((gap.measured.mean <= 0).any() for gap in found)
     caption = (
-        f"Distance of DP-ADMM's augmented objective from n times the non-private optimum F* of the same split, summed over the "
-        f"agents, at the averages of the local models, beside the theorems' bounds with β = ρ ({about(results)}). "
-        "Mean over the splits, both scales logarithmic. The theorems bound the mean; a measured line must lie below the hollow "
+        "Distance of DP-ADMM's augmented objective from n times the non-private optimum F* of the same "
+        "split, summed over the "
+        "agents, at the averages of the local models, beside the theorems' bounds with β = ρ "
+        f"({about(results)}). "
+        "Mean over the splits, both scales logarithmic. The theorems bound the mean; a measured line must "
+        "lie below the hollow "
         "one of the same shape. " + ("Rounds with a distance below zero are left out. " if negative else "")
     )
     return Picture(name, "Measured convergence beside the theorems' bounds", caption.strip(), figure)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpadmm.reporting.figures.base import Picture, about, optimum, spread
+from dpadmm.reporting.picture import Picture, about, optimum, spread
 from dpadmm.reporting.series import BUDGETS, budget_column, by_end, distinct, done, has, where
 from dpadmm.reporting.style import at_values, draw, dress, floor, legend, new_figure, power, steps
 from dpadmm.results import Results
@@ -37,11 +37,12 @@ def choices_figure(results: Results, name: str) -> Picture | None:
             )
         floor(axes, optimum(results, column), "non-private optimum")
         at_values(axes, radii)
-        dress(axes, title=title, x="c_w, guessed norm of the best weights", y=f"{column.split('_')[1]}, global model",
-              percent="error" in column)  # fmt: skip
+        y = f"{column.split('_')[1]}, global model"
+        dress(axes, title=title, x="c_w, guessed norm of the best weights", y=y, percent="error" in column)
     legend(figure, panels[0])
     caption = (
-        f"DP-ADMM with other values of c_w and λ/n, which the paper took from the private rows ({about(lines)}, {BUDGETS[budget]} "
+        "DP-ADMM with other values of c_w and λ/n, which the paper took from the private rows "
+        f"({about(lines)}, {BUDGETS[budget]} "
         f"{value:g}). Error and training loss of the global model at "
         f"the end. {spread(lines)}The dotted line is the non-private optimum."
     )

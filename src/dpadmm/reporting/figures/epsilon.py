@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from dpadmm.reporting.figures.base import Picture, number_list
+from dpadmm.reporting.picture import Picture, number_list
 from dpadmm.reporting.series import Curve, by_end, distinct, done, has, split, where
 from dpadmm.reporting.style import at_values, draw, dress, log_y, new_figure, power, steps
 from dpadmm.results import Results
@@ -26,9 +26,11 @@ def epsilon_figure(results: Results, name: str) -> Picture | None:
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, handlelength=3.0)
     caption = (
-        "What the same noise costs: exact ε of the composed Gaussian releases (filled markers, solid) and the paper's bound ε̄ "
+        "What the same noise costs: exact ε of the composed Gaussian releases (filled markers, solid) and "
+        "the paper's bound ε̄ "
         f"from the moments accountant (hollow, dotted). (a) by round at δ = {power(delta)}, for ε per round "
-        f"{number_list(_few(distinct(where(lines, delta=delta), 'round_epsilon')))}; (b) after the last round against the ε of a "
+        f"{number_list(_few(distinct(where(lines, delta=delta), 'round_epsilon')))}; (b) after the last "
+        "round against the ε of a "
         f"round, for δ = {', '.join(map(power, _ends(lines)))}, both scales logarithmic. "
         "These numbers depend on the noise alone, not on the rows."
     )

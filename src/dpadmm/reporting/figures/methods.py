@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 
-from dpadmm.reporting.figures.base import Picture, about, number_list, optimum, spread
+from dpadmm.reporting.picture import Picture, about, number_list, optimum, spread
 from dpadmm.reporting.series import (
     BUDGETS,
     METHODS,
@@ -86,13 +86,15 @@ def _caption(
     lines: Results, groups: Mapping[str, Results], *, model: str, shown: list[float], budget: str
 ) -> str:
     which = (
-        "the mean of the agents' local models, as in the paper's formula; methods that have one model only are shown with it"
+        "the mean of the agents' local models, as in the paper's formula; methods that have one model only "
+        "are shown with it"
         if model == "local"
         else "the global model, which the paper does not show"
     )
     return (
         f"{', '.join(groups)}, and the non-private optimum ({about(lines)}). Measured on {which}. "
-        f"(a, b) training loss by round at {BUDGETS[budget]} {number_list(shown)}; (c) error on test rows at the end against "
+        f"(a, b) training loss by round at {BUDGETS[budget]} {number_list(shown)}; (c) error on test rows at "
+        "the end against "
         f"{BUDGETS[budget]}; (d) the same against δ. {spread(lines)}ADMM and the optimum have no noise. "
         "Lines that leave a loss panel at the top are cut there."
     )
@@ -122,8 +124,8 @@ def _against(
                 draw(axes, by_end(here, error, x), looks[label], label=label)
         elif points and len(group):
             mean, std = mean_std(at_end(group, error))
-            level = [np.full(len(points), number) for number in (mean, std)]
-            flat = Curve(np.array(sorted(points)), *level, len(distinct(group, "seed")))
+            at, n_seeds = np.array(sorted(points)), len(distinct(group, "seed"))
+            flat = Curve(at, np.full(len(at), mean), np.full(len(at), std), n_seeds)
             draw(axes, flat, looks[label], label=label)
     if points:
         at_values(axes, sorted(points))
@@ -132,15 +134,15 @@ def _against(
 def _most(lines: Results, column: str) -> float:
     """The value of a column with the most budgets beside it."""
     budget = budget_column(lines)
-    return max(distinct(lines, column), key=lambda v: (len(distinct(where(lines, **{column: v}), budget)), v))
+    values = distinct(lines, column)
+    return float(max(values, key=lambda v: (len(distinct(where(lines, **{column: v}), budget)), v)))
 
 
 def _common_budget(lines: Results) -> float:
     """The budget with the most δ beside it."""
     budget = budget_column(lines)
-    return max(
-        distinct(lines, budget), key=lambda v: (len(distinct(where(lines, **{budget: v}), "delta")), v == 0.1)
-    )
+    values = distinct(lines, budget)
+    return float(max(values, key=lambda v: (len(distinct(where(lines, **{budget: v}), "delta")), v == 0.1)))
 
 
 def _two(values: list[float]) -> list[float]:

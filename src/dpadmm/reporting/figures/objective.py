@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpadmm.reporting.figures.base import Picture, about, number_list, optimum, spread
+from dpadmm.reporting.picture import Picture, about, number_list, optimum, spread
 from dpadmm.reporting.series import BUDGETS, budget_column, by_round, distinct, done, where
 from dpadmm.reporting.style import draw, dress, floor, legend, log_y, new_figure, power, steps
 from dpadmm.results import Results
@@ -39,8 +39,10 @@ def objective_figure(results: Results, name: str) -> Picture | None:
         axes.set_visible(False)
     legend(figure, panels[0])
     caption = (
-        f"Augmented objective Σᵢ(fᵢ(w̄ᵢ) + ρ‖w̄ᵢ − w̄‖) of DP-ADMM by round, summed over the agents, at the averages of the "
-        f"local models ({about(lines)}, n = {number_list(distinct(lines, 'n_agents'))}). One panel for each δ, one line for "
+        "Augmented objective Σᵢ(fᵢ(w̄ᵢ) + ρ‖w̄ᵢ − w̄‖) of DP-ADMM by round, summed over the agents, at the "
+        "averages of the "
+        f"local models ({about(lines)}, n = {number_list(distinct(lines, 'n_agents'))}). One panel for each "
+        "δ, one line for "
         f"each {BUDGETS[budget]}: {number_list(budgets)}. Logarithmic scale. {spread(lines)}"
         + ("The dotted line is n times the non-private optimum F*. " if np.isfinite(floor_value) else "")
         + "Lower is better."

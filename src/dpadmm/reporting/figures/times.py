@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpadmm.reporting.figures.base import Picture
+from dpadmm.reporting.picture import Picture
 from dpadmm.reporting.style import dress, kinds, log_x, new_figure
 from dpadmm.reporting.times import times
 from dpadmm.results import Results
@@ -31,8 +31,8 @@ def times_figure(results: Results, name: str) -> Picture | None:
             (row.paper_ratio, labels.index(row.method) + shift) for row in here if row.paper_ratio is not None
         ]
         if paper:
-            axes.plot(*zip(*paper, strict=True), look.marker, markerfacecolor="white", markeredgecolor=look.color,
-                      markersize=6, label=f"paper, ε = {value:g}")  # fmt: skip
+            axes.plot(*zip(*paper, strict=True), look.marker, markerfacecolor="white", markersize=6,
+                      markeredgecolor=look.color, label=f"paper, ε = {value:g}")  # fmt: skip
     axes.axvline(1.0, color="black", linewidth=0.8)
     log_x(axes)
     axes.set_yticks(range(len(labels)), labels)
@@ -40,8 +40,10 @@ def times_figure(results: Results, name: str) -> Picture | None:
     dress(axes, x="time of a run, as a multiple of DP-ADMM's at the same ε (logarithmic)")
     axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     caption = (
-        "Time of a run as a multiple of DP-ADMM's on the same rows and the same machine (filled), and the same ratio from the "
-        "paper's Table 3 (hollow). Each run had the machine to itself; means over the repeats. To the right of the line: "
+        "Time of a run as a multiple of DP-ADMM's on the same rows and the same machine (filled), and the "
+        "same ratio from the "
+        "paper's Table 3 (hollow). Each run had the machine to itself; means over the repeats. To the right "
+        "of the line: "
         "slower than DP-ADMM."
     )
     return Picture(name, "Time of a run beside DP-ADMM's", caption, figure)

@@ -24,7 +24,7 @@ def with_optimum(results: Results, experiment: str) -> Results:
     """An experiment's lines, and the non-private optimum of the same problem wherever in the file it is."""
     lines = results.select(experiment)
     same = {name: distinct(lines, name) for name in ("regularizer", "loss", "reg_share")}
-    optimum = results.select(method="centralized", **same)
+    optimum = results.select(None, method="centralized", **same)
     cells = [*results.grid["experiments"][experiment]["cells"], *optimum.cells]
     return results.select(cell=cells)
 

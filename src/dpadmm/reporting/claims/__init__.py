@@ -1,0 +1,54 @@
+"""The claims page: what Section VI says and leaves out, decided by rules in code."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from dpadmm.reporting.claims.base import CLEAR, Claim, Verdict
+from dpadmm.reporting.claims.choices import choice_claims
+from dpadmm.reporting.claims.cost import cost_claims
+from dpadmm.reporting.claims.methods import method_claims
+from dpadmm.reporting.claims.trends import trend_claims
+from dpadmm.results import Results
+
+
+def claims(results: Results) -> list[Claim]:
+    """Every claim, those of the paper first."""
+    found = [*trend_claims(results), *method_claims(results), *cost_claims(results), *choice_claims(results)]
+    return sorted(found, key=lambda claim: not claim.from_paper)
+
+
+def counted(found: Sequence[Claim]) -> dict[Verdict, int]:
+    """How many claims have each verdict."""
+    counts = Counter(claim.verdict for claim in found)
+    return {verdict: counts[verdict] for verdict in Verdict}
+
+
+def claims_markdown(found: Sequence[Claim]) -> str:
+    """The claims page as Markdown."""
+    lines = ["# Claims of the paper's Section VI, measured", ""]
+    lines.append(", ".join(f"{n} {verdict}" for verdict, n in counted(found).items() if n) + ".")
+    lines += ["", CLEAR]
+    for from_paper, title in ((True, "What the paper says"), (False, "What the paper leaves out")):
+        lines += ["", f"## {title}"]
+        for claim in (each for each in found if each.from_paper is from_paper):
+            lines += ["", f"### {claim.statement}", "", f"**{claim.verdict}**. {claim.place}."]
+            if claim.figures:
+                lines[-1] += f" Figures: {', '.join(claim.figures)}."
+            lines += ["", *(f"- {_escaped(sentence)}" for sentence in claim.evidence)]
+            lines += ["", f"Rule: {claim.rule}"]
+    return "\n".join(lines) + "\n"
+
+
+def claims_json(found: Sequence[Claim]) -> str:
+    """The claims page for machines."""
+    return json.dumps([claim.as_json() for claim in found], indent=2, ensure_ascii=False) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+__all__ = ["CLEAR", "Claim", "Verdict", "claims", "claims_json", "claims_markdown", "counted"]

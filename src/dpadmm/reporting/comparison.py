@@ -1,0 +1,120 @@
+"""The figure of ``dpadmm compare``: methods × budgets × agents."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpadmm.reporting.picture import Picture, about, optimum, spread
+from dpadmm.reporting.series import (
+    BUDGETS,
+    Curve,
+    at_end,
+    budget_column,
+    by_end,
+    distinct,
+    done,
+    has,
+    mean_std,
+    variants,
+    where,
+)
+from dpadmm.reporting.style import at_values, draw, dress, floor, kinds, legend, new_figure
+from dpadmm.results import Results
+
+_MOST_PANELS = 4
+
+
+def comparison_figure(results: Results) -> Figure:
+    """Error and training loss of the global model at the end, beside the non-private optimum.
+
+    Against the budget, one column of panels per number of agents; against the number of agents where there is
+    one budget; side by side where there is one of both.
+    """
+    lines = done(results)
+    groups = {
+        label: group
+        for label, group in variants(lines).items()
+        if set(distinct(group, "method")) != {"centralized"}
+    }
+    budget = budget_column(lines)
+    budgets, agents = distinct(lines, budget), _agents(groups)
+    by_agents = len(budgets) < 2 and len(agents) > 1
+    alone = len(budgets) < 2 and len(agents) < 2
+    panels = [None] if by_agents or alone else agents[:_MOST_PANELS]
+    figure = new_figure(4.6 * max(1 if len(panels) > 1 else 1.4, len(panels)), 6.4)
+    grid = figure.subplots(2, len(panels), squeeze=False, sharey="row", sharex="col")
+    for row, column in zip(grid, (_error(lines), "train_loss_global"), strict=True):
+        for axes, n in zip(row, panels, strict=True):
+            here = {
+                label: group if n is None or not _private(group) else where(group, n_agents=n)
+                for label, group in groups.items()
+            }
+            if alone:
+                _side_by_side(axes, here, column)
+            else:
+                _lines(axes, here, column, "n_agents" if by_agents else budget)
+            floor(axes, optimum(lines, column), "non-private optimum")
+            title = f"{n} agents" if n is not None and row is grid[0] else ""
+            x = "" if alone or row is grid[0] else "number of agents n" if by_agents else BUDGETS[budget]
+            y = f"{'training' if 'train' in column else 'test'} {column.split('_')[1]}, global model"
+            rate = "error" in column and not (set(distinct(lines, "loss")) & {"squared", "huber"})
+            dress(axes, title=title, x=x, y=y if axes is row[0] else "", percent=rate)
+    legend(figure, grid[0][0], columns=max(3, 3 * len(panels)))
+    return figure
+
+
+def comparison_picture(results: Results) -> Picture:
+    """The figure with its caption."""
+    lines = done(results)
+    names = [label for label in variants(lines) if label != "optimum"]
+    caption = (
+        f"{', '.join(names)} at the end of the runs ({about(lines)}, δ = "
+        f"{', '.join(f'{value:g}' for value in distinct(lines, 'delta'))}): error (top) and training loss "
+        "(bottom) of the "
+        f"global model. {spread(lines)}The dotted line is the non-private optimum on pooled rows. Lower is "
+        "better."
+    )
+    return Picture("comparison", "Methods side by side", caption, comparison_figure(results))
+
+
+def _agents(groups: dict[str, Results]) -> list[int]:
+    return sorted({n for group in groups.values() for n in distinct(group, "n_agents")})
+
+
+def _error(lines: Results) -> str:
+    return "test_error_global" if has(lines, "test_error_global") else "train_error_global"
+
+
+def _private(group: Results) -> bool:
+    return bool(distinct(group, budget_column(group)))
+
+
+def _lines(axes: Axes, groups: dict[str, Results], column: str, x: str) -> None:
+    looks = kinds(list(groups))
+    points = sorted({value for group in groups.values() for value in distinct(group, x)})
+    for label, group in groups.items():
+        if not len(group):
+            continue
+        if distinct(group, x):
+            draw(axes, by_end(group, column, x), looks[label], label=label)
+        else:  # no noise: the same at every budget
+            mean, std = mean_std(at_end(group, column))
+            level = np.full(len(points), mean), np.full(len(points), std)
+            draw(
+                axes, Curve(np.array(points), *level, len(distinct(group, "seed"))), looks[label], label=label
+            )
+    if points and points[0] > 0:
+        at_values(axes, points)
+
+
+def _side_by_side(axes: Axes, groups: dict[str, Results], column: str) -> None:
+    for i, (label, look) in enumerate(kinds(list(groups)).items()):
+        if len(groups[label]):
+            mean, std = mean_std(at_end(groups[label], column))
+            axes.errorbar(
+                i, mean, yerr=std, fmt=look.marker, color=look.color, markersize=8, capsize=4, label=label
+            )
+    axes.set_xticks([])
+    axes.set_xlim(-0.6, len(groups) - 0.4)

@@ -1,0 +1,203 @@
+"""Tables for people: times, accuracy at the end, settings; as Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from dpadmm.reporting.series import (
+    BUDGETS,
+    METHODS,
+    at_end,
+    budget_column,
+    distinct,
+    done,
+    has,
+    mean_std,
+    split,
+    variants,
+    where,
+)
+from dpadmm.reporting.style import power
+from dpadmm.reporting.times import times
+from dpadmm.results import Results
+from dpadmm.settings import Settings
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table: file name, heading, what must be said about it, columns and rows of text."""
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """As Markdown, with the heading and the note."""
+        lines = [
+            f"# {self.title}",
+            "",
+            self.note,
+            "",
+            _line(self.columns),
+            _line(["---"] * len(self.columns)),
+        ]
+        return "\n".join([*lines, *(_line(row) for row in self.rows)]) + "\n"
+
+    def csv(self) -> str:
+        """As CSV with a header."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
+        return out.getvalue()
+
+
+def tables(results: Results) -> list[Table]:
+    """Every table the results have something for."""
+    found = [time_table(results), *(accuracy_table(results, name) for name in results.experiments)]
+    return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
+
+
+def time_table(results: Results) -> Table | None:
+    """Table 3: seconds, ratio to DP-ADMM, iterations of local solves, and the paper's own."""
+    rows = times(results)
+    if not rows:
+        return None
+    return Table(
+        "table3",
+        "Time of a run (the paper's Table III)",
+        "Mean ± standard deviation of the seconds in rounds, each run alone on the machine, after "
+        "compilation. "
+        "Iterations are those of the exact local solver per agent and round. The paper's seconds are from "
+        "MATLAB on another "
+        "machine: compare the ratios.",
+        ("ε per round", "method", "seconds", "× DP-ADMM", "iterations", "paper, seconds", "paper, × DP-ADMM"),
+        tuple(
+            (
+                f"{row.budget:g}",
+                row.method,
+                f"{row.seconds:.3f} ± {row.spread:.3f}",
+                _number(row.ratio, ".1f"),
+                _number(row.iterations or np.nan, ".1f"),
+                _number(row.paper_seconds, ".3f"),
+                _number(row.paper_ratio, ".1f"),
+            )
+            for row in rows
+        ),
+    )
+
+
+def accuracy_table(results: Results, experiment: str) -> Table | None:
+    """Loss and error at the end for every setting of an experiment, local and global, with both totals of ε."""
+    lines = where(done(results.select(experiment)), timed=False)
+    if not len(lines):
+        return None
+    budget = budget_column(lines)
+    rows = []
+    for label, group in variants(lines).items():
+        keys = [name for name in BUDGETS if distinct(group, name)]
+        for values, cell in split(group, "n_agents", "delta", *keys).items():
+            pooled = distinct(cell, "method") == ["centralized"]
+            spent = [
+                f"{value:g}{_if_other(name, budget)}"
+                for name, value in zip(keys, values[2:], strict=True)
+                if value is not None
+            ]
+            rows.append(
+                (
+                    label,
+                    "–" if pooled else f"{values[0]}",
+                    spent[0] if spent else "–",
+                    power(values[1]) if spent else "–",
+                    _number(_largest(cell, "total_epsilon"), ".4f"),
+                    _number(_largest(cell, "total_paper_epsilon"), ".4f"),
+                    _spread(cell, "train_loss_global"),
+                    _spread(
+                        cell, "test_error_global" if has(cell, "test_error_global") else "train_error_global"
+                    ),
+                    _spread(cell, "train_loss_local") if not pooled else "–",
+                    _spread(cell, "test_error_local") if not pooled else "–",
+                )
+            )
+    n_seeds = len(distinct(lines, "seed"))
+    return Table(
+        f"accuracy_{experiment}",
+        f"At the end of the runs: {results.grid['experiments'][experiment].get('title', experiment)}",
+        f"Mean ± standard deviation over up to {n_seeds} splits. Exact ε is the total of the run at δ, ε̄ "
+        "the paper's bound where it "
+        "applies. Local is the mean over the agents' own models, loss on their own rows, error on test rows.",
+        (
+            "method", "agents", BUDGETS[budget], "δ", "exact ε", "paper's ε̄", "loss, global", "error, global",
+            "loss, local", "error, local",
+        ),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def settings_table(results: Results) -> Table:
+    """Every setting with the values it takes in the results."""
+    rows = []
+    for each in fields(Settings):
+        values = distinct(results, each.name)
+        if values:
+            rows.append((each.name, _values(each.name, values)))
+    return Table(
+        "settings",
+        "Settings",
+        "Every setting with the values it takes in this file. Settings are public: choosing one on private "
+        "rows is a leak.",
+        ("setting", "values"),
+        tuple(rows),
+    )
+
+
+def _values(name: str, values: Sequence[object]) -> str:
+    if name == "seed" and len(values) > 2:
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(f"{v:g}" if isinstance(v, float) else METHODS.get(str(v), str(v)) for v in values)
+
+
+def _if_other(column: str, usual: str) -> str:
+    return "" if column == usual else f" ({BUDGETS[column]})"
+
+
+def _largest(lines: Results, column: str) -> float:
+    values = np.array(lines.last().column(column), dtype=float)
+    return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _spread(lines: Results, column: str) -> str:
+    only_local = (
+        column.endswith("_local") and not np.isfinite(np.array(lines.column(column), dtype=float)).any()
+    )
+    values = {} if only_local else at_end(lines, column)
+    if not values:
+        return "–"
+    mean, std = mean_std(values)
+    regression = bool(set(distinct(lines, "loss")) & {"squared", "huber"})
+    if "error" in column and not regression:
+        return f"{100 * mean:.2f} ± {100 * std:.2f}%"
+    return f"{mean:.4f} ± {std:.4f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or not np.isfinite(value) else f"{value:{form}}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def grid_text(results: Results) -> str:
+    """The grid as it was written, for the record."""
+    experiments = {
+        name: {key: value for key, value in about.items() if key != "cells"}
+        for name, about in results.grid["experiments"].items()
+    }
+    return json.dumps({**results.grid, "experiments": experiments}, indent=1, ensure_ascii=False)
