@@ -1,0 +1,129 @@
+"""A grid whose process is killed, interrupted or runs out of disk: nothing finished is lost, nobody is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dpadmm.experiments.grid import grid_from
+from dpadmm.experiments.runner import run_grid
+from dpadmm.results import read_results
+from grids import SMALL, small_rows, without_times
+
+GRID = {**SMALL, "repeats": 4}
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from dpadmm.experiments import store
+from dpadmm.experiments.grid import grid_from
+from dpadmm.experiments.runner import run_grid
+from grids import small_rows
+
+if __name__ == "__main__":
+    store.WRITE_EVERY = 0.05
+    grid = grid_from(json.loads(sys.argv[1]))
+    say = lambda progress: print(progress.done, flush=True)
+    run_grid(grid, small_rows(), Path(sys.argv[2]), workers=2, watch=say)
+"""
+
+
+def start(path: Path, **options) -> subprocess.Popen:
+    script = path.parent.parent / "script.py"
+    script.write_text(f"import sys\nsys.path[:0] = {[str(Path(__file__).parents[1])]!r}\n{SCRIPT}")
+    words = [sys.executable, str(script), json.dumps(GRID), str(path)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_path):
+    grid, path = grid_from(GRID), tmp_path / "out" / "results.parquet"
+    path.parent.mkdir()
+    n_cells, finished, rng = len(grid.cells()), 0, random.Random()
+    for _ in range(3):
+        process = start(path)
+        try:
+            until = finished + rng.randint(1, 5)
+            for line in process.stdout:
+                if int(line) >= until:
+                    break
+            time.sleep(rng.uniform(0.0, 0.1))
+            family = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        _, alive = psutil.wait_procs(family, timeout=20)
+        assert alive == []
+        kept = len(read_results(path).cells) if path.exists() else 0
+        assert kept >= finished
+        finished = kept
+    assert 0 < finished < n_cells
+    before = read_results(path)
+    process = start(path)
+    counts = [int(line) for line in process.stdout]
+    process.stdout.close()
+    assert process.wait() == 0
+    assert counts == list(range(finished, n_cells + 1))  # what was finished was not run again
+    whole = read_results(path)
+    assert whole.select(cell=before.cells).table.equals(before.table)
+    straight = run_grid(grid, small_rows(), tmp_path / "straight.parquet", workers=1)
+    assert without_times(whole).equals(without_times(straight))
+    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+
+
+def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path):
+    path = tmp_path / "out" / "results.parquet"
+    path.parent.mkdir()
+    grid = grid_from(GRID)
+    first = run_grid(grid, small_rows(), path, names=["times"])
+    room = path.stat().st_size + 300
+
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    process = start(path, stderr=subprocess.PIPE, preexec_fn=little_room)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "cannot be written (File too large); make room or choose another folder" in err.splitlines()[-1]
+    kept = read_results(path)
+    assert kept.select(cell=first.cells).table.equals(first.table)
+    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+
+
+@pytest.mark.parametrize("moment", ["at once", "in the middle"])
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(command, tmp_path, moment):
+    (tmp_path / "grid.toml").write_text(
+        'data = "synthetic"\nrepeats = 200\n[shared]\nn_rounds = 20\n'
+        '[experiments.a]\n[[experiments.a.runs]]\nmethod = "dp_admm"\nepsilon = 1.0\n'
+    )
+    words = [*command, "reproduce", "--grid", "grid.toml", "-o", "out", "--no-figures"]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    path = tmp_path / "out" / "results.parquet"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        family = psutil.Process(process.pid).children(recursive=True)
+        if (family and moment == "at once") or path.exists():
+            break
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everyone hears it
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.count("\n") == 1
+    done = len(read_results(path).cells)
+    assert err.startswith(f"dpadmm: interrupted with {done} of 200 runs finished; run the same command again")
+    assert done > 0 or moment == "at once"
+    assert done < 200
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
