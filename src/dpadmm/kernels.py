@@ -330,7 +330,7 @@ def gradient(
         if len(sums):
             first_blocks = np.flatnonzero(np.diff(blocks[0], prepend=-1))
             total[blocks[0][first_blocks]] = np.add.reduceat(sums, first_blocks, axis=0)
-    total /= rows.n_rows[:, None, None]
+    total /= np.maximum(rows.n_rows, 1)[:, None, None]
     return total.transpose(0, 2, 1)
 
 
@@ -365,7 +365,7 @@ def reference_gradient(
         all_scores = [np.asarray(part @ points[i]) for i, part in zip(agents, parts, strict=True)]
         all_slopes = [slopes(loss, b, s) for b, s in zip(labels, all_scores, strict=True)]
     for i, part, slope, norm in zip(agents, parts, all_slopes, norms, strict=True):
-        out[i] = (part.T @ _clipped(slope, norm, bound)) / len(slope)
+        out[i] = (part.T @ _clipped(slope, norm, bound)) / max(len(slope), 1)
     return out
 
 

@@ -11,7 +11,7 @@ from dpadmm import kernels
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.losses.base import Loss
 from dpadmm.problem import Problem, Rows
-from dpadmm.training import Averages, RoundView
+from dpadmm.training import AverageName, Averages, RoundView
 
 COLUMNS = {
     "round": "round k",
@@ -20,11 +20,16 @@ COLUMNS = {
     "train_loss_local": "mean loss of local models w̃_i, each on its own rows",
     "train_loss_global": "mean loss of the global model, training rows",
     "train_error_global": "error of the global model, training rows",
+    "objective_global": "mean loss + (λ/n)R of the global model, training rows",
+    "weight_norm_global": "norm of the global model's weights",
     "test_loss_global": "mean loss of the global model, test rows",
     "test_error_local": "mean error of the local models, test rows",
     "test_error_global": "error of the global model, test rows",
 }
-"""Columns of a trace. Error is the share of wrong labels, or the root mean square residual in regression."""
+"""Columns of a trace; the global model is the one that the run would release.
+
+Error is the share of wrong labels, or the root mean square residual in regression.
+"""
 
 
 def errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
@@ -94,6 +99,10 @@ class Metrics:
     """ρ of the augmented objective; None for a method that has none."""
     test: TestRows | None = None
     every: int = 1
+    average: AverageName = "last"
+    """Which average of the rounds so far is the global model."""
+    own_models: bool = True
+    """Whether agents have models of their own; else what is measured of them is the global model's."""
     _table: list[dict[str, float]] = field(default_factory=list)
 
     def __call__(self, view: RoundView) -> None:
@@ -107,20 +116,26 @@ class Metrics:
 
     def measure(self, view: RoundView) -> dict[str, float]:
         problem, rows = self.problem, self.rows
-        everywhere = np.broadcast_to(view.consensus, view.released.shape)
+        weights = self.averages.model(self.average, view.consensus)
+        everywhere = np.broadcast_to(weights, view.released.shape)
         global_scores = kernels.scores(rows, everywhere)
         per_agent = np.add.reduceat(problem.loss.value(rows.labels, global_scores), rows.offsets[:-1])
         out = {
             "round": float(view.round),
             "seconds": view.seconds,
-            "train_loss_local": float(problem.losses(rows, view.released).mean()),
+            "train_loss_local": float(problem.losses(rows, view.released).mean()) if self.own_models else 0.0,
             "train_loss_global": float((per_agent / rows.n_rows).mean()),
             "train_error_global": error(problem.loss, rows.labels, global_scores),
+            "weight_norm_global": float(np.linalg.norm(weights)),
         }
+        if not self.own_models:
+            out["train_loss_local"] = out["train_loss_global"]
+        penalty = problem.reg_share * float(problem.regularizer.value(weights))
+        out["objective_global"] = out["train_loss_global"] + penalty
         if self.rho is not None:
             out["augmented_objective"] = self._augmented_objective(self.rho)
         if self.test is not None:
-            out |= self._on_test(self.test, view)
+            out |= self._on_test(self.test, view.released if self.own_models else weights[None], weights)
         return out
 
     def _augmented_objective(self, rho: float) -> float:
@@ -129,10 +144,10 @@ class Metrics:
         spread = np.linalg.norm(local - averages.consensus, axis=(1, 2))
         return float((self.problem.objectives(self.rows, local) + rho * spread).sum())
 
-    def _on_test(self, test: TestRows, view: RoundView) -> dict[str, float]:
+    def _on_test(self, test: TestRows, local: Floats, weights: Floats) -> dict[str, float]:
         loss = self.problem.loss
-        n_agents, d, p = view.released.shape
-        models = np.concatenate([view.released, view.consensus[None]]).transpose(1, 0, 2).reshape(d, -1)
+        n_agents, d, p = local.shape
+        models = np.concatenate([local, weights[None]]).transpose(1, 0, 2).reshape(d, -1)
         loss_sum, error_sums = 0.0, np.zeros(n_agents + 1)
         for features, labels in test.parts():
             scores = np.asarray(features @ models).reshape(len(labels), n_agents + 1, p)

@@ -96,10 +96,23 @@ class Rows:
         """The kernel's units of work; see :func:`dpadmm.kernels.cut_blocks`."""
         if isinstance(self.features, csr_array):
             stored = np.diff(self.features.indptr)[self.order].astype(np.int64)
-            entries = np.add.reduceat(stored, self.offsets[:-1])
+            entries = np.diff(np.concatenate([[0], np.cumsum(stored)])[self.offsets])
         else:
             entries = self.n_rows * self.n_features
         return kernels.cut_blocks(self.offsets, entries, self.n_features)
+
+    def drawn(self, share: float, *, seed: int, round: int) -> Rows:
+        """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).
+
+        An agent may be left without any; its mean gradient is then zero.
+        """
+        chosen = [
+            np.flatnonzero(np.random.default_rng([seed, 3, round, i]).random(m) < share)  # 1, 2: see training
+            for i, m in enumerate(self.n_rows)
+        ]
+        index = np.concatenate([first + part for first, part in zip(self.offsets, chosen, strict=False)])
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in chosen])])
+        return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index])
 
     def agent(self, i: int) -> Rows:
         """Agent i alone: a cohort of one."""

@@ -99,7 +99,8 @@ class Settings:
     split_regularizer : bool
         admm: put the regularizer into the consensus step, so that local problems are smooth.
     solver_tolerance : float
-        Gradient norm at which exact local solves stop; its price in sensitivity is paid.
+        Exact local solves stop at a gradient norm of this share of the mean gradient's sensitivity 2c1/m;
+        the privacy price of it is paid.
     participation : float
         Chance of an agent to take part in a round.
     average : {"last", "all", "tail"}
@@ -141,7 +142,7 @@ class Settings:
     sampling: float = 1.0
     mechanism: MechanismName = "gaussian"
     split_regularizer: bool = False
-    solver_tolerance: float = 1e-9
+    solver_tolerance: float = 1e-3
     participation: float = 1.0
     average: AverageName = "last"
     stop_tolerance: float | None = None

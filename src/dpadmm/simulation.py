@@ -13,22 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm.arrays import Floats, Integers
-from dpadmm.constants import Constants, constants_of
+from dpadmm.arrays import Integers
+from dpadmm.assembly import make_method, rho_of
+from dpadmm.constants import Constants
 from dpadmm.errors import StudyError
-from dpadmm.methods import Centralized, DpAdmm, Method
 from dpadmm.metrics import Metrics, Trace
 from dpadmm.model import Model
 from dpadmm.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
-from dpadmm.privacy.calibration import (
-    exact_round_noise_multiplier,
-    paper_noise_multiplier,
-    total_noise_multiplier,
-)
 from dpadmm.privacy.noise import SimulatedNoise, fresh_seed
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.problem import Problem, Rows
-from dpadmm.schedules import Constant, theorem_schedule
 from dpadmm.settings import Settings, settings_from
 from dpadmm.training import (
     Averages,
@@ -76,6 +70,12 @@ class Result:
     rows: Rows
     settings: Settings
     seconds: float
+
+    @property
+    def iterations(self) -> float:
+        """Gradient passes of the exact local solves, per agent and round; 0 for methods without any."""
+        passes = getattr(self.outcome.state, "passes", np.zeros(1))
+        return float(np.mean(passes)) / max(1, self.outcome.rounds)
 
     @property
     def interrupted(self) -> bool:
@@ -159,30 +159,18 @@ def run(
     started = perf_counter()
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
     participation, planned = _participation(settings, plan, rows.n_agents, seed)
-    multipliers = _noise_multipliers(settings, rows.n_agents, planned)
-    constants = constants_of(
-        problem,
-        n_features=rows.n_features,
-        n_rows=rows.n_rows,
-        noise_multiplier=multipliers,
-        weight_radius=settings.weight_radius,
-    )
-    method: Method[Any]
-    rho: float | None = None
-    if settings.method == "centralized":
-        method, n_rounds = Centralized(), 1
-    else:
-        theorem = settings.schedule == "theorem"
-        schedule = theorem_schedule(constants) if theorem else Constant(settings.step_size, rows.n_agents)
-        method, n_rounds = DpAdmm(settings.rho, schedule, multipliers), settings.n_rounds
-        rho = settings.rho
+    method, constants = make_method(settings, problem, rows, planned, seed)
+    rho = rho_of(settings)
     averages = Averages(with_released=settings.metrics_every > 0)
-    metrics = Metrics(problem, rows, averages, rho, prepared.test, max(1, settings.metrics_every))
+    every = max(1, settings.metrics_every)
+    metrics = Metrics(
+        problem, rows, averages, rho, prepared.test, every, settings.average, method.local_models
+    )
     outcome = train(
         method,
         problem,
         rows,
-        n_rounds=n_rounds,
+        n_rounds=settings.planned_rounds,
         noise=SimulatedNoise(seed, rows.n_agents, (rows.n_features, problem.loss.n_outputs)),
         participation=participation,
         stop=StopWhenStill(settings.stop_tolerance) if settings.stop_tolerance else None,
@@ -190,7 +178,7 @@ def run(
         observers=[*([metrics] if settings.metrics_every else []), *observers],
     )
     privacy = PrivacyReport(
-        multipliers,
+        [method.release(agent) for agent in range(rows.n_agents)],
         outcome.n_releases,
         planned,
         settings.delta,
@@ -219,40 +207,19 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
     return settings_from({**asdict(settings), **changes}, "simulate()")
 
 
-def _noise_multipliers(settings: Settings, n_agents: int, planned: Integers) -> Floats:
-    """z of every agent; it depends on no row."""
-
-    def each(name: str) -> Floats:
-        values = np.asarray(getattr(settings, name), dtype=float)
-        if values.ndim and values.shape != (n_agents,):
-            raise StudyError(
-                f"{name} has {values.size} values, but there are {n_agents} agents; give one for each"
-            )
-        return np.broadcast_to(values, (n_agents,))
-
-    if settings.method == "centralized":
-        return np.zeros(n_agents)
-    if settings.noise_multiplier is not None:
-        return each("noise_multiplier")
-    if settings.epsilon is not None:
-        return np.asarray(total_noise_multiplier(each("epsilon"), settings.delta, planned))
-    calibrate = paper_noise_multiplier if settings.calibration == "paper" else exact_round_noise_multiplier
-    return np.asarray(calibrate(each("round_epsilon"), settings.delta))
-
-
 def _participation(
     settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int
 ) -> tuple[Participation | None, Integers]:
     """Who takes part when, and for how many rounds every agent's noise must be calibrated."""
-    everything = np.full(n_agents, 1 if settings.method == "centralized" else settings.n_rounds)
+    everything = np.full(n_agents, settings.planned_rounds)
     if plan is None:
         if settings.participation == 1.0:
             return None, everything
         return RandomParticipation(settings.participation, n_agents, seed), everything
     mask: NDArray[np.bool_] = np.asarray(plan, dtype=bool)
-    if mask.shape != (settings.n_rounds, n_agents):
+    if mask.shape != (settings.planned_rounds, n_agents):
         raise StudyError(
-            f"the participation plan has shape {mask.shape}, but there are {settings.n_rounds} rounds "
+            f"the participation plan has shape {mask.shape}, but there are {settings.planned_rounds} rounds "
             f"and {n_agents} agents"
         )
     if not mask.any(axis=0).all():

@@ -1,7 +1,7 @@
 """The one round loop, and what may watch it.
 
-A round is: broadcast the consensus -> ``method.step`` at the agents that take part -> mean of the uploads.
-An absent agent's last upload stays in the mean, and it is charged only for rounds it took part in.
+A round is: broadcast the consensus -> ``method.step`` at the agents that take part -> ``method.aggregate``.
+An absent agent's last upload still counts, and it is charged only for rounds it took part in.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import numpy as np
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import StudyError
-from dpadmm.methods.base import Method
+from dpadmm.methods.base import Method, State
 from dpadmm.privacy.noise import Noise
 from dpadmm.problem import Problem, Rows
-from dpadmm.updates import consensus_step
 
 AverageName = Literal["last", "all", "tail"]
 AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
@@ -144,6 +143,14 @@ class Averages:
     def tail(self) -> Floats:
         return self._tail_sum / self.tail_rounds if self.tail_rounds else self.consensus
 
+    def model(self, average: AverageName, last: Floats) -> Floats:
+        """The global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
+        if average not in AVERAGES:
+            raise StudyError(f"average must be one of {', '.join(AVERAGES)}, not {average!r}")
+        if average == "last" or self.rounds == 0:
+            return last
+        return self.consensus if average == "all" else self.tail
+
     @property
     def released(self) -> Floats:
         return self._released_sum / self.rounds
@@ -173,6 +180,8 @@ class Outcome:
         Time in rounds, without observers.
     interrupted : bool
         Ctrl-C ended it; everything above still holds for the rounds done.
+    state : State
+        What the method's agents remember.
     """
 
     consensus: Floats
@@ -182,14 +191,11 @@ class Outcome:
     n_releases: Integers
     seconds: float
     interrupted: bool
+    state: State
 
     def weights(self, average: AverageName = "last") -> Floats:
-        """The global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
-        if average not in AVERAGES:
-            raise StudyError(f"average must be one of {', '.join(AVERAGES)}, not {average!r}")
-        if average == "last" or self.rounds == 0:
-            return self.consensus
-        return self.averages.consensus if average == "all" else self.averages.tail
+        """The global model; see :meth:`Averages.model`."""
+        return self.averages.model(average, self.consensus)
 
 
 def train(
@@ -222,12 +228,13 @@ def train(
                 uploads = sent
             else:
                 uploads[active] = sent[active]
-            before, new_consensus = consensus, consensus_step(uploads)
+            before = consensus
+            new_consensus = method.aggregate(uploads, consensus=consensus, problem=problem)
             # charged first: an interruption may cost budget, never privacy
             n_releases[slice(None) if active is None else active] += 1
             state, consensus, done = new_state, new_consensus, k
             seconds += perf_counter() - started
-            view = RoundView(k, n_rounds, consensus, state.released, seconds)
+            view = RoundView(k, n_rounds, consensus, local_models(method, state, consensus), seconds)
             averages(view)
             for observer in observers:
                 observer(view)
@@ -235,4 +242,10 @@ def train(
                 break
     except KeyboardInterrupt:
         interrupted = True
-    return Outcome(consensus, state.released, averages, done, n_releases, seconds, interrupted)
+    released = local_models(method, state, consensus)
+    return Outcome(consensus, released, averages, done, n_releases, seconds, interrupted, state)
+
+
+def local_models(method: Method[Any], state: State, consensus: Floats) -> Floats:
+    """The agents' models (n, d, p): their own, or the consensus where a method knows no others."""
+    return state.released if method.local_models else np.broadcast_to(consensus, state.released.shape)

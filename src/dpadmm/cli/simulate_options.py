@@ -64,7 +64,7 @@ _HELP = {
     "sampling": "Share of its rows an agent uses in a round of dp_sgd.",
     "mechanism": "Noise of admm_dvp, output_ and objective_perturbation: gaussian or pure (δ = 0).",
     "split_regularizer": "admm: regularizer in the consensus step.",
-    "solver_tolerance": "Gradient norm at which exact local solves stop.",
+    "solver_tolerance": "Where exact local solves stop: gradient norm, as a share of 2c1/m.",
     "participation": "Chance of an agent to take part in a round.",
     "average": "Model from the last round, all rounds, or the tail (second half).",
     "stop_tolerance": "Stop when the consensus moves less than this.",

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import ClassVar, Protocol, TypeVar
 
 from dpadmm.arrays import Floats, Integers
-from dpadmm.privacy.accounting import Release
 from dpadmm.privacy.noise import Noise
+from dpadmm.privacy.releases import AnyRelease
 from dpadmm.problem import Problem, Rows
 
 
 class State(Protocol):
-    """What a cohort of agents remembers between rounds. It may depend on the public transcript only."""
+    """What a cohort of agents remembers between rounds.
+
+    What it says to others may depend on the public transcript only. A solver's starting point may be private:
+    it moves what is released by no more than the solver's tolerance, which is paid for.
+    """
 
     @property
     def released(self) -> Floats:
@@ -25,6 +29,8 @@ class Method(Protocol[S]):
     """A training method, for a cohort of any number of agents."""
 
     name: ClassVar[str]
+    local_models: ClassVar[bool]
+    """Whether agents have models of their own (else everyone has the consensus)."""
 
     def init(self, problem: Problem, rows: Rows) -> S:
         """The agents before round 1; all models are zero."""
@@ -46,5 +52,8 @@ class Method(Protocol[S]):
         and must not be used.
         """
 
-    def release(self, agent: int) -> Release:
-        """What agent i gives away in one round it takes part in; a multiplier of 0 means everything."""
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
+
+    def release(self, agent: int) -> AnyRelease:
+        """What agent i gives away in one round it takes part in."""

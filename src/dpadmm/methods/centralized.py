@@ -18,10 +18,12 @@ from scipy.optimize import minimize
 from dpadmm import kernels
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import ConvergenceWarning
-from dpadmm.losses import Hinge, SmoothedHinge, curvatures
-from dpadmm.privacy.accounting import Release
+from dpadmm.losses import Hinge, SmoothedHinge
+from dpadmm.methods.hessian import data_hessian
 from dpadmm.privacy.noise import Noise
+from dpadmm.privacy.releases import Release
 from dpadmm.problem import Problem, Rows
+from dpadmm.updates import consensus_step
 
 _WIDTHS = (1.0, 1e-1, 1e-2)
 _NEWTON_WEIGHTS = 2000  # beyond this many weights a Hessian is too large, and L-BFGS takes over
@@ -62,7 +64,7 @@ def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200)
     most = problem.loss.smoothness or 1.0
     dampings = (0.0, 1e-6 * most, 1e-4 * most, 1e-2 * most, most)
     for _ in range(max_steps):
-        hessian, before = _hessian(problem, rows, weights), _penalty(problem, weights)
+        hessian, before = data_hessian(problem, rows, weights), _penalty(problem, weights)
         for damping in dampings:
             step = _model_step(problem, weights, slope, hessian + damping * np.eye(len(hessian)))
             decrease = -float(np.vdot(slope, step)) + before - _penalty(problem, weights + step)
@@ -191,35 +193,6 @@ def _penalty(problem: Problem, weights: Floats) -> float:
     return problem.reg_share * float(problem.regularizer.value(weights))
 
 
-def _hessian(problem: Problem, rows: Rows, weights: Floats) -> Floats:
-    """Hessian of the data term, (dp × dp), with a trace of ridge so that it can be factored."""
-    d, p = weights.shape
-    points = np.broadcast_to(weights, (rows.n_agents, d, p))
-    curved = curvatures(problem.loss, rows.labels, kernels.scores(rows, points))
-    curved /= (rows.n_agents * np.repeat(rows.n_rows, rows.n_rows))[:, None, None]
-    total = np.zeros((d, p, d, p))
-    for first in range(0, len(rows.labels), 8192):
-        part = slice(first, first + 8192)
-        a = rows.features[rows.order[part]]
-        for g in range(p):
-            for h in range(g, p):
-                block = _dense(a.T @ _scaled(a, curved[part, g, h]))
-                total[:, g, :, h] += block
-                if h > g:
-                    total[:, h, :, g] += block
-    matrix = total.reshape(d * p, d * p)
-    ridge = 1e-9 * max(float(np.trace(matrix)) / len(matrix), 1e-9)
-    return matrix + ridge * np.eye(len(matrix))
-
-
-def _scaled(features: Floats, by: Floats) -> Floats:
-    return features.multiply(by[:, None]).tocsr() if hasattr(features, "multiply") else features * by[:, None]
-
-
-def _dense(matrix: Floats) -> Floats:
-    return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix)
-
-
 def _warn(after: str) -> None:
     warnings.warn(
         f"the non-private optimum was not reached to its tolerance after {after}; it is an upper estimate",
@@ -240,6 +213,7 @@ class Centralized:
     """All rows in one place, solved in one round. Not private: a reference, never a release."""
 
     name: ClassVar[str] = "centralized"
+    local_models: ClassVar[bool] = False
 
     def init(self, problem: Problem, rows: Rows) -> PooledState:
         return PooledState(np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs)))
@@ -257,6 +231,9 @@ class Centralized:
     ) -> tuple[PooledState, Floats]:
         everywhere = np.broadcast_to(minimizer(problem, rows), state.released.shape)
         return PooledState(everywhere), everywhere
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        return consensus_step(uploads)
 
     def release(self, agent: int) -> Release:
         return Release(0.0)

@@ -9,20 +9,19 @@ import numpy as np
 
 from dpadmm import kernels, updates
 from dpadmm.arrays import Floats, Integers
-from dpadmm.errors import StudyError
-from dpadmm.privacy.accounting import Release
+from dpadmm.methods.admm_state import (
+    AdmmState,
+    check_noise,
+    check_rho,
+    keep_absent,
+    next_dual,
+    zero_models,
+)
 from dpadmm.privacy.noise import Noise, release
+from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.problem import Problem, Rows
 from dpadmm.schedules import Schedule
-
-
-@dataclass(frozen=True)
-class AdmmState:
-    """Local models and duals of a cohort: released w̃_i and γ_i, both (n, d, p)."""
-
-    released: Floats
-    dual: Floats
 
 
 @dataclass(frozen=True)
@@ -44,15 +43,14 @@ class DpAdmm:
     noise_multiplier: Floats
 
     name: ClassVar[str] = "dp_admm"
+    local_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.rho < np.inf):
-            raise StudyError(f"rho (the penalty ρ) must be a positive number, not {self.rho!r}")
-        if not (np.isfinite(self.noise_multiplier).all() and np.all(self.noise_multiplier >= 0.0)):
-            raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {self.noise_multiplier!r}")
+        check_rho(self.rho)
+        check_noise(self.noise_multiplier)
 
     def init(self, problem: Problem, rows: Rows) -> AdmmState:
-        zeros = np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
+        zeros = zero_models(problem, rows)
         return AdmmState(released=zeros, dual=zeros)
 
     def step(
@@ -66,9 +64,7 @@ class DpAdmm:
         noise: Noise,
         active: Integers | None,
     ) -> tuple[AdmmState, Floats]:
-        # The dual of an agent's last round is closed when it hears the next consensus. An agent that was
-        # away closes it with the consensus it returns to, so that the duals still sum to zero.
-        dual = updates.dual_step(state.dual, released=state.released, consensus=consensus, rho=self.rho)
+        dual = next_dual(state, consensus, self.rho)
         gradient = kernels.gradient(rows, state.released, problem.loss, active)
         if np.any(self.noise_multiplier):
             sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows)
@@ -83,13 +79,11 @@ class DpAdmm:
             rho=self.rho,
             step_size=self.schedule(round)[:, None, None],
         )
-        uploads = updates.upload(released, dual, self.rho)
-        if active is None:
-            return AdmmState(released, dual), uploads
-        kept = AdmmState(state.released.copy(), state.dual.copy())
-        kept.released[active] = released[active]
-        kept.dual[active] = dual[active]
-        return kept, uploads
+        new = AdmmState(keep_absent(released, state.released, active), keep_absent(dual, state.dual, active))
+        return new, updates.upload(released, dual, self.rho)
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        return updates.consensus_step(uploads)
 
     def release(self, agent: int) -> Release:
         return Release(float(self.noise_multiplier[agent]))

@@ -17,6 +17,10 @@ class Regularizer(Protocol):
     def smoothness(self) -> float | None:
         """c4: bound of the Hessian norm, or None when R has kinks."""
 
+    @property
+    def convexity(self) -> float:
+        """Strong convexity: the largest q for which ``R(w) − (q/2)‖w‖²`` is convex; 0 is always safe."""
+
     def lipschitz(self, n_weights: int, weight_radius: float) -> float:
         """c2: bound of ``‖R'(w)‖`` for dp = n_weights weights with ``‖w‖ ≤ weight_radius``."""
 

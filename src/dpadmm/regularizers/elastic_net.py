@@ -30,6 +30,10 @@ class ElasticNet:
     def smoothness(self) -> float | None:
         return 1.0 if self.l1_ratio == 0.0 else None
 
+    @property
+    def convexity(self) -> float:
+        return 1.0 - self.l1_ratio
+
     def lipschitz(self, n_weights: int, weight_radius: float) -> float:
         return self.l1_ratio * float(np.sqrt(n_weights)) + (1.0 - self.l1_ratio) * weight_radius
 

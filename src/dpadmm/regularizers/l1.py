@@ -19,6 +19,7 @@ class L1:
 
     name: ClassVar[str] = "l1"
     smoothness: ClassVar[None] = None
+    convexity: ClassVar[float] = 0.0
 
     def lipschitz(self, n_weights: int, weight_radius: float) -> float:
         return float(np.sqrt(n_weights))

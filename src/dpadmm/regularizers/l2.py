@@ -19,6 +19,7 @@ class L2:
 
     name: ClassVar[str] = "l2"
     smoothness: ClassVar[float] = 1.0
+    convexity: ClassVar[float] = 1.0
 
     def lipschitz(self, n_weights: int, weight_radius: float) -> float:
         return weight_radius

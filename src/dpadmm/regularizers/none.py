@@ -16,6 +16,7 @@ class NoRegularizer:
 
     name: ClassVar[str] = "none"
     smoothness: ClassVar[float] = 0.0
+    convexity: ClassVar[float] = 0.0
 
     def lipschitz(self, n_weights: int, weight_radius: float) -> float:
         return 0.0

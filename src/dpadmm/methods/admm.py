@@ -1,0 +1,82 @@
+"""ADMM, the paper's Algorithm 2: exact local solves, no noise. Not private: a reference, never a release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from dpadmm import updates
+from dpadmm.arrays import Floats, Integers
+from dpadmm.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
+from dpadmm.methods.local_solver import LocalProblems, check_solvable, solve, tolerances
+from dpadmm.privacy.noise import Noise
+from dpadmm.privacy.releases import Release
+from dpadmm.problem import Problem, Rows
+from dpadmm.regularizers import NoRegularizer
+
+
+@dataclass(frozen=True)
+class Admm:
+    """Algorithm 2.
+
+    Attributes
+    ----------
+    rho : float
+        Penalty ρ.
+    split : bool
+        Put the regularizer into the consensus step: ``w = prox_{λR/(nρ)}(mean_i[w_i − γ_i/ρ])``. Then local
+        problems are smooth whatever the regularizer.
+    solver_tolerance : float
+        Where local solves stop; see :func:`dpadmm.methods.local_solver.tolerances`.
+    """
+
+    rho: float
+    split: bool = False
+    solver_tolerance: float = 1e-3
+
+    name: ClassVar[str] = "admm"
+    local_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rho(self.rho)
+
+    def init(self, problem: Problem, rows: Rows) -> SolverState:
+        check_solvable(problem, self.name)
+        return start_solver(problem, rows)
+
+    def step(
+        self,
+        state: SolverState,
+        *,
+        problem: Problem,
+        rows: Rows,
+        round: int,
+        consensus: Floats,
+        noise: Noise,
+        active: Integers | None,
+    ) -> tuple[SolverState, Floats]:
+        dual = next_dual(state, consensus, self.rho)
+        centers = consensus + dual / self.rho
+        local = replace(problem, regularizer=NoRegularizer()) if self.split else problem
+        problems = LocalProblems(
+            local,
+            rows,
+            np.full(rows.n_agents, self.rho),
+            centers,
+            tolerances(problem, rows, self.solver_tolerance),
+            bound=np.inf,
+        )
+        solved = solve(problems, centers + state.offset, active)
+        new = advanced(
+            state, released=solved.weights, dual=dual, centers=centers, solved=solved, active=active
+        )
+        return new, updates.upload(solved.weights, dual, self.rho)
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        mean = updates.consensus_step(uploads)
+        return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean
+
+    def release(self, agent: int) -> Release:
+        return Release(0.0)

@@ -1,0 +1,86 @@
+"""ADMM with primal variable perturbation, the paper's Algorithm 3: exact local solves, then noise on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpadmm import updates
+from dpadmm.arrays import Floats, Integers
+from dpadmm.methods.admm_state import (
+    SolverState,
+    advanced,
+    check_noise,
+    check_rho,
+    next_dual,
+    start_solver,
+)
+from dpadmm.methods.local_solver import LocalProblems, check_smooth, solve, tolerances
+from dpadmm.privacy.noise import Noise, release
+from dpadmm.privacy.releases import Release
+from dpadmm.privacy.sensitivity import minimizer_sensitivity
+from dpadmm.problem import Problem, Rows
+
+
+@dataclass(frozen=True)
+class AdmmPvp:
+    """Algorithm 3: ``w̃_i = argmin_w L_ρ,i(w) + N(0, (zΔ)²I)`` with ``Δ = (2c1/m_i + 2·tol)/(ρ + λc/n)``.
+
+    Attributes
+    ----------
+    rho : float
+        Penalty ρ.
+    noise_multiplier : (n,)
+        z of every agent; 0 means no noise.
+    solver_tolerance : float
+        Where local solves stop, and with it ``tol``; see :func:`dpadmm.methods.local_solver.tolerances`.
+    """
+
+    rho: float
+    noise_multiplier: Floats
+    solver_tolerance: float = 1e-3
+
+    name: ClassVar[str] = "admm_pvp"
+    local_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rho(self.rho)
+        check_noise(self.noise_multiplier)
+
+    def init(self, problem: Problem, rows: Rows) -> SolverState:
+        check_smooth(problem, self.name)
+        return start_solver(problem, rows)
+
+    def step(
+        self,
+        state: SolverState,
+        *,
+        problem: Problem,
+        rows: Rows,
+        round: int,
+        consensus: Floats,
+        noise: Noise,
+        active: Integers | None,
+    ) -> tuple[SolverState, Floats]:
+        dual = next_dual(state, consensus, self.rho)
+        centers = consensus + dual / self.rho
+        tolerance = tolerances(problem, rows, self.solver_tolerance)
+        problems = LocalProblems(problem, rows, np.full(rows.n_agents, self.rho), centers, tolerance)
+        solved = solve(problems, centers + state.offset, active)
+        released = solved.weights
+        if np.any(self.noise_multiplier):
+            sensitivity = minimizer_sensitivity(
+                problem.loss.lipschitz, rows.n_rows, problems.convexity, tolerance=tolerance
+            )
+            noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
+            released = release(solved.weights, noise_std=noise_std, noise=noise.draw(round))
+        new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
+        return new, updates.upload(released, dual, self.rho)
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        return updates.consensus_step(uploads)
+
+    def release(self, agent: int) -> Release:
+        return Release(float(self.noise_multiplier[agent]))

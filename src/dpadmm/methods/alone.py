@@ -1,0 +1,42 @@
+"""What methods share in which every agent trains alone, speaks once, and the models are averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpadmm.arrays import Floats, Integers
+from dpadmm.errors import StudyError
+from dpadmm.methods.admm_state import zero_models
+from dpadmm.methods.local_solver import LocalProblems, tolerances
+from dpadmm.problem import Problem, Rows
+
+
+@dataclass(frozen=True)
+class AloneState:
+    """The models that agents gave away (n, d, p), and how many gradient passes each took (n,)."""
+
+    released: Floats
+    passes: Integers
+
+
+def start_alone(problem: Problem, rows: Rows) -> AloneState:
+    return AloneState(zero_models(problem, rows), np.zeros(rows.n_agents, dtype=np.int64))
+
+
+def check_convex(problem: Problem, method: str, extra_ridge: Floats | float = 0.0) -> None:
+    """Refuse a problem that is not strongly convex without its rows."""
+    if np.any(problem.reg_share * problem.regularizer.convexity + extra_ridge <= 0.0):
+        raise StudyError(
+            f"{method} does not apply: one row can move an agent's minimiser without limit unless the "
+            "regularizer is strongly convex; use the l2 regularizer with reg_share > 0, or dp_admm"
+        )
+
+
+def alone(
+    problem: Problem, rows: Rows, *, tolerance: float, ridge: Floats, linear: Floats | None = None
+) -> LocalProblems:
+    """``argmin_w f_i(w) + (ridge_i/2)‖w‖² + ⟨linear_i, w⟩`` for every agent."""
+    centers = zero_models(problem, rows)
+    return LocalProblems(problem, rows, ridge, centers, tolerances(problem, rows, tolerance), linear=linear)

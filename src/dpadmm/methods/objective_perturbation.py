@@ -1,0 +1,73 @@
+"""Objective perturbation (Chaudhuri, Monteleoni, Sarwate) at every agent, then averaged.
+
+``w̃_i = argmin_w f_i(w) + (Φ/2)‖w‖² + ⟨ξ_i, w⟩``, once: a round of dual variable perturbation without ADMM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpadmm.arrays import Floats, Integers
+from dpadmm.methods.admm_state import keep_absent
+from dpadmm.methods.alone import AloneState, alone, check_convex, start_alone
+from dpadmm.methods.local_solver import solve
+from dpadmm.methods.objective_noise import ObjectiveNoise, check_one_output
+from dpadmm.privacy.noise import Noise
+from dpadmm.privacy.releases import AnyRelease
+from dpadmm.problem import Problem, Rows
+from dpadmm.updates import consensus_step
+
+
+@dataclass(frozen=True)
+class ObjectivePerturbation:
+    """Objective perturbation.
+
+    Attributes
+    ----------
+    perturbation : ObjectiveNoise
+        ξ, Φ and what they cost.
+    solver_tolerance : float
+        Where local solves stop; see :func:`dpadmm.methods.local_solver.tolerances`.
+    """
+
+    perturbation: ObjectiveNoise
+    solver_tolerance: float = 1e-3
+
+    name: ClassVar[str] = "objective_perturbation"
+    local_models: ClassVar[bool] = True
+
+    def init(self, problem: Problem, rows: Rows) -> AloneState:
+        check_one_output(problem, self.name)
+        check_convex(problem, self.name, self.perturbation.extra_ridge)
+        return start_alone(problem, rows)
+
+    def step(
+        self,
+        state: AloneState,
+        *,
+        problem: Problem,
+        rows: Rows,
+        round: int,
+        consensus: Floats,
+        noise: Noise,
+        active: Integers | None,
+    ) -> tuple[AloneState, Floats]:
+        problems = alone(
+            problem,
+            rows,
+            tolerance=self.solver_tolerance,
+            ridge=self.perturbation.extra_ridge,
+            linear=self.perturbation.draw(noise, round),
+        )
+        solved = solve(problems, problems.centers, active)
+        distance = problems.tolerance / problems.convexity
+        released = self.perturbation.cover(solved.weights, distance, noise, round)
+        kept = keep_absent(released, state.released, active)
+        return AloneState(kept, state.passes + solved.passes), kept
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        return consensus_step(uploads)
+
+    def release(self, agent: int) -> AnyRelease:
+        return self.perturbation.release(agent)

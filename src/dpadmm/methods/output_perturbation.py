@@ -1,0 +1,79 @@
+"""Output perturbation (Chaudhuri, Monteleoni, Sarwate) at every agent, then averaged.
+
+``w̃_i = argmin_w f_i(w) + noise``, once. One row moves it by at most ``Δ = (2c1/m_i + 2·tol)/(λc/n)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpadmm.arrays import Floats, Integers
+from dpadmm.methods.admm_state import check_noise, keep_absent
+from dpadmm.methods.alone import AloneState, alone, check_convex, start_alone
+from dpadmm.methods.local_solver import check_solvable, solve
+from dpadmm.privacy.noise import Noise, release, spherical
+from dpadmm.privacy.releases import AnyRelease, PureRelease, Release
+from dpadmm.privacy.sensitivity import minimizer_sensitivity
+from dpadmm.problem import Problem, Rows
+from dpadmm.updates import consensus_step
+
+
+@dataclass(frozen=True)
+class OutputPerturbation:
+    """Output perturbation.
+
+    Attributes
+    ----------
+    noise_multiplier : (n,)
+        Gaussian: z. Pure: noise has density ∝ exp(−‖ξ‖/(multiplier·Δ)), which is (1/multiplier)-private.
+    pure : bool
+    solver_tolerance : float
+        Where local solves stop; see :func:`dpadmm.methods.local_solver.tolerances`.
+    """
+
+    noise_multiplier: Floats
+    pure: bool = False
+    solver_tolerance: float = 1e-3
+
+    name: ClassVar[str] = "output_perturbation"
+    local_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise_multiplier)
+
+    def init(self, problem: Problem, rows: Rows) -> AloneState:
+        check_solvable(problem, self.name)
+        check_convex(problem, self.name)
+        return start_alone(problem, rows)
+
+    def step(
+        self,
+        state: AloneState,
+        *,
+        problem: Problem,
+        rows: Rows,
+        round: int,
+        consensus: Floats,
+        noise: Noise,
+        active: Integers | None,
+    ) -> tuple[AloneState, Floats]:
+        problems = alone(problem, rows, tolerance=self.solver_tolerance, ridge=np.zeros(rows.n_agents))
+        solved = solve(problems, problems.centers, active)
+        sensitivity = minimizer_sensitivity(
+            problem.loss.lipschitz, rows.n_rows, problems.convexity, tolerance=problems.tolerance
+        )
+        unit = spherical(noise, round) if self.pure else noise.draw(round)
+        noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
+        released = release(solved.weights, noise_std=noise_std, noise=unit)
+        kept = keep_absent(released, state.released, active)
+        return AloneState(kept, state.passes + solved.passes), kept
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        return consensus_step(uploads)
+
+    def release(self, agent: int) -> AnyRelease:
+        z = float(self.noise_multiplier[agent])
+        return PureRelease(1.0 / z) if self.pure else Release(z)
