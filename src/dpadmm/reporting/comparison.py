@@ -65,9 +65,11 @@ def comparison_figure(results: Results) -> Figure:
     return figure
 
 
-def comparison_picture(results: Results) -> Picture:
-    """The figure with its caption."""
+def comparison_picture(results: Results, name: str) -> Picture | None:
+    """The figure with its caption; None where every run was refused."""
     lines = done(results)
+    if not len(lines):
+        return None
     names = [label for label in variants(lines) if label != "optimum"]
     caption = (
         f"{', '.join(names)} at the end of the runs ({about(lines)}, δ = "
@@ -76,7 +78,7 @@ def comparison_picture(results: Results) -> Picture:
         f"global model. {spread(lines)}The dotted line is the non-private optimum on pooled rows. Lower is "
         "better."
     )
-    return Picture("comparison", "Methods side by side", caption, comparison_figure(results))
+    return Picture(name, "Methods side by side", caption, comparison_figure(results))
 
 
 def _agents(groups: dict[str, Results]) -> list[int]:

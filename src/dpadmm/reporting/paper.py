@@ -22,7 +22,7 @@ def write_all(results: Results, folder: Path) -> list[Path]:
     for picture in pictures(results):
         written += save_figure(picture.figure, folder / "figures" / picture.name)
         captions.append(f"## {picture.name}: {picture.title}\n\n{picture.caption}\n")
-    texts = {}
+    texts: dict[str, str] = {}
     for table in tables(results):
         texts |= {f"tables/{table.name}.md": table.markdown(), f"tables/{table.name}.csv": table.csv()}
     found = claims(results)

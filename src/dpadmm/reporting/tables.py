@@ -94,7 +94,7 @@ def time_table(results: Results) -> Table | None:
 
 
 def accuracy_table(results: Results, experiment: str) -> Table | None:
-    """Loss and error at the end for every setting of an experiment, local and global, with both totals of ε."""
+    """Loss and error at the end for every setting of an experiment, local and global, with both totals."""
     lines = where(done(results.select(experiment)), timed=False)
     if not len(lines):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpadmm.reporting.claims.base import CLEAR, Claim, Verdict, both_models, by_share, paired, shown
+from dpadmm.reporting.claims.base import Claim, Verdict, both_models, by_share, paired, shown
 from dpadmm.reporting.claims.trends import private_lines
 from dpadmm.reporting.series import at_end, budget_column, distinct, done, has, keep, mean_std, split, where
 from dpadmm.reporting.style import power
@@ -68,7 +68,7 @@ def _same_model(results: Results, experiment: str) -> Claim:
         "loss is that of the local "
         "models; whose its error rates are, it does not say.",
         "Holds when the test errors of DP-ADMM's local and global models do not differ clearly at any ε and "
-        f"δ. {CLEAR}",
+        "δ.",
         by_share(outcomes),
         tuple(evidence) or (f"Experiment {experiment} is not in this results file, or has too few splits.",),
         (experiment, f"{experiment}_global"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from dpadmm.reporting.comparison import comparison_picture
 from dpadmm.reporting.figures.agents import agents_figure
 from dpadmm.reporting.figures.bounds import bounds_figure
 from dpadmm.reporting.figures.choices import choices_figure
@@ -30,17 +31,20 @@ _MAKERS: dict[str, list[Maker]] = {
 }
 
 
+PAPER = tuple(_MAKERS)
+"""Experiments that stand for something in the paper; any other is a comparison of methods."""
+
+
 def pictures(results: Results) -> list[Picture]:
     """Every figure whose experiment is in the results."""
     found = [
         picture
-        for experiment, makers in _MAKERS.items()
-        if experiment in results.experiments
-        for maker in makers
+        for experiment in sorted(results.experiments, key=lambda name: name not in PAPER)
+        for maker in _MAKERS.get(experiment, [comparison_picture])
         if (picture := maker(with_optimum(results, experiment), experiment)) is not None
     ]
-    epsilon = epsilon_figure(results, "epsilon") if found else None
+    epsilon = epsilon_figure(results, "epsilon") if set(PAPER) & set(results.experiments) else None
     return found + ([epsilon] if epsilon else [])
 
 
-__all__ = ["Picture", "pictures"]
+__all__ = ["PAPER", "Picture", "pictures"]

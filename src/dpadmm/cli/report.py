@@ -1,0 +1,51 @@
+"""``dpadmm report``: one page about a results file, for people."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dpadmm.cli.screen import say_path
+from dpadmm.errors import DataError
+from dpadmm.files import atomic_file
+from dpadmm.results import read_results
+
+
+def report(
+    results: Annotated[
+        Path,
+        typer.Argument(
+            help="A results file of reproduce or compare, or the folder it is in.", show_default=False
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """One self-contained HTML page: claims, figures, tables, settings, privacy."""
+    _check_output(output, results)
+    lines = read_results(results)
+    from dpadmm.reporting.html import report_html  # matplotlib takes its time
+
+    page = report_html(lines, source=str(results)).encode()
+    with atomic_file(output) as out:
+        out.write(page)
+    say_path(Console(), f"Report: {output}")
+
+
+def _check_output(output: Path, results: Path) -> None:
+    """Refuse, before anything is drawn, a place that cannot take the report or that holds the results."""
+    if output.is_dir():
+        raise DataError(f"{output} is a folder; give a file, such as -o {output / 'report.html'}")
+    source = results / "results.parquet" if results.is_dir() else results
+    if output.exists() and source.exists() and os.path.samefile(output, source):
+        raise DataError(f"{output} is the results file itself; choose another name, such as -o report.html")
+    nearest = next(path for path in output.absolute().parents if path.exists())
+    if not nearest.is_dir():
+        raise DataError(f"{output} cannot be made, since {nearest} is a file; choose another name")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise DataError(f"{output} cannot be written to; choose another name")
