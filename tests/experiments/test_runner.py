@@ -89,7 +89,9 @@ def test_a_worker_that_dies_is_told_in_one_sentence(tmp_path):
         if progress.done == 2:
             os.kill(psutil_children()[0].pid, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match="ended by SIGKILL in a run of .*run the same command again") as died:
+    with pytest.raises(
+        WorkerDied, match=r"ended by SIGKILL in a run of .*run the same command again"
+    ) as died:
         run_grid(grid_from(SMALL), small_rows(), path, names=["agents"], workers=1, watch=kill)
     assert "\n" not in str(died.value)
     assert len(read_results(path).cells) == 2

@@ -8,7 +8,6 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dpadmm.bounds import nonsmooth_bound, smooth_bound
@@ -16,7 +15,8 @@ from dpadmm.data import Dataset
 from dpadmm.errors import DpadmmError
 from dpadmm.experiments.grid import Cell
 from dpadmm.preparation import Prepared, prepare
-from dpadmm.privacy.accounting import Release, exact_epsilon, paper_epsilon
+from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
+from dpadmm.privacy.releases import Release
 from dpadmm.results import DONE, MEASURES, REFUSED, SCHEMA, settings_columns
 from dpadmm.settings import Settings
 from dpadmm.simulation import Result, run
@@ -66,34 +66,43 @@ def _about(cell: Cell) -> dict[str, Any]:
 
 
 def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: float) -> list[dict[str, Any]]:
-    privacy = result.privacy
-    releases = getattr(privacy, "releases", [Release(float(z)) for z in privacy.noise_multiplier])
-    z = [release.noise_multiplier for release in releases if isinstance(release, Release)]
+    privacy, delta = result.privacy, cell.settings.delta
+    z = privacy.noise_multiplier
     same = {
         **_about(cell),
         "status": DONE,
         "reason": reason,
         "total_epsilon": _finite(privacy.planned_epsilon),
         "total_paper_epsilon": _finite(privacy.paper_epsilon),
-        "accountant": getattr(privacy, "accountant", "exact Gaussian composition")
-        if privacy.private
-        else None,
-        "z": _finite(float(np.mean(privacy.noise_multiplier))) or None,
-        "iterations": getattr(result, "iterations", 0.0) or None,
+        "accountant": privacy.accountant if privacy.private else None,
+        "z": _finite(float(z.mean())) or None,
+        "iterations": result.iterations or None,
         "wall_seconds": wall_seconds,
     }
-    plain_gaussian = len(z) == len(releases) and min(z) > 0.0
+    plain = _plain_releases(result)
     columns = result.trace.columns
     lines = []
     for at, k in enumerate(columns["round"].astype(int).tolist()):
         measured = {name: _finite(float(columns[name][at])) for name in MEASURES if name in columns}
         line = {**same, "round": k, **measured, "seconds": float(columns["seconds"][at])}
         line["bound"] = _bound(result, k)
-        if plain_gaussian:
-            line["spent_epsilon"] = exact_epsilon(math.sqrt(k) / min(z), cell.settings.delta)
-            line["spent_paper_epsilon"] = paper_epsilon(min(z), k, cell.settings.delta)
+        if plain:
+            worst = max(math.sqrt(k * count) / multiplier for multiplier, count in plain)
+            line["spent_epsilon"] = exact_epsilon(worst, delta)
+            line["spent_paper_epsilon"] = max(
+                paper_epsilon(multiplier, k * count, delta) for multiplier, count in plain
+            )
         lines.append(line)
     return lines
+
+
+def _plain_releases(result: Result) -> set[tuple[float, int]]:
+    """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
+    releases = result.privacy.releases
+    plain = [release for release in releases if isinstance(release, Release)]
+    if len(plain) < len(releases) or any(not release.noise_multiplier for release in plain):
+        return set()
+    return {(float(release.noise_multiplier), release.count) for release in plain if release.count}
 
 
 def _bound(result: Result, round: int) -> float | None:
