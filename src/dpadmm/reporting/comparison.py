@@ -74,9 +74,8 @@ def comparison_picture(results: Results, name: str) -> Picture | None:
     caption = (
         f"{', '.join(names)} at the end of the runs ({about(lines)}, δ = "
         f"{', '.join(f'{value:g}' for value in distinct(lines, 'delta'))}): error (top) and training loss "
-        "(bottom) of the "
-        f"global model. {spread(lines)}The dotted line is the non-private optimum on pooled rows. Lower is "
-        "better."
+        f"(bottom) of the global model. {spread(lines)}The dotted line is the non-private optimum on pooled "
+        "rows. Lower is better."
     )
     return Picture(name, "Methods side by side", caption, comparison_figure(results))
 

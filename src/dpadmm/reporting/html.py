@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -43,7 +44,7 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["slug"] = slug
+    environment.filters |= {"slug": slug, "together": together}
     css = files("dpadmm.reporting").joinpath("templates/report.css").read_text(encoding="utf-8")
     every = tables(results)
     return environment.get_template("report.html").render(
@@ -95,6 +96,11 @@ def refusals(results: Results) -> list[Refusal]:
 def slug(text: str) -> str:
     """A name for links: letters, digits and hyphens."""
     return "".join(char if char.isalnum() and char.isascii() else "-" for char in text.lower())
+
+
+def together(text: str) -> str:
+    """The same text with ``a ± b`` and ``a = b`` in one piece, never broken between two lines."""
+    return re.sub(r" ([±=]) ", "\u00a0\\1\u00a0", text)
 
 
 def _notable(found: Sequence[Claim]) -> list[Claim]:

@@ -73,10 +73,8 @@ def time_table(results: Results) -> Table | None:
         "table3",
         "Time of a run (the paper's Table III)",
         "Mean ± standard deviation of the seconds in rounds, each run alone on the machine, after "
-        "compilation. "
-        "Iterations are those of the exact local solver per agent and round. The paper's seconds are from "
-        "MATLAB on another "
-        "machine: compare the ratios.",
+        "compilation. Iterations are those of the exact local solver per agent and round. The paper's "
+        "seconds are from MATLAB on another machine: compare the ratios.",
         ("ε per round", "method", "seconds", "× DP-ADMM", "iterations", "paper, seconds", "paper, × DP-ADMM"),
         tuple(
             (
@@ -130,8 +128,8 @@ def accuracy_table(results: Results, experiment: str) -> Table | None:
         f"accuracy_{experiment}",
         f"At the end of the runs: {results.grid['experiments'][experiment].get('title', experiment)}",
         f"Mean ± standard deviation over up to {n_seeds} splits. Exact ε is the total of the run at δ, ε̄ "
-        "the paper's bound where it "
-        "applies. Local is the mean over the agents' own models, loss on their own rows, error on test rows.",
+        "the paper's bound where it applies. Local is the mean over the agents' own models, loss on their "
+        "own rows, error on test rows.",
         (
             "method", "agents", BUDGETS[budget], "δ", "exact ε", "paper's ε̄", "loss, global", "error, global",
             "loss, local", "error, local",

@@ -15,8 +15,7 @@ from dpadmm.results import Results
 
 CLEAR = (
     "A difference is clear when the 95% interval (Student's t) of its mean over the splits, each split "
-    "compared "
-    "with itself, lies on the claimed side of 0."
+    "compared with itself, lies on the claimed side of 0."
 )
 ALL_SOME_NONE = "Holds when all comparisons are clear, in part when some are."
 

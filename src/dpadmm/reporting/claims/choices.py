@@ -64,13 +64,16 @@ def _same_model(results: Results, experiment: str) -> Claim:
         f"which-model-{kind.lower()}",
         False,
         "Section VI, evaluations",
-        f"It makes no difference whether local models or the global model are measured ({kind}). The paper's "
-        "loss is that of the local "
-        "models; whose its error rates are, it does not say.",
+        f"It makes no difference whether local models or the global model are measured ({kind}).",
         "Holds when the test errors of DP-ADMM's local and global models do not differ clearly at any ε and "
         "δ.",
         by_share(outcomes),
-        tuple(evidence) or (f"Experiment {experiment} is not in this results file, or has too few splits.",),
+        (
+            *evidence,
+            "The paper's loss is that of the local models; whose its error rates are, it does not say.",
+        )
+        if evidence
+        else (f"Experiment {experiment} is not in this results file, or has too few splits.",),
         (experiment, f"{experiment}_global"),
     )
 
@@ -124,9 +127,8 @@ def _constant(results: Results, column: str, name: str) -> Claim:
         "Section VI, setup",
         f"That {name} was chosen on the private rows does not matter: other values give the same result "
         "(L2).",
-        "Holds when the global model's test error stays within one percentage point of that with the paper's "
-        "value for every other "
-        "value tried, in part when for some.",
+        "Holds when the global model's test error stays within one percentage point of that with the "
+        "paper's value for every other value tried, in part when for some.",
         by_share(outcomes),
         tuple(evidence) or ("Experiment choices is not in this results file.",),
         ("choices",),

@@ -49,8 +49,7 @@ def _time(results: Results) -> Claim:
         "Section VI-B, Table III",
         "DP-ADMM costs much less time than ADMM, PVP and DVP, which solve a local problem in every round.",
         f"Holds when each takes at least {MUCH_LESS:g} times as long at every ε, in part when at least one "
-        "takes longer at all. Each run "
-        "had the machine to itself.",
+        "takes longer at all. Each run had the machine to itself.",
         verdict,
         tuple(evidence) or ("There are no timed runs in this results file.",),
         ("table3",),
@@ -109,8 +108,7 @@ def _bound(results: Results, regularizer: str) -> Claim:
     outcomes = [bool((gap.measured.mean <= gap.bound).all()) for gap in found]
     evidence = tuple(
         f"ε = {gap.budget:g}: at round {gap.measured.x[-1]:.0f} {gap.measured.mean[-1]:.2f} ± "
-        f"{gap.measured.std[-1]:.2f}, "
-        f"bound {gap.bound[-1]:.1f}; over all rounds at most "
+        f"{gap.measured.std[-1]:.2f}, bound {gap.bound[-1]:.1f}; over all rounds at most "
         f"{100 * float((gap.measured.mean / gap.bound).max()):.2f}% of the bound."
         for gap in found
     )
@@ -120,9 +118,8 @@ def _bound(results: Results, regularizer: str) -> Claim:
         f"{THEOREMS[regularizer].split(',')[0]}, Section V",
         f"The distance to the optimum stays below the bound of {THEOREMS[regularizer]} "
         f"({regularizer.upper()}).",
-        "Holds when the mean over the splits of the augmented objective − n·F* is at most the bound at every "
-        "measured round and ε; the "
-        "theorem bounds the mean.",
+        "Holds when the mean over the splits of the augmented objective − n·F* is at most the bound at "
+        "every measured round and ε; the theorem bounds the mean.",
         by_share(outcomes),
         evidence or ("Experiment bounds is not in this results file.",),
         ("bounds",),

@@ -164,8 +164,8 @@ def _fast(results: Results) -> Claim:
         _PLACES["fig7"],
         "ADMM without noise converges fast (L2).",
         "Holds when ADMM's training loss (global, mean over the splits) falls below the final loss of "
-        "DP-ADMM and of DPSGD at "
-        "their largest ε within a quarter of the rounds; in part when below one of them.",
+        "DP-ADMM and of DPSGD at their largest ε within a quarter of the rounds; in part when below one of "
+        "them.",
         by_share(outcomes),
         tuple(evidence) or _missing("fig7"),
         ("fig7_global",),
@@ -301,8 +301,7 @@ def _alone(results: Results) -> Claim:
         False,
         "Section VII, related work",
         "At the same exact total ε and δ, DP-ADMM beats agents that perturb their own solution once and "
-        "average (output and "
-        "objective perturbation, L2).",
+        "average (output and objective perturbation, L2).",
         f"Their loss and error (global) are higher at every λ. {ALL_SOME_NONE}",
         decide(comparisons),
         _evidence(comparisons, evidence, "choices"),

@@ -99,8 +99,7 @@ def _convergence(results: Results, experiment: str, letter: str) -> Claim:
                 )
                 evidence.append(
                     f"{'δ' if letter == 'ε' else 'ε'} = {power(value)}: {first} at {letter} = "
-                    f"{power(ends[0])}, "
-                    f"{last} at {letter} = {power(ends[-1])}."
+                    f"{power(ends[0])}, {last} at {letter} = {power(ends[-1])}."
                 )
     return Claim(
         f"convergence-{'epsilon' if letter == 'ε' else 'delta'}-{_KINDS[experiment].lower()}",

@@ -52,14 +52,12 @@ def agents_figure(results: Results, name: str) -> Picture | None:
     low, high = agents[0], agents[-1]
     caption = (
         f"The same rows over more agents ({about(results)}). Top: training loss of the local models, as in "
-        "the "
-        f"paper, by round for n = {number_list(agents)} agents at {BUDGETS[budget]} {number_list(budgets)}. "
-        f"Bottom: loss and error after the last round against n, from {low} to {high} agents; filled markers "
-        "are the "
-        f"global model, hollow markers the mean of the local models. {spread(lines)}The dotted line is the "
-        "non-private optimum on pooled rows. Unlike the paper, the lower panels show the end of the runs "
-        "against n "
-        "and both models, since the paper does not say which model its error rates belong to."
+        f"the paper, by round for n = {number_list(agents)} agents at {BUDGETS[budget]} "
+        f"{number_list(budgets)}. Bottom: loss and error after the last round against n, from {low} to "
+        f"{high} agents; filled markers are the global model, hollow markers the mean of the local models. "
+        f"{spread(lines)}The dotted line is the non-private optimum on pooled rows. Unlike the paper, the "
+        "lower panels show the end of the runs against n and both models, since the paper does not say "
+        "which model its error rates belong to."
     )
     return Picture(name, f"More agents, same rows ({_short(results)})", caption, figure)
 

@@ -73,11 +73,9 @@ def bounds_figure(results: Results, name: str) -> Picture | None:
     negative = any((gap.measured.mean <= 0).any() for gap in found)
     caption = (
         "Distance of DP-ADMM's augmented objective from n times the non-private optimum F* of the same "
-        "split, summed over the "
-        "agents, at the averages of the local models, beside the theorems' bounds with β = ρ "
-        f"({about(results)}). "
-        "Mean over the splits, both scales logarithmic. The theorems bound the mean; a measured line must "
-        "lie below the hollow "
+        "split, summed over the agents, at the averages of the local models, beside the theorems' bounds "
+        f"with β = ρ ({about(results)}). Mean over the splits, both scales logarithmic. The theorems bound "
+        "the mean; a measured line must lie below the hollow "
         "one of the same shape. " + ("Rounds with a distance below zero are left out. " if negative else "")
     )
     return Picture(name, "Measured convergence beside the theorems' bounds", caption.strip(), figure)

@@ -42,8 +42,7 @@ def choices_figure(results: Results, name: str) -> Picture | None:
     legend(figure, panels[0])
     caption = (
         "DP-ADMM with other values of c_w and λ/n, which the paper took from the private rows "
-        f"({about(lines)}, {BUDGETS[budget]} "
-        f"{value:g}). Error and training loss of the global model at "
-        f"the end. {spread(lines)}The dotted line is the non-private optimum."
+        f"({about(lines)}, {BUDGETS[budget]} {value:g}). Error and training loss of the global model at the "
+        f"end. {spread(lines)}The dotted line is the non-private optimum."
     )
     return Picture(name, "Constants chosen on private rows", caption, figure)

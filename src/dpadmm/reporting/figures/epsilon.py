@@ -27,12 +27,11 @@ def epsilon_figure(results: Results, name: str) -> Picture | None:
         axes.legend(frameon=False, fontsize=8, handlelength=3.0)
     caption = (
         "What the same noise costs: exact ε of the composed Gaussian releases (filled markers, solid) and "
-        "the paper's bound ε̄ "
-        f"from the moments accountant (hollow, dotted). (a) by round at δ = {power(delta)}, for ε per round "
+        "the paper's bound ε̄ from the moments accountant (hollow, dotted). (a) by round at δ = "
+        f"{power(delta)}, for ε per round "
         f"{number_list(_few(distinct(where(lines, delta=delta), 'round_epsilon')))}; (b) after the last "
-        "round against the ε of a "
-        f"round, for δ = {', '.join(map(power, _ends(lines)))}, both scales logarithmic. "
-        "These numbers depend on the noise alone, not on the rows."
+        f"round against the ε of a round, for δ = {', '.join(map(power, _ends(lines)))}, both scales "
+        "logarithmic. These numbers depend on the noise alone, not on the rows."
     )
     return Picture(name, "The paper's ε̄ and the exact ε", caption, figure)
 

@@ -92,11 +92,10 @@ def _caption(
         else "the global model, which the paper does not show"
     )
     return (
-        f"{', '.join(groups)}, and the non-private optimum ({about(lines)}). Measured on {which}. "
-        f"(a, b) training loss by round at {BUDGETS[budget]} {number_list(shown)}; (c) error on test rows at "
-        "the end against "
-        f"{BUDGETS[budget]}; (d) the same against δ. {spread(lines)}ADMM and the optimum have no noise. "
-        "Lines that leave a loss panel at the top are cut there."
+        f"{', '.join(groups)}, and the non-private optimum ({about(lines)}). Measured on {which}. (a, b) "
+        f"training loss by round at {BUDGETS[budget]} {number_list(shown)}; (c) error on test rows at the "
+        f"end against {BUDGETS[budget]}; (d) the same against δ. {spread(lines)}ADMM and the optimum have no "
+        "noise. Lines that leave a loss panel at the top are cut there."
     )
 
 

@@ -40,10 +40,9 @@ def objective_figure(results: Results, name: str) -> Picture | None:
     legend(figure, panels[0])
     caption = (
         "Augmented objective Σᵢ(fᵢ(w̄ᵢ) + ρ‖w̄ᵢ − w̄‖) of DP-ADMM by round, summed over the agents, at the "
-        "averages of the "
-        f"local models ({about(lines)}, n = {number_list(distinct(lines, 'n_agents'))}). One panel for each "
-        "δ, one line for "
-        f"each {BUDGETS[budget]}: {number_list(budgets)}. Logarithmic scale. {spread(lines)}"
+        f"averages of the local models ({about(lines)}, n = {number_list(distinct(lines, 'n_agents'))}). One "
+        f"panel for each δ, one line for each {BUDGETS[budget]}: {number_list(budgets)}. Logarithmic scale. "
+        f"{spread(lines)}"
         + ("The dotted line is n times the non-private optimum F*. " if np.isfinite(floor_value) else "")
         + "Lower is better."
     )
