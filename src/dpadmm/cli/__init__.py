@@ -12,6 +12,7 @@ import dpadmm
 from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
 from dpadmm.cli.privacy import privacy
+from dpadmm.cli.report import report
 from dpadmm.cli.reproduce import reproduce
 from dpadmm.cli.screen import Interrupted
 from dpadmm.cli.simulate import simulate_command
@@ -31,6 +32,7 @@ app.command("simulate")(simulate_command)
 app.command("privacy")(privacy)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce)
+app.command("report")(report)
 
 
 def _version(wanted: bool) -> None:
