@@ -246,7 +246,7 @@ def _is_in(agents: Integers, n: int) -> NDArray[np.bool_]:
 
 
 def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Integers) -> Floats:
-    """Newton's method for one agent, steps halved until the gradient shrinks; gradient steps if dp is large."""
+    """Newton's method for one agent, halving steps until the gradient shrinks."""
     alone = problems.agent(agent)
     only, shape = np.arange(1), weights.shape
     own = float(problems.problem.reg_share * (problems.problem.regularizer.smoothness or 0.0))

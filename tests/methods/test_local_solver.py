@@ -1,0 +1,140 @@
+"""Exact local solves: SciPy and the stationarity condition are the oracles, alone or in a cohort."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from cases import LOSS_CASES, REGULARIZER_CASES, SMOOTH_LOSS_CASES
+from cohorts import cohort
+from dpadmm.arrays import Floats
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.losses import Hinge, Logistic, Loss, SmoothedHinge, Squared
+from dpadmm.methods import local_solver
+from dpadmm.methods.local_solver import LocalProblems, check_smooth, check_solvable, solve, tolerances
+from dpadmm.problem import Problem, Rows
+from dpadmm.regularizers import L1, L2, NoRegularizer, Regularizer
+
+
+def problems_of(
+    problem: Problem, rows: Rows, *, pull: float | Floats, tolerance: float = 1e-10, noise: float = 0.0
+) -> LocalProblems:
+    rng = np.random.default_rng(5)
+    shape = (rows.n_agents, rows.n_features, problem.loss.n_outputs)
+    return LocalProblems(
+        problem,
+        rows,
+        np.broadcast_to(np.asarray(pull, float), (rows.n_agents,)).copy(),
+        rng.standard_normal(shape),
+        np.full(rows.n_agents, tolerance),
+        linear=noise * rng.standard_normal(shape) if noise else None,
+        bound=np.inf,
+    )
+
+
+def value(problems: LocalProblems, i: int, weights: Floats) -> float:
+    """The local objective, written out."""
+    alone = problems.agent(i)
+    data = float(problems.problem.objectives(alone.rows, weights[None])[0])
+    linear = 0.0 if alone.linear is None else float(np.vdot(alone.linear[0], weights))
+    return data + float(alone.pull[0]) / 2.0 * float(np.sum((weights - alone.centers[0]) ** 2)) + linear
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
+def test_smooth_problems_end_at_their_tolerance_and_at_scipys_minimum(loss: Loss, noise: float) -> None:
+    rows = cohort(loss)
+    problems = problems_of(Problem(loss, L2(), 0.01), rows, pull=np.array([0.05, 0.1, 1.0, 0.3]), noise=noise)
+    solved = solve(problems, np.zeros_like(problems.centers))
+    sizes = np.linalg.norm(problems.gradient(solved.weights, np.arange(4)), axis=(1, 2))
+    assert (sizes <= problems.tolerance).all()
+    for i in range(4):
+        best = minimize(
+            lambda flat, i=i: value(problems, i, flat.reshape(solved.weights.shape[1:])),
+            solved.weights[i].ravel(),
+            options={"gtol": 1e-9},
+        )
+        assert value(problems, i, solved.weights[i]) <= best.fun + 1e-10
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
+@pytest.mark.parametrize("loss", [Logistic(), SmoothedHinge(1.0), Squared(2.0)], ids=lambda loss: loss.name)
+def test_any_regularizer_is_stationary(loss: Loss, regularizer: Regularizer) -> None:
+    """``w = prox(w − s·f'(w))`` holds at the minimum only, for every s."""
+    problem = Problem(loss, regularizer, 0.1)
+    problems = problems_of(problem, cohort(loss), pull=0.2)
+    solved = solve(problems, problems.centers)
+    slope = problems.data_gradient(solved.weights, np.arange(4))
+    for step in (0.1, 2.0):
+        moved = regularizer.prox(solved.weights - step * slope, step * problem.reg_share)
+        np.testing.assert_allclose(moved, solved.weights, atol=1e-8)
+
+
+def test_l1_gives_exact_zeros() -> None:
+    problems = problems_of(Problem(Logistic(), L1(), 0.3), cohort(Logistic()), pull=0.2)
+    weights = solve(problems, problems.centers).weights
+    assert 0 < np.count_nonzero(weights == 0.0) < weights.size
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0, 1e4])
+def test_the_start_does_not_matter(start: float) -> None:
+    problems = problems_of(Problem(Logistic(), L2(), 0.01), cohort(Logistic()), pull=0.1)
+    here = solve(problems, problems.centers).weights
+    there = solve(problems, problems.centers + start).weights
+    np.testing.assert_allclose(here, there, atol=2e-10 / 0.1)
+
+
+def test_a_warm_start_is_cheaper() -> None:
+    problems = problems_of(Problem(Logistic(), L2(), 0.01), cohort(Logistic()), pull=0.1)
+    cold = solve(problems, np.zeros_like(problems.centers))
+    warm = solve(problems, cold.weights)
+    assert warm.passes.tolist() == [1, 1, 1, 1]
+    assert (cold.passes > 3).all()
+
+
+@pytest.mark.parametrize("pull", [1e-3, 1e-6])
+def test_ill_conditioned_problems_are_handed_to_newton(pull: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_solver, "_EASY_PASSES", 3)
+    problems = problems_of(Problem(Logistic(), NoRegularizer(), 0.0), cohort(Logistic()), pull=pull)
+    solved = solve(problems, np.zeros_like(problems.centers))
+    sizes = np.linalg.norm(problems.gradient(solved.weights, np.arange(4)), axis=(1, 2))
+    assert (sizes <= problems.tolerance).all()
+    assert (solved.passes < 100).all()
+
+
+def test_a_problem_that_is_not_solved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_solver, "_EASY_PASSES", 1)
+    monkeypatch.setattr(local_solver, "_MOST_PASSES", 1)
+    for regularizer in (L2(), L1()):
+        problems = problems_of(Problem(Logistic(), regularizer, 0.1), cohort(Logistic()), pull=0.1)
+        with pytest.raises(DpadmmError, match="agent 1 was not solved"):
+            solve(problems, problems.centers)
+
+
+@pytest.mark.parametrize("regularizer", [L2(), L1()], ids=lambda r: r.name)
+def test_only_active_agents_are_solved_and_counted(regularizer: Regularizer) -> None:
+    problems = problems_of(Problem(Logistic(), regularizer, 0.05), cohort(Logistic()), pull=0.1)
+    everyone = solve(problems, problems.centers)
+    some = solve(problems, problems.centers, np.array([1, 3]))
+    np.testing.assert_array_equal(some.weights[[1, 3]], everyone.weights[[1, 3]])
+    np.testing.assert_array_equal(some.weights[[0, 2]], problems.centers[[0, 2]])
+    assert some.passes[[0, 2]].tolist() == [0, 0]
+    assert some.passes[[1, 3]].tolist() == everyone.passes[[1, 3]].tolist()
+
+
+def test_tolerance_is_a_share_of_the_sensitivity() -> None:
+    rows = cohort(Logistic())
+    np.testing.assert_allclose(tolerances(Problem(Logistic(), L2(), 0.1), rows, 1e-3), 2e-3 / rows.n_rows)
+
+
+def test_kinks_are_refused_with_the_reason() -> None:
+    with pytest.raises(StudyError, match=r"admm .*hinge has them: use smoothed_hinge"):
+        check_solvable(Problem(Hinge(), L2(), 0.1), "admm")
+    for kinked in (Problem(Hinge(), L2(), 0.1), Problem(Logistic(), L1(), 0.1)):
+        with pytest.raises(StudyError, match=r"admm_pvp does not apply: .* smooth objective"):
+            check_smooth(kinked, "admm_pvp")
+    for case in LOSS_CASES:
+        loss = case.values[0]
+        if loss.smoothness is not None:
+            check_smooth(Problem(loss, L2(), 0.1), "admm_pvp")
