@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,15 +12,16 @@ from cases import LOSS_CASES
 from cohorts import SIZES, cohort
 from dpadmm import kernels, problem
 from dpadmm.arrays import Floats
+from dpadmm.assembly import make_method
 from dpadmm.constants import constants_of
-from dpadmm.losses import Loss
-from dpadmm.methods import DpAdmm
+from dpadmm.losses import Logistic, Loss
+from dpadmm.methods import DpAdmm, Method
 from dpadmm.privacy.noise import SimulatedNoise
-from dpadmm.problem import Problem
+from dpadmm.problem import Problem, Rows
 from dpadmm.regularizers import L1, L2, Regularizer
 from dpadmm.schedules import theorem_schedule
+from dpadmm.settings import Settings
 from dpadmm.training import PlannedParticipation, RoundView, train
-from dpadmm.updates import consensus_step
 
 N, D, RHO, ROUNDS = len(SIZES), 5, 0.3, 12
 Z = np.array([0.5, 3.0, 1.0, 10.0])
@@ -31,8 +35,8 @@ class OneAgentsNoise:
     def __init__(self, seed: int, agent: int, shape: tuple[int, int]) -> None:
         self._all, self._agent = SimulatedNoise(seed, agent + 1, shape), agent
 
-    def draw(self, round: int) -> Floats:
-        return self._all.draw(round)[self._agent : self._agent + 1]
+    def draw(self, round: int, stream: int = 0) -> Floats:
+        return self._all.draw(round, stream)[self._agent : self._agent + 1]
 
 
 def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmm:
@@ -63,12 +67,19 @@ def test_agents_alone_are_the_cohort(
         participation=PlannedParticipation(mask) if plan else None,
         observers=[together.append],
     )
-    own = [rows.agent(i) for i in range(N)]
-    methods = [method_for(task, own[i].n_rows, Z[i : i + 1]) for i in range(N)]
+    methods = [method_for(task, rows.agent(i).n_rows, Z[i : i + 1]) for i in range(N)]
+    check_alone(methods, task, rows, mask, together)
+
+
+def check_alone(
+    methods: Sequence[Method[Any]], task: Problem, rows: Rows, mask: Any, together: Sequence[RoundView]
+) -> None:
+    """Run the agents one by one, each with its own method, and compare every round with the cohort's."""
+    own, shape = [rows.agent(i) for i in range(N)], (D, task.loss.n_outputs)
     noises = [OneAgentsNoise(7, i, shape) for i in range(N)]
     states = [methods[i].init(task, own[i]) for i in range(N)]
     uploads, consensus = np.zeros((N, *shape)), np.zeros(shape)
-    for k in range(1, ROUNDS + 1):
+    for k in range(1, len(mask) + 1):
         for i in np.flatnonzero(mask[k - 1]):
             states[i], sent = methods[i].step(
                 states[i],
@@ -80,7 +91,40 @@ def test_agents_alone_are_the_cohort(
                 active=None,
             )
             uploads[i] = sent[0]
-        consensus = consensus_step(uploads)
+        consensus = methods[0].aggregate(uploads, consensus=consensus, problem=task)
         np.testing.assert_array_equal(together[k - 1].consensus, consensus)
-        for i in range(N):
+        for i in range(N) if methods[0].local_models else ():
             np.testing.assert_array_equal(together[k - 1].released[i], states[i].released[0])
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"method": "admm"},
+        {"method": "admm", "regularizer": "l1"},
+        {"method": "admm", "regularizer": "l1", "split_regularizer": True},
+        {"method": "admm_pvp", "round_epsilon": 0.5},
+        {"method": "admm_dvp", "round_epsilon": 0.5},
+        {"method": "admm_dvp", "epsilon": 0.5, "mechanism": "pure"},
+        {"method": "dp_sgd", "round_epsilon": 0.5},
+        {"method": "output_perturbation", "epsilon": 0.5},
+        {"method": "objective_perturbation", "epsilon": 0.5},
+        {"method": "objective_perturbation", "epsilon": 0.5, "mechanism": "pure"},
+    ],
+    ids=lambda chosen: "-".join(map(str, chosen.values())),
+)
+def test_agents_alone_are_the_cohort_in_every_method(chosen: dict[str, Any]) -> None:
+    settings = Settings(**chosen, n_rounds=6, rho=RHO, reg_share=0.01, delta=1e-3)
+    task, rows = settings.problem(2), cohort(Logistic())
+    together: list[RoundView] = []
+    planned = settings.planned_rounds
+    train(
+        make_method(settings, task, rows, np.full(N, planned), 7)[0],
+        task,
+        rows,
+        n_rounds=planned,
+        noise=SimulatedNoise(7, N, (D, 1)),
+        observers=[together.append],
+    )
+    methods = [make_method(settings, task, rows.agent(i), np.array([planned]), 7)[0] for i in range(N)]
+    check_alone(methods, task, rows, np.ones((planned, N), dtype=bool), together)
