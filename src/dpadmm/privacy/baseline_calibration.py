@@ -150,8 +150,8 @@ def objective_plan(
         enough *= 2.0
         if enough > 1e12 * guess:  # the curvature costs at most half, so this is the rounding
             raise StudyError(
-                f"no noise on the objective makes {n_releases} releases ({epsilon:g}, {delta:g})-private: the "
-                f"noise for the solver's tolerance is too small (rounding_multiplier {rounding_multiplier:g})"
+                f"no noise on the objective makes {n_releases} releases ({epsilon:g}, {delta:g})-private: "
+                f"the noise for the solver's tolerance is too small (multiplier {rounding_multiplier:g})"
             )
     z = _smallest_that_holds(holds, guess=guess, enough=enough, precision=1e-9)
     scale = z * mean_gradient_sensitivity(lipschitz, n_rows)

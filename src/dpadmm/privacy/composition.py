@@ -34,7 +34,7 @@ def total_epsilon(release: AnyRelease, count: int, delta: float) -> float:
     >>> round(total_epsilon(Release(75.53), 100, 1e-3), 4)
     0.2772
     >>> round(total_epsilon(PureRelease(0.05), 100, 1e-3), 4)
-    1.4
+    1.3461
     """
     require_whole("count", count, least=0)
     require_delta(delta)
@@ -96,7 +96,7 @@ def sampled_epsilon(release: SampledRelease, count: int, delta: float) -> float:
         value_discretization_interval=_loss_grid(z, q),
         neighboring_relation=NeighboringRelation.REPLACE_ONE,
     )
-    return float(one_round.self_compose(count).get_epsilon_for_delta(delta)) * ROUND_UP
+    return float(one_round.self_compose(count).get_epsilon_for_delta(delta) * ROUND_UP)
 
 
 def _loss_grid(z: float, q: float) -> float:
@@ -115,7 +115,7 @@ def epsilon_from_renyi(divergences: Floats, orders: Floats, delta: float) -> flo
     with np.errstate(over="ignore", invalid="ignore"):
         epsilons = divergences + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
     epsilons = np.where(np.isnan(epsilons), np.inf, epsilons)
-    return max(0.0, float(epsilons.min()) * ROUND_UP)
+    return max(0.0, float(epsilons.min() * ROUND_UP))
 
 
 def pure_composition(epsilon: float, count: int, delta: float) -> float:
@@ -140,4 +140,4 @@ def pure_composition(epsilon: float, count: int, delta: float) -> float:
     excess = np.exp(np.minimum(above + slack, 0.0)) - delta
     possible = excess > 0.0
     answer = float(np.max(np.log(excess[possible]) - below[possible], initial=0.0)) + 2.0 * slack
-    return min(count * epsilon * ROUND_UP if count > 1 else epsilon, answer)
+    return float(min(count * epsilon * ROUND_UP if count > 1 else epsilon, answer))

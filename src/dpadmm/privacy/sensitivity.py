@@ -74,8 +74,8 @@ def minimizer_sensitivity(
 
     Examples
     --------
-    >>> minimizer_sensitivity(1.0, 400, 0.1)
-    0.05
+    >>> minimizer_sensitivity(1.0, 400, 0.5)
+    0.01
     """
     require("strong_convexity", strong_convexity, lambda q: (q > 0.0) & np.isfinite(q), "a positive number")
     require("tolerance", tolerance, lambda t: (t >= 0.0) & np.isfinite(t), "a finite number of at least 0")

@@ -1,0 +1,123 @@
+"""Totals of every kind of release: limits, order, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dpadmm.errors import StudyError
+from dpadmm.privacy import exact_epsilon
+from dpadmm.privacy.composition import ORDERS, accountant_of, epsilon_from_renyi, total_epsilon
+from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, Release, SampledRelease
+
+ONE_OF_EACH: list[AnyRelease] = [
+    Release(20.0),
+    SampledRelease(5.0, 0.2),
+    ObjectiveRelease(20.0, 0.01),
+    ObjectiveRelease(20.0, 0.01, 100.0),
+    PureRelease(0.05),
+]
+
+
+@pytest.mark.parametrize("release", ONE_OF_EACH, ids=lambda release: type(release).__name__)
+def test_nothing_costs_nothing_and_more_costs_more(release: AnyRelease) -> None:
+    assert total_epsilon(release, 0, 1e-5) == 0.0
+    totals = [total_epsilon(release, count, 1e-5) for count in (1, 2, 10, np.int64(100))]
+    assert all(type(total) is float and 0.0 < total < math.inf for total in totals)
+    assert totals == sorted(totals)
+    assert totals[3] < 100 * totals[0]
+    assert total_epsilon(release, 10, 1e-7) > totals[2]
+
+
+@pytest.mark.parametrize("release", [Release(0.0), SampledRelease(0.0, 0.1), ObjectiveRelease(0.0, 0.1)])
+def test_without_noise_there_is_no_privacy(release: AnyRelease) -> None:
+    assert total_epsilon(release, 1, 1e-3) == math.inf
+    assert total_epsilon(release, 0, 1e-3) == 0.0
+
+
+def test_a_minimiser_off_its_place_without_covering_noise_is_not_private() -> None:
+    assert total_epsilon(ObjectiveRelease(5.0, 0.1, 0.0), 1, 1e-3) == math.inf
+
+
+def test_plain_releases_are_exact() -> None:
+    assert total_epsilon(Release(20.0), 100, 1e-5) == exact_epsilon(0.5, 1e-5)
+    assert total_epsilon(Release(20.0, count=25), 4, 1e-5) == exact_epsilon(0.5, 1e-5)
+
+
+def test_a_sample_costs_less_than_all_rows_and_all_rows_cost_what_they_cost() -> None:
+    totals = [total_epsilon(SampledRelease(5.0, q), 50, 1e-5) for q in (0.01, 0.1, 0.5, 0.9, 1.0)]
+    assert totals == sorted(totals)
+    assert totals[0] < totals[4] / 20
+    assert totals[4] == total_epsilon(Release(5.0), 50, 1e-5)
+
+
+def test_a_delta_below_the_convolutions_precision_falls_back_to_all_rows() -> None:
+    assert total_epsilon(SampledRelease(5.0, 0.1), 50, 1e-12) == total_epsilon(Release(5.0), 50, 1e-12)
+
+
+@pytest.mark.parametrize(("z", "q"), [(1e-2, 0.5), (0.2, 1e-4), (1e4, 0.3), (1e3, 1e-5)])
+def test_extreme_samples_stay_finite_and_below_all_rows(z: float, q: float) -> None:
+    total = total_epsilon(SampledRelease(z, q), 3, 1e-5)
+    assert 0.0 <= total <= total_epsilon(Release(z), 3, 1e-5)
+
+
+def test_an_objective_costs_more_than_a_release_of_its_slope_and_more_with_curvature() -> None:
+    totals = [total_epsilon(ObjectiveRelease(20.0, beta), 30, 1e-5) for beta in (0.0, 1e-3, 1e-2, 0.1, 10.0)]
+    assert total_epsilon(Release(20.0), 30, 1e-5) < totals[0]
+    assert totals == sorted(totals)
+    covered = total_epsilon(ObjectiveRelease(20.0, 0.01, 400.0), 30, 1e-5)
+    assert totals[2] < covered < 1.01 * totals[2]
+
+
+def test_pure_rounds_add_up_by_the_better_composition() -> None:
+    assert total_epsilon(PureRelease(0.7), 1, 1e-3) <= 0.7
+    assert total_epsilon(PureRelease(0.7), 1, 1e-15) == pytest.approx(0.7)
+    assert total_epsilon(PureRelease(3.0), 2, 1e-9) == pytest.approx(6.0, rel=1e-6)
+    many = total_epsilon(PureRelease(0.01), 1000, 1e-5)
+    advanced = 0.01 * math.sqrt(2 * 1000 * math.log(1e5)) + 1000 * 0.01 * math.expm1(0.01)
+    assert many < advanced < 10.0
+    assert total_epsilon(PureRelease(800.0), 5, 1e-5) == pytest.approx(4000.0)
+
+
+def test_conversion_from_renyi_of_a_gaussian_is_close_to_exact_and_above() -> None:
+    for mu, delta in ((0.1, 1e-3), (1.0, 1e-6), (5.0, 1e-9), (1e-4, 1e-5)):
+        converted = epsilon_from_renyi((1.0 + ORDERS) * mu**2 / 2.0, 1.0 + ORDERS, delta)
+        exact = exact_epsilon(mu, delta)
+        assert exact <= converted
+        assert converted < 1.5 * exact
+
+
+def test_the_accountants_have_names() -> None:
+    assert [accountant_of(release) for release in ONE_OF_EACH] == [
+        "exact Gaussian composition",
+        "privacy loss distribution (PLD)",
+        "Rényi bound of objective perturbation",
+        "Rényi bound of objective perturbation",
+        "optimal composition of pure ε",
+    ]
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, math.nan])
+def test_counts_are_whole(count: float) -> None:
+    with pytest.raises(StudyError, match="count"):
+        total_epsilon(Release(1.0), count, 1e-3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-3, math.nan])
+def test_delta_is_a_probability(delta: float) -> None:
+    with pytest.raises(StudyError, match="delta"):
+        total_epsilon(PureRelease(1.0), 1, delta)
+
+
+@pytest.mark.parametrize("sampling", [0.0, -0.1, 1.1, math.nan])
+def test_sampling_is_a_share(sampling: float) -> None:
+    with pytest.raises(StudyError, match="sampling"):
+        SampledRelease(1.0, sampling)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+def test_pure_epsilon_is_positive(epsilon: float) -> None:
+    with pytest.raises(StudyError, match="epsilon"):
+        PureRelease(epsilon)
