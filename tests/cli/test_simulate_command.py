@@ -813,3 +813,27 @@ def test_a_killed_run_leaves_whole_files(command, tmp_path, rows_csv):
     assert len(rows) % 4 == 0
     assert {row["run"] for row in rows} >= {"1", "2", "3"}
     assert tomllib.loads((tmp_path / "out" / "settings.toml").read_text())["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "not_shown"),
+    [
+        (["--method", "admm_dvp"], "total ε, Rényi bound of objective perturbation", "moments bound"),
+        (["--method", "admm_dvp", "--mechanism", "pure"], "optimal composition of pure ε", "multiplier"),
+        (["--method", "dp_sgd", "--sampling", "0.5"], "privacy loss distribution (PLD)", "moments bound"),
+        (["--method", "admm_pvp"], "total ε, exact", "∞"),
+    ],
+)
+def test_a_total_says_how_it_was_added_up(cli, words, shown, not_shown):
+    answer = cli("simulate", "-d", "synthetic", "-e", 1, "-t", 2, "-n", 3, "--seed", 1, *words).succeeded()
+    assert shown in answer.out
+    assert not_shown not in answer.out
+    assert "nan" not in answer.out
+
+
+@pytest.mark.parametrize("method", ["admm_pvp", "admm_dvp"])
+def test_a_method_that_does_not_apply_says_why(cli, method):
+    answer = cli("simulate", "-d", "synthetic", "-e", 1, "--method", method, "--regularizer", "l1")
+    assert answer.code == 2
+    assert answer.err.startswith(f"dpadmm: {method} does not apply: ")
+    assert "use the l2 regularizer" in answer.err

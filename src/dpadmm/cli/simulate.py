@@ -6,6 +6,7 @@ Every setting is an option, and every option a name in a TOML file (``--config``
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -202,13 +203,16 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
     reports = [result.privacy for result in shown]
     if all(report.private for report in reports):
         worst = max(reports, key=lambda report: report.epsilon)
+        how = worst.accountant if math.isnan(worst.paper_epsilon) else "exact"
         out.add_row(
-            "total ε of each run, exact" if len(shown) > 1 else "total ε, exact",
+            f"total ε of each run, {how}" if len(shown) > 1 else f"total ε, {how}",
             number_range(worst.epsilon_by_agent),
         )
-        out.add_row("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))
+        if not math.isnan(worst.paper_epsilon):
+            out.add_row("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))
         out.add_row("δ", f"{worst.delta:g}")
-        out.add_row("noise multiplier z", number_range(worst.noise_multiplier))
+        if not any(map(math.isnan, worst.noise_multiplier)):
+            out.add_row("noise multiplier z", number_range(worst.noise_multiplier))
     else:
         out.add_row("privacy", "none")
     console.print(out)
