@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from dpadmm.cli.comparison_table import Row, as_json_rows, rows_of, show
+from dpadmm.cli.comparison_table import Row, as_json_rows, rows_of, said, show
 from dpadmm.cli.data_options import open_dataset
 from dpadmm.cli.grid_run import RESULTS, check_results_folder, run_with_progress
 from dpadmm.cli.screen import say_path
@@ -90,10 +90,11 @@ def compare_command(
     first = _checked(named, budgets, counts, shared)
     if output:
         check_results_folder(output, overwrite=overwrite)
+    top = {"repeats": repeats, "first_seed": seed, "shared": shared}
+    grid = _grid(about, named, budgets, counts, top)
     dataset = open_dataset(about, first)
     if "by" in about and dataset.groups is not None:
-        counts = [len(np.unique(dataset.groups))]
-    grid = _grid(about, named, budgets, counts, {"repeats": repeats, "first_seed": seed, "shared": shared})
+        grid = _grid(about, named, budgets, [len(np.unique(dataset.groups))], top)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
         results = run_with_progress(
             grid,
@@ -188,7 +189,7 @@ def _grid(
         runs.append({"method": private, "n_agents": counts, **budgets})
     if others:
         runs.append({"method": others, "n_agents": counts})
-    title = f"{', '.join(names)} on {Path(about['data']).name}"
+    title = f"{', '.join(names)} on {Path(about.get('data', '')).name}"
     return grid_from(
         {
             "title": title,
@@ -203,7 +204,7 @@ def _grid(
 def _refuse_nothing(rows: list[Row]) -> None:
     asked = [row for row in rows if row.method != "centralized"]
     if asked and all(row.status != DONE for row in asked):
-        reasons = dict.fromkeys(f"{row.method}: {row.reason}" for row in asked)
+        reasons = dict.fromkeys(said(row) for row in asked)
         raise StudyError(f"none of these methods applies; {'; '.join(reasons)}")
 
 

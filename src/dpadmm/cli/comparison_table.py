@@ -76,6 +76,12 @@ def _row(key: tuple[Any, ...], lines: list[dict[str, Any]]) -> Row:
     )
 
 
+def said(row: Row) -> str:
+    """Why a method does not apply, or what it warned of, with its name."""
+    reason = row.reason or ""
+    return reason if reason.startswith(row.method) else f"{row.method}: {reason}"
+
+
 def as_json_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Plain values, with mean and standard deviation of every measure."""
     return [
@@ -106,10 +112,8 @@ def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Ro
         members = list(group)
         beside = [row for row in free if row.n_agents == n_agents and row not in members]
         _show_group(console, [*floor, *beside, *members], first["loss"])
-    for row in {row.method: row for row in asked if row.status == REFUSED}.values():
-        say(console, f"{METHODS[row.method]} does not apply: {row.reason}")
-    for row in {(row.method, row.reason): row for row in rows if row.status == DONE and row.reason}.values():
-        say(console, f"{METHODS[row.method]}: {row.reason}")
+    for sentence in dict.fromkeys(said(row) for row in rows if row.reason):
+        say(console, sentence)
     _explain(console, rows)
 
 

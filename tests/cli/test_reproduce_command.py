@@ -1,0 +1,132 @@
+"""``dpadmm reproduce``: grid -> results -> figures, as people and machines see it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dpadmm.experiments.grid import grid_from
+from dpadmm.results import read_results
+
+GRID = """
+title = "tiny"
+data = "synthetic"
+repeats = 2
+[shared]
+n_rounds = 6
+metrics_every = 3
+delta = 1e-3
+[experiments.agents]
+title = "Number of agents"
+[[experiments.agents.runs]]
+method = "dp_admm"
+n_agents = [3, 6]
+epsilon = 1.0
+[[experiments.agents.runs]]
+method = "centralized"
+n_agents = 3
+[experiments.refused]
+title = "A budget that the paper's calibration does not know"
+[[experiments.refused.runs]]
+method = "dp_admm"
+round_epsilon = 5.0
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the grid file, for all tests of this file: what is finished is not run again."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    (folder / "grid.toml").write_text(GRID)
+    return folder
+
+
+@pytest.fixture
+def words(made):
+    return ["reproduce", "--grid", made / "grid.toml", "-o", made / "out"]
+
+
+def test_the_table_says_what_was_run_and_where_it_is(cli, made, words):
+    for columns in (80, 120):
+        answer = cli(*words, "--no-figures", columns=columns).succeeded()
+        lines = answer.out.splitlines()
+        assert max(len(line) for line in lines if not line.startswith("Results:")) <= columns
+        assert "…" not in answer.out
+        rows = {line.split()[0]: line.split() for line in lines if line.split()}
+        assert rows["agents"][-2:-1] == ["6"]
+        assert rows["refused"][-3:-1] == ["2", "2"]
+        assert lines[-1] == f"Results: {made / 'out' / 'results.parquet'}"
+        assert answer.err == ""
+
+
+def test_machines_get_json_and_the_file_says_how_it_was_made(cli, made, words):
+    answer = cli(*words, "refused", "--no-figures", "--json").succeeded()
+    assert list(answer.json["experiments"]) == ["refused"]
+    assert answer.json["experiments"]["refused"]["refused"] == 2
+    assert answer.json["files"] == [str(made / "out" / "results.parquet")]
+    results = read_results(made / "out")
+    assert len(results.cells) == 8
+    assert results.meta["command"].startswith("dpadmm reproduce --grid ")
+
+
+def test_figures_and_tables_come_from_the_file(cli, made, words):
+    pytest.importorskip("dpadmm.reporting.paper")
+    answer = cli(*words, "--json").succeeded()
+    assert len(answer.json["files"]) > 1
+    for name in answer.json["files"]:
+        assert (made / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        (["agent"], "there is no experiment 'agent'; did you mean 'agents'?"),
+        (["--repeats", "1"], "belongs to another grid"),
+        (["--repeats", "0"], "repeats must be a whole number of at least 1"),
+        (["--workers", "0"], "workers must be a whole number of at least 1"),
+        (["--grid", "nothing.toml"], "nothing.toml: there is no such file"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(cli, words, extra, says):
+    cli(*words, "--no-figures").succeeded()
+    answer = cli(*words, *extra)
+    assert answer.code == 2
+    assert answer.err.startswith("dpadmm: ")
+    assert says in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
+
+
+def test_a_folder_of_something_else_is_left_alone(cli, made, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    answer = cli("reproduce", "--grid", made / "grid.toml", "-o", tmp_path)
+    assert answer.code == 2
+    assert "is not empty and has no results.parquet to go on with" in answer.err
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "results.parquet").write_bytes(b"PAR1 but not really")
+    answer = cli("reproduce", "--grid", made / "grid.toml", "-o", damaged)
+    assert answer.code == 2
+    assert "damaged or not a results file; choose another output folder, or give --overwrite" in answer.err
+
+
+def test_one_grid_has_one_kind_of_labels(cli, tmp_path):
+    text = GRID + '[[experiments.agents.runs]]\nmethod = "centralized"\nloss = "squared"\n'
+    (tmp_path / "grid.toml").write_text(text)
+    answer = cli("reproduce", "--grid", tmp_path / "grid.toml", "-o", tmp_path / "out")
+    assert answer.code == 2
+    assert "losses need binary and regression" in answer.err
+
+
+def test_the_paper_can_be_asked_for_by_figure(cli):
+    answer = cli("reproduce", "fig5")
+    assert answer.code == 2
+    assert "there is no experiment 'fig5'; did you mean 'fig" in answer.err
+
+
+def test_the_grid_in_the_file_is_the_grid(cli, made, words):
+    import tomllib
+
+    cli(*words, "--no-figures").succeeded()
+    assert read_results(made / "out").grid == json.loads(json.dumps(grid_from(tomllib.loads(GRID)).as_json))
