@@ -7,7 +7,8 @@ import numpy as np
 from scipy import stats
 
 from dpadmm.arrays import Floats
-from dpadmm.privacy.noise import SimulatedNoise, fresh_seed, release
+from dpadmm.normals import standard_normals
+from dpadmm.privacy.noise import SimulatedNoise, fresh_seed, release, spherical
 
 SHAPE = (5, 2)
 
@@ -100,3 +101,45 @@ def test_fresh_seeds_differ() -> None:
     seeds = {fresh_seed() for _ in range(50)}
     assert len(seeds) == 50
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_streams_are_independent_and_the_first_is_as_ever() -> None:
+    noise = SimulatedNoise(5, 2, (100_000, 1))
+    np.testing.assert_array_equal(noise.draw(3), noise.draw(3, stream=0))
+    np.testing.assert_array_equal(noise.draw(3)[:, :, 0], standard_normals(5, 3, 2, 100_000))
+    drawn = np.array([noise.draw(k, stream)[i, :, 0] for k in (1, 2) for stream in range(4) for i in (0, 1)])
+    assert len(np.unique(drawn)) == drawn.size
+    for numbers in (drawn, drawn**2):
+        apart = np.corrcoef(numbers) - np.eye(len(numbers))
+        assert np.abs(apart).max() < 5.0 / np.sqrt(100_000)
+    # across streams, the first number of each
+    first = np.array([SimulatedNoise(5, 1, (1, 1)).draw(1, stream)[0, 0, 0] for stream in range(5000)])
+    assert stats.kstest(first, "norm").pvalue > 1e-3
+
+
+def test_spherical_noise_has_a_gamma_length_and_a_uniform_direction() -> None:
+    n, shape = 20_000, (3, 2)
+    noise = SimulatedNoise(11, n, shape)
+    drawn = spherical(noise, 4)
+    assert drawn.shape == (n, *shape)
+    flat = drawn.reshape(n, -1)
+    length = np.linalg.norm(flat, axis=1)
+    assert stats.kstest(length, stats.gamma(6).cdf).pvalue > 1e-3
+    direction = flat / length[:, None]
+    for j in range(6):  # a coordinate of a uniform direction in 6 dimensions: (1 + u)/2 ~ Beta(5/2, 5/2)
+        assert stats.kstest((1.0 + direction[:, j]) / 2.0, stats.beta(2.5, 2.5).cdf).pvalue > 1e-3
+    moments = direction.T @ direction / n
+    np.testing.assert_allclose(moments, np.eye(6) / 6.0, atol=5.0 * 0.2 / np.sqrt(n))
+    assert abs(np.corrcoef(length, direction[:, 0])[0, 1]) < 5.0 / np.sqrt(n)
+    np.testing.assert_array_equal(drawn, spherical(noise, 4))
+
+
+def test_spherical_noise_of_other_rounds_and_streams_differs() -> None:
+    noise = SimulatedNoise(11, 2, (3, 1))
+    drawn = [spherical(noise, 1), spherical(noise, 2), spherical(noise, 1, first_stream=4)]
+    assert len(np.unique(drawn)) == 18
+
+
+def test_spherical_noise_in_one_dimension_is_laplace() -> None:
+    drawn = spherical(SimulatedNoise(2, 20_000, (1, 1)), 1).ravel()
+    assert stats.kstest(drawn, "laplace").pvalue > 1e-3

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpadmm.privacy import Release, exact_epsilon, paper_epsilon, paper_noise_multiplier
+from dpadmm.privacy.composition import total_epsilon
+from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.privacy.report import PrivacyReport
 
 
@@ -72,3 +75,53 @@ def test_json_is_plain_and_without_nan(z: list[float], done: list[int]) -> None:
         assert "not a protection" in said["noise"]
     if made.private:
         assert "one row" in said["guarantee"]
+
+
+OTHER_EVENTS = [
+    (SampledRelease(5.0, 0.2), "privacy loss distribution (PLD)"),
+    (ObjectiveRelease(20.0, 0.01), "Rényi bound of objective perturbation"),
+    (PureRelease(0.05), "optimal composition of pure ε"),
+]
+
+
+@pytest.mark.parametrize(("event", "accountant"), OTHER_EVENTS)
+def test_any_release_is_accounted_by_its_own_accountant(event: AnyRelease, accountant: str) -> None:
+    made = PrivacyReport([event] * 3, np.array([10, 0, 4]), np.array([20, 20, 20]), 1e-3, "some_method")
+    expected = [total_epsilon(event, count, 1e-3) for count in (10, 0, 4)]
+    np.testing.assert_array_equal(made.epsilon_by_agent, expected)
+    assert made.epsilon == expected[0]
+    assert made.planned_epsilon == total_epsilon(event, 20, 1e-3)
+    assert made.accountant == accountant
+    assert made.private
+    assert np.isnan(made.paper_epsilon)  # a bound for plain Gaussian releases
+    assert np.isnan(made.mu).all()
+    said = json.loads(json.dumps(made.as_json(), allow_nan=False))
+    assert (said["accountant"], said["paper_epsilon"]) == (accountant, None)
+    pure = isinstance(event, PureRelease)
+    assert said["round_epsilon"] == (0.05 if pure else None)
+    assert said["noise_multiplier"] == [None if pure else event.noise_multiplier] * 3  # type: ignore[union-attr]
+    assert "not a protection" in said["noise"]
+    stopped = replace(made, ended_by_result=True)
+    assert stopped.epsilon == made.planned_epsilon
+
+
+def test_agents_with_different_releases() -> None:
+    made = PrivacyReport(
+        [Release(10.0), PureRelease(0.01), Release(0.0)],
+        np.array([4, 3, 0]),
+        np.array([4, 3, 1]),
+        1e-3,
+        "mixed",
+    )
+    pure = total_epsilon(PureRelease(0.01), 3, 1e-3)
+    np.testing.assert_array_equal(made.epsilon_by_agent, [exact_epsilon(0.2, 1e-3), pure, 0.0])
+    assert made.accountant == "exact Gaussian composition, optimal composition of pure ε"
+    assert np.isnan(made.paper_epsilon)
+    assert np.isnan(made.round_epsilon)
+
+
+def test_without_noise_on_a_sample_there_is_no_privacy() -> None:
+    made = PrivacyReport([SampledRelease(0.0, 0.5)], np.array([1]), np.array([1]), 1e-3, "dp_sgd")
+    assert not made.private
+    assert made.as_json()["guarantee"].startswith("none")
+    assert made.as_json()["noise"] == "none"

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit
 
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic, slopes
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity, minimizer_sensitivity
 
 
 def clipped(gradients: np.ndarray, bound: float) -> np.ndarray:
@@ -64,3 +65,61 @@ def test_bad_rows(n_rows):
 def test_the_wrong_agent_is_the_one_named():
     with pytest.raises(StudyError, match="not -7"):
         mean_gradient_sensitivity(1.0, np.array([3, -7]))
+
+
+def slope(rows, w, q, center):
+    """Of ``(1/m) Σ ln(1 + exp(−a_jᵀw)) + q/2 ‖w − center‖²``."""
+    return -(expit(-rows @ w) @ rows) / len(rows) + q * (w - center)
+
+
+def solved(rows, q, center):
+    w = center.copy()
+    for _ in range(200):
+        p = expit(-rows @ w)
+        w = w - np.linalg.solve(
+            (rows.T * (p * (1 - p))) @ rows / len(rows) + q * np.eye(2), slope(rows, w, q, center)
+        )
+    assert np.linalg.norm(slope(rows, w, q, center)) < 1e-9
+    return w
+
+
+@pytest.mark.parametrize("n_rows", [1, 5])
+def test_minimisers_of_neighbours_are_within_the_sensitivity(n_rows):
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        q, center = np.exp(rng.uniform(-1, 2)), rng.normal(size=2) * 3.0
+        rows = clipped(rng.normal(size=(n_rows, 2)) * 3.0, 1.0)
+        neighbour = rows.copy()
+        neighbour[0] = clipped(rng.normal(size=(1, 2)) * 3.0, 1.0)[0]
+        moved = np.linalg.norm(solved(rows, q, center) - solved(neighbour, q, center))
+        assert moved <= minimizer_sensitivity(1.0, n_rows, q)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.05])
+@pytest.mark.parametrize("n_rows", [1, 5])
+def test_opposite_rows_and_a_careless_solver_attain_the_sensitivity(n_rows, tolerance):
+    """Rows ``(±cos θ, sin θ)`` far on the wrong side, and answers as far off as the tolerance allows."""
+    q, center = 0.7, np.array([0.0, -400.0])
+    rows = np.tile([np.cos(0.05), np.sin(0.05)], (n_rows, 1))
+    neighbour = rows.copy()
+    neighbour[0, 0] *= -1.0
+    off = np.array([tolerance / q, 0.0])
+    answers = solved(rows, q, center) + off, solved(neighbour, q, center) - off
+    for data, answer in zip((rows, neighbour), answers, strict=True):
+        assert np.linalg.norm(slope(data, answer, q, center)) <= tolerance + 1e-8
+    moved = np.linalg.norm(answers[0] - answers[1])
+    limit = minimizer_sensitivity(1.0, n_rows, q, tolerance)
+    assert 0.99 * limit < moved <= limit * (1 + 1e-8)
+
+
+def test_a_solvers_tolerance_counts_twice():
+    assert minimizer_sensitivity(1.0, 400, 0.5) == pytest.approx(0.01)
+    assert minimizer_sensitivity(1.0, 400, 0.5, 0.001) == pytest.approx(0.014)
+    by_agent = minimizer_sensitivity(1.0, np.array([10, 20]), np.array([1.0, 2.0]), np.array([0.0, 0.1]))
+    np.testing.assert_allclose(by_agent, [0.2, 0.15])
+
+
+@pytest.mark.parametrize(("convexity", "tolerance"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (1.0, np.nan)])
+def test_nonsense_about_the_minimiser_is_refused(convexity, tolerance):
+    with pytest.raises(StudyError, match="strong_convexity" if convexity <= 0 else "tolerance"):
+        minimizer_sensitivity(1.0, 10, convexity, tolerance)
