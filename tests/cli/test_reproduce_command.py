@@ -26,9 +26,9 @@ epsilon = 1.0
 [[experiments.agents.runs]]
 method = "centralized"
 n_agents = 3
-[experiments.refused]
+[experiments.toolarge]
 title = "A budget that the paper's calibration does not know"
-[[experiments.refused.runs]]
+[[experiments.toolarge.runs]]
 method = "dp_admm"
 round_epsilon = 5.0
 """
@@ -55,15 +55,15 @@ def test_the_table_says_what_was_run_and_where_it_is(cli, made, words):
         assert "…" not in answer.out
         rows = {line.split()[0]: line.split() for line in lines if line.split()}
         assert rows["agents"][-2:-1] == ["6"]
-        assert rows["refused"][-3:-1] == ["2", "2"]
+        assert rows["toolarge"][-3:-1] == ["2", "2"]
         assert lines[-1] == f"Results: {made / 'out' / 'results.parquet'}"
         assert answer.err == ""
 
 
 def test_machines_get_json_and_the_file_says_how_it_was_made(cli, made, words):
-    answer = cli(*words, "refused", "--no-figures", "--json").succeeded()
-    assert list(answer.json["experiments"]) == ["refused"]
-    assert answer.json["experiments"]["refused"]["refused"] == 2
+    answer = cli(*words, "toolarge", "--no-figures", "--json").succeeded()
+    assert list(answer.json["experiments"]) == ["toolarge"]
+    assert answer.json["experiments"]["toolarge"]["refused"] == 2
     assert answer.json["files"] == [str(made / "out" / "results.parquet")]
     results = read_results(made / "out")
     assert len(results.cells) == 8
