@@ -83,3 +83,37 @@ def process() -> Cli:
 def command() -> list[str]:
     """Words that start ``dpadmm`` as a process."""
     return COMMAND
+
+
+@pytest.fixture(scope="session")
+def paper_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Results of the paper's experiments on a few synthetic rows, made by the runner."""
+    from paper_runs import PAPER_SHAPED, make_results
+
+    return make_results(PAPER_SHAPED, tmp_path_factory.mktemp("paper"))
+
+
+@pytest.fixture(scope="session")
+def paper_page(paper_results: Any) -> str:
+    """The report on those results."""
+    from dpadmm.reporting.html import report_html
+
+    return report_html(paper_results, source="runs/small")
+
+
+@pytest.fixture(scope="session")
+def comparison_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with results that are no experiment of the paper's: two methods, budgets, agents."""
+    from paper_runs import COMPARISON, make_results
+
+    folder = tmp_path_factory.mktemp("comparison")
+    make_results(COMPARISON, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def comparison_results(comparison_folder: Path) -> Any:
+    """Those results."""
+    from dpadmm.results import read_results
+
+    return read_results(comparison_folder)

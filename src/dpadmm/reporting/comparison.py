@@ -45,8 +45,8 @@ def comparison_figure(results: Results) -> Figure:
     panels = [None] if by_agents or alone else agents[:_MOST_PANELS]
     figure = new_figure(4.6 * max(1 if len(panels) > 1 else 1.4, len(panels)), 6.4)
     grid = figure.subplots(2, len(panels), squeeze=False, sharey="row", sharex="col")
-    for row, column in zip(grid, (_error(lines), "train_loss_global"), strict=True):
-        for axes, n in zip(row, panels, strict=True):
+    for i, column in enumerate((_error(lines), "train_loss_global")):
+        for axes, n in zip(grid[i], panels, strict=True):
             here = {
                 label: group if n is None or not _private(group) else where(group, n_agents=n)
                 for label, group in groups.items()
@@ -56,11 +56,11 @@ def comparison_figure(results: Results) -> Figure:
             else:
                 _lines(axes, here, column, "n_agents" if by_agents else budget)
             floor(axes, optimum(lines, column), "non-private optimum")
-            title = f"{n} agents" if n is not None and row is grid[0] else ""
-            x = "" if alone or row is grid[0] else "number of agents n" if by_agents else BUDGETS[budget]
+            title = f"{n} agents" if n is not None and i == 0 else ""
+            x = "" if alone or i == 0 else "number of agents n" if by_agents else BUDGETS[budget]
             y = f"{'training' if 'train' in column else 'test'} {column.split('_')[1]}, global model"
             rate = "error" in column and not (set(distinct(lines, "loss")) & {"squared", "huber"})
-            dress(axes, title=title, x=x, y=y if axes is row[0] else "", percent=rate)
+            dress(axes, title=title, x=x, y=y if axes is grid[i][0] else "", percent=rate)
     legend(figure, grid[0][0], columns=max(3, 3 * len(panels)))
     return figure
 

@@ -144,18 +144,18 @@ def _in_words(name: str, value: Any) -> str:
     return f"{name.replace('_', ' ')} {value}"
 
 
+ONE_MODEL = ("dp_sgd", "centralized")
+"""Methods whose agents have no models of their own: what counts as local is their one model."""
+
+
 def measure(results: Results, name: str) -> Floats:
-    """A measure of every line; methods without local models show their one model as the local one."""
-    values = np.array(results.column(name), dtype=float)
-    if not name.endswith("_local"):
-        return values
-    other = np.array(results.column(name.replace("_local", "_global")), dtype=float)
-    methods = np.array(results.column("method"), dtype=object)
-    for method in set(methods.tolist()):
-        mine = methods == method
-        if np.isnan(values[mine]).all():
-            values[mine] = other[mine]
-    return values
+    """A measure of every line."""
+    return np.array(results.column(name), dtype=float)
+
+
+def has_local(results: Results) -> bool:
+    """Whether any of the lines is of a method whose agents have models of their own."""
+    return bool(set(distinct(results, "method")) - set(ONE_MODEL)) and has(results, "train_loss_local")
 
 
 def has(results: Results, name: str) -> bool:

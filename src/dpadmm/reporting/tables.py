@@ -18,6 +18,7 @@ from dpadmm.reporting.series import (
     distinct,
     done,
     has,
+    has_local,
     mean_std,
     split,
     variants,
@@ -119,8 +120,8 @@ def accuracy_table(results: Results, experiment: str) -> Table | None:
                     _spread(
                         cell, "test_error_global" if has(cell, "test_error_global") else "train_error_global"
                     ),
-                    _spread(cell, "train_loss_local") if not pooled else "–",
-                    _spread(cell, "test_error_local") if not pooled else "–",
+                    _spread(cell, "train_loss_local") if has_local(cell) else "–",
+                    _spread(cell, "test_error_local") if has_local(cell) else "–",
                 )
             )
     n_seeds = len(distinct(lines, "seed"))
@@ -171,10 +172,7 @@ def _largest(lines: Results, column: str) -> float:
 
 
 def _spread(lines: Results, column: str) -> str:
-    only_local = (
-        column.endswith("_local") and not np.isfinite(np.array(lines.column(column), dtype=float)).any()
-    )
-    values = {} if only_local else at_end(lines, column)
+    values = at_end(lines, column)
     if not values:
         return "–"
     mean, std = mean_std(values)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from dpadmm.reporting.series import at_end, has, mean_std
+from dpadmm.reporting.series import at_end, has, has_local, mean_std
 from dpadmm.results import Results
 
 CLEAR = (
@@ -162,7 +162,7 @@ def both_models(results: Results) -> str:
     """Loss and error, local and global, in a few words."""
     error = "test_error" if has(results, "test_error_global") else "train_error"
     ours = f"loss {shown(results, 'train_loss_global')}, error {shown(results, f'{error}_global')}"
-    if not np.isfinite(np.array(results.column("train_loss_local"), dtype=float)).any():
+    if not has_local(results):
         return ours  # one model only
     local = f"loss {shown(results, 'train_loss_local')}"
     local += f", error {shown(results, 'test_error_local')}" if has(results, "test_error_local") else ""

@@ -1,0 +1,44 @@
+"""``dpadmm report``: a page, or one sentence why not."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_a_page_from_a_folder_or_a_file(cli, comparison_folder, tmp_path):
+    page = tmp_path / "new" / "report.html"
+    answer = cli("report", comparison_folder, "-o", page).succeeded()
+    assert answer.out == f"Report: {page}\n"
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert f"dpadmm report {comparison_folder} -o report.html" in text
+    page.write_text("old")
+    cli("report", comparison_folder / "results.parquet", "-o", page).succeeded()
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("what", ["folder", "itself", "under a file", "missing", "damaged", "not ours"])
+def test_refusals_are_one_sentence(cli, comparison_folder, tmp_path, what):
+    source, output = comparison_folder, tmp_path / "report.html"
+    damaged = tmp_path / "results.parquet"
+    damaged.write_bytes((comparison_folder / "results.parquet").read_bytes()[:1000])
+    (tmp_path / "other.parquet").write_text("a,b\n1,2\n")
+    match what:
+        case "folder":
+            output, words = tmp_path, "is a folder"
+        case "itself":
+            output, words = comparison_folder / "results.parquet", "is the results file itself"
+        case "under a file":
+            output, words = damaged / "report.html", "is a file"
+        case "missing":
+            source, words = tmp_path / "nowhere", "there is no results file"
+        case "damaged":
+            source, words = damaged, "damaged"
+        case _:
+            source, words = tmp_path / "other.parquet", "not a results file"
+    before = sorted(tmp_path.iterdir())
+    answer = cli("report", source, "-o", output)
+    assert answer.code == 2
+    assert words in answer.err
+    assert answer.err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before

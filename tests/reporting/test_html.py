@@ -1,0 +1,97 @@
+"""The report as text: self-contained, escaped, with links that lead somewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from dpadmm.reporting.html import report_html, together
+
+
+class Page(HTMLParser):
+    """What a page holds: tags with attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, *names):
+        return [about for tag, about in self.tags if tag in names]
+
+
+@pytest.fixture(scope="module")
+def page(paper_page):
+    return Page(paper_page)
+
+
+def test_nothing_is_fetched_and_nothing_runs(page):
+    assert not page.all("script", "iframe", "object", "embed")
+    for about in (about for _, about in page.tags):
+        assert not [name for name in about if name.startswith("on")]
+        for name in ("src", "href"):
+            assert about.get(name, "#").startswith(("#", "data:")), about
+    assert "@import" not in page.text
+    assert "url(" not in page.text
+
+
+def test_links_lead_to_things_that_are_there_once(page):
+    ids = [about["id"] for _, about in page.tags if "id" in about]
+    assert len(ids) == len(set(ids))
+    targets = {about["href"][1:] for about in page.all("a")}
+    assert targets <= set(ids)
+    labelled = {about["aria-labelledby"] for _, about in page.tags if "aria-labelledby" in about}
+    assert labelled <= set(ids)
+
+
+def test_pictures_have_words_and_tables_have_heads(page):
+    assert len(page.all("img")) == 12
+    assert all(len(about["alt"]) > 80 for about in page.all("img"))
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert {about.get("scope") for about in page.all("th")} == {"col", "row"}
+
+
+def test_names_from_files_are_text_not_markup(page):
+    assert "small <b>&</b> synthetic" in page.text
+    assert not page.all("b")
+
+
+def test_a_hostile_file_name_and_reason(paper_results):
+    evil = "<script>alert(1)</script>"
+    meta = {**paper_results.meta, "command": evil, "data": {**paper_results.meta["data"], "name": evil}}
+    page = Page(report_html(replace(paper_results.select("fig4"), meta=meta), source=evil))
+    assert not page.all("script")
+    assert page.text.count(evil) >= 3
+
+
+def test_what_must_be_said(page):
+    for words in (
+        "The noise of these runs is simulated.",
+        "It protects nobody.",
+        "dpadmm reproduce --grid small.toml",
+        "dpadmm report runs/small -o report.html",
+        "Methods that do not apply",
+        "choosing them on private rows is a leak",
+        "does not hold",
+    ):
+        assert words in page.text, words
+
+
+def test_a_comparison_has_no_claims(comparison_results):
+    page = Page(report_html(comparison_results))
+    assert "no claims to judge" in page.text
+    assert not [about for about in page.all("table") if about.get("class") == "claims"]
+    assert len(page.all("img")) == 1
+
+
+def test_numbers_stay_in_one_piece():
+    assert together("a 1.0 ± 0.1, ε = 2") == "a 1.0\u00a0±\u00a00.1, ε\u00a0=\u00a02"
