@@ -19,11 +19,18 @@ from dpadmm.privacy.calibration import (
     round_epsilon_from_noise,
     total_noise_multiplier,
 )
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.composition import accountant_of, total_epsilon
+from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, SampledRelease
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity, minimizer_sensitivity
 
 __all__ = [
     "Accountant",
+    "AnyRelease",
+    "ObjectiveRelease",
+    "PureRelease",
     "Release",
+    "SampledRelease",
+    "accountant_of",
     "affordable_rounds",
     "exact_delta",
     "exact_epsilon",
@@ -31,11 +38,13 @@ __all__ = [
     "gaussian_mu",
     "group_mu",
     "mean_gradient_sensitivity",
+    "minimizer_sensitivity",
     "mu_from_epsilon",
     "paper_epsilon",
     "paper_noise_multiplier",
     "pld_epsilon",
     "rdp_epsilon",
     "round_epsilon_from_noise",
+    "total_epsilon",
     "total_noise_multiplier",
 ]
