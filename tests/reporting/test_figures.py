@@ -53,8 +53,8 @@ def test_panels_for_every_delta_and_lines_for_every_epsilon(drawn):
 
 
 def test_figures_fit_the_values_that_are_there(paper_results):
-    """Another ε, one δ, one number of agents: no value of the paper's is taken for granted."""
-    few = paper_results.select(round_epsilon=[0.05, None], delta=[1e-3], n_agents=[4, 8])
+    """Another ε, and only one, and fewer agents: no value of the paper's is taken for granted."""
+    few = paper_results.select(round_epsilon=[0.05, None], n_agents=[4, 8])
     other = tampered(few, "round_epsilon", lambda values: np.full_like(values, 0.7), round_epsilon=0.05)
     found = {picture.name: picture for picture in pictures(other)}
     assert set(NAMES) - {"bounds", "choices"} <= set(found)
@@ -63,8 +63,8 @@ def test_figures_fit_the_values_that_are_there(paper_results):
 
 def test_a_part_of_the_experiments_gives_a_part_of_the_figures(paper_results):
     part = paper_results.select("fig4")
-    assert pictures(part)[0].name == "fig4"
-    assert "fig7_global" not in [picture.name for picture in pictures(paper_results.select("table3"))]
+    assert [picture.name for picture in pictures(part)] == ["fig4", "epsilon"]  # not those that share cells
+    assert [picture.name for picture in pictures(paper_results.select("bounds"))] == ["bounds", "epsilon"]
 
 
 def test_distance_to_the_optimum_is_taken_split_by_split(paper_results):

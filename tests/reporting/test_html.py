@@ -95,3 +95,9 @@ def test_a_comparison_has_no_claims(comparison_results):
 
 def test_numbers_stay_in_one_piece():
     assert together("a 1.0 ± 0.1, ε = 2") == "a 1.0\u00a0±\u00a00.1, ε\u00a0=\u00a02"
+
+
+def test_results_that_are_not_complete_say_so(paper_results, page):
+    assert "not complete" not in page.text
+    part = paper_results.select("fig4", seed=1)
+    assert "These results are not complete. 5 runs are missing." in Page(report_html(part)).text

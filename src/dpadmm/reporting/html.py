@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from dpadmm.reporting.claims import CLEAR, Claim, Verdict, claims, counted
 from dpadmm.reporting.figures import PAPER, Picture, pictures
-from dpadmm.reporting.series import METHODS, distinct, done, where
+from dpadmm.reporting.series import METHODS, begun, distinct, done, missing, where
 from dpadmm.reporting.tables import grid_text, tables
 from dpadmm.results import Results
 
@@ -34,7 +34,7 @@ class Refusal:
 
 def report_html(results: Results, *, source: str = "RESULTS") -> str:
     """The whole report; ``source`` is how the reader would name the results on the command line."""
-    of_paper = bool(set(PAPER) & set(results.experiments))
+    of_paper = bool(set(PAPER) & set(begun(results)))
     found = claims(results) if of_paper else []
     drawn = pictures(results)
     environment = jinja2.Environment(
@@ -63,6 +63,7 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
         settings=next(table for table in every if table.name == "settings"),
         refusals=refusals(results),
         facts=_facts(results),
+        missing=missing(results),
         private=_private_methods(results),
         meta=results.meta,
         grid=grid_text(results),
@@ -80,13 +81,11 @@ def image(picture: Picture) -> str:
 
 def refusals(results: Results) -> list[Refusal]:
     """Every method that refused, with its reason, once."""
-    lines = where(results, status="refused")
     found: dict[tuple[str, str], list[str]] = {}
     for name in results.experiments:
         here = where(results.select(name), status="refused")
         for method, reason in zip(here.column("method"), here.column("reason"), strict=True):
             found.setdefault((method, reason), []).append(name)
-    assert bool(found) == bool(len(lines)), "a refused line that is in no experiment"
     return [
         Refusal(METHODS.get(method, method), ", ".join(dict.fromkeys(names)), reason)
         for (method, reason), names in found.items()
@@ -126,5 +125,5 @@ def _facts(results: Results) -> list[tuple[str, str]]:
 
 
 def _private_methods(results: Results) -> list[str]:
-    private = [name for name in distinct(results, "method") if name not in ("admm", "centralized")]
-    return [METHODS.get(name, name) for name in private]
+    here = set(distinct(results, "method")) - {"admm", "centralized"}
+    return [words for name, words in METHODS.items() if name in here]

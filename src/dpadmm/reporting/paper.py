@@ -8,6 +8,7 @@ from dpadmm.reporting.claims import claims, claims_json, claims_markdown
 from dpadmm.reporting.convergence import save_figure
 from dpadmm.reporting.figures import pictures
 from dpadmm.reporting.run_folder import write_text
+from dpadmm.reporting.series import missing
 from dpadmm.reporting.tables import tables
 from dpadmm.results import Results
 
@@ -26,7 +27,10 @@ def write_all(results: Results, folder: Path) -> list[Path]:
     for table in tables(results):
         texts |= {f"tables/{table.name}.md": table.markdown(), f"tables/{table.name}.csv": table.csv()}
     found = claims(results)
-    texts |= {"claims.md": claims_markdown(found), "claims.json": claims_json(found)}
+    texts |= {
+        "claims.md": claims_markdown(found, n_missing=missing(results)),
+        "claims.json": claims_json(found),
+    }
     if captions:
         texts["figures/captions.md"] = "# Captions\n\n" + "\n".join(captions)
     for name, text in texts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -72,6 +73,26 @@ def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
         for value in values
         for rest, lines in split(where(results, **{first: value}), *others).items()
     }
+
+
+def begun(results: Results) -> list[str]:
+    """The experiments that were run, if only in part: cells shared with another experiment do not tell."""
+    present = set(pc.unique(results.table.column("cell")).to_pylist())
+    cells = {name: set(about["cells"]) for name, about in results.grid["experiments"].items()}
+    in_how_many = Counter(cell for each in cells.values() for cell in each)
+    found = []
+    for name, mine in cells.items():
+        own = {cell for cell in mine if in_how_many[cell] == 1}
+        if own & present or (not own and mine <= present):
+            found.append(name)
+    return found
+
+
+def missing(results: Results) -> int:
+    """How many runs of the experiments that were begun are not in the results."""
+    present = set(pc.unique(results.table.column("cell")).to_pylist())
+    wanted = {cell for name in begun(results) for cell in results.grid["experiments"][name]["cells"]}
+    return len(wanted - present)
 
 
 def budget_column(results: Results) -> str:

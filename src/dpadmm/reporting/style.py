@@ -150,11 +150,12 @@ def legend(figure: Figure, axes: Axes, *, columns: int = 6, title: str | None = 
     """One legend below all panels, from the lines of one of them."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
+        rows = -(-len(labels) // columns)
         figure.legend(
             handles,
             labels,
             loc="outside lower center",
-            ncols=min(columns, len(labels)),
+            ncols=-(-len(labels) // rows),
             frameon=False,
             fontsize=9,
             title=title,

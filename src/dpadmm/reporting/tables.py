@@ -14,6 +14,7 @@ from dpadmm.reporting.series import (
     BUDGETS,
     METHODS,
     at_end,
+    begun,
     budget_column,
     distinct,
     done,
@@ -61,7 +62,7 @@ class Table:
 
 def tables(results: Results) -> list[Table]:
     """Every table the results have something for."""
-    found = [time_table(results), *(accuracy_table(results, name) for name in results.experiments)]
+    found = [time_table(results), *(accuracy_table(results, name) for name in begun(results))]
     return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
 
 
@@ -159,7 +160,13 @@ def settings_table(results: Results) -> Table:
 def _values(name: str, values: Sequence[object]) -> str:
     if name == "seed" and len(values) > 2:
         return f"{values[0]} to {values[-1]}"
-    return ", ".join(f"{v:g}" if isinstance(v, float) else METHODS.get(str(v), str(v)) for v in values)
+    return ", ".join(_plain(value) for value in values)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else METHODS.get(str(value), str(value))
 
 
 def _if_other(column: str, usual: str) -> str:

@@ -26,9 +26,11 @@ def counted(found: Sequence[Claim]) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in Verdict}
 
 
-def claims_markdown(found: Sequence[Claim]) -> str:
-    """The claims page as Markdown."""
+def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
+    """The claims page as Markdown; ``n_missing`` runs of the experiments are not there yet."""
     lines = ["# Claims of the paper's Section VI, measured", ""]
+    if n_missing:
+        lines += [f"**These results are not complete: {n_missing} runs are missing.**", ""]
     lines.append(", ".join(f"{n} {verdict}" for verdict, n in counted(found).items() if n) + ".")
     lines += ["", CLEAR]
     for from_paper, title in ((True, "What the paper says"), (False, "What the paper leaves out")):

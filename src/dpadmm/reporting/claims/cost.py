@@ -7,7 +7,7 @@ import numpy as np
 from dpadmm.reporting.claims.base import Claim, Verdict, by_share
 from dpadmm.reporting.figures.bounds import THEOREMS, gaps
 from dpadmm.reporting.picture import with_optimum
-from dpadmm.reporting.series import done, where
+from dpadmm.reporting.series import begun, done, where
 from dpadmm.reporting.times import times
 from dpadmm.results import Results
 
@@ -23,7 +23,7 @@ def cost_claims(results: Results) -> list[Claim]:
 
 
 def _time(results: Results) -> Claim:
-    rows = times(results.select("table3")) if "table3" in results.experiments else []
+    rows = times(results.select("table3")) if "table3" in begun(results) else []
     others = [row for row in rows if row.name in ("admm", "admm_pvp", "admm_dvp") and np.isfinite(row.ratio)]
     verdict = Verdict.UNMEASURED
     if others:
@@ -103,7 +103,7 @@ def _tight(results: Results) -> Claim:
 
 
 def _bound(results: Results, regularizer: str) -> Claim:
-    found = gaps(with_optimum(results, "bounds")) if "bounds" in results.experiments else []
+    found = gaps(with_optimum(results, "bounds")) if "bounds" in begun(results) else []
     found = [gap for gap in found if gap.regularizer == regularizer]
     outcomes = [bool((gap.measured.mean <= gap.bound).all()) for gap in found]
     evidence = tuple(

@@ -22,6 +22,7 @@ from dpadmm.reporting.claims.trends import private_lines
 from dpadmm.reporting.series import (
     METHODS,
     at_end,
+    begun,
     budget_column,
     by_round,
     distinct,
@@ -52,7 +53,7 @@ def method_claims(results: Results) -> list[Claim]:
 
 
 def _lines(results: Results, experiment: str, method: str) -> Results | None:
-    if experiment not in results.experiments:
+    if experiment not in begun(results):
         return None
     lines = where(done(results.select(experiment)), method=method)
     return lines if len(lines) else None
@@ -258,7 +259,7 @@ def _by_seed(lines: Results) -> dict[int, float]:
 def _refused(results: Results) -> Claim:
     outcomes: list[bool] = []
     evidence: list[str] = []
-    if "fig3" in results.experiments:
+    if "fig3" in begun(results):
         for method in ("admm_pvp", "admm_dvp"):
             lines = where(results.select("fig3"), method=method)
             if len(lines):

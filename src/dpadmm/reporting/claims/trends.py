@@ -17,7 +17,7 @@ from dpadmm.reporting.claims.base import (
     tally,
     worse_by,
 )
-from dpadmm.reporting.series import BUDGETS, at_end, budget_column, distinct, done, split, where
+from dpadmm.reporting.series import BUDGETS, at_end, begun, budget_column, distinct, done, split, where
 from dpadmm.reporting.style import power
 from dpadmm.results import Results
 
@@ -48,7 +48,7 @@ def trend_claims(results: Results) -> list[Claim]:
 
 def private_lines(results: Results, experiment: str) -> Results | None:
     """DP-ADMM's lines of an experiment; None where it was not run."""
-    if experiment not in results.experiments:
+    if experiment not in begun(results):
         return None
     lines = where(done(results.select(experiment)), method="dp_admm")
     return lines if len(lines) else None

@@ -14,6 +14,7 @@ from dpadmm.reporting.figures.methods import methods_figure
 from dpadmm.reporting.figures.objective import objective_figure
 from dpadmm.reporting.figures.times import times_figure
 from dpadmm.reporting.picture import Picture, with_optimum
+from dpadmm.reporting.series import begun
 from dpadmm.results import Results
 
 Maker = Callable[[Results, str], Picture | None]
@@ -39,11 +40,11 @@ def pictures(results: Results) -> list[Picture]:
     """Every figure whose experiment is in the results."""
     found = [
         picture
-        for experiment in sorted(results.experiments, key=lambda name: name not in PAPER)
+        for experiment in sorted(begun(results), key=lambda name: name not in PAPER)
         for maker in _MAKERS.get(experiment, [comparison_picture])
         if (picture := maker(with_optimum(results, experiment), experiment)) is not None
     ]
-    epsilon = epsilon_figure(results, "epsilon") if set(PAPER) & set(results.experiments) else None
+    epsilon = epsilon_figure(results, "epsilon") if set(PAPER) & set(begun(results)) else None
     return found + ([epsilon] if epsilon else [])
 
 

@@ -89,5 +89,6 @@ def _against_agents(axes: Axes, lines: Results, results: Results, stem: str, tit
             )
     floor(axes, optimum(results, f"{stem}_global"))
     at_values(axes, distinct(lines, "n_agents"))
-    dress(axes, title=title, x="number of agents n", y=stem.replace("_", " "), percent="error" in stem)
+    y = stem.replace("train_", "training ").replace("_", " ")
+    dress(axes, title=title, x="number of agents n", y=y, percent="error" in stem)
     axes.legend(frameon=False, fontsize=8.5, handlelength=3.0)

@@ -31,6 +31,7 @@ from dpadmm.reporting.style import (
     floor,
     kinds,
     legend,
+    log_y,
     new_figure,
     power,
 )
@@ -60,7 +61,7 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture | None
         floor(axes, optimum(lines, "train_loss_global"), "non-private optimum")
         dress(axes, title=f"({letter}) {BUDGETS[budget]} = {one:g}, δ = {power(delta)}", x="round",
               y=f"training loss, {model} model{'s' if model == 'local' else ''}")  # fmt: skip
-        _tame(axes, [by_round(where(private, **{budget: one, "delta": delta}), loss)])
+        _fit(axes)
     error = f"test_error_{model}" if has(private, "test_error_global") else "train_error_global"
     error_words = f"{error.split('_')[0]} error, {model} model{'s' if model == 'local' else ''}"
     panels[3].sharey(panels[2])
@@ -95,7 +96,12 @@ def _caption(
         f"{', '.join(groups)}, and the non-private optimum ({about(lines)}). Measured on {which}. (a, b) "
         f"training loss by round at {BUDGETS[budget]} {number_list(shown)}; (c) error on test rows at the "
         f"end against {BUDGETS[budget]}; (d) the same against δ. {spread(lines)}ADMM and the optimum have no "
-        "noise. Lines that leave a loss panel at the top are cut there."
+        "noise. The loss is on a logarithmic scale where methods lie far apart."
+        + (
+            " A tail average starts halfway through the rounds."
+            if "tail" in distinct(lines, "average")
+            else ""
+        )
     )
 
 
@@ -151,8 +157,9 @@ def _two(values: list[float]) -> list[float]:
     return ours if len(ours) == 2 else values[middle : middle + 2]
 
 
-def _tame(axes: Axes, important: list[Curve]) -> None:
-    """Do not let one method that goes astray flatten all the others."""
-    highest = max((float((c.mean + c.std).max()) for c in important if len(c)), default=1.0)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, min(high, 1.35 * highest + 0.1))
+def _fit(axes: Axes) -> None:
+    """A logarithmic scale where one method goes so far astray that it would flatten all the others."""
+    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
+    if drawn.size and drawn.max() > 3.0 * drawn.min():
+        log_y(axes)
