@@ -13,6 +13,7 @@ from dpadmm.reporting.claims.base import by_share, decide, paired, tally
 from dpadmm.reporting.claims.choices import choice_claims
 from dpadmm.reporting.claims.cost import cost_claims
 from dpadmm.reporting.claims.methods import method_claims
+from dpadmm.reporting.claims.same_total import same_total_claims
 from dpadmm.reporting.claims.trends import trend_claims
 from paper_runs import tampered
 
@@ -45,7 +46,8 @@ def test_the_rule():
     assert (yes.clear, no.clear, turned.clear) == (True, False, False)
     assert (yes.reversed, no.reversed, turned.reversed) == (False, False, True)
     assert decide([yes, yes]) is Verdict.HOLDS
-    assert decide([yes, no]) is Verdict.IN_PART
+    assert decide([yes, no]) is decide([yes, yes, turned]) is Verdict.IN_PART
+    assert decide([yes, turned]) is decide([yes, no, turned, turned]) is Verdict.FAILS
     assert decide([no, turned]) is Verdict.FAILS
     assert decide([]) is by_share([]) is Verdict.UNMEASURED
     assert tally([yes, no, turned]).startswith("1 of 3 comparisons clear, 1 clearly the other way round")
@@ -94,21 +96,26 @@ def test_verdicts_turn_with_the_results(paper_results, key, equals):
     for column in measures:
         worse = tampered(worse, column, lambda values: values * 0 + 1e3, **equals)
         better = tampered(better, column, lambda values: values * 0 - 1e3, **equals)
-    assert by_key(worse, method_claims)[key].verdict is Verdict.HOLDS
-    assert by_key(better, method_claims)[key].verdict is Verdict.FAILS
+    some = same_total_claims if key == "alone" else method_claims
+    assert by_key(worse, some)[key].verdict is Verdict.HOLDS
+    assert by_key(better, some)[key].verdict is Verdict.FAILS
 
 
 def test_one_model_of_two_is_in_part(paper_results):
-    bad = paper_results
-    for column, shift in (("local", 100.0), ("global", -100.0)):
-        for stem in ("train_loss", "test_error"):
-            bad = tampered(
-                bad, f"{stem}_{column}", lambda values, by=shift: values * 0 + by, method="admm_pvp"
-            )
-    claim = by_key(bad, method_claims)["beats-pvp"]
+    """Local models clearly worse and the global model even: in part; the global model clearly better: not."""
+    even = turned = paper_results
+    for column in ("train_loss_local", "test_error_local", "train_loss_global", "test_error_global"):
+        even = tampered(even, column, lambda v: v * 0 + 1.0, method="dp_admm")
+        turned = tampered(turned, column, lambda v: v * 0 + 1.0, method="dp_admm")
+        local = column.endswith("local")
+        even = tampered(even, column, lambda v, to=2.0 if local else 1.0: v * 0 + to, method="admm_pvp")
+        turned = tampered(turned, column, lambda v, to=2.0 if local else 0.0: v * 0 + to, method="admm_pvp")
+    claim = by_key(even, method_claims)["beats-pvp"]
     assert claim.verdict is Verdict.IN_PART
     assert claim.evidence[0].startswith("Local models: 4 of 4 comparisons clear; global model: 0 of 4")
-    assert "4 clearly the other way round" in claim.evidence[0]
+    claim = by_key(turned, method_claims)["beats-pvp"]
+    assert claim.verdict is Verdict.FAILS
+    assert "global model: 0 of 4 comparisons clear, 4 clearly the other way round" in claim.evidence[0]
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ from dpadmm.reporting.paper import write_all
 
 
 def test_everything_is_written_and_the_same_again(paper_results, tmp_path):
-    part = paper_results.select("fig4")
+    part = paper_results.select("bounds")
     written = write_all(part, tmp_path / "one")
     names = {str(path.relative_to(tmp_path / "one")) for path in written}
     assert {
-        "figures/fig4.png",
-        "figures/fig4.svg",
+        "figures/bounds.png",
+        "figures/bounds.svg",
         "figures/captions.md",
         "claims.md",
         "claims.json",
     } <= names
-    assert {"tables/accuracy_fig4.md", "tables/accuracy_fig4.csv", "tables/settings.md"} <= names
+    assert {"tables/accuracy_bounds.md", "tables/accuracy_bounds.csv", "tables/settings.md"} <= names
     there = {
         str(path.relative_to(tmp_path / "one")) for path in (tmp_path / "one").rglob("*") if path.is_file()
     }

@@ -10,13 +10,20 @@ from dpadmm.reporting.claims.base import CLEAR, Claim, Verdict
 from dpadmm.reporting.claims.choices import choice_claims
 from dpadmm.reporting.claims.cost import cost_claims
 from dpadmm.reporting.claims.methods import method_claims
+from dpadmm.reporting.claims.same_total import same_total_claims
 from dpadmm.reporting.claims.trends import trend_claims
 from dpadmm.results import Results
 
 
 def claims(results: Results) -> list[Claim]:
     """Every claim, those of the paper first."""
-    found = [*trend_claims(results), *method_claims(results), *cost_claims(results), *choice_claims(results)]
+    found = [
+        *trend_claims(results),
+        *method_claims(results),
+        *same_total_claims(results),
+        *cost_claims(results),
+        *choice_claims(results),
+    ]
     return sorted(found, key=lambda claim: not claim.from_paper)
 
 

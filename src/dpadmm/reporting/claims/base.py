@@ -17,7 +17,10 @@ CLEAR = (
     "A difference is clear when the 95% interval (Student's t) of its mean over the splits, each split "
     "compared with itself, lies on the claimed side of 0."
 )
-ALL_SOME_NONE = "Holds when all comparisons are clear, in part when some are."
+ALL_SOME_NONE = (
+    "Holds when all comparisons are clear; in part when some are, and more than are clearly the other "
+    "way round."
+)
 
 
 class Verdict(StrEnum):
@@ -98,7 +101,9 @@ def paired(
 
 
 def decide(comparisons: Sequence[Comparison]) -> Verdict:
-    """Holds when all are clear, in part when some are."""
+    """Holds when all are clear; in part when some are, and more than are clearly the other way round."""
+    if sum(each.clear for each in comparisons) <= sum(each.reversed for each in comparisons) > 0:
+        return Verdict.FAILS
     return by_share([each.clear for each in comparisons])
 
 

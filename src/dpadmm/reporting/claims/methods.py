@@ -48,11 +48,12 @@ def method_claims(results: Results) -> list[Claim]:
         out += [_beats_sgd(results, experiment, tuned=False), _beats_sgd(results, experiment, tuned=True)]
     out += [_beats(results, "admm_pvp"), _beats(results, "admm_dvp")]
     out += [_fast(results), _arrived(results), _poor(results, "admm_pvp"), _poor(results, "admm_dvp")]
-    out += [_slow(results), _refused(results), _alone(results), _sampled(results)]
+    out += [_slow(results), _refused(results)]
     return out
 
 
-def _lines(results: Results, experiment: str, method: str) -> Results | None:
+def lines_of(results: Results, experiment: str, method: str) -> Results | None:
+    """The lines of a method that ran in an experiment; None where it did not."""
     if experiment not in begun(results):
         return None
     lines = where(done(results.select(experiment)), method=method)
@@ -60,7 +61,7 @@ def _lines(results: Results, experiment: str, method: str) -> Results | None:
 
 
 def _sgd(results: Results, experiment: str, *, tuned: bool) -> Results | None:
-    lines = _lines(results, experiment, "dp_sgd")
+    lines = lines_of(results, experiment, "dp_sgd")
     if lines is None:
         return None
     paper = np.array(lines.column("learning_rate"), dtype=float) == PAPER_RATE
@@ -86,9 +87,17 @@ def _side_by_side(
         if delta == most and value in (0.05, 0.1, max(distinct(theirs, budget))):
             evidence.append(
                 f"ε = {value:g}, δ = {power(delta)}: DP-ADMM {both_models(mine)}; {name} "
-                f"{both_models(group)}."
+                f"{both_models(group)}." + _totals(mine, group, name)
             )
     return comparisons, evidence
+
+
+def _totals(ours: Results, theirs: Results, name: str) -> str:
+    """A word where the same ε per round is not the same total."""
+    mine, other = (float(np.nanmax(each.last().column("total_epsilon"))) for each in (ours, theirs))
+    if not abs(mine - other) > 0.01 * mine:
+        return ""
+    return f" Exact total ε: DP-ADMM {mine:.3f}, {name} {other:.3f}."
 
 
 def _beats_sgd(results: Results, experiment: str, *, tuned: bool) -> Claim:
@@ -111,7 +120,7 @@ def _beats_sgd(results: Results, experiment: str, *, tuned: bool) -> Claim:
         "DPSGD's loss and error, against local and global models, are higher at every ε and δ. "
         f"{ALL_SOME_NONE}",
         decide(comparisons),
-        _evidence(comparisons, evidence, experiment),
+        with_tally(comparisons, evidence, experiment),
         (experiment, f"{experiment}_global"),
     )
 
@@ -119,7 +128,7 @@ def _beats_sgd(results: Results, experiment: str, *, tuned: bool) -> Claim:
 def _beats(results: Results, method: str) -> Claim:
     name = METHODS[method]
     comparisons, evidence = _side_by_side(
-        private_lines(results, "fig7"), _lines(results, "fig7", method), name
+        private_lines(results, "fig7"), lines_of(results, "fig7", method), name
     )
     return Claim(
         f"beats-{name.lower()}",
@@ -129,14 +138,14 @@ def _beats(results: Results, method: str) -> Claim:
         f"perturbation, {name} (L2).",
         f"{name}'s loss and error, local and global, are higher at every ε and δ. {ALL_SOME_NONE}",
         decide(comparisons),
-        _evidence(comparisons, evidence, "fig7"),
+        with_tally(comparisons, evidence, "fig7"),
         ("fig7", "fig7_global"),
     )
 
 
 def _fast(results: Results) -> Claim:
     admm, ours, sgd = (
-        _lines(results, "fig7", "admm"),
+        lines_of(results, "fig7", "admm"),
         private_lines(results, "fig7"),
         _sgd(results, "fig7", tuned=False),
     )
@@ -168,14 +177,14 @@ def _fast(results: Results) -> Claim:
         "DP-ADMM and of DPSGD at their largest ε within a quarter of the rounds; in part when below one of "
         "them.",
         by_share(outcomes),
-        tuple(evidence) or _missing("fig7"),
+        tuple(evidence) or missing_sentence("fig7"),
         ("fig7_global",),
     )
 
 
 def _arrived(results: Results) -> Claim:
-    admm, best = _lines(results, "fig7", "admm"), _lines(results, "fig7", "centralized")
-    verdict, evidence = Verdict.UNMEASURED, _missing("fig7")
+    admm, best = lines_of(results, "fig7", "admm"), lines_of(results, "fig7", "centralized")
+    verdict, evidence = Verdict.UNMEASURED, missing_sentence("fig7")
     if admm is not None and best is not None:
         have, floor = (mean_std(at_end(lines, "objective_global"))[0] for lines in (admm, best))
         excess = have / floor - 1.0
@@ -198,7 +207,7 @@ def _arrived(results: Results) -> Claim:
 
 
 def _poor(results: Results, method: str) -> Claim:
-    admm, theirs = _lines(results, "fig7", "admm"), _lines(results, "fig7", method)
+    admm, theirs = lines_of(results, "fig7", "admm"), lines_of(results, "fig7", method)
     name = METHODS[method]
     comparisons: list[Comparison] = []
     evidence: list[str] = []
@@ -217,7 +226,7 @@ def _poor(results: Results, method: str) -> Claim:
         f"{name}'s loss and error, local and global, are higher than those of ADMM without noise at every ε "
         f"and δ. {ALL_SOME_NONE}",
         decide(comparisons),
-        _evidence(comparisons, evidence, "fig7"),
+        with_tally(comparisons, evidence, "fig7"),
         ("fig7", "fig7_global"),
     )
 
@@ -246,7 +255,7 @@ def _slow(results: Results) -> Claim:
         "DPSGD (learning rate 0.1) converges slowly (L2).",
         f"Its training loss still falls over the last tenth of the rounds, at every ε and δ. {ALL_SOME_NONE}",
         decide(comparisons),
-        _evidence(comparisons, evidence, "fig7"),
+        with_tally(comparisons, evidence, "fig7"),
         ("fig7_global",),
     )
 
@@ -274,72 +283,15 @@ def _refused(results: Results) -> Claim:
         "PVP and DVP cannot be applied to a non-smooth objective such as L1.",
         "Holds when every such run is refused. The reason is the program's own.",
         by_share(outcomes),
-        tuple(evidence) or _missing("fig3"),
+        tuple(evidence) or missing_sentence("fig3"),
     )
 
 
-def _alone(results: Results) -> Claim:
-    ours = private_lines(results, "choices")
-    comparisons: list[Comparison] = []
-    evidence: list[str] = []
-    if ours is not None:
-        ours = keep(ours, np.isfinite(np.array(ours.column("epsilon"), dtype=float)))
-    for method in ("output_perturbation", "objective_perturbation"):
-        theirs = _lines(results, "choices", method)
-        if theirs is None or ours is None or not len(ours):
-            continue
-        for (value, share), group in split(theirs, "epsilon", "reg_share").items():
-            mine = where(ours, epsilon=value)
-            label = f"{METHODS[method]}, λ/n {power(share)}"
-            for column in ("train_loss_global", "test_error_global"):
-                one = paired(at_end(group, column), at_end(mine, column), label=label)
-                comparisons += [one] if one else []
-            evidence.append(f"{label}, total ε = {value:g}: {both_models(group)}.")
-    if ours is not None and len(ours):
-        evidence.append(f"DP-ADMM at the same total ε: {both_models(ours)}.")
-    return Claim(
-        "alone",
-        False,
-        "Section VII, related work",
-        "At the same exact total ε and δ, DP-ADMM beats agents that perturb their own solution once and "
-        "average (output and objective perturbation, L2).",
-        f"Their loss and error (global) are higher at every λ. {ALL_SOME_NONE}",
-        decide(comparisons),
-        _evidence(comparisons, evidence, "choices"),
-    )
+def with_tally(comparisons: Sequence[Comparison], evidence: list[str], experiment: str) -> tuple[str, ...]:
+    """How many comparisons are clear, then the numbers."""
+    return (tally(comparisons), *evidence) if comparisons else missing_sentence(experiment)
 
 
-def _sampled(results: Results) -> Claim:
-    lines = _lines(results, "choices", "dp_sgd")
-    ours = private_lines(results, "choices")
-    comparisons: list[Comparison] = []
-    evidence: list[str] = []
-    if lines is not None and ours is not None:
-        total = max(distinct(lines, "epsilon"), default=0.0)
-        totals = np.array(ours.column("total_epsilon"), dtype=float)
-        same = keep(ours, np.isclose(totals, total, rtol=1e-3))
-        shares, radii = distinct(lines, "reg_share"), distinct(lines, "weight_radius")
-        if len(same) and shares and radii:
-            same = where(same, reg_share=shares[0], weight_radius=radii[0])
-            comparisons = [
-                each for each in worse_by(lines, same, f"total ε {total:g}") if "global" in each.kind
-            ]
-            evidence = [f"DPSGD on a sample of the rows: {both_models(lines)}. DP-ADMM: {both_models(same)}."]
-    return Claim(
-        "sampled-dpsgd",
-        False,
-        "Section VI, setup",
-        "At the same exact total ε and δ, DP-ADMM beats tuned DPSGD that uses a random tenth of the rows in "
-        "every round.",
-        f"DPSGD's loss and error (global) are higher. {ALL_SOME_NONE}",
-        decide(comparisons),
-        _evidence(comparisons, evidence, "choices"),
-    )
-
-
-def _evidence(comparisons: Sequence[Comparison], evidence: list[str], experiment: str) -> tuple[str, ...]:
-    return (tally(comparisons), *evidence) if comparisons else _missing(experiment)
-
-
-def _missing(experiment: str) -> tuple[str, ...]:
+def missing_sentence(experiment: str) -> tuple[str, ...]:
+    """Evidence where there is none."""
     return (f"Experiment {experiment} is not in this results file, or has too few splits.",)
