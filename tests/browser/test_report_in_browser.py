@@ -42,7 +42,7 @@ CONTRAST = """
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # before the results: without a browser they need not be made
 def browser(tmp_path_factory):
     program = driver.find_chromium()
     if program is None:
