@@ -23,6 +23,12 @@ OPTIONS = {
         *("--round-epsilon", "--epsilon", "--noise-multiplier", "--delta", "--rounds", "--calibration"),
         *("--rows", "--lipschitz", "--rows-per-person", "--cross-check", "--table", "--json"),
     ],
+    "compare": [
+        *("--methods", "--epsilon", "--round-epsilon", "--agents", "--repeats", "--seed", "--workers"),
+        *("--data", "--label", "--classes", "--by", "--output", "--overwrite", "--json", "--learning-rate"),
+    ],
+    "reproduce": ["--output", "--grid", "--workers", "--repeats", "--overwrite", "--no-figures", "--json"],
+    "report": ["--output"],
 }
 
 

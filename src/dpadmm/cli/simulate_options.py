@@ -33,6 +33,7 @@ _PANELS = {
     "Data and output": ("n_agents", "partition", "partition_spread", "clip_rows", "intercept", "test_rows"),
     "Model": ("loss", "loss_width", "loss_delta", "gradient_bound", "regularizer", "l1_ratio", "reg_share"),
 }
+_OFF = {"split_regularizer": "--no-split"}  # the other switches are turned off by --no-NAME
 _ALIASES = {"agents": "n_agents", "rounds": "n_rounds"}
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "int | None": int, "float | None": float}
 _HELP = {
@@ -83,7 +84,8 @@ def parameters() -> list[inspect.Parameter]:
         kind: Any = str if field.name in LISTS else _TYPES.get(str(field.type), str)
         default = "" if field.default is None or field.type == "bool" else f" (default {field.default})"
         dashed = f"--{field.name.replace('_', '-')}"
-        names = (f"{dashed}/--no-{dashed[2:]}",) if kind is bool else (dashed, *_SHORT.get(field.name, ()))
+        off = _OFF.get(field.name, f"--no-{dashed[2:]}")
+        names = (f"{dashed}/{off}",) if kind is bool else (dashed, *_SHORT.get(field.name, ()))
         panel = next((title for title, members in _PANELS.items() if field.name in members), "Training")
         listed.append((field.name, kind, _HELP[field.name] + default, names, panel))
     return [
