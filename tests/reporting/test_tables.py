@@ -16,7 +16,7 @@ def test_times_beside_the_papers(paper_results):
     rows = {(row.name, row.budget): row for row in times(paper_results.select("table3"))}
     assert set(rows) == {("dp_admm", 0.05), ("admm", 0.05), ("admm_pvp", 0.05)}
     admm = rows["admm", 0.05]
-    seconds = where(paper_results, timed=True, method="admm").last().column("seconds").mean()
+    seconds = where(paper_results, timed=True, method="admm").last().column("seconds").min()
     assert admm.seconds == pytest.approx(seconds)
     assert admm.ratio == pytest.approx(seconds / rows["dp_admm", 0.05].seconds)
     assert admm.paper_ratio == pytest.approx(67.242 / 5.322)
@@ -27,8 +27,8 @@ def test_times_beside_the_papers(paper_results):
 def test_time_table_shows_no_iterations_where_nothing_is_solved(paper_results):
     table = time_table(paper_results)
     shown = {row[1]: row for row in table.rows}
-    assert shown["DP-ADMM"][3:5] == ("1.0", "–")
-    assert float(shown["PVP"][4]) > 0
+    assert shown["DP-ADMM"][4:6] == ("1.0", "–")
+    assert float(shown["PVP"][5]) > 0
 
 
 def test_accuracy_at_the_end(paper_results):

@@ -41,7 +41,7 @@ def times_figure(results: Results, name: str) -> Picture | None:
     axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     caption = (
         "Time of a run as a multiple of DP-ADMM's on the same rows and the same machine (filled), and the "
-        "same ratio from the paper's Table 3 (hollow). Each run had the machine to itself; means over the "
-        "repeats. To the right of the line: slower than DP-ADMM."
+        "same ratio from the paper's Table 3 (hollow). Each run had the machine to itself; the fastest of "
+        "the repeats. To the right of the line: slower than DP-ADMM."
     )
     return Picture(name, "Time of a run beside DP-ADMM's", caption, figure)
