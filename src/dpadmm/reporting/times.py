@@ -44,14 +44,14 @@ def times(results: Results) -> list[Time]:
     out = []
     for value in distinct(lines, budget):
         base = where(lines, method="dp_admm", **{budget: value})
-        ours = float(np.min(at_end(base, "seconds"))) if len(base) else np.nan
+        ours = min(at_end(base, "seconds").values()) if len(base) else np.nan
         for label, group in variants(lines).items():
             name = str(distinct(group, "method")[0])
             here = where(group, **{budget: value if distinct(group, budget) else None})
             if not len(here) or name == "centralized":
                 continue
-            seconds = at_end(here, "seconds")
-            fastest, slowest = float(np.min(seconds)), float(np.max(seconds))
+            seconds = at_end(here, "seconds").values()
+            fastest, slowest = min(seconds), max(seconds)
             ratio = fastest / ours
             out.append(
                 Time(label, name, value, fastest, slowest, _iterations(here), ratio, *_paper(name, value))
