@@ -56,7 +56,9 @@ def test_zero_where_a_positive_number_is_needed(name: str) -> None:
     refused(name, 0.0)
 
 
-@pytest.mark.parametrize(("name", "bad"), [("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5)])
+@pytest.mark.parametrize(
+    ("name", "bad"), [("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5)]
+)
 def test_chances_above_1(name: str, bad: float) -> None:
     refused(name, bad)
 

@@ -23,8 +23,8 @@ from dpadmm.methods import (
     ObjectivePerturbation,
     OutputPerturbation,
 )
-from dpadmm.methods.alone import check_convex
-from dpadmm.methods.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise, check_one_output
+from dpadmm.methods.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise, objective_smoothness
+from dpadmm.methods.requirements import need_convex, need_one_score, need_smooth
 from dpadmm.privacy.baseline_calibration import (
     ObjectivePlan,
     objective_plan,
@@ -81,7 +81,6 @@ def make_method(
         return DpSgd(_learning_rate(settings, problem), multipliers, settings.sampling, seed)
 
     def output_perturbation() -> Method[Any]:
-        check_convex(problem, settings.method)
         pure = settings.mechanism == "pure"
         noise = 1.0 / plan.pure_epsilons() if pure else plan.gaussian()
         return OutputPerturbation(noise, pure, tolerance)
@@ -162,10 +161,11 @@ class _Plan:
     def objective(self, rho: float) -> ObjectiveNoise:
         """ξ and Φ of a perturbed objective with penalty ρ (0: none)."""
         problem, settings, delta = self.problem, self.settings, self.settings.delta
-        check_one_output(problem, settings.method)
+        need_smooth(problem, settings.method)
+        need_one_score(problem, settings.method)
+        need_convex(problem, settings.method, rho)
         own = rho + problem.reg_share * problem.regularizer.convexity
-        check_convex(problem, settings.method, rho)
-        constants = {"lipschitz": problem.loss.lipschitz, "smoothness": problem.loss.smoothness or 0.0}
+        constants = {"lipschitz": problem.loss.lipschitz, "smoothness": objective_smoothness(problem)}
 
         def pure(m: int, epsilon: float, rounds: int) -> ObjectivePlan:
             plan = pure_objective_plan(

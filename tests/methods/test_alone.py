@@ -33,7 +33,7 @@ def run(method: Method[Any], rows: Rows) -> Outcome:
 
 
 def planned(z: float, ridge: float, n: int = N, m: float = 20.0) -> ObjectiveNoise:
-    release = ObjectiveRelease(z, 0.25 / (m * (SHARE + ridge)), 20.0 * z)
+    release = ObjectiveRelease(z, 0.250001 / (m * (SHARE + ridge)), 20.0 * z)
     return ObjectiveNoise((ObjectivePlan(release, z * 2.0 / m, ridge),) * n)
 
 

@@ -82,9 +82,7 @@ def test_pvp_is_algorithm_3_as_written() -> None:
 def objective_noise(z: Floats, sizes: Floats = M) -> ObjectiveNoise:
     return ObjectiveNoise(
         tuple(
-            ObjectivePlan(
-                ObjectiveRelease(each, 0.25 / (m * (RHO + 0.02)), ROUNDING * each), each * 2.0 / m, 0.0
-            )
+            ObjectivePlan(ObjectiveRelease(each, 0.250001 / (m * RHO), ROUNDING * each), each * 2.0 / m, 0.0)
             for each, m in zip(z.tolist(), sizes.tolist(), strict=True)
         )
     )
@@ -133,7 +131,7 @@ def test_half_of_the_agents_per_round_still_reach_it() -> None:
 
 
 def pure_noise(epsilon: float, m: float) -> ObjectiveNoise:
-    left = epsilon * (1.0 - PURE_ROUNDING) - np.log1p(0.25 / (m * RHO))
+    left = epsilon * (1.0 - PURE_ROUNDING) - np.log1p(0.250001 / (m * RHO))
     return ObjectiveNoise((ObjectivePlan(PureRelease(epsilon), 2.0 / m / left, 0.0),))
 
 
@@ -170,7 +168,7 @@ def test_pure_dvp_noise_has_the_originals_law() -> None:
     n, m, d, epsilon = 2000, 3, 7, 0.8
     perturbation = ObjectiveNoise(pure_noise(epsilon, m).plans * n)
     released = first_release(AdmmDvp(RHO, perturbation, 1e-9), n, m, d)
-    zeta = m * (epsilon * (1.0 - PURE_ROUNDING) - np.log1p(0.25 / (m * RHO))) / 2.0
+    zeta = m * (epsilon * (1.0 - PURE_ROUNDING) - np.log1p(0.250001 / (m * RHO))) / 2.0
     lengths = np.linalg.norm(released, axis=(1, 2)) * RHO
     assert stats.kstest(lengths, stats.gamma(d, scale=1.0 / zeta).cdf).pvalue > 0.01
 
@@ -179,7 +177,7 @@ def test_releases_say_what_is_spent() -> None:
     z = np.array([4.0, 0.0, 1.0, 2.0])
     pvp, dvp = AdmmPvp(RHO, z), AdmmDvp(RHO, objective_noise(z))
     assert [pvp.release(i) for i in (0, 1)] == [Release(4.0), Release(0.0)]
-    assert dvp.release(0) == ObjectiveRelease(4.0, 0.25 / (20 * (RHO + 0.02)), 80.0)
+    assert dvp.release(0) == ObjectiveRelease(4.0, 0.250001 / (20 * RHO), 80.0)
     assert dvp.release(1) == Release(0.0)
     assert Admm(RHO).release(0) == Release(0.0)
     assert AdmmDvp(RHO, pure_noise(0.5, 20)).release(0) == PureRelease(0.5)

@@ -32,6 +32,12 @@ def test_sampled_rounds(epsilon: float, delta: float, count: int, sampling: floa
     assert z < total_noise_multiplier(epsilon, delta, count)
 
 
+@pytest.mark.parametrize(("delta", "count", "sampling"), [(1e-3, 10, 1e-6), (0.5, 1, 0.1)])
+def test_rows_drawn_rarely_still_get_noise(delta: float, count: int, sampling: float) -> None:
+    """Where δ alone would pay for showing a row that is drawn, no noise would do; 0.1 is the least."""
+    assert sampled_noise_multiplier(1.0, delta, count, sampling) == 0.1
+
+
 def test_sampling_everything_is_the_plain_calibration() -> None:
     assert sampled_noise_multiplier(0.5, 1e-3, 100, 1.0) == total_noise_multiplier(0.5, 1e-3, 100)
 

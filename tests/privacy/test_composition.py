@@ -57,6 +57,13 @@ def test_a_delta_below_the_convolutions_precision_falls_back_to_all_rows() -> No
     assert total_epsilon(SampledRelease(5.0, 0.1), 50, 1e-12) == total_epsilon(Release(5.0), 50, 1e-12)
 
 
+def test_the_convolutions_error_grows_with_the_rounds() -> None:
+    """After 10⁶ rounds it was seen at 7e-11, more than such a δ."""
+    z, q, t, delta = 100.0, 0.1, 10**6, 2.1e-11
+    assert total_epsilon(SampledRelease(z, q), t, delta) == total_epsilon(Release(z), t, delta)
+    assert total_epsilon(SampledRelease(z, q), 10, delta) < total_epsilon(Release(z), 10, delta)
+
+
 @pytest.mark.parametrize(("z", "q"), [(1e-2, 0.5), (0.2, 1e-4), (1e4, 0.3), (1e3, 1e-5)])
 def test_extreme_samples_stay_finite_and_below_all_rows(z: float, q: float) -> None:
     total = total_epsilon(SampledRelease(z, q), 3, 1e-5)

@@ -10,7 +10,8 @@ import numpy as np
 from dpadmm import updates
 from dpadmm.arrays import Floats, Integers
 from dpadmm.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
-from dpadmm.methods.local_solver import LocalProblems, check_solvable, solve, tolerances
+from dpadmm.methods.local_solver import LocalProblems, solve, tolerances
+from dpadmm.methods.requirements import need_solvable
 from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import Release
 from dpadmm.problem import Problem, Rows
@@ -43,7 +44,7 @@ class Admm:
         check_rho(self.rho)
 
     def init(self, problem: Problem, rows: Rows) -> SolverState:
-        check_solvable(problem, self.name)
+        need_solvable(problem, self.name)
         return start_solver(problem, rows)
 
     def step(

@@ -13,7 +13,7 @@ from dpadmm import updates
 from dpadmm.arrays import Floats, Integers
 from dpadmm.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
 from dpadmm.methods.local_solver import LocalProblems, solve, tolerances
-from dpadmm.methods.objective_noise import ObjectiveNoise, check_one_output
+from dpadmm.methods.objective_noise import ObjectiveNoise
 from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.problem import Problem, Rows
@@ -44,7 +44,7 @@ class AdmmDvp:
         check_rho(self.rho)
 
     def init(self, problem: Problem, rows: Rows) -> SolverState:
-        check_one_output(problem, self.name)
+        self.perturbation.check(problem, rows, self.rho, self.name)
         return start_solver(problem, rows)
 
     def step(

@@ -17,7 +17,8 @@ from dpadmm.methods.admm_state import (
     next_dual,
     start_solver,
 )
-from dpadmm.methods.local_solver import LocalProblems, check_smooth, solve, tolerances
+from dpadmm.methods.local_solver import LocalProblems, solve, tolerances
+from dpadmm.methods.requirements import need_monotone_slopes, need_smooth
 from dpadmm.privacy.noise import Noise, release
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
@@ -50,7 +51,8 @@ class AdmmPvp:
         check_noise(self.noise_multiplier)
 
     def init(self, problem: Problem, rows: Rows) -> SolverState:
-        check_smooth(problem, self.name)
+        need_smooth(problem, self.name)
+        need_monotone_slopes(problem, self.name)
         return start_solver(problem, rows)
 
     def step(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpadmm.arrays import Floats, Integers
-from dpadmm.errors import StudyError
 from dpadmm.methods.admm_state import zero_models
 from dpadmm.methods.local_solver import LocalProblems, tolerances
 from dpadmm.problem import Problem, Rows
@@ -23,15 +22,6 @@ class AloneState:
 
 def start_alone(problem: Problem, rows: Rows) -> AloneState:
     return AloneState(zero_models(problem, rows), np.zeros(rows.n_agents, dtype=np.int64))
-
-
-def check_convex(problem: Problem, method: str, extra_ridge: Floats | float = 0.0) -> None:
-    """Refuse a problem that is not strongly convex without its rows."""
-    if np.any(problem.reg_share * problem.regularizer.convexity + extra_ridge <= 0.0):
-        raise StudyError(
-            f"{method} does not apply: one row can move an agent's minimiser without limit unless the "
-            "regularizer is strongly convex; use the l2 regularizer with reg_share > 0, or dp_admm"
-        )
 
 
 def alone(

@@ -107,32 +107,26 @@ def tolerances(problem: Problem, rows: Rows, share: float) -> Floats:
     return np.asarray(share * mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows))
 
 
-def check_solvable(problem: Problem, method: str) -> None:
-    """Refuse a loss with kinks, for which no exact local solver is here."""
-    if problem.loss.smoothness is None:
-        raise StudyError(
-            f"{method} solves local problems exactly, which needs a loss without kinks; "
-            f"{problem.loss.name} has them: use smoothed_hinge, or dp_admm, which applies to any convex loss"
-        )
-
-
-def check_smooth(problem: Problem, method: str) -> None:
-    """Refuse an objective with kinks where a method's privacy proof needs it smooth."""
-    for part in (problem.loss, problem.regularizer):
-        if part.smoothness is None:
-            raise StudyError(
-                f"{method} does not apply: its privacy proof needs a smooth objective, and {part.name} has "
-                "kinks; use the l2 regularizer and a smooth loss, or dp_admm, which needs neither"
-            )
-
-
 def solve(problems: LocalProblems, start: Floats, active: Integers | None = None) -> Solved:
     """Minimise every local problem (of the agents in ``active``), each from its own start."""
     agents = np.arange(problems.rows.n_agents) if active is None else active
+    _check_reachable(problems)
     regularizer = problems.problem.regularizer
     if regularizer.smoothness is None and problems.problem.reg_share > 0.0:
         return _fista(problems, start, agents)
     return _quasi_newton(problems, start, agents)
+
+
+def _check_reachable(problems: LocalProblems) -> None:
+    """Refuse centres so far out that rounding hides the tolerance: a refusal that depends on no row."""
+    weights = problems.centers.shape[1] * problems.centers.shape[2]
+    with np.errstate(over="ignore", invalid="ignore"):
+        far = np.abs(problems.centers).max(axis=(1, 2)) * problems.pull * np.sqrt(weights) * 2.0**-52
+    if not (far <= 0.01 * problems.tolerance).all():
+        raise StudyError(
+            "the consensus or a dual is too large, or not a number: local problems around it cannot be "
+            "solved to their tolerance; check what the aggregator sent, or use a larger solver_tolerance"
+        )
 
 
 # --- smooth problems ---------------------------------------------------------------------------------------
@@ -196,7 +190,7 @@ def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> S
     points = start.reshape(n, -1).copy()
     gradient = slope(points, agents)
     size = np.sqrt(_dot(gradient, gradient))
-    memory, open_ = _Memory(), agents[size[agents] > problems.tolerance[agents]]
+    memory, open_ = _Memory(), agents[~(size[agents] <= problems.tolerance[agents])]  # NaN is not done
     for _ in range(_EASY_PASSES):
         if not len(open_):
             return Solved(points.reshape(shape), passes)
@@ -212,7 +206,7 @@ def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> S
         stuck = open_[~shrunk[open_]]
         if len(stuck):
             _gradient_step(points, gradient, size, stuck, steepest, slope)
-        open_ = open_[size[open_] > problems.tolerance[open_]]
+        open_ = open_[~(size[open_] <= problems.tolerance[open_])]
     for i in open_:
         points[i] = _newton(problems, int(i), points[i].reshape(shape[1:]), passes).ravel()
     return Solved(points.reshape(shape), passes)
@@ -252,7 +246,7 @@ def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Intege
     own = float(problems.problem.reg_share * (problems.problem.regularizer.smoothness or 0.0))
     steepest = float(_least_step(alone)[0])
     gradient = alone.gradient(weights[None], only)[0]
-    while np.linalg.norm(gradient) > alone.tolerance[0]:
+    while not np.linalg.norm(gradient) <= alone.tolerance[0]:
         if passes[agent] > _MOST_PASSES:
             raise DpadmmError(
                 f"the local problem of agent {agent + 1} was not solved to a gradient of "
@@ -304,7 +298,7 @@ def _fista(problems: LocalProblems, start: Floats, agents: Integers) -> Solved:
         length = np.linalg.norm((moved - ahead)[open_], axis=(1, 2)) / step
         ahead[open_] = moved[open_] + momentum * (moved[open_] - points[open_])
         points[open_] = moved[open_]
-        open_ = open_[length > problems.tolerance[open_]]
+        open_ = open_[~(length <= problems.tolerance[open_])]
         if not len(open_):
             return Solved(points, passes)
     raise DpadmmError(

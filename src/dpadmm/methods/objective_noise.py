@@ -14,11 +14,13 @@ import numpy as np
 
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
-from dpadmm.methods.local_solver import check_smooth
+from dpadmm.features import NORM_SLACK
+from dpadmm.methods.requirements import need_convex, need_monotone_slopes, need_one_score, need_smooth
 from dpadmm.privacy.baseline_calibration import ObjectivePlan
 from dpadmm.privacy.noise import Noise, release, spherical
 from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, Release
-from dpadmm.problem import Problem
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.problem import Problem, Rows
 
 ROUNDING = 20.0
 """Noise multiplier of the covering noise over that of a plain Gaussian release: it costs 1/400 of its μ²."""
@@ -70,22 +72,46 @@ class ObjectiveNoise:
         noise_std = (self._covering_multiplier * 2.0 * distance)[:, None, None]
         return release(weights, noise_std=noise_std, noise=unit)
 
+    def check(self, problem: Problem, rows: Rows, penalty: float, method: str) -> None:
+        """Refuse a problem that the proof, or this plan, is not for; ``penalty`` is ρ."""
+        need_smooth(problem, method)
+        need_one_score(problem, method)
+        need_convex(problem, method, penalty)
+        need_monotone_slopes(problem, method)
+        kinds = {type(plan.release) for plan in self.plans}
+        if len(self.plans) != rows.n_agents or len(kinds) > 1:
+            raise StudyError(f"{method} needs one plan per agent, all Gaussian or all pure")
+        convexity = penalty + problem.reg_share * problem.regularizer.convexity + self.extra_ridge
+        curvature = objective_smoothness(problem) / (rows.n_rows * convexity)
+        sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows)
+        for plan, beta, unit in zip(self.plans, curvature, sensitivity, strict=True):
+            if plan.noise_scale and not _covers(plan, float(beta), float(unit)):
+                raise StudyError(
+                    f"{method}: the noise was planned for another problem (other rows, rho, reg_share or "
+                    "loss); plan it for this one"
+                )
+
     def release(self, agent: int) -> AnyRelease:
         plan = self.plans[agent]
         return plan.release if plan.noise_scale else Release(0.0)
+
+
+def objective_smoothness(problem: Problem) -> float:
+    """c3 for rows as long as are let in: curvature is not clipped, and grows with a row's squared norm."""
+    return (problem.loss.smoothness or 0.0) * (1.0 + NORM_SLACK) ** 2
+
+
+def _covers(plan: ObjectivePlan, curvature: float, sensitivity: float) -> bool:
+    """Whether a plan's release tells the truth of a problem with this β and this 2c1/m."""
+    event, slack = plan.release, 1.0 + 1e-9
+    if isinstance(event, PureRelease):
+        inside = sensitivity / plan.noise_scale + np.log1p(curvature)
+        return bool(inside <= (1.0 - PURE_ROUNDING) * event.epsilon * slack)
+    enough = plan.noise_scale * slack >= event.noise_multiplier * sensitivity
+    return bool(enough and curvature <= event.curvature_ratio * slack)
 
 
 def _covering_multiplier(event: ObjectiveRelease | PureRelease) -> float:
     if isinstance(event, PureRelease):
         return 1.0 / (PURE_ROUNDING * event.epsilon)
     return event.rounding_multiplier
-
-
-def check_one_output(problem: Problem, method: str) -> None:
-    """Refuse where the privacy proof of a perturbed objective does not hold."""
-    check_smooth(problem, method)
-    if problem.loss.n_outputs != 1:
-        raise StudyError(
-            f"{method} does not apply: its privacy proof is for losses of one score, and {problem.loss.name} "
-            f"has {problem.loss.n_outputs}; use dp_admm or dp_sgd"
-        )

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.methods.admm_state import keep_absent
-from dpadmm.methods.alone import AloneState, alone, check_convex, start_alone
+from dpadmm.methods.alone import AloneState, alone, start_alone
 from dpadmm.methods.local_solver import solve
-from dpadmm.methods.objective_noise import ObjectiveNoise, check_one_output
+from dpadmm.methods.objective_noise import ObjectiveNoise
 from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.problem import Problem, Rows
@@ -38,8 +38,7 @@ class ObjectivePerturbation:
     local_models: ClassVar[bool] = True
 
     def init(self, problem: Problem, rows: Rows) -> AloneState:
-        check_one_output(problem, self.name)
-        check_convex(problem, self.name, self.perturbation.extra_ridge)
+        self.perturbation.check(problem, rows, 0.0, self.name)
         return start_alone(problem, rows)
 
     def step(

@@ -12,8 +12,9 @@ import numpy as np
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.methods.admm_state import check_noise, keep_absent
-from dpadmm.methods.alone import AloneState, alone, check_convex, start_alone
-from dpadmm.methods.local_solver import check_solvable, solve
+from dpadmm.methods.alone import AloneState, alone, start_alone
+from dpadmm.methods.local_solver import solve
+from dpadmm.methods.requirements import need_convex, need_monotone_slopes, need_solvable
 from dpadmm.privacy.noise import Noise, release, spherical
 from dpadmm.privacy.releases import AnyRelease, PureRelease, Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
@@ -45,8 +46,9 @@ class OutputPerturbation:
         check_noise(self.noise_multiplier)
 
     def init(self, problem: Problem, rows: Rows) -> AloneState:
-        check_solvable(problem, self.name)
-        check_convex(problem, self.name)
+        need_solvable(problem, self.name)
+        need_convex(problem, self.name)
+        need_monotone_slopes(problem, self.name)
         return start_alone(problem, rows)
 
     def step(

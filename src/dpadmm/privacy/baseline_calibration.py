@@ -22,6 +22,8 @@ from dpadmm.privacy.objective import argmin_renyi
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 
+_LEAST_SAMPLED = 0.1
+
 
 @dataclass(frozen=True)
 class ObjectivePlan:
@@ -47,7 +49,10 @@ class ObjectivePlan:
 
 @lru_cache(maxsize=1024)
 def sampled_noise_multiplier(epsilon: float, delta: float, n_releases: int, sampling: float) -> float:
-    """The smallest z, to 0.1 %, with which t Poisson-sampled rounds together are (ε, δ)-private.
+    """The smallest z ≥ 0.1, to 0.1 %, with which t Poisson-sampled rounds together are (ε, δ)-private.
+
+    Where a row is drawn so rarely that δ alone would pay for showing it, no noise at all would do; that is
+    not what δ is for, so z stays at 0.1 or above.
 
     Examples
     --------
@@ -64,7 +69,10 @@ def sampled_noise_multiplier(epsilon: float, delta: float, n_releases: int, samp
     def holds(z: float) -> bool:
         return total_epsilon(SampledRelease(z, sampling), n_releases, delta) <= epsilon
 
-    return _smallest_that_holds(holds, guess=guess, enough=plain, precision=1e-3)
+    if holds(_LEAST_SAMPLED):
+        return _LEAST_SAMPLED
+    guess = max(guess, _LEAST_SAMPLED)
+    return _smallest_that_holds(holds, guess=guess, enough=max(plain, guess), precision=1e-3)
 
 
 @lru_cache(maxsize=1024)
@@ -151,7 +159,8 @@ def objective_plan(
         if enough > 1e12 * guess:  # the curvature costs at most half, so this is the rounding
             raise StudyError(
                 f"no noise on the objective makes {n_releases} releases ({epsilon:g}, {delta:g})-private: "
-                f"the noise for the solver's tolerance is too small (multiplier {rounding_multiplier:g})"
+                f"the noise for the solver's tolerance (multiplier {rounding_multiplier:g}) is too small, or "
+                "δ too large for the Rényi bound; use a smaller delta, or admm_pvp or dp_admm"
             )
     z = _smallest_that_holds(holds, guess=guess, enough=enough, precision=1e-9)
     scale = z * mean_gradient_sensitivity(lipschitz, n_rows)
