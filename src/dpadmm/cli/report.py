@@ -22,13 +22,22 @@ def report(
             help="A results file of reproduce or compare, or the folder it is in.", show_default=False
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The file to write: .html, or .md with its figures in a folder beside."
+        ),
+    ] = Path("report.html"),
 ) -> None:
-    """One self-contained HTML page: claims, figures, tables, settings, privacy."""
+    """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
     _check_output(output, results)
     lines = read_results(results)
+    if output.suffix == ".md":
+        from dpadmm.reporting.markdown import write_markdown
+
+        write_markdown(lines, output, source=str(results))
+        say_path(Console(), f"Report: {output}")
+        return
     from dpadmm.reporting.html import report_html  # matplotlib takes its time
 
     page = report_html(lines, source=str(results)).encode()

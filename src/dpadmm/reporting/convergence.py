@@ -46,9 +46,9 @@ def convergence_figure(
     return figure
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` and ``stem.svg``."""
-    paths = [stem.with_suffix(ending) for ending in (".png", ".svg")]
+def save_figure(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write ``stem.png`` and ``stem.svg``, or only some ``kinds`` of them."""
+    paths = [stem.with_suffix(f".{kind}") for kind in kinds]
     with matplotlib.rc_context({"svg.hashsalt": "dpadmm", "svg.fonttype": "none"}):
         for path in paths:
             with atomic_file(path) as out:

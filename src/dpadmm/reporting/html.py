@@ -62,7 +62,7 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
         tables=[table for table in every if table.name != "settings"],
         settings=next(table for table in every if table.name == "settings"),
         refusals=refusals(results),
-        facts=_facts(results),
+        facts=facts(results),
         missing=missing(results),
         private=_private_methods(results),
         meta=results.meta,
@@ -108,7 +108,8 @@ def _notable(found: Sequence[Claim]) -> list[Claim]:
     return sorted((c for c in found if c.verdict in order), key=lambda c: order.index(c.verdict))
 
 
-def _facts(results: Results) -> list[tuple[str, str]]:
+def facts(results: Results) -> list[tuple[str, str]]:
+    """Data, runs, agents, rounds: (name, value)."""
     data = results.meta.get("data", {})
     lines = done(results)
     seeds, agents = distinct(lines, "seed"), distinct(lines, "n_agents")

@@ -38,12 +38,21 @@ def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
     lines = ["# Claims of the paper's Section VI, measured", ""]
     if n_missing:
         lines += [f"**These results are not complete: {n_missing} runs are missing.**", ""]
-    lines.append(", ".join(f"{n} {verdict}" for verdict, n in counted(found).items() if n) + ".")
-    lines += ["", CLEAR]
+    return "\n".join([*lines, f"{in_short(found)}.", "", evidence_markdown(found)])
+
+
+def in_short(found: Sequence[Claim]) -> str:
+    """``13 holds, 16 holds in part, 7 does not hold``."""
+    return ", ".join(f"{n} {verdict}" for verdict, n in counted(found).items() if n)
+
+
+def evidence_markdown(found: Sequence[Claim], *, level: int = 2) -> str:
+    """Every claim with its verdict, evidence and rule, under headings of this level and the next."""
+    lines = [CLEAR]
     for from_paper, title in ((True, "What the paper says"), (False, "What the paper leaves out")):
-        lines += ["", f"## {title}"]
+        lines += ["", f"{'#' * level} {title}"]
         for claim in (each for each in found if each.from_paper is from_paper):
-            lines += ["", f"### {claim.statement}", "", f"**{claim.verdict}**. {claim.place}."]
+            lines += ["", f"{'#' * level}# {claim.statement}", "", f"**{claim.verdict}**. {claim.place}."]
             if claim.figures:
                 lines[-1] += f" Figures: {', '.join(claim.figures)}."
             lines += ["", *(f"- {_escaped(sentence)}" for sentence in claim.evidence)]
@@ -60,4 +69,14 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
-__all__ = ["CLEAR", "Claim", "Verdict", "claims", "claims_json", "claims_markdown", "counted"]
+__all__ = [
+    "CLEAR",
+    "Claim",
+    "Verdict",
+    "claims",
+    "claims_json",
+    "claims_markdown",
+    "counted",
+    "evidence_markdown",
+    "in_short",
+]
