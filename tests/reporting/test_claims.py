@@ -164,3 +164,12 @@ def test_pages(paper_results):
     page = claims_markdown(every)
     assert page.count("\n### ") == len(every)
     assert page.index("## What the paper says") < page.index("## What the paper leaves out")
+
+
+@pytest.mark.parametrize(("norm", "said"), [(1e6, True), (1e-6, False)])
+def test_a_theorem_whose_condition_does_not_hold_is_said_to_promise_nothing(paper_results, norm, said):
+    other = tampered(
+        paper_results, "weight_norm_global", lambda values: values * 0 + norm, method="centralized"
+    )
+    evidence = " ".join(by_key(other, cost_claims)["bound-l2"].evidence)
+    assert ("promises nothing" in evidence) == said

@@ -7,7 +7,7 @@ import numpy as np
 from dpadmm.reporting.claims.base import Claim, Verdict, by_share
 from dpadmm.reporting.figures.bounds import THEOREMS, gaps
 from dpadmm.reporting.picture import with_optimum
-from dpadmm.reporting.series import begun, done, where
+from dpadmm.reporting.series import at_end, begun, distinct, done, mean_std, where
 from dpadmm.reporting.times import times
 from dpadmm.results import Results
 
@@ -102,6 +102,20 @@ def _tight(results: Results) -> Claim:
     )
 
 
+def _assumption(results: Results, regularizer: str) -> tuple[str, ...]:
+    """A sentence where the theorem's own condition, ``‖w*‖ ≤ c_w``, does not hold."""
+    here = where(done(results), regularizer=regularizer)
+    optimum = where(here, method="centralized")
+    norm = mean_std(at_end(optimum, "weight_norm_global"))[0] if len(optimum) else np.nan
+    radii = distinct(where(here, method="dp_admm").select("bounds"), "weight_radius")
+    if not radii or not norm > max(radii):
+        return ()
+    return (
+        f"The theorem assumes that c_w is at least the norm of the optimum; here c_w = {max(radii):g} and "
+        f"the norm is {norm:.1f}, so it promises nothing, although the bound is kept.",
+    )
+
+
 def _bound(results: Results, regularizer: str) -> Claim:
     found = gaps(with_optimum(results, "bounds")) if "bounds" in begun(results) else []
     found = [gap for gap in found if gap.regularizer == regularizer]
@@ -112,6 +126,8 @@ def _bound(results: Results, regularizer: str) -> Claim:
         f"{100 * float((gap.measured.mean / gap.bound).max()):.2f}% of the bound."
         for gap in found
     )
+    if found:
+        evidence += _assumption(results, regularizer)
     return Claim(
         f"bound-{regularizer}",
         True,
