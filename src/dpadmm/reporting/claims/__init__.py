@@ -42,8 +42,16 @@ def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
 
 
 def in_short(found: Sequence[Claim]) -> str:
-    """``13 holds, 16 holds in part, 7 does not hold``."""
-    return ", ".join(f"{n} {verdict}" for verdict, n in counted(found).items() if n)
+    """``13 claims hold, 16 hold in part, 1 does not hold``."""
+    several = {"holds": "hold", "holds in part": "hold in part", "does not hold": "do not hold"}
+    parts = [
+        f"{n} {verdict if n == 1 else several.get(verdict, verdict)}"
+        for verdict, n in counted(found).items()
+        if n
+    ]
+    return ", ".join(parts).replace(
+        " ", " claims " if parts and not parts[0].startswith("1 ") else " claim ", 1
+    )
 
 
 def evidence_markdown(found: Sequence[Claim], *, level: int = 2) -> str:
