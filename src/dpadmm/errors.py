@@ -15,6 +15,20 @@ class DataError(DpadmmError, ValueError):
     """The rows or labels cannot be used as they are."""
 
 
+class Refusal(DpadmmError):
+    """An agent, or the ledger of its data, says no.
+
+    ``code`` is fixed and short, for programs; the text is for people. Neither ever depends on rows.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 class ConvergenceWarning(UserWarning):
     """An optimiser stopped before it reached its tolerance."""
 
