@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpadmm import kernels
 from dpadmm.arrays import Features, Floats, Integers
@@ -55,6 +56,19 @@ def rate(loss: Loss, summed: Floats, n_rows: int) -> Floats:
 def error(loss: Loss, labels: Floats, scores: Floats) -> float:
     """Error of one model: labels (rows,), scores (rows, p) -> number."""
     return float(rate(loss, errors(loss, labels, scores[:, None]), len(labels))[0])
+
+
+def spread(values: ArrayLike, axis: int | None = None) -> Floats:
+    """Standard deviation of a sample (n − 1), which is what a few repeated runs are; 0 for a single one.
+
+    Examples
+    --------
+    >>> float(spread([1.0, 2.0, 3.0])), float(spread([5.0]))
+    (1.0, 0.0)
+    """
+    numbers = np.asarray(values, dtype=float)
+    n = numbers.size if axis is None else numbers.shape[axis]
+    return np.asarray(numbers.std(axis=axis, ddof=1 if n > 1 else 0))
 
 
 @dataclass(frozen=True)

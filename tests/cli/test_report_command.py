@@ -27,7 +27,7 @@ def test_refusals_are_one_sentence(cli, comparison_folder, tmp_path, what):
         case "folder":
             output, words = tmp_path, "is a folder"
         case "itself":
-            output, words = comparison_folder / "results.parquet", "is the results file itself"
+            output, words = comparison_folder / "results.parquet", "must end in .html or .md"
         case "under a file":
             output, words = damaged / "report.html", "is a file"
         case "missing":

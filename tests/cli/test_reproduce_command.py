@@ -61,13 +61,26 @@ def test_the_table_says_what_was_run_and_where_it_is(cli, made, words):
 
 
 def test_machines_get_json_and_the_file_says_how_it_was_made(cli, made, words):
-    answer = cli(*words, "toolarge", "--no-figures", "--json").succeeded()
-    assert list(answer.json["experiments"]) == ["toolarge"]
+    answer = cli(*words, "toolarge", "agents", "--no-figures", "--json").succeeded()
+    assert list(answer.json["experiments"]) == ["toolarge", "agents"]
     assert answer.json["experiments"]["toolarge"]["refused"] == 2
     assert answer.json["files"] == [str(made / "out" / "results.parquet")]
     results = read_results(made / "out")
     assert len(results.cells) == 8
     assert results.meta["command"].startswith("dpadmm reproduce --grid ")
+
+
+def test_experiments_of_which_no_run_could_be_made_are_an_error_with_the_reason(cli, made, words):
+    answer = cli(*words, "toolarge", "--no-figures")
+    assert answer.code == 2
+    assert answer.err.startswith("dpadmm: none of these runs could be made; ")
+
+
+def test_a_file_made_by_several_commands_names_them_all(cli, words, tmp_path):
+    for names in (["agents"], ["agents", "toolarge"], ["agents"]):
+        cli(*words[:3], *names, "-o", tmp_path / "new", "--no-figures").succeeded()
+    commands = read_results(tmp_path / "new").meta["command"].splitlines()
+    assert ["toolarge" in command for command in commands] == [False, True]
 
 
 def test_figures_and_tables_come_from_the_file(cli, made, words):
@@ -81,8 +94,8 @@ def test_figures_and_tables_come_from_the_file(cli, made, words):
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
-        (["agent"], "there is no experiment 'agent'; did you mean 'agents'?"),
-        (["--repeats", "1"], "belongs to another grid"),
+        (["agent"], "there is no experiment 'agent'; there are agents"),
+        (["--repeats", "1"], "belongs to another grid (repeats = 2, not 1)"),
         (["--repeats", "0"], "repeats must be a whole number of at least 1"),
         (["--workers", "0"], "workers must be a whole number of at least 1"),
         (["--grid", "nothing.toml"], "nothing.toml: there is no such file"),
@@ -122,7 +135,7 @@ def test_one_grid_has_one_kind_of_labels(cli, tmp_path):
 def test_the_paper_can_be_asked_for_by_figure(cli):
     answer = cli("reproduce", "fig5")
     assert answer.code == 2
-    assert "there is no experiment 'fig5'; did you mean 'fig" in answer.err
+    assert "there is no experiment 'fig5'; there are fig1, fig2" in answer.err
 
 
 def test_the_grid_in_the_file_is_the_grid(cli, made, words):

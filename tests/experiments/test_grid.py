@@ -136,7 +136,7 @@ def test_files_that_are_no_grid_are_refused(tmp_path):
 
 
 def test_an_unknown_experiment_is_refused_with_the_nearest():
-    with pytest.raises(DpadmmError, match="no experiment 'fig8'; did you mean 'fig"):
+    with pytest.raises(DpadmmError, match="no experiment 'fig8'; there are fig1, fig2"):
         paper_grid().cells(["fig8"])
 
 

@@ -28,7 +28,7 @@ def test_curves_are_means_over_the_seeds(paper_results):
     assert curve.n_seeds == 2
     values = lines.column("train_loss_global").reshape(2, -1)  # lines stand seed by seed
     assert np.allclose(curve.mean, values.mean(axis=0))
-    assert np.allclose(curve.std, values.std(axis=0))
+    assert np.allclose(curve.std, values.std(axis=0, ddof=1))
     assert at_end(lines, "train_loss_global") == {1: values[0, -1], 2: values[1, -1]}
 
 

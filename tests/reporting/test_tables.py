@@ -38,7 +38,7 @@ def test_accuracy_at_the_end(paper_results):
     assert row[4:6] == ("0.2772", "0.5009")
     lines = where(paper_results.select("fig7"), method="dp_admm", round_epsilon=0.05, round=100)
     error = lines.column("test_error_global")
-    assert row[7] == f"{100 * error.mean():.2f} ± {100 * error.std():.2f}%"
+    assert row[7] == f"{100 * error.mean():.2f} ± {100 * error.std(ddof=1):.2f}%"
     optimum = next(row for row in table.rows if row[0] == "optimum")
     assert optimum[1:6] == ("–",) * 5
     assert shown["DPSGD, rate 0.1", "4", "0.05", "10⁻³"][8:] == ("–", "–")

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
@@ -93,8 +92,6 @@ def compare_command(
     top = {"repeats": repeats, "first_seed": seed, "shared": shared}
     grid = _grid(about, named, budgets, counts, top)
     dataset = open_dataset(about, first)
-    if "by" in about and dataset.groups is not None:
-        grid = _grid(about, named, budgets, [len(np.unique(dataset.groups))], top)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
         results = run_with_progress(
             grid,
@@ -129,7 +126,13 @@ def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise StudyError(f"methods must be names with commas between, such as {METHODS}, not {text!r}")
-    return list(dict.fromkeys(name for name in names if name != "centralized"))
+    others = list(dict.fromkeys(name for name in names if name != "centralized"))
+    if not others:
+        raise StudyError(
+            "the non-private optimum is always there; name at least one method to compare with it, "
+            f"such as {METHODS}"
+        )
+    return others
 
 
 def _budgets(names: list[str], *, epsilon: str | None, round_epsilon: str | None) -> dict[str, list[float]]:
@@ -184,11 +187,12 @@ def _grid(
 ) -> Grid:
     private = [name for name in names if name not in NOT_PRIVATE]
     others = [name for name in names if name in NOT_PRIVATE]
-    runs: list[dict[str, Any]] = [{"method": "centralized", "n_agents": counts[0]}]
+    agents: dict[str, list[int]] = {} if "by" in about else {"n_agents": counts}
+    runs: list[dict[str, Any]] = [{"method": "centralized", **{k: v[:1] for k, v in agents.items()}}]
     if private:
-        runs.append({"method": private, "n_agents": counts, **budgets})
+        runs.append({"method": private, **agents, **budgets})
     if others:
-        runs.append({"method": others, "n_agents": counts})
+        runs.append({"method": others, **agents})
     title = f"{', '.join(names)} on {Path(about.get('data', '')).name}"
     return grid_from(
         {

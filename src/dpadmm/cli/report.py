@@ -30,7 +30,7 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
-    _check_output(output, results)
+    _check_output(output)
     lines = read_results(results)
     if output.suffix == ".md":
         from dpadmm.reporting.markdown import write_markdown
@@ -46,13 +46,12 @@ def report(
     say_path(Console(), f"Report: {output}")
 
 
-def _check_output(output: Path, results: Path) -> None:
-    """Refuse, before anything is drawn, a place that cannot take the report or that holds the results."""
+def _check_output(output: Path) -> None:
+    """Refuse, before anything is drawn, a place that cannot take the report."""
+    if output.suffix not in (".html", ".htm", ".md") and not output.is_dir():
+        raise DataError(f"{output} must end in .html or .md, which says what kind of page to write")
     if output.is_dir():
         raise DataError(f"{output} is a folder; give a file, such as -o {output / 'report.html'}")
-    source = results / "results.parquet" if results.is_dir() else results
-    if output.exists() and source.exists() and os.path.samefile(output, source):
-        raise DataError(f"{output} is the results file itself; choose another name, such as -o report.html")
     nearest = next(path for path in output.absolute().parents if path.exists())
     if not nearest.is_dir():
         raise DataError(f"{output} cannot be made, since {nearest} is a file; choose another name")

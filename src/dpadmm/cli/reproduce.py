@@ -57,6 +57,7 @@ def reproduce(
     results = run_with_progress(
         grid, data_of(grid), output, names=chosen, workers=workers, overwrite=overwrite, quiet=as_json
     )
+    _refuse_nothing(results, chosen)
     written = [] if no_figures else _draw(results, output)
     shown = summary(results, chosen)
     if as_json:
@@ -78,6 +79,14 @@ def summary(results: Results, names: list[str] | None = None) -> dict[str, dict[
             "seconds": float(np.nansum(last.column("wall_seconds").astype(float))),
         }
     return out
+
+
+def _refuse_nothing(results: Results, names: list[str] | None) -> None:
+    """One sentence where not a single run could be made."""
+    lines = [results.select(name).last() for name in names or results.experiments]
+    if lines and all((each.column("status") == REFUSED).all() for each in lines):
+        reasons = dict.fromkeys(reason for each in lines for reason in each.column("reason"))
+        raise StudyError(f"none of these runs could be made; {'; '.join(map(str, reasons))}")
 
 
 def _draw(results: Results, folder: Path) -> list[Path]:

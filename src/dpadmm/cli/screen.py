@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dpadmm.metrics import spread
 from dpadmm.training import Observer, RoundView
 
 NAMES = {
@@ -102,8 +103,8 @@ def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str
     percent = is_rate and "error" in name
     scale, unit, digits = (100.0, "%", 2) if percent else (1.0, "", 4)
     mean = f"{np.mean(values) * scale:.{digits}f}"
-    spread = f" ± {np.std(values) * scale:.{digits}f}" if len(values) > 1 else ""
-    return f"{mean}{spread}{unit}"
+    around = f" ± {spread(values) * scale:.{digits}f}" if len(values) > 1 else ""
+    return f"{mean}{around}{unit}"
 
 
 def epsilon_text(value: float) -> str:
@@ -112,6 +113,6 @@ def epsilon_text(value: float) -> str:
 
 
 def number_range(values: ArrayLike, form: str = ".4f") -> str:
-    """One number when all are the same, else ``smallest to largest``."""
-    low, high = np.min(values), np.max(values)
-    return f"{low:{form}}" if low == high else f"{low:{form}} to {high:{form}}"
+    """One number when all look the same, else ``smallest to largest``."""
+    low, high = f"{np.min(values):{form}}", f"{np.max(values):{form}}"
+    return low if low == high else f"{low} to {high}"

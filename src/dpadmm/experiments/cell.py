@@ -70,6 +70,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
     z = privacy.noise_multiplier
     same = {
         **_about(cell),
+        "n_agents": result.rows.n_agents,  # where rows come with their owners, the settings do not say
         "status": DONE,
         "reason": reason,
         "total_epsilon": _finite(privacy.planned_epsilon),

@@ -20,7 +20,7 @@ from typing import Any
 
 from dpadmm.errors import DataError, StudyError
 from dpadmm.results import grid_digest, settings_columns
-from dpadmm.settings import Settings, check_names, nearest
+from dpadmm.settings import Settings, check_names
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
@@ -81,7 +81,7 @@ class Grid:
         have = [each.name for each in self.experiments]
         for name in names:
             if name not in have:
-                raise StudyError(f"there is no experiment {name!r}; {nearest(name, have)}")
+                raise StudyError(f"there is no experiment {name!r}; there are {', '.join(have)}")
         return list(names)
 
     @cached_property
@@ -128,6 +128,8 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
     >>> len(grid.cells())
     12
     """
+    if "seed" in table:
+        raise StudyError(f"{where}: seeds are counted from first_seed; write that in place of seed")
     check_names(table, _TOP, where)
     if table.get("format", FORMAT) != FORMAT:
         raise StudyError(f"{where}: format must be {FORMAT}, not {table['format']!r}")
@@ -142,6 +144,8 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
         "experiments": {},
     }
     check_names(written["shared"], _SETTINGS, f"{where}, shared")
+    if "by" in written:
+        written["shared"].setdefault("partition", "groups")
     for name, value in written["shared"].items():
         if isinstance(value, list | dict):
             raise StudyError(f"{where}, shared: {name} must be one value; lists belong into the runs")
@@ -175,6 +179,8 @@ def _cells(
     """The runs of one block: its lists crossed, in the order they are written, seeds innermost."""
     check_names(block, (*_SETTINGS, "timed", "repeats"), where)
     chosen = dict(block)
+    if "by" in written:
+        _check_owners({**written["shared"], **chosen}, where)
     timed = chosen.pop("timed", False)
     if not isinstance(timed, bool):
         raise StudyError(f"{where}: timed must be true or false, not {timed!r}")
@@ -196,6 +202,14 @@ def _cells(
             if settings.metrics_every == 0:
                 raise StudyError(f"{where}: metrics_every must be at least 1: a grid keeps measures only")
             yield Cell(data, settings, timed)
+
+
+def _check_owners(chosen: Mapping[str, Any], where: str) -> None:
+    """Where ``by`` says who owns a row, nothing else may."""
+    if chosen["partition"] != "groups":
+        raise StudyError(f"{where}: by says who owns a row, so partition cannot be {chosen['partition']!r}")
+    if "n_agents" in chosen:
+        raise StudyError(f"{where}: by says who the agents are; leave n_agents out")
 
 
 def _data_name(source: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,8 @@ class Store:
     def __init__(
         self, grid: Grid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = ""
     ) -> None:
-        self._grid, self._path, self._command = grid, path, command
+        self._grid, self._path = grid, path
+        self._commands = [command]
         self._order = [cell.key for cell in grid.cells()]
         self._data = data_stamp(dataset)
         self._overwrite = overwrite
@@ -78,7 +80,8 @@ class Store:
             self._unwritten = False  # a full disk is reported once
             tables = [self._cells[key] for key in self._order if key in self._cells]
             table = pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks()
-            write_results(self._path, table, grid=self._grid.as_json, data=self._data, command=self._command)
+            command = "\n".join(dict.fromkeys(self._commands))
+            write_results(self._path, table, grid=self._grid.as_json, data=self._data, command=command)
             self._written = monotonic()
 
     def _finished(self) -> dict[str, pa.Table]:
@@ -89,7 +92,11 @@ class Store:
             raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
         for kind, theirs, ours in self._differences(found.meta):
             if theirs != ours:
-                raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
+                what = f"{theirs}, not {ours}"
+                if kind == "another grid":
+                    what = first_difference(found.grid, self._grid.as_json) or what
+                raise DataError(f"{self._path} belongs to {kind} ({what}); {what_to_do}")
+        self._commands[:0] = found.meta["command"].splitlines()
         table = found.table.select(SCHEMA.names).cast(SCHEMA)
         starts: dict[str, list[int]] = {}
         for at, key in enumerate(table["cell"].to_pylist()):
@@ -107,6 +114,39 @@ class Store:
             ),
             ("another grid", meta["grid_digest"], self._grid.digest),
         ]
+
+
+def first_difference(theirs: Any, ours: Any, name: str = "") -> str:
+    """Where two grids first differ, in words; empty where they do not.
+
+    Examples
+    --------
+    >>> first_difference({"repeats": 2, "shared": {}}, {"repeats": 4, "shared": {}})
+    'repeats = 2, not 4'
+    >>> first_difference({"shared": {"rho": 1.0}}, {"shared": {}})
+    'shared, rho = 1.0, which is not in this grid'
+    """
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in dict.fromkeys([*theirs, *ours]):
+            place = f"{name}, {key}" if name else str(key)
+            if key == "cells":
+                continue
+            if key not in ours:
+                return f"{place} = {_short(theirs[key])}, which is not in this grid"
+            if key not in theirs:
+                return f"no {place}, which is {_short(ours[key])} in this grid"
+            if found := first_difference(theirs[key], ours[key], place):
+                return found
+        return ""
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        pairs = enumerate(zip(theirs, ours, strict=True), 1)
+        return next(filter(None, (first_difference(a, b, f"{name} {k}") for k, (a, b) in pairs)), "")
+    return "" if theirs == ours else f"{name} = {_short(theirs)}, not {_short(ours)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _hold(folder: Path) -> int:

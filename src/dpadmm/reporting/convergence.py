@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from dpadmm.arrays import Floats
 from dpadmm.files import atomic_file
-from dpadmm.metrics import Trace
+from dpadmm.metrics import Trace, spread
 
 # dark to light, so that the lines differ in grey too; each also has its own marker
 _LOOKS = [("#00429d", "o"), ("#c1562c", "s"), ("#3d8b37", "^"), ("#7a3f9d", "D"), ("#8a8a00", "v")]
@@ -94,4 +94,4 @@ def _panel(
 def _mean_and_spread(group: Sequence[Trace], column: str) -> tuple[Floats, Floats, Floats]:
     shortest = min(len(trace) for trace in group)
     values = np.array([trace.columns[column][:shortest] for trace in group])
-    return group[0].columns["round"][:shortest], values.mean(axis=0), values.std(axis=0)
+    return group[0].columns["round"][:shortest], values.mean(axis=0), spread(values, axis=0)

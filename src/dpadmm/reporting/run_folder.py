@@ -24,6 +24,7 @@ import numpy as np
 import dpadmm
 from dpadmm.errors import DataError
 from dpadmm.files import atomic_file
+from dpadmm.metrics import spread
 from dpadmm.simulation import Result
 
 
@@ -82,7 +83,7 @@ def finished(runs: Iterable[Result]) -> list[Result]:
 def measures(runs: Iterable[Result]) -> dict[str, Any]:
     """Mean and spread of every measure at the end of repeated runs."""
     return {
-        name: _plain({"mean": np.mean(values), "std": np.std(values), "values": values})
+        name: _plain({"mean": np.mean(values), "std": spread(values), "values": values})
         for name, values in end_values(runs).items()
     }
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpadmm.arrays import Floats
+from dpadmm.metrics import spread
 from dpadmm.results import Results
 from dpadmm.settings import Settings
 
@@ -201,7 +202,7 @@ def _curve(values: Floats, x: Floats, *, everywhere: bool = True) -> Curve:
     if everywhere:
         points = points[counts == most]
     groups = [values[x == point] for point in points]
-    return Curve(points, np.array([np.mean(g) for g in groups]), np.array([np.std(g) for g in groups]), most)
+    return Curve(points, np.array([np.mean(g) for g in groups]), np.array([spread(g) for g in groups]), most)
 
 
 def at_end(results: Results, name: str) -> dict[int, float]:
@@ -214,4 +215,4 @@ def at_end(results: Results, name: str) -> dict[int, float]:
 def mean_std(values: Iterable[float] | Mapping[int, float]) -> tuple[float, float]:
     """Mean and standard deviation; NaN where there is nothing."""
     numbers = np.array(list(values.values() if isinstance(values, Mapping) else values), dtype=float)
-    return (float(numbers.mean()), float(numbers.std())) if numbers.size else (np.nan, np.nan)
+    return (float(numbers.mean()), float(spread(numbers))) if numbers.size else (np.nan, np.nan)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpadmm.arrays import Floats
+from dpadmm.metrics import spread
 from dpadmm.reporting.picture import Picture, about
 from dpadmm.reporting.series import BUDGETS, Curve, at_end, budget_column, done, keep, split, where
 from dpadmm.reporting.style import draw, dress, kinds, legend, log_x, log_y, new_figure
@@ -42,7 +43,7 @@ def gaps(results: Results) -> list[Gap]:
         if runs:
             measured = np.array([_distance(run, optimum) for run in runs])
             rounds, bound = (np.array(runs[0].column(name), dtype=float) for name in ("round", "bound"))
-            curve = Curve(rounds, measured.mean(axis=0), measured.std(axis=0), len(runs))
+            curve = Curve(rounds, measured.mean(axis=0), spread(measured, axis=0), len(runs))
             out.append(Gap(str(values[0]), float(values[-1]), curve, bound))
     return out
 
