@@ -106,7 +106,13 @@ def compare_command(
     _refuse_nothing(rows)
     written = [output / RESULTS, *_draw(results, output)] if output else []
     if as_json:
-        out = {"data": results.meta["data"], "rows": as_json_rows(rows), "files": [str(p) for p in written]}
+        out = {
+            "data": results.meta["data"],
+            "settings": {**shared, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss},
+            "seeds": [seed + k for k in range(repeats)],
+            "rows": as_json_rows(rows),
+            "files": [str(path) for path in written],
+        }
         typer.echo(json.dumps(out, indent=2, allow_nan=False))
     else:
         console = Console()
