@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +14,8 @@ from rich.console import Console
 from dpadmm.cli.screen import epsilon_text, mean_and_spread, say, table
 from dpadmm.data import Dataset
 from dpadmm.losses import LOSSES
-from dpadmm.reporting.series import METHODS
+from dpadmm.metrics import spread
+from dpadmm.reporting.series import METHODS, ONE_MODEL
 from dpadmm.results import DONE, MEASURES, REFUSED, Results
 
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
@@ -28,7 +30,7 @@ class Row:
     budget : str or None
         "epsilon" or "round_epsilon", and ``asked`` its value; None for a method without privacy.
     total_epsilon : float or None
-        Exact, the largest over the runs.
+        The largest over the runs, by ``accountant``.
     values : dict
         Measure -> one value per run, at the end; ``seconds`` in rounds.
     """
@@ -88,7 +90,7 @@ def as_json_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
         {
             **{name: value for name, value in vars(row).items() if name != "values"},
             "measures": {
-                name: {"mean": float(np.mean(values)), "std": float(np.std(values)), "values": values}
+                name: {"mean": float(np.mean(values)), "std": float(spread(values)), "values": values}
                 for name, values in row.values.items()
             },
         }
@@ -99,10 +101,14 @@ def as_json_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
     """One table per number of agents and budget, the optimum in each as the floor."""
     first = results.last().table.slice(0, 1).to_pylist()[0]
-    say(
+    _say_head(
         console,
-        f"{dataset.name}: {dataset.n_rows} rows × {dataset.n_features} features, {first['loss']} loss, "
-        f"{first['regularizer']} regularizer, {first['n_rounds']} rounds, δ = {first['delta']:g}",
+        dataset.name,
+        f"{dataset.n_rows} rows × {dataset.n_features} features",
+        f"{first['loss']} loss",
+        f"{first['regularizer']} regularizer",
+        f"{first['n_rounds']} rounds",
+        f"δ = {first['delta']:g}",
     )
     floor = [row for row in rows if row.method == "centralized"]
     asked = [row for row in rows if row.method != "centralized"]
@@ -117,20 +123,27 @@ def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Ro
     _explain(console, rows)
 
 
+def _say_head(console: Console, name: str, *parts: str) -> None:
+    """``name: part, part``, broken between parts only; rich itself breaks at no-break spaces too."""
+    whole = ", ".join(part.replace(" ", "\u00a0") for part in parts)
+    lines = textwrap.wrap(f"{name}: {whole}", console.width, break_long_words=False, break_on_hyphens=False)
+    say(console, "\n".join(lines).replace("\u00a0", " "))
+
+
 def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
     regression = LOSSES[loss].task == "regression"
     named = rows[-1]
     budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
     where = "test" if any("test_error_global" in row.values for row in rows) else "train"
     shown = [f"{where}_error_global", f"{where}_error_local", f"{where}_loss_global"]
-    shown = [name for name in shown if any(name in row.values for row in rows)]
+    shown = [name for name in shown if any(_has(row, name) for row in rows)]
     error = f"{'test' if where == 'test' else 'training'} {'RMS ' if regression else ''}error"
     words = {
         "error_global": error,
         "error_local": f"{error},\nlocal models",
         "loss_global": f"{error.split()[0]} loss",
     }
-    out = table("", *(words[name.split("_", 1)[1]] for name in shown), "total ε,\nexact", "s")
+    out = table("", *(words[name.split("_", 1)[1]] for name in shown), "total ε", "s")
     out.collapse_padding = True
     out.columns[0].max_width = 13
     agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
@@ -142,7 +155,7 @@ def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
             )
             continue
         cells = [
-            mean_and_spread(name, row.values[name], is_rate=not regression) if name in row.values else ""
+            mean_and_spread(name, row.values[name], is_rate=not regression) if _has(row, name) else "–"
             for name in shown
         ]
         total = "" if row.total_epsilon is None else epsilon_text(row.total_epsilon)
@@ -150,13 +163,29 @@ def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
     console.print(out)
 
 
+def _has(row: Row, name: str) -> bool:
+    """Whether a measure is there, and is not the one model's number over again."""
+    return name in row.values and not (name.endswith("_local") and row.method in ONE_MODEL)
+
+
 def _explain(console: Console, rows: Sequence[Row]) -> None:
     n_runs = max((len(row.values["seconds"]) for row in rows if row.values), default=0)
-    spread = f"± is the standard deviation over {n_runs} random splits. " if n_runs > 1 else ""
-    say(
-        console,
-        "The optimum uses all rows without privacy; ADMM has no privacy either. Local models are each "
-        f"agent's own, on the test rows. {spread}Seconds are the time in rounds, one core each. "
-        "The noise is simulated: an experiment, no protection.",
-        style="dim",
-    )
+    noisy = [row for row in rows if row.status == DONE and row.budget is not None]
+    either = any(row.method == "admm" for row in rows)
+    sentences = [
+        "The optimum uses all rows without privacy" + ("; ADMM has no privacy either." if either else ".")
+    ]
+    if any(_has(row, "test_error_local") for row in rows):
+        sentences.append("Local models are each agent's own, on the test rows; – where a method has none.")
+    if n_runs > 1:
+        sentences.append(f"± is the standard deviation over {n_runs} random splits.")
+    if noisy:
+        by = "; ".join(dict.fromkeys(row.accountant for row in noisy if row.accountant))
+        sentences.append(
+            "Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant "
+            f"({by})."
+        )
+    sentences.append("Seconds are the time in rounds, one core each.")
+    if noisy:
+        sentences.append("The noise is simulated: an experiment, no protection.")
+    say(console, " ".join(sentences), style="dim")

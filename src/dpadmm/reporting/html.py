@@ -13,10 +13,10 @@ import jinja2
 import matplotlib
 from markupsafe import Markup
 
-from dpadmm.reporting.claims import CLEAR, Claim, Verdict, claims, counted
+from dpadmm.reporting.claims import CLEAR, Claim, Verdict, claims, counted, few_splits
 from dpadmm.reporting.figures import PAPER, Picture, pictures
 from dpadmm.reporting.series import METHODS, begun, distinct, done, missing, where
-from dpadmm.reporting.tables import grid_text, tables
+from dpadmm.reporting.tables import grid_text, in_words, tables
 from dpadmm.results import Results
 
 SIGNS = {Verdict.HOLDS: "✓", Verdict.IN_PART: "◐", Verdict.FAILS: "✗", Verdict.UNMEASURED: "–"}
@@ -49,13 +49,14 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
     every = tables(results)
     return environment.get_template("report.html").render(
         css=Markup(css),  # ours, from the package
-        title=results.grid.get("title") or "Comparison of methods",
+        title=in_words(results.grid.get("title") or "Comparison of methods"),
         of_paper=of_paper,
         paper_claims=[claim for claim in found if claim.from_paper],
         other_claims=[claim for claim in found if not claim.from_paper],
         counts=counted(found),
         signs=SIGNS,
         clear=CLEAR,
+        few_splits=few_splits(found),
         notable=_notable(found),
         pictures=[(picture, image(picture)) for picture in drawn],
         titles={picture.name: picture.title for picture in drawn},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from dpadmm.losses import LOSSES
 from dpadmm.reporting.series import at_end, distinct, done, mean_std, where
 from dpadmm.results import Results
 
@@ -43,6 +44,11 @@ def spread(results: Results) -> str:
     """The sentence that says what a band is; empty where nothing was repeated."""
     n_seeds = len(distinct(results, "seed"))
     return f"Bands: ± one standard deviation over {n_seeds} splits. " if n_seeds > 1 else ""
+
+
+def is_regression(results: Results) -> bool:
+    """Whether errors in these lines are RMS errors, not rates."""
+    return any(LOSSES[loss].task == "regression" for loss in distinct(results, "loss"))
 
 
 def optimum(results: Results, name: str) -> float:

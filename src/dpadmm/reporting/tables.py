@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from dpadmm.reporting.picture import is_regression
 from dpadmm.reporting.series import (
     BUDGETS,
     METHODS,
@@ -129,19 +130,50 @@ def accuracy_table(results: Results, experiment: str) -> Table | None:
                     _spread(cell, "test_error_local") if has_local(cell) else "–",
                 )
             )
-    n_seeds = len(distinct(lines, "seed"))
+    title = results.grid["experiments"][experiment].get("title", experiment)
+    asked = "total ε, asked" if budget == "epsilon" else BUDGETS[budget]
+    error = "RMS error" if is_regression(lines) else "error"
     return Table(
         f"accuracy_{experiment}",
-        f"At the end of the runs: {results.grid['experiments'][experiment].get('title', experiment)}",
-        f"Mean ± standard deviation over up to {n_seeds} splits. Exact ε is the total of the run at δ, ε̄ "
-        "the paper's bound where it applies. Local is the mean over the agents' own models, loss on their "
-        "own rows, error on test rows.",
+        f"At the end of the runs: {in_words(title)}",
+        f"{_over_splits(lines)} {_about_totals(lines)}Local is the mean over the agents' own models, loss on "
+        f"their own rows, {error} on test rows.",
         (
-            "method", "agents", BUDGETS[budget], "δ", "exact ε", "paper's ε̄", "loss, global", "error, global",
-            "loss, local", "error, local",
+            "method", "agents", asked, "δ", "total ε", "paper's ε̄", "loss, global", f"{error}, global",
+            "loss, local", f"{error}, local",
         ),
         tuple(rows),
     )  # fmt: skip
+
+
+def in_words(title: str) -> str:
+    """The title of a comparison with its methods as people call them; any other title as it is.
+
+    Examples
+    --------
+    >>> in_words("dp_admm, admm_pvp on rows.csv")
+    'DP-ADMM, PVP on rows.csv'
+    """
+    names, on, data = title.partition(" on ")
+    listed = names.split(", ")
+    if not set(listed) <= set(METHODS):
+        return title
+    return f"{', '.join(METHODS[name] for name in listed)}{on}{data}"
+
+
+def _over_splits(lines: Results) -> str:
+    n_seeds = len(distinct(lines, "seed"))
+    return "One split." if n_seeds == 1 else f"Mean ± standard deviation over up to {n_seeds} splits."
+
+
+def _about_totals(lines: Results) -> str:
+    by = "; ".join(distinct(lines, "accountant"))
+    if not by:
+        return ""
+    return (
+        "Total ε is that of the run at δ, exact for plain Gaussian noise and otherwise a bound that holds, "
+        f"by the accountant ({by}); ε̄ is the paper's bound where it applies. "
+    )
 
 
 def settings_table(results: Results) -> Table:
@@ -187,10 +219,11 @@ def _spread(lines: Results, column: str) -> str:
     if not values:
         return "–"
     mean, std = mean_std(values)
-    regression = bool(set(distinct(lines, "loss")) & {"squared", "huber"})
-    if "error" in column and not regression:
-        return f"{100 * mean:.2f} ± {100 * std:.2f}%"
-    return f"{mean:.4f} ± {std:.4f}"
+    scale, unit, form = (1.0, "", ".4f")
+    if "error" in column and not is_regression(lines):
+        scale, unit, form = (100.0, "%", ".2f")
+    around = f" ± {scale * std:{form}}" if len(values) > 1 else ""
+    return f"{scale * mean:{form}}{around}{unit}"
 
 
 def _number(value: float | None, form: str) -> str:

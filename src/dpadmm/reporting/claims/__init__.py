@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dpadmm.reporting.claims.base import CLEAR, Claim, Verdict
 from dpadmm.reporting.claims.choices import choice_claims
@@ -12,7 +13,11 @@ from dpadmm.reporting.claims.cost import cost_claims
 from dpadmm.reporting.claims.methods import method_claims
 from dpadmm.reporting.claims.same_total import same_total_claims
 from dpadmm.reporting.claims.trends import trend_claims
+from dpadmm.reporting.series import distinct, done
 from dpadmm.results import Results
+
+ENOUGH_SPLITS = 5
+"""With fewer, the 95% intervals are so wide that little is clear."""
 
 
 def claims(results: Results) -> list[Claim]:
@@ -24,7 +29,20 @@ def claims(results: Results) -> list[Claim]:
         *cost_claims(results),
         *choice_claims(results),
     ]
-    return sorted(found, key=lambda claim: not claim.from_paper)
+    n_splits = len(distinct(done(results), "seed"))
+    counted_in = [replace(claim, n_splits=n_splits) for claim in found]
+    return sorted(counted_in, key=lambda claim: not claim.from_paper)
+
+
+def few_splits(found: Sequence[Claim]) -> str:
+    """The sentence that warns of too few splits; empty where there are enough."""
+    n_splits = max((claim.n_splits for claim in found), default=0)
+    if not 0 < n_splits < ENOUGH_SPLITS:
+        return ""
+    return (
+        f"These results have only {n_splits} random split{'s' if n_splits > 1 else ''}, so much is not clear "
+        "for lack of evidence, not because it was refuted."
+    )
 
 
 def counted(found: Sequence[Claim]) -> dict[Verdict, int]:
@@ -56,7 +74,7 @@ def in_short(found: Sequence[Claim]) -> str:
 
 def evidence_markdown(found: Sequence[Claim], *, level: int = 2) -> str:
     """Every claim with its verdict, evidence and rule, under headings of this level and the next."""
-    lines = [CLEAR]
+    lines = [" ".join(filter(None, [CLEAR, few_splits(found)]))]
     for from_paper, title in ((True, "What the paper says"), (False, "What the paper leaves out")):
         lines += ["", f"{'#' * level} {title}"]
         for claim in (each for each in found if each.from_paper is from_paper):
@@ -86,5 +104,6 @@ __all__ = [
     "claims_markdown",
     "counted",
     "evidence_markdown",
+    "few_splits",
     "in_short",
 ]

@@ -51,6 +51,8 @@ class Claim:
         Sentences with numbers.
     figures : tuple of str
         Names of the figures that show it.
+    n_splits : int
+        How many splits the results have; 0 where nobody counted.
     """
 
     key: str
@@ -61,6 +63,7 @@ class Claim:
     verdict: Verdict
     evidence: tuple[str, ...]
     figures: tuple[str, ...] = ()
+    n_splits: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
