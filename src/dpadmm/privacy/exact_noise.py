@@ -32,7 +32,7 @@ Coins = Callable[[Integers], NDArray[np.bool_]]  # one for each attempt named, i
 
 @dataclass(frozen=True)
 class Grid:
-    """The public grid of a sum of ``n_rows`` gradients with ``n_weights`` entries and a norm of at most c1."""
+    """The public grid of a sum of ``n_rows`` gradients, each of ``n_weights`` entries and norm at most c1."""
 
     lipschitz: float
     n_weights: int
