@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from dpadmm.cli.comparison_table import _say_head, rows_of, show
 from dpadmm.results import read_results
+from paper_runs import rows as dataset_rows
 
 TINY = ["-t", "5", "--repeats", "2", "--delta", "1e-3", "--test-rows", "0.25"]
 FILE = ["--label", "label", "--classes", "no,yes"]
@@ -136,3 +141,51 @@ def test_without_data_it_says_so(cli):
     answer = cli("compare", "--epsilon", "1")
     assert answer.code == 2
     assert "say which data" in answer.err
+
+
+def shown(results, rows) -> str:
+    out = io.StringIO()
+    show(Console(file=out, width=80), dataset_rows(), results, rows)
+    return out.getvalue()
+
+
+def test_the_footer_says_only_what_is_so(comparison_results):
+    rows = rows_of(comparison_results)
+    bound = [replace(row, accountant="some bound") if row.method == "dp_sgd" else row for row in rows]
+    private = " ".join(shown(comparison_results, bound).split())
+    assert "without privacy. Local" in private
+    assert "ADMM has no privacy either" not in private
+    assert "The noise is simulated" in private
+    assert "Total ε is exact for plain Gaussian noise and otherwise a bound that holds" in private
+    assert "by the accountant (exact Gaussian composition; some bound)" in private
+    assert "ε exact" not in private
+    free = [
+        replace(row, method="admm", budget=None, asked=None, total_epsilon=None, accountant=None)
+        for row in rows
+        if row.method == "dp_admm" and row.asked == 0.5
+    ]
+    text = " ".join(shown(comparison_results, [rows[0], *free]).split())
+    assert "; ADMM has no privacy either." in text
+    assert "simulated" not in text
+    assert "Gaussian" not in text
+
+
+def test_methods_with_one_model_show_no_local_error(comparison_results):
+    rows = rows_of(comparison_results)
+    lines = {line.split()[0]: line for line in shown(comparison_results, rows).splitlines() if "%" in line}
+    names = ("DP-ADMM", "DPSGD", "optimum")
+    assert [lines[name].count("%") for name in names] == [2, 1, 1]
+    assert [" – " in lines[name] for name in names] == [False, True, True]
+    alone = shown(comparison_results, [row for row in rows if row.method != "dp_admm"])
+    assert "local" not in alone.lower()
+
+
+@pytest.mark.parametrize("columns", range(60, 130, 3))
+def test_the_head_breaks_between_its_parts_only(columns):
+    out = io.StringIO()
+    parts = ["20000 rows × 20 features", "logistic loss", "20 rounds", "δ = 1e-05"]
+    _say_head(Console(file=out, width=columns), "synthetic binary", *parts)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert all(any(part in line for line in lines) for part in parts)
+    assert "\u00a0" not in out.getvalue()  # plain spaces, for whoever searches or copies

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpadmm.reporting.claims import Verdict, claims, claims_json, claims_markdown
+from dpadmm.reporting.claims import Verdict, claims, claims_json, claims_markdown, few_splits
 from dpadmm.reporting.claims.base import by_share, decide, paired, tally
 from dpadmm.reporting.claims.choices import choice_claims
 from dpadmm.reporting.claims.cost import cost_claims
@@ -164,6 +165,16 @@ def test_pages(paper_results):
     page = claims_markdown(every)
     assert page.count("\n### ") == len(every)
     assert page.index("## What the paper says") < page.index("## What the paper leaves out")
+
+
+def test_few_splits_are_warned_of(paper_results):
+    every = claims(paper_results)
+    warning = "These results have only 2 random splits, so much is not clear for lack of evidence"
+    assert claims_markdown(every).count(warning) == 1
+    assert "only 1 random split," in few_splits(claims(paper_results.select("fig4", seed=1)))
+    assert few_splits([replace(claim, n_splits=4) for claim in every])
+    assert few_splits([replace(claim, n_splits=5) for claim in every]) == ""
+    assert few_splits([]) == ""
 
 
 @pytest.mark.parametrize(("norm", "said"), [(1e6, True), (1e-6, False)])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from dpadmm.reporting.comparison import comparison_picture
 from dpadmm.reporting.figures import pictures
 from dpadmm.reporting.figures.bounds import gaps
 from dpadmm.reporting.picture import with_optimum
@@ -102,3 +106,50 @@ def test_comparisons_have_a_panel_for_every_number_of_agents(comparison_results)
 def test_comparisons_of_less(comparison_results, equals):
     (picture,) = pictures(comparison_results.select(None, **equals))
     assert any(len(axes.lines) or len(axes.containers) for axes in picture.figure.axes)
+
+
+@pytest.mark.parametrize(
+    "equals", [{}, {"epsilon": [0.5, None], "n_agents": [2, 10]}], ids=["lines", "points"]
+)
+@pytest.mark.parametrize(("factor", "scale"), [(1.0, "linear"), (50.0, "log")])
+def test_losses_far_apart_have_a_logarithmic_scale(comparison_results, equals, factor, scale):
+    lines = comparison_results.select(None, **equals)
+    other = tampered(lines, "train_loss_global", lambda values: values * factor, method="dp_sgd")
+    picture = comparison_picture(other, "comparison")
+    half = len(picture.figure.axes) // 2
+    scales = [axes.get_yscale() for axes in picture.figure.axes]
+    assert scales == ["linear"] * half + [scale] * half
+    assert ("logarithmic" in picture.caption) == (scale == "log")
+
+
+def test_an_interrupted_comparison_has_a_whole_caption(comparison_results):
+    caption = comparison_picture(
+        comparison_results.select(method="centralized", seed=1), "comparison"
+    ).caption
+    assert caption.startswith("The non-private optimum alone at the end of the runs (synthetic, L2, 1 random")
+    assert "1 splits" not in caption
+    without = comparison_picture(comparison_results.select(method="dp_sgd"), "comparison").caption
+    assert without.startswith("DPSGD at the end")
+    assert "dotted" not in without
+
+
+def test_a_method_without_noise_has_in_every_panel_the_value_of_its_agents(comparison_results):
+    two = comparison_results.select(method=["dp_admm", "dp_sgd"])
+    keep = two.select(method="dp_admm").table, two.select(method="dp_sgd", epsilon=0.5).table
+    some = replace(two, table=pa.concat_tables(keep))
+    lines = tampered(some, "epsilon", lambda values: values * np.nan, method="dp_sgd")
+    panels = comparison_picture(lines, "comparison").figure.axes[2:]
+    for axes, n in zip(panels, (2, 4), strict=True):
+        (drawn,) = [line.get_ydata() for line in axes.lines if line.get_label() == "DPSGD"]
+        mine = where(lines, method="dp_sgd", n_agents=n).last().column("train_loss_global")
+        assert drawn == pytest.approx(mine.mean())
+
+
+def test_the_papers_markers_leave_dp_admms_own_in_sight(drawn):
+    axes = drawn["table3"].figure.axes[0]
+    ours = [label.get_text() for label in axes.get_yticklabels()].index("DP-ADMM")
+    measured = [line for line in axes.lines if str(line.get_label()).startswith("measured")]
+    paper = [line for line in axes.lines if str(line.get_label()).startswith("paper")]
+    assert any(round(y) == ours for line in measured for y in line.get_ydata())
+    assert paper
+    assert not any(round(y) == ours for line in paper for y in line.get_ydata())

@@ -93,6 +93,17 @@ def test_a_comparison_has_no_claims(comparison_results):
     assert len(page.all("img")) == 1
 
 
+def test_few_splits_are_warned_of_once(page, comparison_results):
+    assert page.text.count("only 2 random splits, so much is not clear for lack of evidence") == 1
+    assert "lack of evidence" not in report_html(comparison_results)
+
+
+def test_the_title_names_methods_as_people_do(comparison_results):
+    grid = {**comparison_results.grid, "title": "dp_admm, dp_sgd on <rows>"}
+    text = report_html(replace(comparison_results, grid=grid))
+    assert "<h1>DP-ADMM, DPSGD on &lt;rows&gt;</h1>" in text
+
+
 def test_numbers_stay_in_one_piece():
     assert together("a 1.0 ± 0.1, ε = 2") == "a 1.0\u00a0±\u00a00.1, ε\u00a0=\u00a02"
 

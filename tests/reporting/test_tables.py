@@ -7,9 +7,14 @@ import io
 
 import pytest
 
+from dpadmm.data import synthetic
+from dpadmm.experiments.grid import grid_from
+from dpadmm.experiments.runner import run_grid
+from dpadmm.reporting.comparison import comparison_picture
 from dpadmm.reporting.series import where
-from dpadmm.reporting.tables import accuracy_table, settings_table, tables, time_table
+from dpadmm.reporting.tables import accuracy_table, in_words, settings_table, tables, time_table
 from dpadmm.reporting.times import PAPER_SECONDS, times
+from dpadmm.results import read_results
 
 
 def test_times_beside_the_papers(paper_results):
@@ -64,3 +69,49 @@ def test_settings_with_their_values(paper_results):
     assert shown["n_rounds"] == "100"
     assert shown["seed"] == "1, 2"
     assert "stop_tolerance" not in shown
+
+
+def test_totals_are_not_all_called_exact(paper_results, comparison_results):
+    table = accuracy_table(paper_results, "fig7")
+    assert table.columns[2:5] == ("ε per round", "δ", "total ε")
+    accountants = set(paper_results.select("fig7").table["accountant"].to_pylist()) - {None}
+    assert len(accountants) > 1
+    assert all(name in table.note for name in accountants)
+    assert "exact for plain Gaussian noise and otherwise a bound that holds" in table.note
+    asked = accuracy_table(comparison_results, "comparison")
+    assert asked.columns[2:5] == ("total ε, asked", "δ", "total ε")
+    optimum = accuracy_table(comparison_results.select(method="centralized"), "comparison")
+    assert "Total ε" not in optimum.note
+
+
+def test_one_split_has_no_spread(comparison_results):
+    table = accuracy_table(comparison_results.select(seed=1), "comparison")
+    assert table.note.startswith("One split. ")
+    assert not [cell for row in table.rows for cell in row if "±" in cell or "nan" in cell]
+    (loss,) = {row[6] for row in table.rows if row[0] == "optimum"}
+    best = where(comparison_results, method="centralized", seed=1).last().column("train_loss_global")
+    assert loss == f"{best[0]:.4f}"
+
+
+def test_errors_of_a_regression_are_rms_errors(tmp_path):
+    grid = {
+        "format": 1,
+        "data": "synthetic",
+        "repeats": 1,
+        "shared": {"n_rounds": 3, "n_agents": 2, "loss": "squared"},
+        "experiments": {"comparison": {"title": "", "runs": [{"method": ["admm", "centralized"]}]}},
+    }
+    rows = synthetic("regression", seed=0, n_rows=200, n_features=3)
+    run_grid(grid_from(grid), rows, tmp_path / "results.parquet", command="")
+    results = read_results(tmp_path)
+    columns = accuracy_table(results, "comparison").columns
+    assert (columns[7], columns[9]) == ("RMS error, global", "RMS error, local")
+    picture = comparison_picture(results, "comparison")
+    assert "RMS error (top)" in picture.caption
+    assert picture.figure.axes[0].get_ylabel().endswith("RMS error, global model")
+
+
+def test_titles_of_comparisons_name_the_methods_as_people_do():
+    assert in_words("dp_admm, dp_sgd on a on b.csv") == "DP-ADMM, DPSGD on a on b.csv"
+    for title in ("A centralized model on rows", "dp_admm and others on rows", ""):
+        assert in_words(title) == title
