@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
+# make demo | test | torture | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,13 +6,17 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo test browser lint format bench clean
+.PHONY: demo test torture browser lint format bench clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
 
 test: $(READY) browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# the long form of the fault tests: 10,000 kills, 10,000 flips and truncations, every write; some minutes
+torture: $(READY)
+	DPADMM_TORTURE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy
 
 # the report is tested in a real browser; where none can be had, those tests are skipped (and fail if CI=true)
 browser:

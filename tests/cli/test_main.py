@@ -29,6 +29,7 @@ OPTIONS = {
     ],
     "reproduce": ["--output", "--grid", "--workers", "--repeats", "--overwrite", "--no-figures", "--json"],
     "report": ["--output"],
+    "ledger": ["show", "verify", "export"],
 }
 
 

@@ -11,6 +11,7 @@ import typer
 import dpadmm
 from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
+from dpadmm.cli.ledger import ledger_app
 from dpadmm.cli.privacy import privacy
 from dpadmm.cli.report import report
 from dpadmm.cli.reproduce import reproduce
@@ -33,6 +34,7 @@ app.command("privacy")(privacy)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
+app.add_typer(ledger_app, name="ledger")
 
 
 def _version(wanted: bool) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import re
 import sqlite3
@@ -36,11 +35,11 @@ SCHEMA = (
     "seq INTEGER PRIMARY KEY, at TEXT, content TEXT, payload BLOB, chain TEXT)"
 )
 HEX = re.compile("[0-9a-f]{16,128}")
-MAX_UPLOAD = 2**28
+START, MAX_UPLOAD = "0" * 64, 2**28
 
 
 class Record(NamedTuple):
-    """One line of the ledger; ``content`` is the SHA-256 of its payload (upload, or description of a study)."""
+    """One line of the ledger; ``content`` is the SHA-256 of its payload (an upload, or about a study)."""
 
     kind: str
     study: str = ""
@@ -82,8 +81,13 @@ class Book:
     """What the records add up to, and the rules for the next one."""
 
     def __init__(self) -> None:
-        self.seq, self.fingerprint, self.cap = 0, "0" * 64, 0.0
+        self.fingerprint, self.cap = START, 0.0
+        self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
+
+    @property
+    def seq(self) -> int:
+        return len(self.records)
 
     @property
     def spent(self) -> Fraction:
@@ -116,7 +120,8 @@ class Book:
 
     def apply(self, record: Record, payload: bytes) -> None:
         """Take in a record that was checked."""
-        self.seq, self.fingerprint = record.seq, record.chain(self.fingerprint)
+        self.fingerprint = record.chain(self.fingerprint)
+        self.records.append(record)
         if record.kind == "cap":
             self.cap = record.mu_squared
         elif record.kind == "reserve":
@@ -133,7 +138,7 @@ class Book:
 
 
 def _afford(code: str, asked: float, allowed: float, used: Fraction) -> None:
-    # Rounded once: n rounds fit a reservation of n times their μ² to the last bit
+    # Exact, then rounded once: n rounds fit n times their μ², and no limit is exceeded by more than 2⁻⁵³ of it
     if float(used + Fraction(asked)) > allowed:
         numbers = f"asked {asked:.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
         whose = "the owner's cap" if code == "budget-cap" else "the study's reservation"
@@ -147,10 +152,11 @@ def read_ledger(folder: Path) -> Book:
     book, expected = Book(), bytearray()
     try:
         before = _marked(folder)
+        os.stat(folder / DATABASE)  # what is missing is named
         with closing(_connect(folder, read_only=True)) as database:
             database.execute("BEGIN")
             if database.execute("SELECT sql FROM sqlite_master").fetchall() != [(SCHEMA,)]:
-                raise ValueError("its table is not that of this version")
+                raise ValueError("it was not begun to the end, or by another version")
             if database.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
                 raise ValueError("SQLite finds damage")
             for *fields, payload, chain in database.execute("SELECT * FROM records ORDER BY seq"):
@@ -163,6 +169,8 @@ def read_ledger(folder: Path) -> Book:
                 expected += book.line()
         if not expected.startswith(before) or not _marked(folder).startswith(expected[:-LINE]):
             raise ValueError(f"the mark does not belong to its {book.seq} records: some were lost or changed")
+    except (sqlite3.OperationalError, PermissionError) as error:
+        raise _failed(folder, error) from error
     except Exception as error:  # whatever it is that cannot be read: no
         raise _damaged(folder, error) from error
     return book
@@ -171,6 +179,11 @@ def read_ledger(folder: Path) -> Book:
 def _damaged(folder: Path, why: object) -> Refusal:
     todo = "nothing is answered; keep the folder as it is and put back the newest whole copy of it"
     return Refusal("ledger-damaged", f"the ledger in {folder} cannot be trusted ({why}): {todo}")
+
+
+def _failed(folder: Path, why: object) -> Refusal:
+    text = f"the ledger in {folder} cannot be used ({why}); nothing was released; cure that and open it again"
+    return Refusal("ledger-failed", text)
 
 
 def _marked(folder: Path) -> bytes:
@@ -193,14 +206,13 @@ def _trouble(folder: Path) -> Iterator[None]:
         text = f"the ledger in {folder} is in use by another process; one agent at a time may hold it"
         raise Refusal("ledger-locked", text) from error
     except (sqlite3.Error, OSError) as error:
-        text = f"the ledger in {folder} failed ({error}); nothing was released; cure that and open it again"
-        raise Refusal("ledger-failed", text) from error
+        raise _failed(folder, error) from error
 
 
 def _require(*hashes: str, round: int = 1, mu_squared: float = 1.0, upload: bytes = b"") -> None:
     good = all(isinstance(text, str) and HEX.fullmatch(text) for text in hashes)
     good = good and type(round) is int and 1 <= round < 2**62
-    good = good and isinstance(mu_squared, int | float) and 0.0 < mu_squared < math.inf
+    good = good and isinstance(mu_squared, int | float) and 0.0 < mu_squared < 1e12
     if not (good and isinstance(upload, bytes) and len(upload) <= MAX_UPLOAD):
         raise Refusal("request-malformed", "hash, round, μ² or upload is not of the kind that a ledger keeps")
 

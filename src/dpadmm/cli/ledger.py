@@ -1,0 +1,175 @@
+"""``dpadmm ledger``: what was given away from a data set, for its owner and the data-protection officer."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import dpadmm
+from dpadmm.cli.screen import say, say_path, table
+from dpadmm.errors import DataError
+from dpadmm.files import atomic_file
+from dpadmm.privacy.accounting import exact_epsilon, require_delta
+from dpadmm.privacy.ledger import DATABASE, MARK, START, Account, Book, read_ledger
+
+MEANING = (
+    "ε is exact, for each person with one row in this data set, replace-one neighbours, against everyone who "
+    "sees all messages of all studies. Σμ² of several releases adds up; ε does not."
+)
+CHECK = (
+    "The chain of a record is the SHA-256 of the chain before it (64 zeros at first), a line break, and the "
+    "record as a JSON array, as Python's json.dumps writes it: [kind, study, mu_squared, round, digest, seq, "
+    "at, content]. The content of a spend is the SHA-256 of its upload."
+)
+
+ledger_app = typer.Typer(
+    help="What was given away from a data set: spent, reserved and left, by study.", no_args_is_help=True
+)
+
+Folder = Annotated[
+    Path, typer.Argument(help="The ledger's folder at the data owner.", show_default=False, metavar="FOLDER")
+]
+Delta = Annotated[float, typer.Option("--delta", help="δ at which ε is given.")]
+
+
+@ledger_app.command("show")
+def show(
+    folder: Folder,
+    delta: Delta = 1e-5,
+    as_json: Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")] = False,
+) -> None:
+    """Show what is spent, reserved and left, in all and by study.
+
+    An agent that is running may go on running. Everything is verified before it is shown.
+    """
+    require_delta(delta)
+    book = read_ledger(folder)
+    if as_json:
+        typer.echo(json.dumps(summary(book, delta), indent=2, allow_nan=False))
+        return
+    console = Console()
+    say_path(console, f"Ledger in {folder}")
+    console.print(_totals_table(book, delta))
+    if book.accounts:
+        console.print(_studies_table(book, delta))
+    say(console, MEANING)
+    say_path(console, f"{book.seq} records, all verified. Fingerprint, to note down:\n{book.fingerprint}")
+
+
+@ledger_app.command("verify")
+def verify(folder: Folder) -> None:
+    """Check every record, its hash, the rules, the sums and the mark; exit code 0 if all is well, else 2."""
+    book = read_ledger(folder)
+    studies = f"{len(book.accounts)} {'study' if len(book.accounts) == 1 else 'studies'}"
+    say(Console(), f"The ledger is whole: {book.seq} records, {studies}; hashes, rules, sums and mark agree.")
+    say_path(Console(), f"Fingerprint: {book.fingerprint}")
+
+
+@ledger_app.command("export")
+def export(
+    folder: Folder,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The JSON file to write.", show_default=False)
+    ],
+    delta: Delta = 1e-5,
+) -> None:
+    """Write a JSON file that anyone can check: all records with their hashes, without uploads."""
+    require_delta(delta)
+    book = read_ledger(folder)
+    if output.absolute().parent.resolve() == folder.resolve() and output.name.startswith((DATABASE, MARK)):
+        raise DataError(f"{output} is a part of the ledger itself; choose another name")
+    text = json.dumps({**summary(book, delta), **_records(book)}, indent=2, allow_nan=False)
+    with atomic_file(output) as out:
+        out.write(f"{text}\n".encode())
+    say_path(Console(), f"Ledger: {output}")
+
+
+def summary(book: Book, delta: float) -> dict[str, Any]:
+    """The figures that ``show`` shows, for programs."""
+    return {
+        "delta": delta,
+        "totals": {name: _figures(amount, delta) for name, _, amount in _totals(book)},
+        "studies": [_study(study, account, delta) for study, account in book.accounts.items()],
+        "n_records": book.seq,
+        "fingerprint": book.fingerprint,
+        "meaning": MEANING,
+    }
+
+
+def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
+    times = [account.reservation.at, *(record.at for record in account.rounds.values())]
+    return {
+        "study": study,
+        "about": account.about,
+        "state": "closed" if account.closed else "open",
+        "gaps_allowed": account.gaps,
+        "releases": len(account.rounds),
+        "last_round": max(account.rounds, default=0),
+        "reserved": _figures(Fraction(account.reservation.mu_squared), delta),
+        "spent": _figures(account.spent, delta),
+        "enrolled_at": times[0],
+        "last_at": times[-1],
+    }
+
+
+def _records(book: Book) -> dict[str, Any]:
+    lines, chain = [], START
+    for record in book.records:
+        chain = record.chain(chain)
+        lines.append({**record._asdict(), "chain": chain})
+    return {"records": lines, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
+
+
+def _totals(book: Book) -> list[tuple[str, str, Fraction]]:
+    left = max(Fraction(0), Fraction(book.cap) - book.promised)
+    return [
+        ("spent", "released so far", book.spent),
+        ("reserved", "reserved by open studies, not yet released", book.promised - book.spent),
+        ("promised", "both: when all studies have ended", book.promised),
+        ("left", "left for new studies", left),
+        ("cap", "the owner's limit", Fraction(book.cap)),
+    ]
+
+
+def _figures(amount: Fraction, delta: float) -> dict[str, float]:
+    mu_squared = float(max(Fraction(0), amount))
+    return {"mu_squared": mu_squared, "epsilon": exact_epsilon(math.sqrt(mu_squared), delta)}
+
+
+def _totals_table(book: Book, delta: float) -> Table:
+    out = table("", "Σμ²", f"ε at δ = {delta:g}")
+    for name, words, amount in _totals(book):
+        figures = _figures(amount, delta)
+        out.add_row(
+            words, f"{figures['mu_squared']:.6g}", _up(figures["epsilon"]), end_section=name == "promised"
+        )
+    return out
+
+
+def _studies_table(book: Book, delta: float) -> Table:
+    out = table("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of")
+    out.columns[0].overflow = "fold"
+    for study, account in book.accounts.items():
+        spent, most = account.spent, Fraction(account.reservation.mu_squared)
+        figures = [_figures(amount, delta) for amount in (spent, most)]
+        out.add_row(
+            Text(f"{study[:12]} {account.about.get('name', '')}".strip()),
+            "closed" if account.closed else "open",
+            str(len(account.rounds)),
+            *(f"{each['mu_squared']:.4g}" for each in figures),
+            *(_up(each["epsilon"]) for each in figures),
+        )
+    return out
+
+
+def _up(epsilon: float) -> str:
+    """Four digits, rounded up: a guarantee must not be understated."""
+    return f"{math.ceil(epsilon * 1e4 * (1.0 - 1e-9)) / 1e4:.4f}"

@@ -1,0 +1,351 @@
+"""A ledger that is killed, out of disk, damaged, shared or put back: budget may be lost, privacy never.
+
+``make torture`` runs the long form: 10,000 kills, 10,000 flips and truncations, every write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import ledgers
+from dpadmm.errors import Refusal
+from dpadmm.privacy.ledger import DATABASE, LINE, MARK, Ledger, read_ledger
+from ledgers import CAP, ROUND_COST, STUDY, Fault, answer, check, digest, failing, opened, scenario
+
+LONG = os.environ.get("DPADMM_TORTURE") == "1"
+WAL = f"{DATABASE}-wal"
+
+
+@pytest.fixture
+def folder():
+    """In memory where that can be: a kill needs no disk, and the sync of a disk takes its time."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
+
+
+def run(*words: object) -> object:
+    done = subprocess.run(
+        [sys.executable, ledgers.__file__, *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_killed_at_random_moments_nothing_is_lost_altered_or_overspent(folder):
+    kills, seed = (10_000 if LONG else 120), random.randrange(2**32)
+    done = run("kill_run", folder, kills, seed)
+    assert done["kills"] == kills
+    assert done["replies"] > kills  # most kills fall into the middle of answering
+
+
+needs_hooks = pytest.mark.skipif(
+    ledgers.sqlite_vfs() is None,
+    reason="this Python hides its SQLite library, so its writes cannot be made fail",
+)
+
+
+@needs_hooks
+def test_killed_before_in_and_after_a_write_nothing_is_lost(folder):
+    assert run("kill_everywhere", folder, 1 if LONG else 4)["kills"] > (250 if LONG else 50)
+
+
+@needs_hooks
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "full half", "part"])
+def test_a_write_that_fails_is_a_refusal_and_the_next_opening_goes_on(folder, kind):
+    at, failed = 1, 0
+    while True:
+        here, sent, fault = folder / str(at), {}, Fault(kind, at)
+        code = None
+        try:
+            with failing(fault):
+                scenario(here, sent)
+        except Refusal as refusal:
+            code = refusal.code
+        assert code in (None, "ledger-failed")
+        failed += code is not None
+        if fault.calls < at:
+            break
+        n_rounds = check(here, sent)
+        with opened(here) as ledger:
+            answer(ledger, n_rounds + 1)
+        shutil.rmtree(here)
+        at += 1 if LONG else 2
+    assert at > 80
+    assert failed > (5 if kind == "part" else 30)
+
+
+@needs_hooks
+def test_after_a_failed_write_nothing_is_answered_until_the_ledger_is_opened_again(folder):
+    with opened(folder) as ledger:
+        first = answer(ledger, 1)
+        with pytest.raises(Refusal), failing(Fault("EIO", 1)):
+            answer(ledger, 2)
+        for act in (
+            lambda: answer(ledger, 2),
+            lambda: answer(ledger, 1),
+            ledger.status,
+            lambda: ledger.close_study(STUDY),
+        ):
+            with pytest.raises(Refusal, match="open it again") as refused:
+                act()
+            assert refused.value.code == "ledger-failed"
+    check(folder, {1: first})
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, MemoryError])
+def test_interrupted_between_commit_and_mark_the_spend_counts(folder, monkeypatch, interrupt):
+    def stop(*_: object) -> None:
+        raise interrupt
+
+    with opened(folder) as ledger:
+        monkeypatch.setattr(ledger, "_extend_mark", stop)
+        with pytest.raises(interrupt):
+            answer(ledger, 1)
+        monkeypatch.undo()
+        with pytest.raises(Refusal, match="earlier write"):
+            answer(ledger, 1)
+    assert check(folder, {}) == 1
+
+
+# Damage
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two ledgers, one closed in peace and one whose process ended at once, with their replies."""
+    crashed, closed = (tmp_path_factory.mktemp("whole") / name for name in ("crashed", "closed"))
+    sent = {round: bytes.fromhex(upload) for round, upload in run("crash", crashed)}
+    shutil.copytree(crashed, closed)
+    opened(closed).close()
+    assert not (closed / WAL).exists()
+    assert (crashed / WAL).stat().st_size > 0
+    return {"crashed": (crashed, sent), "closed": (closed, sent)}
+
+
+def damaged_copies(place: Path, folder: Path, n_copies: int, rng: random.Random):
+    """Copies with one bit flipped, or one file cut short."""
+    files = sorted(path.name for path in place.iterdir())
+    for i in range(n_copies):
+        name = files[i % len(files)]
+        copy = folder / str(i)
+        shutil.copytree(place, copy)
+        data = bytearray((copy / name).read_bytes())
+        if not data:
+            continue
+        where = rng.randrange(len(data))
+        if i % 5 == 4:
+            what, data = f"{name} cut to {where}", data[:where]
+        else:
+            bit = rng.randrange(8)
+            what = f"{name} bit {bit} of byte {where}"
+            data[where] ^= 1 << bit
+        (copy / name).write_bytes(data)
+        yield copy, what
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("name", ["closed", "crashed"])
+def test_a_flipped_bit_or_a_cut_file_is_refused_or_harmless(whole, folder, name):
+    place, sent = whole[name]
+    truth, rng = read_ledger(place), random.Random()
+    refused = harmless = 0
+    for copy, what in damaged_copies(place, folder, 5_000 if LONG else 160, rng):
+        before = {path.name: path.read_bytes() for path in copy.iterdir() if not path.name.endswith("-shm")}
+        try:
+            ledger = Ledger.open(copy, cap=CAP)
+        except Refusal:
+            refused += 1
+            after = {path.name: path.read_bytes() for path in copy.iterdir() if path.name in before}
+            assert after == before, what  # what is damaged is left to look at
+            continue
+        with ledger:
+            harmless += 1
+            assert ledger.status().fingerprint == truth.fingerprint, what
+            assert ledger.status().spent == truth.spent, what
+            for round, upload in sent.items():
+                assert ledger.replay(STUDY, round, digest=digest(round)) == upload, what
+    assert refused > 20
+    assert harmless > 5
+
+
+def test_every_bit_of_the_mark_counts(whole, folder):
+    place, _ = whole["closed"]
+    copy = folder / "copy"
+    shutil.copytree(place, copy)
+    data = (place / MARK).read_bytes()
+    for i in range(0, 8 * len(data), 1 if LONG else 37):
+        flipped = bytearray(data)
+        flipped[i // 8] ^= 1 << i % 8
+        (copy / MARK).write_bytes(flipped)
+        with pytest.raises(Refusal) as refused:
+            Ledger.open(copy, cap=CAP)
+        assert refused.value.code == "ledger-damaged", i
+
+
+def test_a_mark_cut_by_more_than_its_last_line_is_refused_and_by_less_completed(whole, folder):
+    place, sent = whole["closed"]
+    copy = folder / "copy"
+    shutil.copytree(place, copy)
+    data = (place / MARK).read_bytes()
+    for cut in (1, 40, LINE):
+        for rest in (b"", b"\0" * 7):
+            (copy / MARK).write_bytes(data[:-cut] + rest)
+            check(copy, sent)
+            assert (copy / MARK).read_bytes() == data
+    for cut in (LINE + 1, 2 * LINE, len(data)):
+        (copy / MARK).write_bytes(data[:-cut])
+        with pytest.raises(Refusal, match="mark"):
+            Ledger.open(copy, cap=CAP, create=True)
+
+
+def test_records_changed_by_hand_are_noticed(whole, folder):
+    import sqlite3
+
+    place, _ = whole["closed"]
+    for i, change in enumerate(
+        (
+            "UPDATE records SET mu_squared = mu_squared / 2 WHERE kind = 'spend'",
+            "UPDATE records SET payload = x'00' WHERE seq = 4",
+            "DELETE FROM records WHERE seq = 4",
+            "DELETE FROM records WHERE seq = (SELECT max(seq) FROM records)",
+            "UPDATE records SET kind = 'close' WHERE seq = 4",
+            "UPDATE records SET study = NULL WHERE seq = 4",
+            "UPDATE records SET round = 'x' WHERE seq = 4",
+            "INSERT INTO records SELECT kind, study, mu_squared, 7, digest, seq + 1, at, content, payload, "
+            "chain FROM records ORDER BY seq DESC LIMIT 1",
+            "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM records; END",
+            "DROP TABLE records",
+        )
+    ):
+        copy = folder / str(i)
+        shutil.copytree(place, copy)
+        with sqlite3.connect(copy / DATABASE) as database:
+            database.execute(change)
+        database.close()
+        with pytest.raises(Refusal) as refused:
+            Ledger.open(copy, cap=CAP, create=True)
+        assert refused.value.code == "ledger-damaged"
+
+
+# Copies put back
+
+
+def test_an_old_database_under_a_newer_mark_is_refused(folder):
+    live, old = folder / "live", folder / "old"
+    with opened(live) as ledger:
+        answer(ledger, 1)
+    shutil.copytree(live, old)
+    with opened(live) as ledger:
+        answer(ledger, 2)
+    shutil.copy(old / DATABASE, live / DATABASE)
+    for create in (False, True):
+        with pytest.raises(Refusal, match="lost or changed") as refused:
+            Ledger.open(live, cap=CAP, create=create)
+        assert refused.value.code == "ledger-damaged"
+
+
+def test_a_copy_that_went_its_own_way_is_refused(folder):
+    live, fork = folder / "live", folder / "fork"
+    with opened(live) as ledger:
+        answer(ledger, 1)
+    shutil.copytree(live, fork)
+    for place in (live, fork):
+        with opened(place) as ledger:
+            answer(ledger, 2)
+    shutil.copy(fork / DATABASE, live / DATABASE)
+    with pytest.raises(Refusal, match="lost or changed"):
+        Ledger.open(live, cap=CAP)
+
+
+@pytest.mark.parametrize("missing", [DATABASE, MARK])
+def test_half_a_ledger_is_no_ledger(folder, missing):
+    with opened(folder) as ledger:
+        answer(ledger, 1)
+    (folder / missing).unlink()
+    for create in (False, True):
+        with pytest.raises(Refusal) as refused:
+            Ledger.open(folder, cap=CAP, create=create)
+        assert refused.value.code == "ledger-damaged"
+
+
+def test_database_and_mark_put_back_together_show_only_in_the_fingerprint(folder):
+    """The known limit: who can write both files can turn back time, unless the owner notes fingerprints."""
+    live, old = folder / "live", folder / "old"
+    with opened(live) as ledger:
+        answer(ledger, 1)
+    shutil.copytree(live, old)
+    with opened(live) as ledger:
+        answer(ledger, 2)
+        noted = ledger.status().fingerprint
+    shutil.rmtree(live)
+    shutil.copytree(old, live)
+    with opened(live) as ledger:
+        assert list(ledger.status().accounts[STUDY].rounds) == [1]
+        assert ledger.status().fingerprint != noted
+
+
+def test_a_mark_replaced_under_a_running_ledger_stops_it(folder):
+    with opened(folder) as ledger:
+        answer(ledger, 1)
+        copy = folder / "copy"
+        shutil.copy(folder / MARK, copy)
+        copy.replace(folder / MARK)
+        with pytest.raises(Refusal) as refused:
+            answer(ledger, 2)
+        assert refused.value.code == "ledger-damaged"
+
+
+# Several processes
+
+
+def test_one_process_holds_it_others_may_read_and_its_death_frees_it(folder):
+    words = [sys.executable, ledgers.__file__, "hold", str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "1\n"
+            with pytest.raises(Refusal) as refused:
+                Ledger.open(folder, cap=CAP, create=True)
+            assert refused.value.code == "ledger-locked"
+            seen = [1]
+            while seen[-1] < ledgers.ROUNDS:  # while the other goes on spending
+                seen.append(len(read_ledger(folder).accounts[STUDY].rounds))
+            assert seen == sorted(seen)
+        finally:
+            holder.kill()
+    assert check(folder, {}) == ledgers.ROUNDS
+
+
+def test_one_process_cannot_open_it_twice(folder):
+    with opened(folder), pytest.raises(Refusal) as refused:
+        Ledger.open(folder, cap=CAP)
+    assert refused.value.code == "ledger-locked"
+    opened(folder).close()
+
+
+def test_a_forked_process_may_not_use_its_parents_ledger(folder):
+    assert run("fork_run", folder)["codes"] == ["ledger-closed"] * 4 + ["ledger-locked"]
+
+
+def test_threads_take_turns(folder):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def spend(ledger: Ledger, study: str) -> None:
+        ledger.reserve(study, 10 * ROUND_COST, about={})
+        for round in range(1, 11):
+            ledger.spend(study, round, digest=digest(round), mu_squared=ROUND_COST, upload=study.encode())
+
+    studies = [f"{i:064x}" for i in range(4)]
+    with Ledger.open(folder, cap=CAP, create=True) as ledger, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda study: spend(ledger, study), studies))
+        assert [len(ledger.transcript(study)) for study in studies] == [10] * 4
+        ledger.verify()

@@ -1,0 +1,375 @@
+"""The ledger's rules: reservations, caps, rounds, replay; a state machine against a model of a few lines."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import shutil
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.privacy.accounting import Release, gaussian_mu
+from dpadmm.privacy.calibration import mu_from_epsilon, total_noise_multiplier
+from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
+
+A, B, C = (letter * 64 for letter in "abc")
+DIGEST, OTHER_DIGEST = "1" * 64, "2" * 64
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
+        yield ledger
+
+
+def spend(ledger, study=A, round=1, mu_squared=0.25, upload=b"upload", digest=DIGEST):
+    ledger.spend(study, round, digest=digest, mu_squared=mu_squared, upload=upload)
+
+
+def refusal(act, *words, **more) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        act(*words, **more)
+    return refused.value
+
+
+def test_a_refusal_has_a_code_and_a_sentence():
+    refused = Refusal("round-old", "too old")
+    assert (refused.code, str(refused)) == ("round-old", "too old")
+    assert isinstance(refused, DpadmmError)
+    copy = pickle.loads(pickle.dumps(refused))
+    assert (copy.code, str(copy)) == ("round-old", "too old")
+
+
+def test_a_study_reserves_spends_and_gives_back(ledger):
+    ledger.reserve(A, 0.75, about={"name": "first"})
+    book = ledger.status()
+    assert (book.cap, book.spent, book.promised) == (1.0, 0, 0.75)
+    spend(ledger)
+    assert (book.spent, book.promised) == (0.25, 0.75)
+    ledger.close_study(A)
+    ledger.close_study(A)
+    assert (book.spent, book.promised) == (0.25, 0.25)
+    assert refusal(spend, ledger, round=2).code == "study-closed"
+    assert refusal(ledger.replay, A, 2, digest=DIGEST).code == "study-closed"
+    assert ledger.replay(A, 1, digest=DIGEST) == b"upload"  # a late retransmission gives nothing away
+    assert refusal(ledger.reserve, A, 0.75, about={"name": "first"}).code == "study-changed"
+    ledger.reserve(B, 0.75, about={})
+    ledger.verify()
+
+
+def test_two_studies_cannot_count_on_the_same_remainder(ledger):
+    ledger.reserve(A, 0.75, about={})
+    refused = refusal(ledger.reserve, B, 0.5, about={})
+    assert refused.code == "budget-cap"
+    assert "asked 0.5, allowed 1, left 0.25" in str(refused)
+    ledger.reserve(B, 0.25, about={})
+    assert ledger.status().promised == 1
+
+
+def test_a_study_never_exceeds_its_reservation(ledger):
+    ledger.reserve(A, 0.5, about={})
+    spend(ledger)
+    refused = refusal(spend, ledger, round=2, mu_squared=0.3)
+    assert refused.code == "budget-reservation"
+    assert "asked 0.3, allowed 0.5, left 0.25" in str(refused)
+    spend(ledger, round=2)
+    assert refusal(spend, ledger, round=3, mu_squared=1e-15).code == "budget-reservation"
+
+
+@given(st.floats(1e-6, 0.9), st.integers(1, 60))
+@settings(max_examples=25, deadline=None)
+def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, n_rounds):
+    from dpadmm.privacy.ledger import Account, Book, Record
+
+    book = Book()
+    book.apply(Record("cap", mu_squared=n_rounds * mu_squared), b"")
+    reservation = Record("reserve", A, n_rounds * mu_squared)
+    book.check(reservation)
+    book.accounts[A] = Account(reservation, about={}, gaps=False)
+    for round in range(1, n_rounds + 1):
+        record = Record("spend", A, mu_squared, round, DIGEST)
+        book.check(record)
+        book.apply(record, b"")
+    assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1)).code == "budget-reservation"
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("n_rounds", [1, 7, 100, 1000])
+def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path, epsilon, n_rounds):
+    z = total_noise_multiplier(epsilon, 1e-5, n_rounds)
+    with Ledger.open(tmp_path, cap=mu_from_epsilon(epsilon, 1e-5) ** 2, create=True) as ledger:
+        ledger.reserve(A, n_rounds * gaussian_mu([Release(z)]) ** 2, about={})
+
+
+def test_reserving_again_is_harmless_and_anything_else_refused(ledger):
+    ledger.reserve(A, 0.5, about={"name": "x", "rounds": 2}, gaps=True)
+    before = ledger.status().seq
+    ledger.reserve(A, 0.5, about={"rounds": 2, "name": "x"}, gaps=True)
+    spend(ledger)
+    ledger.reserve(A, 0.5, about={"rounds": 2, "name": "x"}, gaps=True)
+    assert ledger.status().seq == before + 1
+    for mu_squared, about, gaps in (
+        (0.25, {"name": "x", "rounds": 2}, True),
+        (0.5, {"name": "y", "rounds": 2}, True),
+        (0.5, {"name": "x", "rounds": 2}, False),
+    ):
+        assert refusal(ledger.reserve, A, mu_squared, about=about, gaps=gaps).code == "study-changed"
+
+
+def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
+    ledger.reserve(A, 1.0, about={})
+    assert ledger.replay(A, 1, digest=DIGEST) is None
+    spend(ledger, upload=b"one")
+    assert ledger.replay(A, 1, digest=DIGEST) == b"one"
+    assert refusal(ledger.replay, A, 1, digest=OTHER_DIGEST).code == "round-forked"
+    assert refusal(spend, ledger, upload=b"again").code == "round-old"
+    assert ledger.replay(A, 2, digest=DIGEST) is None
+    assert refusal(ledger.replay, A, 3, digest=DIGEST).code == "round-gap"
+    assert refusal(spend, ledger, round=3).code == "round-gap"
+    spend(ledger, round=2, upload=b"")
+    assert ledger.replay(A, 2, digest=DIGEST) == b""
+    assert [(record.round, upload) for record, upload in ledger.transcript(A)] == [(1, b"one"), (2, b"")]
+
+
+def test_gaps_where_the_study_declares_them(ledger):
+    ledger.reserve(A, 1.0, about={}, gaps=True)
+    spend(ledger, round=3)
+    spend(ledger, round=7)
+    assert refusal(ledger.replay, A, 5, digest=DIGEST).code == "round-old"
+    assert ledger.replay(A, 3, digest=DIGEST) == b"upload"
+    assert list(ledger.status().accounts[A].rounds) == [3, 7]
+
+
+def test_a_study_that_never_enrolled(ledger):
+    for act in (
+        lambda: ledger.replay(A, 1, digest=DIGEST),
+        lambda: spend(ledger),
+        lambda: ledger.close_study(A),
+        lambda: ledger.transcript(A),
+    ):
+        assert refusal(act).code == "study-unknown"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": "A" * 64},
+        {"study": "a" * 15},
+        {"study": "a" * 64 + "\n"},
+        {"study": None},
+        {"digest": b"1" * 64},
+        {"digest": ""},
+        {"round": 0},
+        {"round": -1},
+        {"round": 1.0},
+        {"round": True},
+        {"round": 2**63},
+        {"mu_squared": 0.0},
+        {"mu_squared": -0.1},
+        {"mu_squared": math.nan},
+        {"mu_squared": math.inf},
+        {"mu_squared": "0.1"},
+        {"upload": "text"},
+        {"upload": bytearray(b"x")},
+    ],
+)
+def test_what_is_malformed_is_refused_and_leaves_the_ledger_as_it_was(ledger, change):
+    ledger.reserve(A, 1.0, about={}, gaps=True)
+    before = ledger.status().fingerprint
+    assert refusal(spend, ledger, **change).code == "request-malformed"
+    assert ledger.status().fingerprint == before
+    spend(ledger)
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf, "1"])
+def test_a_cap_is_a_positive_number(tmp_path, cap):
+    assert refusal(Ledger.open, tmp_path, cap=cap, create=True).code == "request-malformed"
+
+
+def test_a_lower_cap_stops_studies_that_were_promised_more(tmp_path):
+    with Ledger.open(tmp_path, cap=1, create=True) as ledger:
+        ledger.reserve(A, 0.75, about={})
+        spend(ledger)
+    with Ledger.open(tmp_path, cap=0.3) as ledger:
+        refused = refusal(spend, ledger, round=2)
+        assert refused.code == "budget-cap"
+        assert "asked 0.25, allowed 0.3, left 0.05" in str(refused)
+        assert refusal(ledger.reserve, B, 0.01, about={}).code == "budget-cap"
+        spend(ledger, round=2, mu_squared=0.05)
+    with Ledger.open(tmp_path, cap=1.0) as ledger:
+        spend(ledger, round=3)
+        assert [record.mu_squared for record in ledger.status().records if record.kind == "cap"] == [
+            1,
+            0.3,
+            1,
+        ]
+
+
+def test_a_missing_ledger_is_begun_only_on_purpose(tmp_path):
+    folder = tmp_path / "not" / "mounted"
+    assert refusal(Ledger.open, folder, cap=1.0).code == "ledger-missing"
+    assert refusal(read_ledger, folder).code == "ledger-missing"
+    assert not folder.exists()
+    Ledger.open(folder, cap=1.0, create=True).close()
+    Ledger.open(folder, cap=1.0).close()
+    assert sorted(os.listdir(folder)) == [DATABASE, MARK]
+
+
+def test_two_new_ledgers_have_different_fingerprints(tmp_path):
+    for name in "ab":
+        Ledger.open(tmp_path / name, cap=1.0, create=True).close()
+    assert read_ledger(tmp_path / "a").fingerprint != read_ledger(tmp_path / "b").fingerprint
+
+
+def test_a_closed_ledger_answers_nothing(ledger):
+    ledger.close()
+    ledger.close()
+    assert refusal(ledger.status).code == "ledger-closed"
+    assert refusal(ledger.replay, A, 1, digest=DIGEST).code == "ledger-closed"
+
+
+def test_reading_leaves_no_trace_and_needs_no_right_to_write(tmp_path):
+    with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
+        ledger.reserve(A, 1.0, about={})
+        spend(ledger)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    tmp_path.chmod(0o500)
+    try:
+        assert read_ledger(tmp_path).spent == 0.25
+    finally:
+        tmp_path.chmod(0o700)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_large_upload_comes_back_whole(ledger):
+    ledger.reserve(A, 1.0, about={})
+    upload = os.urandom(3_000_000)
+    spend(ledger, upload=upload)
+    assert ledger.replay(A, 1, digest=DIGEST) == upload
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Reserve, spend, replay, close and reopen in any order; the model is a few dictionaries."""
+
+    @initialize()
+    def begin(self):
+        memory = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None))
+        self.cap = 1.0
+        self.reserved: dict[str, tuple[Fraction, bool]] = {}
+        self.spent: dict[str, dict[int, tuple[str, Fraction, bytes]]] = {}
+        self.closed: set[str] = set()
+        self.ledger = Ledger.open(self.folder, cap=self.cap, create=True)
+
+    def teardown(self):
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+            shutil.rmtree(self.folder)
+
+    def total(self, study: str) -> Fraction:
+        return sum((cost for _, cost, _ in self.spent[study].values()), Fraction(0))
+
+    def promised(self) -> Fraction:
+        return sum(
+            (
+                self.total(study) if study in self.closed else self.reserved[study][0]
+                for study in self.reserved
+            ),
+            Fraction(0),
+        )
+
+    @rule(study=st.sampled_from([A, B, C]), cost=st.integers(1, 12), gaps=st.booleans())
+    def reserve(self, study, cost, gaps):
+        asked, refused = Fraction(cost, 16), None
+        if study in self.reserved:
+            fine = study not in self.closed and self.reserved[study] == (asked, gaps)
+        else:
+            fine = self.promised() + asked <= self.cap
+        try:
+            self.ledger.reserve(study, float(asked), about={}, gaps=gaps)
+        except Refusal as error:
+            refused = error.code
+        assert (refused is None) == fine, refused
+        if fine:
+            self.reserved[study] = (asked, gaps)
+            self.spent.setdefault(study, {})
+
+    @rule(
+        study=st.sampled_from([A, B, C]),
+        ahead=st.sampled_from([-1, 0, 1, 1, 1, 1, 2]),
+        cost=st.integers(1, 5),
+        digest=st.sampled_from([DIGEST, OTHER_DIGEST]),
+        upload=st.binary(max_size=40),
+    )
+    def answer(self, study, ahead, cost, digest, upload):
+        rounds = self.spent.get(study, {})
+        round, asked = max(1, max(rounds, default=0) + ahead), Fraction(cost, 32)
+        stored = refused = None
+        try:
+            stored = self.ledger.replay(study, round, digest=digest)
+            if stored is None:
+                self.ledger.spend(study, round, digest=digest, mu_squared=float(asked), upload=upload)
+        except Refusal as error:
+            refused = error.code
+        assert (refused is None) == self.may(study, round, digest, asked), refused
+        if refused is None:
+            assert stored == (rounds[round][2] if round in rounds else None)
+            rounds.setdefault(round, (digest, asked, upload))
+
+    def may(self, study: str, round: int, digest: str, asked: Fraction) -> bool:
+        if study not in self.reserved:
+            return False
+        rounds, (reserved, gaps) = self.spent[study], self.reserved[study]
+        if round in rounds:
+            return rounds[round][0] == digest
+        last = max(rounds, default=0)
+        in_order = round == last + 1 or (round > last and gaps)
+        everything = sum((self.total(each) for each in self.spent), Fraction(0))
+        affordable = self.total(study) + asked <= reserved and everything + asked <= self.cap
+        return study not in self.closed and in_order and affordable
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def close_study(self, data):
+        study = data.draw(st.sampled_from(sorted(self.reserved)))
+        self.ledger.close_study(study)
+        self.closed.add(study)
+
+    @rule(cap=st.sampled_from([0.5, 1.0, 1.0, 2.0]))
+    def reopen(self, cap):
+        self.ledger.close()
+        self.cap = cap
+        self.ledger = Ledger.open(self.folder, cap=cap)
+
+    @invariant()
+    def adds_up(self):
+        if not hasattr(self, "ledger"):
+            return
+        book = self.ledger.status()
+        assert book.spent == sum((self.total(study) for study in self.spent), Fraction(0))
+        assert book.promised == self.promised()
+        assert set(book.accounts) == set(self.reserved)
+        for study, rounds in self.spent.items():
+            stored = [
+                (record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)
+            ]
+            assert stored == [(round, digest, upload) for round, (digest, _, upload) in rounds.items()]
+        assert read_ledger(self.folder).fingerprint == book.fingerprint
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
