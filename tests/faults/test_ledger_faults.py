@@ -267,6 +267,24 @@ def test_a_copy_that_went_its_own_way_is_refused(folder):
         Ledger.open(live, cap=CAP)
 
 
+def test_a_lost_database_comes_back_from_a_copy_as_new_as_the_mark_only(folder):
+    live, old, new = (folder / name for name in ("live", "old", "new"))
+    with opened(live) as ledger:
+        answer(ledger, 1)
+    shutil.copytree(live, old)
+    with opened(live) as ledger:
+        reply = answer(ledger, 2)
+    shutil.copytree(live, new)
+    (live / DATABASE).write_bytes(b"lost")
+    for copy in (None, old):
+        if copy:
+            shutil.copy(copy / DATABASE, live / DATABASE)
+        with pytest.raises(Refusal, match=f"put back a copy of {DATABASE} with all records"):
+            Ledger.open(live, cap=CAP)
+    shutil.copy(new / DATABASE, live / DATABASE)
+    assert check(live, {2: reply}) == 2
+
+
 @pytest.mark.parametrize("missing", [DATABASE, MARK])
 def test_half_a_ledger_is_no_ledger(folder, missing):
     with opened(folder) as ledger:

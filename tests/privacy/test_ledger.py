@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from dpadmm.errors import DpadmmError, Refusal
 from dpadmm.privacy.accounting import Release, gaussian_mu
+from dpadmm.privacy.book import Account, Book, Record
 from dpadmm.privacy.calibration import mu_from_epsilon, total_noise_multiplier
 from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
 
@@ -93,8 +94,6 @@ def test_a_study_never_exceeds_its_reservation(ledger):
 @given(st.floats(1e-6, 0.9), st.integers(1, 60))
 @settings(max_examples=25, deadline=None)
 def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, n_rounds):
-    from dpadmm.privacy.ledger import Account, Book, Record
-
     book = Book()
     book.apply(Record("cap", mu_squared=n_rounds * mu_squared), b"")
     reservation = Record("reserve", A, n_rounds * mu_squared)

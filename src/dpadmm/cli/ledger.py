@@ -18,7 +18,8 @@ from dpadmm.cli.screen import say, say_path, table
 from dpadmm.errors import DataError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, require_delta
-from dpadmm.privacy.ledger import DATABASE, MARK, START, Account, Book, read_ledger
+from dpadmm.privacy.book import START, Account, Book
+from dpadmm.privacy.ledger import DATABASE, MARK, read_ledger
 
 MEANING = (
     "ε is exact, for each person with one row in this data set, replace-one neighbours, against everyone who "

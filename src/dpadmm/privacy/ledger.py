@@ -20,14 +20,13 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpadmm.errors import Refusal
+from dpadmm.privacy.book import Book, Record
 
 DATABASE, MARK, LINE = "ledger.sqlite", "mark", 78
 SCHEMA = (
@@ -35,114 +34,7 @@ SCHEMA = (
     "seq INTEGER PRIMARY KEY, at TEXT, content TEXT, payload BLOB, chain TEXT)"
 )
 HEX = re.compile("[0-9a-f]{16,128}")
-START, MAX_UPLOAD = "0" * 64, 2**28
-
-
-class Record(NamedTuple):
-    """One line of the ledger; ``content`` is the SHA-256 of its payload (an upload, or about a study)."""
-
-    kind: str
-    study: str = ""
-    mu_squared: float = 0.0
-    round: int = 0
-    digest: str = ""
-    seq: int = 0
-    at: str = ""
-    content: str = ""
-
-    def chain(self, before: str) -> str:
-        """SHA-256 of the chain before, a line break, and this record as a JSON array."""
-        return sha256(f"{before}\n{json.dumps(self)}".encode()).hexdigest()
-
-
-@dataclass
-class Account:
-    """A study: what it reserved, and what it released in which round. Sums are exact."""
-
-    reservation: Record
-    about: Mapping[str, Any]
-    gaps: bool
-    spent: Fraction = Fraction(0)
-    rounds: dict[int, Record] = field(default_factory=dict)
-    closed: bool = False
-
-    def check_round(self, round: int) -> None:
-        """Rounds count up from 1, without gaps unless the study declared them."""
-        last = next(reversed(self.rounds), 0)
-        if self.closed:
-            raise Refusal("study-closed", "this study is closed in the ledger and releases nothing more")
-        if round <= last:
-            raise Refusal("round-old", f"round {round} is not above the last one, {last}")
-        if round > last + 1 and not self.gaps:
-            raise Refusal("round-gap", f"round {last + 1} is next, not {round}: the study declares no gaps")
-
-
-class Book:
-    """What the records add up to, and the rules for the next one."""
-
-    def __init__(self) -> None:
-        self.fingerprint, self.cap = START, 0.0
-        self.records: list[Record] = []
-        self.accounts: dict[str, Account] = {}
-
-    @property
-    def seq(self) -> int:
-        return len(self.records)
-
-    @property
-    def spent(self) -> Fraction:
-        """Σμ² of all releases."""
-        return sum((account.spent for account in self.accounts.values()), Fraction(0))
-
-    @property
-    def promised(self) -> Fraction:
-        """Σμ² of all that was released and that open studies may still release."""
-        reserved = (Fraction(a.reservation.mu_squared) for a in self.accounts.values() if not a.closed)
-        spent = (a.spent for a in self.accounts.values() if a.closed)
-        return sum(reserved, Fraction(0)) + sum(spent, Fraction(0))
-
-    def account(self, study: str) -> Account:
-        if study not in self.accounts:
-            raise Refusal("study-unknown", "this study has reserved nothing in the ledger; enrol it first")
-        return self.accounts[study]
-
-    def check(self, record: Record) -> None:
-        """Refuse a record that may not come next."""
-        if record.kind == "reserve":
-            if record.study in self.accounts:
-                raise Refusal("study-changed", "this study is in the ledger, closed or with other numbers")
-            _afford("budget-cap", record.mu_squared, self.cap, self.promised)
-        elif record.kind == "spend":
-            account = self.account(record.study)
-            account.check_round(record.round)
-            _afford("budget-reservation", record.mu_squared, account.reservation.mu_squared, account.spent)
-            _afford("budget-cap", record.mu_squared, self.cap, self.spent)
-
-    def apply(self, record: Record, payload: bytes) -> None:
-        """Take in a record that was checked."""
-        self.fingerprint = record.chain(self.fingerprint)
-        self.records.append(record)
-        if record.kind == "cap":
-            self.cap = record.mu_squared
-        elif record.kind == "reserve":
-            self.accounts[record.study] = Account(record, **json.loads(payload))
-        elif record.kind == "spend":
-            self.accounts[record.study].rounds[record.round] = record
-            self.accounts[record.study].spent += Fraction(record.mu_squared)
-        else:
-            self.accounts[record.study].closed = True
-
-    def line(self) -> bytes:
-        """What the mark says of the last record."""
-        return f"{self.seq:012d} {self.fingerprint}\n".encode()
-
-
-def _afford(code: str, asked: float, allowed: float, used: Fraction) -> None:
-    # Exact, then rounded once: n rounds fit n times their μ², and no limit is exceeded by more than 2⁻⁵³ of it
-    if float(used + Fraction(asked)) > allowed:
-        numbers = f"asked {asked:.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
-        whose = "the owner's cap" if code == "budget-cap" else "the study's reservation"
-        raise Refusal(code, f"this would exceed {whose} (Σμ²: {numbers})")
+MAX_UPLOAD = 2**28
 
 
 def read_ledger(folder: Path) -> Book:
@@ -177,7 +69,7 @@ def read_ledger(folder: Path) -> Book:
 
 
 def _damaged(folder: Path, why: object) -> Refusal:
-    todo = "nothing is answered; keep the folder as it is and put back the newest whole copy of it"
+    todo = f"nothing is answered; put back a copy of {DATABASE} with all records, but never an older {MARK}"
     return Refusal("ledger-damaged", f"the ledger in {folder} cannot be trusted ({why}): {todo}")
 
 
