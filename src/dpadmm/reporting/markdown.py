@@ -10,7 +10,7 @@ from dpadmm.reporting.figures import PAPER, pictures
 from dpadmm.reporting.html import SIGNS, facts, refusals
 from dpadmm.reporting.run_folder import write_text
 from dpadmm.reporting.series import begun, missing
-from dpadmm.reporting.tables import tables
+from dpadmm.reporting.tables import in_words, tables
 from dpadmm.results import Results
 
 
@@ -49,7 +49,7 @@ def _head(results: Results, source: str, page: str) -> str:
     commands = f"```\n{meta['command']}\ndpadmm report {source} -o {page}\n```"
     return "\n\n".join(
         [
-            f"# {results.grid.get('title') or 'Comparison of methods'}",
+            f"# {in_words(results.grid.get('title') or 'Comparison of methods')}",
             f"Made by these commands, and by no hand:\n\n{commands}",
             "\n".join(about),
             "The noise of these runs is simulated: it shows what privacy costs and protects nobody. Losses "

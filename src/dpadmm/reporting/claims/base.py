@@ -157,13 +157,14 @@ def worse_by(worse: Results, better: Results, label: str) -> list[Comparison]:
 
 
 def shown(results: Results, column: str) -> str:
-    """``19.71 ± 0.45%`` for errors, ``0.4168 ± 0.0007`` for the rest."""
-    mean, std = mean_std(at_end(results, column))
+    """``19.7 ± 0.4%`` for errors, ``0.4168 ± 0.0007`` for the rest; without ± where there is one split."""
+    values = at_end(results, column)
+    mean, std = mean_std(values)
     if not np.isfinite(mean):
         return "–"
-    if "error" in column:
-        return f"{100 * mean:.1f} ± {100 * std:.1f}%"
-    return f"{mean:.4f} ± {std:.4f}" if abs(mean) < 10 else f"{mean:.2f} ± {std:.2f}"
+    scale, unit, digits = (100.0, "%", 1) if "error" in column else (1.0, "", 4 if abs(mean) < 10 else 2)
+    around = f" ± {scale * std:.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean:.{digits}f}{around}{unit}"
 
 
 def both_models(results: Results) -> str:
