@@ -237,6 +237,23 @@ def test_records_changed_by_hand_are_noticed(whole, folder):
         assert refused.value.code == "ledger-damaged"
 
 
+@pytest.mark.parametrize(
+    ("round", "mu_squared"), [(1, ROUND_COST), (3, ROUND_COST), (2, CAP / 2), (2, 2 * CAP)]
+)
+def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, monkeypatch, round, mu_squared):
+    with opened(folder) as ledger:
+        answer(ledger, 1)
+        ledger.reserve(ledgers.OTHER, 0.4 * CAP, about={})
+        monkeypatch.setattr("dpadmm.privacy.book.Book.check", lambda *_: None)
+        more = {"digest": digest(9), "mu_squared": mu_squared, "upload": b""}
+        ledger.spend(ledgers.OTHER, 1, **more | {"mu_squared": ROUND_COST})
+        ledger.spend(ledgers.OTHER, round, **more)
+    monkeypatch.undo()
+    with pytest.raises(Refusal) as refused:
+        Ledger.open(folder, cap=CAP)
+    assert refused.value.code == "ledger-damaged"
+
+
 # Copies put back
 
 

@@ -157,8 +157,9 @@ class Ledger(AbstractContextManager["Ledger"]):
     def close(self) -> None:
         """Let go of the ledger; in a forked process nothing happens, since it is its parent's."""
         if self._pid == os.getpid():
-            self._pid = 0
-            self._held.close()
+            with self._one_at_a_time:
+                self._pid = 0
+                self._held.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
