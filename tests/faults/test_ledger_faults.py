@@ -237,6 +237,16 @@ def test_records_changed_by_hand_are_noticed(whole, folder):
         assert refused.value.code == "ledger-damaged"
 
 
+def test_damage_that_no_record_shows_is_found_by_sqlite_itself(whole, folder):
+    place, _ = whole["closed"]
+    shutil.copytree(place, folder / "copy")
+    with (folder / "copy" / DATABASE).open("r+b") as file:
+        file.seek(36)  # SQLite's count of free pages
+        file.write(b"\0\0\0\1")
+    with pytest.raises(Refusal, match="SQLite finds damage"):
+        Ledger.open(folder / "copy", cap=CAP)
+
+
 @pytest.mark.parametrize(
     ("round", "mu_squared"), [(1, ROUND_COST), (3, ROUND_COST), (2, CAP / 2), (2, 2 * CAP)]
 )
