@@ -14,7 +14,7 @@ demo: $(READY)
 test: $(READY) browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# the long form of the fault tests: 10,000 kills, 10,000 flips and truncations, every write; some minutes
+# the long form of the fault tests: 10,000 kills, 10,000 flips and truncations, every write; about ten minutes
 torture: $(READY)
 	DPADMM_TORTURE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy
 
