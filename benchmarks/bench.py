@@ -18,7 +18,7 @@ import numpy as np
 from dpadmm import Logistic, Problem, Rows, kernels, make_rows, simulate
 from dpadmm.constants import constants_of
 from dpadmm.data import Dataset
-from dpadmm.methods import DpAdmm
+from dpadmm.methods import DpAdmm, Round
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.regularizers import L2
 from dpadmm.schedules import theorem_schedule
@@ -70,12 +70,7 @@ def round_of(rows: Rows) -> Callable[[], object]:
         held["round"] += 1
         held["state"], uploads = method.step(
             held["state"],
-            problem=problem,
-            rows=rows,
-            round=held["round"],
-            consensus=held["consensus"],
-            noise=noise,
-            active=None,
+            Round(number=held["round"], problem=problem, rows=rows, consensus=held["consensus"], noise=noise),
         )
         held["consensus"] = consensus_step(uploads)
 

@@ -12,7 +12,7 @@ from dpadmm import updates
 from dpadmm.arrays import Floats, Integers
 from dpadmm.constants import constants_of
 from dpadmm.losses import Loss, slopes
-from dpadmm.methods import DpAdmm
+from dpadmm.methods import DpAdmm, Round
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import Regularizer
@@ -168,7 +168,8 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
     state, uploads, consensus = method.init(problem, rows), np.zeros((N, D, 1)), np.zeros((D, 1))
     for k, active in enumerate(present, start=1):
         state, sent = method.step(
-            state, problem=problem, rows=rows, round=k, consensus=consensus, noise=noise, active=active
+            state,
+            Round(number=k, problem=problem, rows=rows, consensus=consensus, noise=noise, active=active),
         )
         uploads[active] = sent[active]
         consensus = updates.consensus_step(uploads)

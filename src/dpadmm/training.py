@@ -15,7 +15,7 @@ import numpy as np
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import StudyError
-from dpadmm.methods.base import Method, State
+from dpadmm.methods.base import Method, Round, State
 from dpadmm.privacy.noise import Noise
 from dpadmm.problem import Problem, Rows
 
@@ -221,9 +221,7 @@ def train(
         for k in range(1, n_rounds + 1):
             started = perf_counter()
             active = participation(k) if participation else None
-            new_state, sent = method.step(
-                state, problem=problem, rows=rows, round=k, consensus=consensus, noise=noise, active=active
-            )
+            new_state, sent = method.step(state, Round(k, problem, rows, consensus, noise, active))
             if active is None:
                 uploads = sent
             else:

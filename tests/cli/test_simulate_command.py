@@ -689,10 +689,10 @@ def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_c
 
     original, presses = DpAdmm.step, {3: 1}
 
-    def step(self, *args, **more):
-        for _ in range(presses.get(more["round"], 0)):
+    def step(self, state, now):
+        for _ in range(presses.get(now.number, 0)):
             os.kill(os.getpid(), signal.SIGINT)
-        return original(self, *args, **more)
+        return original(self, state, now)
 
     monkeypatch.setattr(DpAdmm, "step", step)
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK]

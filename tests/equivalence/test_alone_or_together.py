@@ -15,7 +15,7 @@ from dpadmm.arrays import Floats
 from dpadmm.assembly import make_method
 from dpadmm.constants import constants_of
 from dpadmm.losses import Logistic, Loss
-from dpadmm.methods import DpAdmm, Method
+from dpadmm.methods import DpAdmm, Method, Round
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.problem import Problem, Rows
 from dpadmm.regularizers import L1, L2, Regularizer
@@ -82,13 +82,7 @@ def check_alone(
     for k in range(1, len(mask) + 1):
         for i in np.flatnonzero(mask[k - 1]):
             states[i], sent = methods[i].step(
-                states[i],
-                problem=task,
-                rows=own[i],
-                round=k,
-                consensus=consensus,
-                noise=noises[i],
-                active=None,
+                states[i], Round(number=k, problem=task, rows=own[i], consensus=consensus, noise=noises[i])
             )
             uploads[i] = sent[0]
         consensus = methods[0].aggregate(uploads, consensus=consensus, problem=task)

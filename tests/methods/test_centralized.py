@@ -14,7 +14,7 @@ from dpadmm.arrays import Floats
 from dpadmm.data import known_optimum
 from dpadmm.errors import ConvergenceWarning
 from dpadmm.losses import Hinge, Logistic, Loss, SmoothedHinge, Softmax, Squared
-from dpadmm.methods import Centralized, centralized, minimizer
+from dpadmm.methods import Centralized, Round, centralized, minimizer
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
@@ -158,9 +158,15 @@ def test_the_method_is_one_round_at_the_optimum() -> None:
     loss = Logistic()
     rows, problem, method = cohort(loss), Problem(loss, L2(), 0.01), Centralized()
     state, uploads = method.step(
-        method.init(problem, rows), problem=problem, rows=rows, round=1, consensus=np.zeros((5, 1)),
-        noise=SimulatedNoise(0, 4, (5, 1)), active=None,
-    )  # fmt: skip
+        method.init(problem, rows),
+        Round(
+            number=1,
+            problem=problem,
+            rows=rows,
+            consensus=np.zeros((5, 1)),
+            noise=SimulatedNoise(0, 4, (5, 1)),
+        ),
+    )
     best = minimizer(problem, rows)
     for each in (*state.released, *uploads):
         np.testing.assert_array_equal(each, best)

@@ -12,7 +12,7 @@ from dpadmm.arrays import Floats
 from dpadmm.constants import constants_of
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic, Loss, Softmax
-from dpadmm.methods import DpAdmm, minimizer
+from dpadmm.methods import DpAdmm, Round, minimizer
 from dpadmm.privacy.accounting import Release
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.problem import Problem, Rows, make_rows
@@ -48,9 +48,15 @@ def released_noise(
     rows = make_rows(np.zeros((n * m, d)), np.zeros(n * m), offsets=np.arange(0, n * m + 1, m))
     method = DpAdmm(rho, Constant(eta, n), np.full(n, z))
     state, _ = method.step(
-        method.init(problem, rows), problem=problem, rows=rows, round=1, consensus=np.zeros((d, p)),
-        noise=SimulatedNoise(1, n, (d, p)), active=None,
-    )  # fmt: skip
+        method.init(problem, rows),
+        Round(
+            number=1,
+            problem=problem,
+            rows=rows,
+            consensus=np.zeros((d, p)),
+            noise=SimulatedNoise(1, n, (d, p)),
+        ),
+    )
     return -state.released * (rho + 1.0 / eta)
 
 
@@ -78,9 +84,9 @@ def test_noise_differs_between_rounds_and_agents_have_their_own_z() -> None:
     noise, found = SimulatedNoise(3, 4, (5, 1)), []
     state = quiet.init(problem, rows)
     for k in (1, 2):
-        step = {"problem": problem, "rows": rows, "round": k, "consensus": np.zeros((5, 1)), "active": None}
-        clean, _ = quiet.step(state, noise=noise, **step)
-        noisy, _ = loud.step(state, noise=noise, **step)
+        now = Round(number=k, problem=problem, rows=rows, consensus=np.zeros((5, 1)), noise=noise)
+        clean, _ = quiet.step(state, now)
+        noisy, _ = loud.step(state, now)
         found.append(-(noisy.released - clean.released) * (rho + 1.0 / eta))
     numbers = SimulatedNoise(3, 4, (5, 1))
     for k in (1, 2):
@@ -93,14 +99,21 @@ def test_an_absent_agents_state_stays() -> None:
     rows, problem = cohort(loss), Problem(loss, L2(), 0.1)
     method, noise = DpAdmm(0.2, Constant(0.5, 4), np.ones(4)), SimulatedNoise(3, 4, (5, 1))
     everyone, _ = method.step(
-        method.init(problem, rows), problem=problem, rows=rows, round=1, consensus=np.zeros((5, 1)),
-        noise=noise, active=None,
-    )  # fmt: skip
+        method.init(problem, rows),
+        Round(number=1, problem=problem, rows=rows, consensus=np.zeros((5, 1)), noise=noise),
+    )
     before = everyone.released.copy(), everyone.dual.copy()
     after, _ = method.step(
-        everyone, problem=problem, rows=rows, round=2, consensus=np.ones((5, 1)), noise=noise,
-        active=np.array([1, 3]),
-    )  # fmt: skip
+        everyone,
+        Round(
+            number=2,
+            problem=problem,
+            rows=rows,
+            consensus=np.ones((5, 1)),
+            noise=noise,
+            active=np.array([1, 3]),
+        ),
+    )
     for absent in (0, 2):
         np.testing.assert_array_equal(after.released[absent], before[0][absent])
         np.testing.assert_array_equal(after.dual[absent], before[1][absent])

@@ -13,7 +13,7 @@ from dpadmm import kernels, simulate
 from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic
-from dpadmm.methods import DpSgd, minimizer
+from dpadmm.methods import DpSgd, Round, minimizer
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.privacy.releases import Release, SampledRelease
 from dpadmm.problem import Problem, Rows, make_rows
@@ -27,10 +27,15 @@ PROBLEM = Problem(Logistic(), L2(), 0.02)
 def uploads(method: DpSgd, rows: Rows, *, round: int = 1, consensus: Floats | None = None) -> Floats:
     shape = (rows.n_features, 1)
     _, sent = method.step(
-        method.init(PROBLEM, rows), problem=PROBLEM, rows=rows, round=round,
-        consensus=np.zeros(shape) if consensus is None else consensus,
-        noise=SimulatedNoise(3, rows.n_agents, shape), active=None,
-    )  # fmt: skip
+        method.init(PROBLEM, rows),
+        Round(
+            number=round,
+            problem=PROBLEM,
+            rows=rows,
+            consensus=np.zeros(shape) if consensus is None else consensus,
+            noise=SimulatedNoise(3, rows.n_agents, shape),
+        ),
+    )
     return sent
 
 

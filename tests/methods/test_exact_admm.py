@@ -18,7 +18,7 @@ from dpadmm.arrays import Floats
 from dpadmm.assembly import make_method
 from dpadmm.errors import StudyError
 from dpadmm.losses import Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
-from dpadmm.methods import Admm, AdmmDvp, AdmmPvp, Method, minimizer
+from dpadmm.methods import Admm, AdmmDvp, AdmmPvp, Method, Round, minimizer
 from dpadmm.methods.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise
 from dpadmm.privacy.baseline_calibration import ObjectivePlan
 from dpadmm.privacy.noise import SimulatedNoise, spherical
@@ -140,9 +140,15 @@ def first_release(method: Method[Any], n: int, m: int, d: int, seed: int = 1) ->
     problem = Problem(Logistic(), NoRegularizer(), 0.0)
     rows = make_rows(np.zeros((n * m, d)), np.ones(n * m), offsets=np.arange(0, n * m + 1, m))
     state, _ = method.step(
-        method.init(problem, rows), problem=problem, rows=rows, round=1, consensus=np.zeros((d, 1)),
-        noise=SimulatedNoise(seed, n, (d, 1)), active=None,
-    )  # fmt: skip
+        method.init(problem, rows),
+        Round(
+            number=1,
+            problem=problem,
+            rows=rows,
+            consensus=np.zeros((d, 1)),
+            noise=SimulatedNoise(seed, n, (d, 1)),
+        ),
+    )
     return np.asarray(state.released)
 
 
@@ -206,9 +212,15 @@ def test_replacing_a_row_moves_a_minimiser_by_at_most_the_sensitivity(
     for a, b in ((rows, labels), (other, flipped)):
         cohort_of_one = make_rows(a, b)
         state, _ = method.step(
-            method.init(problem, cohort_of_one), problem=problem, rows=cohort_of_one, round=1,
-            consensus=consensus, noise=SimulatedNoise(1, 1, (2, 1)), active=None,
-        )  # fmt: skip
+            method.init(problem, cohort_of_one),
+            Round(
+                number=1,
+                problem=problem,
+                rows=cohort_of_one,
+                consensus=consensus,
+                noise=SimulatedNoise(1, 1, (2, 1)),
+            ),
+        )
         found.append(state.released)
     allowed = 2.0 * loss.lipschitz / m * (1.0 + 2.0 * share) / (RHO + 0.05)
     assert np.linalg.norm(found[0] - found[1]) <= allowed * (1.0 + 1e-9)
@@ -269,9 +281,15 @@ def test_dvp_with_a_ridge_solves_the_ridged_problem() -> None:
     rows, problem, ridge = cohort(Logistic()), Problem(Logistic(), L2(), 0.02), 0.7
     quiet = ObjectivePlan(ObjectiveRelease(0.0, 0.1), 0.0, ridge)
     state, _ = (method := AdmmDvp(RHO, ObjectiveNoise((quiet,) * N), TIGHT)).step(
-        method.init(problem, rows), problem=problem, rows=rows, round=1, consensus=np.zeros((D, 1)),
-        noise=SimulatedNoise(3, N, (D, 1)), active=None,
-    )  # fmt: skip
+        method.init(problem, rows),
+        Round(
+            number=1,
+            problem=problem,
+            rows=rows,
+            consensus=np.zeros((D, 1)),
+            noise=SimulatedNoise(3, N, (D, 1)),
+        ),
+    )
     for i in range(N):
         expected = exact_solve(replace(problem), rows, i, np.zeros((D, 1)), RHO + ridge)
         np.testing.assert_allclose(state.released[i], expected, atol=1e-7)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from dpadmm import updates
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
+from dpadmm.methods.base import Round
 from dpadmm.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.methods.requirements import need_solvable
-from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import Release
 from dpadmm.problem import Problem, Rows
 from dpadmm.regularizers import NoRegularizer
@@ -47,17 +47,8 @@ class Admm:
         need_solvable(problem, self.name)
         return start_solver(problem, rows)
 
-    def step(
-        self,
-        state: SolverState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[SolverState, Floats]:
+    def step(self, state: SolverState, now: Round) -> tuple[SolverState, Floats]:
+        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
         dual = next_dual(state, consensus, self.rho)
         centers = consensus + dual / self.rho
         local = replace(problem, regularizer=NoRegularizer()) if self.split else problem

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpadmm import updates
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
+from dpadmm.methods.base import Round
 from dpadmm.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.methods.objective_noise import ObjectiveNoise
-from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.problem import Problem, Rows
 
@@ -47,25 +47,18 @@ class AdmmDvp:
         self.perturbation.check(problem, rows, self.rho, self.name)
         return start_solver(problem, rows)
 
-    def step(
-        self,
-        state: SolverState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[SolverState, Floats]:
+    def step(self, state: SolverState, now: Round) -> tuple[SolverState, Floats]:
+        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
         dual = next_dual(state, consensus, self.rho)
         pull = self.rho + self.perturbation.extra_ridge
-        xi = self.perturbation.draw(noise, round)
+        xi = self.perturbation.draw(now.noise, now.number)
         centers = (dual + self.rho * consensus) / pull[:, None, None]
         tolerance = tolerances(problem, rows, self.solver_tolerance)
         problems = LocalProblems(problem, rows, pull, centers, tolerance, linear=xi)
         solved = solve(problems, centers + state.offset, active)
-        released = self.perturbation.cover(solved.weights, tolerance / problems.convexity, noise, round)
+        released = self.perturbation.cover(
+            solved.weights, tolerance / problems.convexity, now.noise, now.number
+        )
         new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
         return new, updates.upload(released, dual, self.rho)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpadmm import updates
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.methods.admm_state import (
     SolverState,
     advanced,
@@ -17,9 +17,10 @@ from dpadmm.methods.admm_state import (
     next_dual,
     start_solver,
 )
+from dpadmm.methods.base import Round
 from dpadmm.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.methods.requirements import need_monotone_slopes, need_smooth
-from dpadmm.privacy.noise import Noise, release
+from dpadmm.privacy.noise import release
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
 from dpadmm.problem import Problem, Rows
@@ -55,17 +56,8 @@ class AdmmPvp:
         need_monotone_slopes(problem, self.name)
         return start_solver(problem, rows)
 
-    def step(
-        self,
-        state: SolverState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[SolverState, Floats]:
+    def step(self, state: SolverState, now: Round) -> tuple[SolverState, Floats]:
+        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
         dual = next_dual(state, consensus, self.rho)
         centers = consensus + dual / self.rho
         tolerance = tolerances(problem, rows, self.solver_tolerance)
@@ -77,7 +69,7 @@ class AdmmPvp:
                 problem.loss.lipschitz, rows.n_rows, problems.convexity, tolerance=tolerance
             )
             noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
-            released = release(solved.weights, noise_std=noise_std, noise=noise.draw(round))
+            released = release(solved.weights, noise_std=noise_std, noise=now.noise.draw(now.number))
         new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
         return new, updates.upload(released, dual, self.rho)
 

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.problem import Problem, Rows
+
+
+@dataclass(frozen=True)
+class Round:
+    """What agents have and are told in round k.
+
+    Attributes
+    ----------
+    number : int
+        k, from 1.
+    problem, rows
+        What is minimised, and over whose rows.
+    consensus : (d, p)
+        w^{k−1}, as it was broadcast.
+    noise : Noise
+        Where every agent's noise comes from.
+    active : (agents,), optional
+        Who takes part; None: all.
+    """
+
+    number: int
+    problem: Problem
+    rows: Rows
+    consensus: Floats
+    noise: Noise
+    active: Integers | None = None
 
 
 class State(Protocol):
@@ -35,21 +62,11 @@ class Method(Protocol[S]):
     def init(self, problem: Problem, rows: Rows) -> S:
         """The agents before round 1; all models are zero."""
 
-    def step(
-        self,
-        state: S,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[S, Floats]:
+    def step(self, state: S, now: Round) -> tuple[S, Floats]:
         """Round k at the agents: the consensus w^{k−1} comes in, uploads (n, d, p) go out.
 
-        Only agents listed in ``active`` (None: all) take part; the others' state and uploads stay untouched
-        and must not be used.
+        Only agents listed in ``now.active`` take part; the others' state and uploads stay untouched and must
+        not be used.
         """
 
     def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:

@@ -16,11 +16,11 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
 from dpadmm import kernels
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.errors import ConvergenceWarning
 from dpadmm.losses import Hinge, SmoothedHinge
+from dpadmm.methods.base import Round
 from dpadmm.methods.hessian import data_hessian
-from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import Release
 from dpadmm.problem import Problem, Rows
 from dpadmm.updates import consensus_step
@@ -218,17 +218,8 @@ class Centralized:
     def init(self, problem: Problem, rows: Rows) -> PooledState:
         return PooledState(np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs)))
 
-    def step(
-        self,
-        state: PooledState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[PooledState, Floats]:
+    def step(self, state: PooledState, now: Round) -> tuple[PooledState, Floats]:
+        problem, rows = now.problem, now.rows
         everywhere = np.broadcast_to(minimizer(problem, rows), state.released.shape)
         return PooledState(everywhere), everywhere
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpadmm import kernels, updates
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.methods.admm_state import (
     AdmmState,
     check_noise,
@@ -17,7 +17,8 @@ from dpadmm.methods.admm_state import (
     next_dual,
     zero_models,
 )
-from dpadmm.privacy.noise import Noise, release
+from dpadmm.methods.base import Round
+from dpadmm.privacy.noise import release
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.problem import Problem, Rows
@@ -53,23 +54,14 @@ class DpAdmm:
         zeros = zero_models(problem, rows)
         return AdmmState(released=zeros, dual=zeros)
 
-    def step(
-        self,
-        state: AdmmState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[AdmmState, Floats]:
+    def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats]:
+        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
         dual = next_dual(state, consensus, self.rho)
         gradient = kernels.gradient(rows, state.released, problem.loss, active)
         if np.any(self.noise_multiplier):
             sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows)
             noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
-            gradient = release(gradient, noise_std=noise_std, noise=noise.draw(round))
+            gradient = release(gradient, noise_std=noise_std, noise=now.noise.draw(now.number))
         released = updates.primal_step(
             gradient,
             problem.reg_share * problem.regularizer.gradient(state.released),
@@ -77,7 +69,7 @@ class DpAdmm:
             dual=dual,
             consensus=consensus,
             rho=self.rho,
-            step_size=self.schedule(round)[:, None, None],
+            step_size=self.schedule(now.number)[:, None, None],
         )
         new = AdmmState(keep_absent(released, state.released, active), keep_absent(dual, state.dual, active))
         return new, updates.upload(released, dual, self.rho)

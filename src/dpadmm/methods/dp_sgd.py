@@ -14,7 +14,8 @@ from dpadmm import kernels
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import StudyError
 from dpadmm.methods.admm_state import check_noise, zero_models
-from dpadmm.privacy.noise import Noise, release
+from dpadmm.methods.base import Round
+from dpadmm.privacy.noise import release
 from dpadmm.privacy.releases import Release, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.problem import Problem, Rows
@@ -62,26 +63,17 @@ class DpSgd:
     def init(self, problem: Problem, rows: Rows) -> SgdState:
         return SgdState(zero_models(problem, rows))
 
-    def step(
-        self,
-        state: SgdState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[SgdState, Floats]:
+    def step(self, state: SgdState, now: Round) -> tuple[SgdState, Floats]:
+        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
         points = np.broadcast_to(consensus, state.released.shape)
         if self.sampling < 1.0:
-            gradient = self._sampled_gradient(rows, points, problem, round, active)
+            gradient = self._sampled_gradient(rows, points, problem, now.number, active)
         else:
             gradient = kernels.gradient(rows, points, problem.loss, active)
         if np.any(self.noise_multiplier):
             sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows) / self.sampling
             noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
-            gradient = release(gradient, noise_std=noise_std, noise=noise.draw(round))
+            gradient = release(gradient, noise_std=noise_std, noise=now.noise.draw(now.number))
         return state, gradient
 
     def _sampled_gradient(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.methods.admm_state import keep_absent
 from dpadmm.methods.alone import AloneState, alone, start_alone
+from dpadmm.methods.base import Round
 from dpadmm.methods.local_solver import solve
 from dpadmm.methods.objective_noise import ObjectiveNoise
-from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.problem import Problem, Rows
 from dpadmm.updates import consensus_step
@@ -41,27 +41,18 @@ class ObjectivePerturbation:
         self.perturbation.check(problem, rows, 0.0, self.name)
         return start_alone(problem, rows)
 
-    def step(
-        self,
-        state: AloneState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[AloneState, Floats]:
+    def step(self, state: AloneState, now: Round) -> tuple[AloneState, Floats]:
+        problem, rows, active = now.problem, now.rows, now.active
         problems = alone(
             problem,
             rows,
             tolerance=self.solver_tolerance,
             ridge=self.perturbation.extra_ridge,
-            linear=self.perturbation.draw(noise, round),
+            linear=self.perturbation.draw(now.noise, now.number),
         )
         solved = solve(problems, problems.centers, active)
         distance = problems.tolerance / problems.convexity
-        released = self.perturbation.cover(solved.weights, distance, noise, round)
+        released = self.perturbation.cover(solved.weights, distance, now.noise, now.number)
         kept = keep_absent(released, state.released, active)
         return AloneState(kept, state.passes + solved.passes), kept
 

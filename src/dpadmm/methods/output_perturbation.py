@@ -10,12 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.methods.admm_state import check_noise, keep_absent
 from dpadmm.methods.alone import AloneState, alone, start_alone
+from dpadmm.methods.base import Round
 from dpadmm.methods.local_solver import solve
 from dpadmm.methods.requirements import need_convex, need_monotone_slopes, need_solvable
-from dpadmm.privacy.noise import Noise, release, spherical
+from dpadmm.privacy.noise import release, spherical
 from dpadmm.privacy.releases import AnyRelease, PureRelease, Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
 from dpadmm.problem import Problem, Rows
@@ -51,23 +52,14 @@ class OutputPerturbation:
         need_monotone_slopes(problem, self.name)
         return start_alone(problem, rows)
 
-    def step(
-        self,
-        state: AloneState,
-        *,
-        problem: Problem,
-        rows: Rows,
-        round: int,
-        consensus: Floats,
-        noise: Noise,
-        active: Integers | None,
-    ) -> tuple[AloneState, Floats]:
+    def step(self, state: AloneState, now: Round) -> tuple[AloneState, Floats]:
+        problem, rows, active = now.problem, now.rows, now.active
         problems = alone(problem, rows, tolerance=self.solver_tolerance, ridge=np.zeros(rows.n_agents))
         solved = solve(problems, problems.centers, active)
         sensitivity = minimizer_sensitivity(
             problem.loss.lipschitz, rows.n_rows, problems.convexity, tolerance=problems.tolerance
         )
-        unit = spherical(noise, round) if self.pure else noise.draw(round)
+        unit = spherical(now.noise, now.number) if self.pure else now.noise.draw(now.number)
         noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
         released = release(solved.weights, noise_std=noise_std, noise=unit)
         kept = keep_absent(released, state.released, active)
