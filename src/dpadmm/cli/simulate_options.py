@@ -6,7 +6,6 @@ The same names stand in a TOML file.
 from __future__ import annotations
 
 import inspect
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ import typer
 
 from dpadmm.errors import StudyError
 from dpadmm.settings import Settings, check_names
+from dpadmm.toml_file import read_toml
 
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "data": (str, "File (.csv .parquet .npz .svm) or data set: adult, synthetic.", ("--data", "-d")),
@@ -103,16 +103,8 @@ def parameters() -> list[inspect.Parameter]:
 
 def from_toml(path: Path) -> dict[str, Any]:
     """Options from a TOML file: names checked, with - or _ in them."""
-    try:
-        written = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StudyError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError):
-        raise StudyError(f"{path}: cannot be read as a text file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StudyError(f"{path}: not valid TOML: {error}") from None
     given: dict[str, Any] = {}
-    for spelled, value in written.items():
+    for spelled, value in read_toml(path).items():
         name = _ALIASES.get(spelled, spelled.replace("-", "_"))
         if name in given:
             raise StudyError(f"{path}: {name} is set twice, the second time as {spelled!r}")

@@ -18,9 +18,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dpadmm.errors import DataError, StudyError
+from dpadmm.errors import StudyError
 from dpadmm.results import grid_digest, settings_columns
 from dpadmm.settings import Settings, check_names
+from dpadmm.toml_file import read_toml
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
@@ -107,15 +108,7 @@ def paper_grid(*, repeats: int | None = None) -> Grid:
 
 def read_grid(path: Path, *, repeats: int | None = None) -> Grid:
     """A grid from a TOML file."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError):
-        raise DataError(f"{path}: cannot be read as a text file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StudyError(f"{path}: not valid TOML: {error}") from None
-    return grid_from(table, str(path), repeats=repeats)
+    return grid_from(read_toml(path), str(path), repeats=repeats)
 
 
 def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | None = None) -> Grid:

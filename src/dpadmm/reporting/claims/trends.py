@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -68,16 +68,13 @@ def _more_agents(results: Results, experiment: str) -> Claim:
                 f"{BUDGETS[budget]} {value:g}, n = {n}: {both_models(where(group, n_agents=n))}."
                 for n in dict.fromkeys((agents[0], agents[-1]))
             ]
-    return Claim(
-        f"agents-{_KINDS[experiment].lower()}",
-        True,
-        _PLACES[experiment],
-        f"With the same rows over more agents, the model gets less accurate ({_KINDS[experiment]}).",
-        "Loss and error, local and global, rise at every step to the next larger n, at every ε. "
-        f"{ALL_SOME_NONE}",
-        decide(comparisons),
-        (tally(comparisons), *evidence) if comparisons else _missing(experiment),
-        (experiment,),
+    return _trend(
+        experiment,
+        "agents",
+        "With the same rows over more agents, the model gets less accurate",
+        "Loss and error, local and global, rise at every step to the next larger n, at every ε.",
+        comparisons,
+        evidence,
     )
 
 
@@ -101,16 +98,13 @@ def _convergence(results: Results, experiment: str, letter: str) -> Claim:
                     f"{'δ' if letter == 'ε' else 'ε'} = {power(value)}: {first} at {letter} = "
                     f"{power(ends[0])}, {last} at {letter} = {power(ends[-1])}."
                 )
-    return Claim(
-        f"convergence-{'epsilon' if letter == 'ε' else 'delta'}-{_KINDS[experiment].lower()}",
-        True,
-        _PLACES[experiment],
-        f"With a larger {letter}, DP-ADMM's augmented objective converges better ({_KINDS[experiment]}).",
-        f"The augmented objective after the last round falls at every step to the next larger {letter}. "
-        f"{ALL_SOME_NONE}",
-        decide(comparisons),
-        (tally(comparisons), *evidence) if comparisons else _missing(experiment),
-        (experiment,),
+    return _trend(
+        experiment,
+        f"convergence-{'epsilon' if letter == 'ε' else 'delta'}",
+        f"With a larger {letter}, DP-ADMM's augmented objective converges better",
+        f"The augmented objective after the last round falls at every step to the next larger {letter}.",
+        comparisons,
+        evidence,
     )
 
 
@@ -130,15 +124,38 @@ def _utility(results: Results, experiment: str, letter: str) -> Claim:
                     f"{both_models(where(group, **{moving: end}))}."
                     for end in (ends[0], ends[-1])
                 ]
+    return _trend(
+        experiment,
+        f"utility-{'epsilon' if letter == 'ε' else 'delta'}",
+        f"A larger {letter}, so weaker privacy, gives a more useful model",
+        f"Loss and error, local and global, fall at every step to the next larger {letter}.",
+        comparisons,
+        evidence,
+        more_figures=(f"{experiment}_global",),
+    )
+
+
+def _trend(
+    experiment: str,
+    key: str,
+    statement: str,
+    rule: str,
+    comparisons: Sequence[Comparison],
+    evidence: Sequence[str],
+    *,
+    more_figures: tuple[str, ...] = (),
+) -> Claim:
+    """A claim that something moves one way at every step."""
+    kind = _KINDS[experiment]
     return Claim(
-        f"utility-{'epsilon' if letter == 'ε' else 'delta'}-{_KINDS[experiment].lower()}",
+        f"{key}-{kind.lower()}",
         True,
         _PLACES[experiment],
-        f"A larger {letter}, so weaker privacy, gives a more useful model ({_KINDS[experiment]}).",
-        f"Loss and error, local and global, fall at every step to the next larger {letter}. {ALL_SOME_NONE}",
+        f"{statement} ({kind}).",
+        f"{rule} {ALL_SOME_NONE}",
         decide(comparisons),
         (tally(comparisons), *evidence) if comparisons else _missing(experiment),
-        (experiment, f"{experiment}_global"),
+        (experiment, *more_figures),
     )
 
 
