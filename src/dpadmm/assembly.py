@@ -40,7 +40,7 @@ from dpadmm.privacy.calibration import (
 )
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
-from dpadmm.problem import Problem, Rows
+from dpadmm.problem import Problem, Sizes
 from dpadmm.schedules import Constant, theorem_schedule
 from dpadmm.settings import ONE_ROUND, Settings
 
@@ -48,7 +48,7 @@ _WITH_RHO = ("dp_admm", "admm", "admm_pvp", "admm_dvp")
 
 
 def make_method(
-    settings: Settings, problem: Problem, rows: Rows, planned: Integers, seed: int
+    settings: Settings, problem: Problem, rows: Sizes, planned: Integers, seed: int
 ) -> tuple[Method[Any], Constants]:
     """The method that these settings name, with noise for ``planned`` (n,) rounds of every agent.
 
@@ -116,7 +116,7 @@ def _learning_rate(settings: Settings, problem: Problem) -> float:
 class _Plan:
     """Noise of every agent for one run; agents with the same public numbers share a calculation."""
 
-    def __init__(self, settings: Settings, problem: Problem, rows: Rows, planned: Integers) -> None:
+    def __init__(self, settings: Settings, problem: Problem, rows: Sizes, planned: Integers) -> None:
         self.settings, self.problem, self.rows, self.planned = settings, problem, rows, planned
         names = ("epsilon", "round_epsilon", "noise_multiplier")
         self.budget = next((name for name in names if getattr(settings, name) is not None), "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -62,6 +63,29 @@ class Problem:
         points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
         data_term = kernels.gradient(rows, points, self.loss).mean(axis=0)
         return np.asarray(data_term + self.reg_share * self.regularizer.gradient(weights))
+
+
+class Sizes(Protocol):
+    """What is public about the rows of a cohort: how many agents, how many rows each, how many columns."""
+
+    @property
+    def n_agents(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def n_rows(self) -> Integers: ...
+
+
+@dataclass(frozen=True)
+class PublicSizes:
+    """The sizes of a cohort without its rows: ``n_rows`` (n,) and the number of columns."""
+
+    n_rows: Integers
+    n_features: int
+
+    @property
+    def n_agents(self) -> int:
+        return len(self.n_rows)
 
 
 @dataclass(frozen=True)

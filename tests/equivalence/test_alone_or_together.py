@@ -31,6 +31,7 @@ class OneAgentsNoise:
     """The stream of agent i out of the cohort's: what that agent would draw itself."""
 
     kind = "simulated"
+    mean_gradients = SimulatedNoise.mean_gradients
 
     def __init__(self, seed: int, agent: int, shape: tuple[int, int]) -> None:
         self._all, self._agent = SimulatedNoise(seed, agent + 1, shape), agent

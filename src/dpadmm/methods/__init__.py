@@ -3,7 +3,7 @@
 from dpadmm.methods.admm import Admm
 from dpadmm.methods.admm_dvp import AdmmDvp
 from dpadmm.methods.admm_pvp import AdmmPvp
-from dpadmm.methods.base import Method, Round, State
+from dpadmm.methods.base import GradientMethod, Method, Round, State
 from dpadmm.methods.centralized import Centralized, minimizer
 from dpadmm.methods.dp_admm import DpAdmm
 from dpadmm.methods.dp_sgd import DpSgd
@@ -17,6 +17,7 @@ __all__ = [
     "Centralized",
     "DpAdmm",
     "DpSgd",
+    "GradientMethod",
     "Method",
     "ObjectivePerturbation",
     "OutputPerturbation",

@@ -10,7 +10,7 @@ from dpadmm import updates
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import StudyError
 from dpadmm.methods.local_solver import Solved
-from dpadmm.problem import Problem, Rows
+from dpadmm.problem import Problem, Rows, Sizes
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class SolverState(AdmmState):
     passes: Integers
 
 
-def zero_models(problem: Problem, rows: Rows) -> Floats:
+def zero_models(problem: Problem, sizes: Sizes) -> Floats:
     """All local models at zero: (n, d, p)."""
-    return np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
+    return np.zeros((sizes.n_agents, sizes.n_features, problem.loss.n_outputs))
 
 
 def start_solver(problem: Problem, rows: Rows) -> SolverState:

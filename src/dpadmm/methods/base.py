@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, TypeVar
 from dpadmm.arrays import Floats, Integers
 from dpadmm.privacy.noise import Noise
 from dpadmm.privacy.releases import AnyRelease
-from dpadmm.problem import Problem, Rows
+from dpadmm.problem import Problem, Rows, Sizes
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,29 @@ class State(Protocol):
 
 
 S = TypeVar("S", bound=State)
+
+
+class GradientMethod(Protocol[S]):
+    """A method whose agents say nothing of their rows but noisy mean gradients: what a guard can answer for.
+
+    Its ``step`` is ``advance`` of the gradients at ``points``. Both know public values only.
+    """
+
+    name: ClassVar[str]
+
+    def init(self, problem: Problem, sizes: Sizes) -> S:
+        """The agents before round 1."""
+
+    def points(self, state: S, consensus: Floats) -> Floats:
+        """Where gradients are wanted in round k, after w^{k−1} was heard: (n, d, p)."""
+
+    def advance(
+        self, state: S, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[S, Floats]:
+        """The agents after round k, and their uploads, from noisy mean gradients (n, d, p)."""
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
 
 
 class Method(Protocol[S]):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from dpadmm import kernels, updates
+from dpadmm import updates
 from dpadmm.arrays import Floats
 from dpadmm.methods.admm_state import (
     AdmmState,
@@ -18,10 +16,8 @@ from dpadmm.methods.admm_state import (
     zero_models,
 )
 from dpadmm.methods.base import Round
-from dpadmm.privacy.noise import release
 from dpadmm.privacy.releases import Release
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
-from dpadmm.problem import Problem, Rows
+from dpadmm.problem import Problem, Sizes
 from dpadmm.schedules import Schedule
 
 
@@ -50,18 +46,28 @@ class DpAdmm:
         check_rho(self.rho)
         check_noise(self.noise_multiplier)
 
-    def init(self, problem: Problem, rows: Rows) -> AdmmState:
-        zeros = zero_models(problem, rows)
+    def init(self, problem: Problem, sizes: Sizes) -> AdmmState:
+        zeros = zero_models(problem, sizes)
         return AdmmState(released=zeros, dual=zeros)
 
     def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats]:
-        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
+        points = self.points(state, now.consensus)
+        gradient = now.noise.mean_gradients(
+            now.rows, points, now.problem.loss,
+            noise_multiplier=self.noise_multiplier, round=now.number, active=now.active,
+        )  # fmt: skip
+        new, uploads = self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
+        released = keep_absent(new.released, state.released, now.active)
+        return AdmmState(released, keep_absent(new.dual, state.dual, now.active)), uploads
+
+    def points(self, state: AdmmState, consensus: Floats) -> Floats:
+        """Where every agent's gradient is wanted: w̃_i^{k−1}."""
+        return state.released
+
+    def advance(
+        self, state: AdmmState, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[AdmmState, Floats]:
         dual = next_dual(state, consensus, self.rho)
-        gradient = kernels.gradient(rows, state.released, problem.loss, active)
-        if np.any(self.noise_multiplier):
-            sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows)
-            noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
-            gradient = release(gradient, noise_std=noise_std, noise=now.noise.draw(now.number))
         released = updates.primal_step(
             gradient,
             problem.reg_share * problem.regularizer.gradient(state.released),
@@ -69,10 +75,9 @@ class DpAdmm:
             dual=dual,
             consensus=consensus,
             rho=self.rho,
-            step_size=self.schedule(now.number)[:, None, None],
+            step_size=self.schedule(round)[:, None, None],
         )
-        new = AdmmState(keep_absent(released, state.released, active), keep_absent(dual, state.dual, active))
-        return new, updates.upload(released, dual, self.rho)
+        return AdmmState(released, dual), updates.upload(released, dual, self.rho)
 
     def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
         return updates.consensus_step(uploads)

@@ -11,14 +11,14 @@ from typing import ClassVar
 import numpy as np
 
 from dpadmm import kernels
-from dpadmm.arrays import Floats, Integers
+from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
 from dpadmm.methods.admm_state import check_noise, zero_models
 from dpadmm.methods.base import Round
 from dpadmm.privacy.noise import release
 from dpadmm.privacy.releases import Release, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
-from dpadmm.problem import Problem, Rows
+from dpadmm.problem import Problem, Sizes
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,40 @@ class DpSgd:
         if not (0.0 < self.sampling <= 1.0):
             raise StudyError(f"sampling must be a probability in (0, 1], not {self.sampling!r}")
 
-    def init(self, problem: Problem, rows: Rows) -> SgdState:
-        return SgdState(zero_models(problem, rows))
+    def init(self, problem: Problem, sizes: Sizes) -> SgdState:
+        return SgdState(zero_models(problem, sizes))
 
     def step(self, state: SgdState, now: Round) -> tuple[SgdState, Floats]:
-        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
-        points = np.broadcast_to(consensus, state.released.shape)
+        points = self.points(state, now.consensus)
         if self.sampling < 1.0:
-            gradient = self._sampled_gradient(rows, points, problem, now.number, active)
+            gradient = self._sampled_gradient(points, now)
         else:
-            gradient = kernels.gradient(rows, points, problem.loss, active)
-        if np.any(self.noise_multiplier):
-            sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows) / self.sampling
-            noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
-            gradient = release(gradient, noise_std=noise_std, noise=now.noise.draw(now.number))
+            gradient = now.noise.mean_gradients(
+                now.rows, points, now.problem.loss,
+                noise_multiplier=self.noise_multiplier, round=now.number, active=now.active,
+            )  # fmt: skip
+        return self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
+
+    def points(self, state: SgdState, consensus: Floats) -> Floats:
+        """Where every agent's gradient is wanted: w^{k−1}."""
+        return np.broadcast_to(consensus, state.released.shape)
+
+    def advance(
+        self, state: SgdState, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[SgdState, Floats]:
         return state, gradient
 
-    def _sampled_gradient(
-        self, rows: Rows, points: Floats, problem: Problem, round: int, active: Integers | None
-    ) -> Floats:
-        drawn = rows.drawn(self.sampling, seed=self.seed, round=round)
+    def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
+        rows, loss = now.rows, now.problem.loss
+        drawn = rows.drawn(self.sampling, seed=self.seed, round=now.number)
         # the kernel divides by the rows drawn, which is not public; the mechanism divides by q·m
-        mean = kernels.gradient(drawn, points, problem.loss, active)
-        return np.asarray(mean * (drawn.n_rows / (self.sampling * rows.n_rows))[:, None, None])
+        mean = kernels.gradient(drawn, points, loss, now.active)
+        mean = np.asarray(mean * (drawn.n_rows / (self.sampling * rows.n_rows))[:, None, None])
+        if not np.any(self.noise_multiplier):
+            return mean
+        sensitivity = mean_gradient_sensitivity(loss.lipschitz, rows.n_rows) / self.sampling
+        noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
+        return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
 
     def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
         slope = uploads.mean(axis=0) + problem.reg_share * problem.regularizer.gradient(consensus)

@@ -1,28 +1,50 @@
-"""Noise for releases. This is the one place where something computed from rows meets noise.
+"""Noise for the releases of a cohort of agents in one process.
 
 ``SimulatedNoise`` is fast, seeded and for experiments only: floating-point noise from a known seed protects
-nobody, and every result that used it says so.
+nobody, and every result that used it says so. ``ExactNoise`` is what a deployed agent's guard adds.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from dpadmm.arrays import Floats
+from dpadmm import kernels
+from dpadmm.arrays import Floats, Integers
+from dpadmm.errors import StudyError
+from dpadmm.losses.base import Loss
 from dpadmm.normals import standard_normals
+from dpadmm.privacy.exact_noise import Draw, Grid, as_mean, release_sum
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.problem import Rows
 
 
 class Noise(Protocol):
-    """Standard normal numbers for every agent and round."""
+    """Noise for every agent and round."""
 
     kind: ClassVar[str]
 
     def draw(self, round: int, stream: int = 0) -> Floats:
-        """(n_agents, d, p) numbers for this round; those of different streams are independent."""
+        """(n_agents, d, p) standard normal numbers for this round; different streams are independent."""
+
+    def mean_gradients(
+        self,
+        rows: Rows,
+        points: Floats,
+        loss: Loss,
+        *,
+        noise_multiplier: Floats,
+        round: int,
+        active: Integers | None = None,
+    ) -> Floats:
+        """``h_i = g_i + N(0, (z_i·2c1/m_i)² I)`` at each agent's point: (n, d, p) -> (n, d, p).
+
+        Of agents that are not in ``active`` (None: all are) nothing is computed, and no value may be used.
+        """
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,59 @@ class SimulatedNoise:
         # Rounds are hashed as 64-bit words and stay below 2⁴⁰
         numbers = standard_normals(self.seed, round + (stream << 40), self.n_agents, int(np.prod(self.shape)))
         return numbers.reshape(self.n_agents, *self.shape)
+
+    def mean_gradients(
+        self,
+        rows: Rows,
+        points: Floats,
+        loss: Loss,
+        *,
+        noise_multiplier: Floats,
+        round: int,
+        active: Integers | None = None,
+    ) -> Floats:
+        gradient = kernels.gradient(rows, points, loss, active)
+        if not np.any(noise_multiplier):
+            return gradient
+        sensitivity = mean_gradient_sensitivity(loss.lipschitz, rows.n_rows)
+        noise_std = (noise_multiplier * sensitivity)[:, None, None]
+        return release(gradient, noise_std=noise_std, noise=self.draw(round))
+
+
+@dataclass(frozen=True)
+class ExactNoise:
+    """The noise of deployed agents, for a cohort in this process: whole numbers, from the operating system.
+
+    The same lines as in an agent's guard, so the same uploads to the last bit for the same whole numbers.
+    ``source`` is for tests: (agent, round) -> their own ``draw``, in place of ``discrete_gaussian``.
+    """
+
+    source: Callable[[int, int], Draw] | None = None
+
+    kind: ClassVar[str] = "exact"
+
+    def draw(self, round: int, stream: int = 0) -> Floats:
+        raise StudyError("exact noise is there for mean gradients only: for dp_admm, and dp_sgd of all rows")
+
+    def mean_gradients(
+        self,
+        rows: Rows,
+        points: Floats,
+        loss: Loss,
+        *,
+        noise_multiplier: Floats,
+        round: int,
+        active: Integers | None = None,
+    ) -> Floats:
+        n_weights, out = points[0].size, np.zeros(points.shape)
+        bound = Grid(loss.lipschitz, n_weights, 1).row_bound
+        gradients = kernels.gradient(rows, points, loss, active, bound=bound)
+        for i in range(rows.n_agents) if active is None else active.tolist():
+            grid = Grid(loss.lipschitz, n_weights, int(rows.n_rows[i]))
+            draw = self.source(i, round) if self.source else None
+            upload = release_sum(gradients[i] * rows.n_rows[i], grid, float(noise_multiplier[i]), draw=draw)
+            out[i] = as_mean(upload, grid)
+        return out
 
 
 def spherical(noise: Noise, round: int, *, first_stream: int = 1) -> Floats:
