@@ -1,0 +1,54 @@
+"""An owner's rows in the encoding of one study: what a guard computes gradients of."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dpadmm import kernels
+from dpadmm.arrays import Features, Floats
+from dpadmm.features import clip_rows, with_intercept
+from dpadmm.losses.base import Loss
+from dpadmm.problem import Rows, make_rows
+
+
+class OwnRows:
+    """Rows of length at most 1 and their labels, checked and copied; see ``guard.PrivateRows``."""
+
+    def __init__(self, features: Features, labels: Floats, loss: Loss, *, intercept: bool = False) -> None:
+        matrix = clip_rows(features)
+        matrix = with_intercept(matrix) if intercept else matrix
+        self._rows: Rows = make_rows(matrix.copy(), labels.copy())
+        self._loss = loss
+
+    @property
+    def n_rows(self) -> int:
+        return len(self._rows.labels)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._rows.n_features, self._loss.n_outputs
+
+    def digest(self) -> str:
+        """SHA-256 of the kind, the shape and the bytes of features and labels."""
+        total = sha256(repr((type(self._rows.features).__name__, self._rows.features.shape)).encode())
+        for part in self._parts():
+            total.update(f"{part.dtype.str} {part.size}\n".encode())
+            total.update(np.ascontiguousarray(part).data)
+        return total.hexdigest()
+
+    def gradient_sum(self, point: Floats, bound: float) -> Floats:
+        """``Σ_j clip(ℓ'(a_j, b_j, point), bound)``, by the kernel that simulations use."""
+        mean = kernels.gradient(self._rows, point[None], self._loss, bound=bound)[0]
+        return np.asarray(mean * self.n_rows)
+
+    def _parts(self) -> list[np.ndarray]:
+        features = self._rows.features
+        stored = (
+            [features.data, features.indices, features.indptr]
+            if isinstance(features, csr_array)
+            else [features]
+        )
+        return [*stored, self._rows.labels]

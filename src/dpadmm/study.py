@@ -1,0 +1,224 @@
+"""A study: the public contract of a training run, frozen and named by a hash of all it says.
+
+Whoever knows the hash knows which columns, model, method, noise and number of rounds were agreed on: an agent
+pins it when it enrols, and no later message can change any of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dpadmm.assembly import make_method
+from dpadmm.data.dataset import resolve_classes
+from dpadmm.errors import StudyError
+from dpadmm.losses import LOSSES
+from dpadmm.methods import GradientMethod
+from dpadmm.privacy.policy import Terms
+from dpadmm.problem import Problem, PublicSizes
+from dpadmm.settings import Settings, check_names
+from dpadmm.toml_file import read_toml
+
+FORMAT = "dpadmm-study/1"
+METHODS = ("dp_admm", "dp_sgd")
+"""Methods whose agents say nothing but noisy mean gradients of all their rows."""
+
+TRAINING = (
+    "method", "loss", "loss_width", "loss_delta", "gradient_bound", "regularizer", "l1_ratio", "reg_share",
+    "intercept", "epsilon", "round_epsilon", "noise_multiplier", "delta", "calibration", "n_rounds", "rho",
+    "weight_radius", "schedule", "step_size", "learning_rate", "average",
+)  # fmt: skip
+"""The settings that a study fixes; the others are about simulations."""
+
+CONSTANTS = (
+    "loss_width", "loss_delta", "gradient_bound", "l1_ratio", "reg_share", "rho", "weight_radius",
+    "step_size", "learning_rate",
+)  # fmt: skip
+"""Numbers that people like to tune: chosen on private rows they would leak, and nothing would count it."""
+
+PROVENANCE = ("public", "assumed", "derived from public data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What was agreed on.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    features : tuple of str
+        Columns, in the order of the weights; rows longer than 1 are shortened to 1.
+    training : mapping
+        Any of the settings in ``TRAINING``; what is left out has the default of :class:`dpadmm.Settings`.
+    classes : tuple, optional
+        The labels' public values, negative first; None for numbers.
+    provenance : mapping
+        Where a constant comes from that is not the default: public, assumed, or derived from public data.
+    absences : bool
+        Whether agents may miss rounds.
+
+    Examples
+    --------
+    >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "delta": 1e-6})
+    >>> study.shape, study.hash[:8], round(study.noise_multiplier, 3)
+    ((2, 1), '...', 41.8...)
+    """
+
+    name: str
+    features: tuple[str, ...]
+    training: Mapping[str, Any]
+    classes: tuple[Any, ...] | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    absences: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("name", str), ("training", Mapping), ("provenance", Mapping), ("absences", bool)):
+            if not isinstance(getattr(self, name), kind):
+                raise StudyError(
+                    f"study: {name} must be of kind {kind.__name__}, not {getattr(self, name)!r}"
+                )
+        if not self.name.strip() or len(self.name) > 200 or not self.name.isprintable():
+            raise StudyError("study: give it a name of one line, of at most 200 characters")
+        for name in ("training", "provenance"):
+            object.__setattr__(self, name, dict(getattr(self, name)))
+        _check_features(self.features)
+        check_names(self.training, TRAINING, "study, training")
+        _check_budget(self.training)
+        settings = self.settings
+        if settings.method not in METHODS:
+            raise StudyError(
+                f"study: agents can answer for {' and '.join(METHODS)}, not for {settings.method}"
+            )
+        resolve_classes(LOSSES[settings.loss].task, self.classes)
+        _check_provenance(settings, self.provenance)
+        _ = self.terms  # the noise and the step sizes exist
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return Settings(**self.training, clip_rows=True)
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What is minimised."""
+        return self.settings.problem(len(self.classes or ()))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, p) of the weights."""
+        return len(self.features) + self.settings.intercept, self.problem.loss.n_outputs
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z of every agent, in every round."""
+        return self.terms.noise_multiplier
+
+    def method(self, n_rows: int) -> GradientMethod[Any]:
+        """The method, as an agent of ``n_rows`` rows runs it."""
+        sizes, rounds = PublicSizes(np.array([n_rows]), self.shape[0]), np.array([self.settings.n_rounds])
+        made, _ = make_method(self.settings, self.problem, sizes, rounds, seed=0)
+        return cast(GradientMethod[Any], made)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """What is asked of an agent's guard."""
+        settings, loss = self.settings, self.problem.loss
+        z = float(getattr(self.method(1), "noise_multiplier")[0])  # noqa: B009
+        if not z > 0.0:
+            raise StudyError("study: noise_multiplier = 0 means no privacy, which no agent agrees to")
+        return Terms(
+            hash=self.hash,
+            name=self.name,
+            method=settings.method,
+            loss=loss.name,
+            lipschitz=float(loss.lipschitz),
+            shape=self.shape,
+            noise_multiplier=z,
+            n_rounds=settings.n_rounds,
+            delta=float(settings.delta),
+            gaps=self.absences,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain values, every setting written out."""
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "features": list(self.features),
+            "classes": None if self.classes is None else list(self.classes),
+            "training": {name: _number(name, getattr(self.settings, name)) for name in TRAINING},
+            "provenance": dict(self.provenance),
+            "absences": self.absences,
+        }
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical JSON: sorted keys, no spaces, ASCII."""
+        text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return sha256(text.encode("ascii")).hexdigest()
+
+
+def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
+    """A study from a table such as a TOML file, or from :meth:`Study.as_json`; unknown names are refused."""
+    known = [each.name for each in fields(Study)]
+    check_names(table, [*known, "format"], where)
+    if table.get("format") != FORMAT:
+        raise StudyError(f'{where}: format must be "{FORMAT}", not {table.get("format")!r}')
+    for name in ("name", "features", "training"):
+        if name not in table:
+            raise StudyError(f"{where}: {name} is missing")
+    lists = {name: tuple(value) for name, value in table.items() if isinstance(value, list)}
+    given: dict[str, Any] = {name: value for name, value in {**table, **lists}.items() if name != "format"}
+    if isinstance(given["training"], Mapping):
+        given["training"] = {name: value for name, value in given["training"].items() if value is not None}
+    return Study(**given)
+
+
+def read_study(path: Path) -> Study:
+    """A study from its TOML file."""
+    return study_from(read_toml(path), str(path))
+
+
+def _check_features(features: object) -> None:
+    if not isinstance(features, tuple) or not features:
+        raise StudyError("study: features must be a list of the columns' names, at least one")
+    seen: set[str] = set()
+    for each in features:
+        if not isinstance(each, str) or not each.strip():
+            raise StudyError(f"study: a feature must be the name of a column, not {each!r}")
+        if each in seen:
+            raise StudyError(f"study: the feature {each!r} is named twice")
+        seen.add(each)
+
+
+def _check_budget(training: Mapping[str, Any]) -> None:
+    for name in ("epsilon", "round_epsilon", "noise_multiplier"):
+        if isinstance(training.get(name), list | tuple):
+            raise StudyError(f"study: {name} must be one number, the same for every agent")
+
+
+def _check_provenance(settings: Settings, provenance: Mapping[str, str]) -> None:
+    check_names(provenance, CONSTANTS, "study, provenance")
+    for name, origin in provenance.items():
+        if origin not in PROVENANCE:
+            raise StudyError(f"study: provenance of {name} must be {', '.join(PROVENANCE)}, not {origin!r}")
+    default = {each.name: each.default for each in fields(Settings)}
+    for name in CONSTANTS:
+        if getattr(settings, name) != default[name] and name not in provenance:
+            raise StudyError(
+                f"study: where does {name} = {getattr(settings, name)} come from? Say provenance.{name} = "
+                f"one of {', '.join(PROVENANCE)}; a value tuned on private rows leaks them"
+            )
+
+
+def _number(name: str, value: Any) -> Any:
+    """1 and 1.0 are the same number, and must have the same hash; rounds are counted."""
+    return float(value) if type(value) is int and name != "n_rounds" else value
