@@ -420,3 +420,19 @@ def test_groups_are_the_agents_without_further_words() -> None:
 def test_a_model_predicts_from_lists_too() -> None:
     result = simulate("synthetic", epsilon=1.0, n_rounds=2, seed=1, metrics_every=0)
     assert result.model.predict([[0.1] * 20]).shape == (1,)
+
+
+def test_exact_noise_trains_and_is_named_in_the_report() -> None:
+    result = simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1, exact_noise=True)
+    again = simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1, exact_noise=True)
+    assert "exact discrete Gaussian" in result.model.privacy["noise"]
+    assert not np.array_equal(result.model.weights, again.model.weights)  # a seed names no exact noise
+    assert (
+        result.privacy.epsilon
+        == simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1).privacy.epsilon
+    )
+
+
+def test_exact_noise_is_refused_where_a_method_has_none() -> None:
+    with pytest.raises(StudyError, match="exact noise is there for mean gradients only"):
+        simulate("synthetic", method="admm_pvp", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True)

@@ -1,6 +1,7 @@
 """All agents in this process: settings + data -> model, trace and privacy report.
 
-The noise here is simulated: good for experiments, no protection for anyone, and the report says so.
+The noise here is simulated, unless exact noise is asked for: good for experiments, no protection for anyone,
+and the report says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dpadmm.errors import StudyError
 from dpadmm.metrics import Metrics, Trace
 from dpadmm.model import Model
 from dpadmm.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
-from dpadmm.privacy.noise import SimulatedNoise, fresh_seed
+from dpadmm.privacy.noise import ExactNoise, Noise, SimulatedNoise, fresh_seed
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.problem import Problem, Rows
 from dpadmm.settings import Settings, settings_from
@@ -105,6 +106,7 @@ def simulate(
     groups: ArrayLike | None = None,
     participation: ArrayLike | None = None,
     observers: Sequence[Observer] = (),
+    exact_noise: bool = False,
     **changes: Any,
 ) -> Result:
     """Train across simulated agents and report what it cost in privacy and what it reached.
@@ -124,6 +126,9 @@ def simulate(
         A chance for unplanned absence is ``participation=0.8`` instead.
     observers : sequence of callables, optional
         Called with a :class:`dpadmm.training.RoundView` after every round.
+    exact_noise : bool
+        Add what a deployed agent adds, whole numbers from the operating system's entropy: slower, never the
+        same twice, and for dp_admm and dp_sgd only. ``seed`` still names the split of the rows.
     **changes
         Any field of :class:`dpadmm.Settings`, such as ``epsilon=1.0, n_agents=100``.
 
@@ -145,7 +150,8 @@ def simulate(
         settings = replace(settings, seed=fresh_seed())
     dataset = as_dataset(data, settings, classes=classes, groups=groups)
     prepared = prepare(dataset, settings)
-    return run(prepared, settings, plan=participation, observers=observers)
+    noise = ExactNoise() if exact_noise else None
+    return run(prepared, settings, plan=participation, observers=observers, noise=noise)
 
 
 def run(
@@ -154,8 +160,9 @@ def run(
     *,
     plan: ArrayLike | None = None,
     observers: Sequence[Observer] = (),
+    noise: Noise | None = None,
 ) -> Result:
-    """Calibrate, train and report on prepared rows."""
+    """Calibrate, train and report on prepared rows; ``noise`` is simulated from the seed if left out."""
     started = perf_counter()
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
     participation, planned = _participation(settings, plan, rows.n_agents, seed)
@@ -171,7 +178,7 @@ def run(
         problem,
         rows,
         n_rounds=settings.planned_rounds,
-        noise=SimulatedNoise(seed, rows.n_agents, (rows.n_features, problem.loss.n_outputs)),
+        noise=noise or SimulatedNoise(seed, rows.n_agents, (rows.n_features, problem.loss.n_outputs)),
         participation=participation,
         stop=StopWhenStill(settings.stop_tolerance) if settings.stop_tolerance else None,
         averages=averages,
@@ -184,6 +191,7 @@ def run(
         settings.delta,
         method.name,
         ended_by_result=outcome.interrupted or settings.stop_tolerance is not None,
+        exact_noise=noise is not None and noise.kind == "exact",
     )
     dataset = prepared.dataset
     model = Model(

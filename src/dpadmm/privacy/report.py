@@ -20,6 +20,7 @@ GUARANTEE = (
     "rows public), against everyone who sees all messages of this one run"
 )
 SIMULATED = "simulated floating-point noise from a seed: an experiment, not a protection"
+EXACT = "exact discrete Gaussian noise, from the operating system's entropy for every release"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class PrivacyReport:
     ended_by_result : bool
         The run's length depended on what it released (a stop rule, or somebody who watched and interrupted).
         Then fewer rounds do not cost less: the guarantee that holds is that of all rounds planned.
+    exact_noise : bool
+        The noise was that of deployed agents, and not simulated.
     """
 
     releases: Sequence[AnyRelease]
@@ -48,6 +51,7 @@ class PrivacyReport:
     delta: float
     method: str
     ended_by_result: bool = False
+    exact_noise: bool = False
 
     @property
     def charged_releases(self) -> Integers:
@@ -167,6 +171,6 @@ class PrivacyReport:
             "charged_releases": [int(k) for k in self.charged_releases],
             "accountant": self.accountant,
             "guarantee": GUARANTEE if self.private else "none: rows were used without noise",
-            "noise": SIMULATED if np.any(self.noise_multiplier) else "none",
+            "noise": (EXACT if self.exact_noise else SIMULATED) if np.any(self.noise_multiplier) else "none",
             "method": self.method,
         }

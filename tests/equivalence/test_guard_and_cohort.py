@@ -1,0 +1,120 @@
+"""A deployed agent and an agent of a simulated cohort say the same, to the last bit, for the same noise."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from cases import LOSS_CASES
+from cohorts import cohort
+from dpadmm.agent import Agent
+from dpadmm.arrays import Floats, Integers
+from dpadmm.assembly import make_method
+from dpadmm.losses import LOSSES, Loss
+from dpadmm.methods import Round
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy import exact_noise
+from dpadmm.privacy.exact_noise import Draw
+from dpadmm.privacy.guard import Guard
+from dpadmm.privacy.ledger import Ledger
+from dpadmm.privacy.noise import ExactNoise
+from dpadmm.privacy.policy import Policy
+from dpadmm.problem import Rows, make_rows
+from dpadmm.study import Study
+
+SIZES, D, ROUNDS = (7, 40, 300), 5, 6
+PARAMETER = {
+    "smoothed_hinge": ("loss_width", "width"),
+    "huber": ("loss_delta", "delta"),
+    "squared": ("gradient_bound", "gradient_bound"),
+}
+CLASSES: dict[str, Any] = {"binary": lambda p: (-1, 1), "multiclass": range, "regression": lambda p: None}
+
+
+def seeded(agent: int, round: int) -> Draw:
+    """Whole numbers that are a function of agent and round."""
+
+    def draw(scale: int, count: int) -> Integers:
+        return np.rint(scale * np.random.default_rng([agent, round]).normal(size=count)).astype(np.int64)
+
+    return draw
+
+
+def study_for(loss: Loss, method: str, *, absences: bool) -> Study:
+    setting, attribute = PARAMETER.get(loss.name, ("", ""))
+    own = {setting: getattr(loss, attribute)} if setting else {}
+    own |= {"learning_rate": 0.5} if method == "dp_sgd" else {}
+    classes = CLASSES[loss.task](loss.n_outputs)
+    return Study(
+        name="equal",
+        features=tuple(f"x{i}" for i in range(D)),
+        classes=None if classes is None else tuple(classes),
+        training={"method": method, "loss": loss.name, "n_rounds": ROUNDS, "noise_multiplier": 3.0, **own},
+        provenance=dict.fromkeys(own, "assumed"),
+        absences=absences,
+    )
+
+
+def rows_for(loss: Loss, *, sparse: bool) -> Rows:
+    rows = cohort(loss, sizes=SIZES, d=D)
+    if not sparse:
+        return rows
+    return make_rows(csr_array(rows.features[rows.order]), rows.labels, offsets=rows.offsets)
+
+
+def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
+    """All that a cohort says, round by round, under the injected noise."""
+    method, _ = make_method(study.settings, study.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    state, consensus, said = method.init(study.problem, rows), np.zeros(study.shape), []
+    uploads = np.zeros((len(SIZES), *study.shape))
+    for k in range(1, ROUNDS + 1):
+        active = np.flatnonzero(mask[k - 1])
+        now = Round(k, study.problem, rows, consensus, ExactNoise(seeded), active)
+        state, sent = method.step(state, now)
+        uploads[active] = sent[active]
+        said.append(uploads.copy())
+        consensus = method.aggregate(uploads, consensus=consensus, problem=study.problem)
+    return said
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("plan", ["all", "some"])
+@pytest.mark.parametrize("method", ["dp_admm", "dp_sgd"])
+@pytest.mark.parametrize("loss", LOSS_CASES)
+def test_guards_and_cohort_upload_the_same_bits(
+    loss: Loss, method: str, plan: str, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, rows = study_for(loss, method, absences=plan == "some"), rows_for(loss, sparse=sparse)
+    mask = np.ones((ROUNDS, len(SIZES)), bool)
+    if plan == "some":
+        mask[1, 0] = mask[3, 1] = mask[2, 2] = mask[3, 2] = False
+    expected = cohorts_uploads(study, rows, mask)
+
+    turn = [0, 0]
+    monkeypatch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: seeded(*turn)(scale, count))
+    policy = Policy(1e3, 1e-5, frozenset({method}), frozenset(LOSSES), ROUNDS, 2)
+    consensus, uploads = np.zeros(study.shape), np.zeros((len(SIZES), *study.shape))
+    with ExitStack() as held:
+        guards = []
+        for i in range(len(SIZES)):
+            alone = rows.agent(i)
+            own = OwnRows(alone.features[alone.order], alone.labels, loss)
+            ledger = held.enter_context(Ledger.open(tmp_path / str(i), cap=policy.cap, create=True))
+            guards.append(Guard(policy, ledger, lambda study, own=own: own))  # type: ignore[misc]
+        agents = [Agent(guard, study) for guard in guards]
+        aggregate = study.method(1).aggregate
+        for k in range(1, ROUNDS + 1):
+            for i in np.flatnonzero(mask[k - 1]).tolist():
+                turn[:] = [i, k]
+                if k == 5:  # as after a crash: its state comes from the transcript
+                    agents[i] = Agent(guards[i], study)
+                uploads[i] = agents[i].step(k, consensus)
+                turn[:] = [99, 99]  # other noise, had there been any in the reply to the same again
+                assert np.array_equal(agents[i].step(k, consensus), uploads[i])
+            assert np.array_equal(uploads, expected[k - 1])
+            consensus = aggregate(uploads, consensus=consensus, problem=study.problem)
