@@ -9,19 +9,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 
 from dpadmm import Logistic, Problem, Rows, kernels, make_rows, simulate
+from dpadmm.agent import Agent
 from dpadmm.constants import constants_of
 from dpadmm.data import Dataset
 from dpadmm.methods import DpAdmm, Round
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy.guard import Guard
+from dpadmm.privacy.ledger import Ledger
 from dpadmm.privacy.noise import SimulatedNoise
+from dpadmm.privacy.policy import Policy
 from dpadmm.regularizers import L2
 from dpadmm.schedules import theorem_schedule
+from dpadmm.study import Study
 from dpadmm.updates import consensus_step
 
 REPEATS = 60
@@ -152,6 +161,46 @@ def agents() -> bool:
     return report("slowest / fastest round, n = 1 to 2,000", spread, "at most 2", spread <= 2)
 
 
+class TimedLedger(Ledger):
+    """A ledger that knows how long it was at work."""
+
+    seconds = 0.0
+
+    def replay(self, *args: Any, **named: Any) -> bytes | None:
+        return self._timed(super().replay, *args, **named)
+
+    def spend(self, *args: Any, **named: Any) -> None:
+        self._timed(super().spend, *args, **named)
+
+    def _timed(self, task: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return task(*args, **named)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+def guarded() -> bool:
+    """100 rounds of a deployed agent: guard, exact noise, ledger on disk."""
+    features, labels = matrix(400, 104)
+    names, training = tuple(f"x{i}" for i in range(104)), {"epsilon": 1.0, "n_rounds": 100}
+    policy = Policy(1e3, 1e-5, frozenset({"dp_admm"}), frozenset({"logistic"}), 100, 2)
+    totals, ledgers = [], []
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        for k in range(6):
+            study = Study(name=f"bench {k}", features=names, training=training, classes=(-1, 1))
+            with TimedLedger.open(Path(folder, str(k)), cap=policy.cap, create=True) as ledger:
+                agent = Agent(Guard(policy, ledger, lambda s: OwnRows(features, labels, Logistic())), study)
+                consensus, started = np.zeros((104, 1)), time.perf_counter()
+                for round in range(1, 101):
+                    consensus = agent.step(round, consensus)
+                totals.append(time.perf_counter() - started)
+                ledgers.append(ledger.seconds)
+    total, ledger_ms = np.median(totals[1:]), np.median(ledgers[1:]) / 100 * 1e3
+    fine = report("seconds for 100 rounds of a deployed agent, d = 104", total, "at most 1.5", total <= 1.5)
+    return report("ms a round in the ledger", ledger_ms, "at most 3", ledger_ms <= 3) and fine
+
+
 def memory() -> bool:
     """Peak of a fresh process that holds 8e7 entries (640 MB) and simulates on them, with metrics."""
     # it must come before anything large: a child's peak on Linux begins at its parent's size
@@ -169,7 +218,7 @@ def memory() -> bool:
 
 def main() -> None:
     print(f"{numba.get_num_threads()} threads")
-    results = [task() for task in (memory, one_round, whole_run, linear, agents)]
+    results = [task() for task in (memory, one_round, whole_run, linear, agents, guarded)]
     print(f"{sum(results)} of {len(results)} groups within their limits")
 
 
