@@ -1,0 +1,149 @@
+"""An agent that is killed, or out of disk, in any step of an answer: budget may be lost, privacy never.
+
+``make torture`` runs the long form: 10,000 kills, every step, every write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import guard_runs
+import ledgers
+from dpadmm.agent import Agent
+from dpadmm.errors import Refusal
+from dpadmm.privacy.ledger import Ledger
+from guard_runs import STUDY, check
+from guards import consensus, guarded, memory_folder, play, refusal
+from ledgers import Fault, failing
+
+LONG = os.environ.get("DPADMM_TORTURE") == "1"
+
+
+@pytest.fixture
+def folder():
+    with memory_folder() as place:
+        yield place
+
+
+def run(*words: object) -> dict[str, int]:
+    done = subprocess.run(
+        [sys.executable, guard_runs.__file__, *map(str, words)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # threads make forks slow
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("part", range(8 if LONG else 1))
+def test_killed_at_random_moments_an_agent_says_what_it_would_have_said(folder, part):
+    kills, seed = (10_000 // 8 if LONG else 50), random.randrange(2**32)
+    done = run("kill_run", folder, kills, seed)
+    assert done["kills"] == kills
+    assert done["replies"] > kills  # most kills fall into the middle of answering
+
+
+def test_killed_before_and_after_every_step_of_an_answer(folder):
+    n_starts = 3 if LONG else 1
+    assert run("kill_steps", folder, n_starts)["kills"] == 2 * n_starts * len(guard_runs.STEPS)
+
+
+needs_hooks = pytest.mark.skipif(
+    ledgers.sqlite_vfs() is None,
+    reason="this Python hides its SQLite library, so its writes cannot be made fail",
+)
+
+
+@needs_hooks
+def test_killed_before_in_and_after_every_write(folder):
+    assert run("kill_writes", folder, 1 if LONG else 7)["kills"] > (180 if LONG else 24)
+
+
+def scenario(folder: Path, sent: dict[int, bytes]) -> None:
+    """Everything that writes: enrol in a new ledger, answer, restart, repeat, answer."""
+    for until in (2, 3):
+        with guarded(folder) as guard:
+            agent = Agent(guard, STUDY)
+            for round in range(max(1, agent.last_round), until + 1):
+                said = agent.step(round, consensus(round)).tobytes()
+                assert sent.setdefault(round, said) == said
+
+
+@needs_hooks
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "full half", "part"])
+def test_a_write_that_fails_is_a_refusal_and_a_restart_goes_on(folder, kind):
+    at, failed = 1 if LONG else random.randint(1, 4), 0
+    while True:
+        here, sent, fault, code = folder / str(at), {}, Fault(kind, at), None
+        try:
+            with failing(fault):
+                scenario(here, sent)
+        except Refusal as refused:
+            code = refused.code
+        assert code in (None, "ledger-failed")
+        failed += code is not None
+        if fault.calls < at:
+            break
+        last = check(here, sent)
+        with guarded(here) as guard:
+            sent |= play(Agent(guard, STUDY), last + 1)
+        assert check(here, sent) == last + 1
+        shutil.rmtree(here)
+        at += 1 if LONG else 4
+    assert at > 60
+    assert failed > (3 if kind == "part" else 40) // (1 if LONG else 4)
+
+
+@needs_hooks
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "full half"])
+def test_after_a_failed_write_an_agent_says_nothing_until_it_is_restarted(folder, kind):
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        sent = play(agent, 2)
+        with failing(Fault(kind, 1)):
+            assert refusal(agent.step, 3, consensus(3)).code == "ledger-failed"
+        for act in (
+            lambda: agent.step(3, consensus(3)),
+            lambda: agent.step(2, consensus(2)),
+            lambda: guard.enrol(STUDY),
+            lambda: guard.transcript(STUDY.hash),
+            lambda: guard.leave(STUDY.hash),
+        ):
+            assert refusal(act).code == "ledger-failed"
+        assert agent.last_round == 2
+    assert check(folder, sent) >= 2
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, MemoryError, SystemExit])
+@pytest.mark.parametrize("step", ["spend", "_extend_mark"])
+def test_interrupted_around_the_record_nothing_is_answered_twice(folder, monkeypatch, step, interrupt):
+    """The process lives on: what was recorded and not said is said after a restart, and nothing else."""
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        sent = play(agent, 1)
+        real = getattr(Ledger, step)
+
+        def stop(*words: object, **more: object) -> None:
+            if step == "spend":
+                real(*words, **more)
+            raise interrupt
+
+        monkeypatch.setattr(Ledger, step, stop)
+        with pytest.raises(interrupt):
+            agent.step(2, consensus(2))
+        monkeypatch.undo()
+        with suppress(Refusal):  # in doubt about the mark, it waits for a restart
+            sent[2] = agent.step(2, consensus(2)).tobytes()
+        assert (2 in sent) == (step == "spend")
+    assert check(folder, sent) == 2
