@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +21,69 @@ from dpadmm.errors import DataError, StudyError
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 
 
-def read_csv(path: Path, label: str | None, by: str | None) -> RawTable:
-    """A comma-separated file with a header line."""
+def read_csv(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None) -> RawTable:
+    """A comma-separated file with a header line; all columns, or those chosen."""
+    chosen: dict[str, Any] = {}
+    if columns is not None:
+        wanted = _wanted(path, _csv_names(path), (*columns, label, by))
+        # As text: whether two rows have one owner must not depend on how the others are written
+        chosen = {"include_columns": wanted, "column_types": {by: pa.string()} if by else {}}
     try:
         try:
-            table = pa.csv.read_csv(path)
+            table = pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(**chosen))
         except pa.ArrowInvalid:
             # A column's type is guessed from its beginning: whole numbers may be followed by fractions or
             # text. Text always fits; the cells become numbers below, where a bad one can be named.
-            names = pa.csv.open_csv(path).schema.names
-            as_text = pa.csv.ConvertOptions(column_types={name: pa.string() for name in names})
-            table = pa.csv.read_csv(path, convert_options=as_text)
+            names = chosen.get("include_columns") or pa.csv.open_csv(path).schema.names
+            chosen["column_types"] = {name: pa.string() for name in names}
+            table = pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(**chosen))
     except _UNREADABLE as error:
         raise _unreadable(path, "CSV", error) from None
-    return _from_table(path, table, label, by)
+    return _from_table(path, table, label, by, columns)
 
 
-def read_parquet(path: Path, label: str | None, by: str | None) -> RawTable:
-    """A Parquet file."""
+def read_parquet(
+    path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None
+) -> RawTable:
+    """A Parquet file; all columns, or those chosen."""
     try:
-        table = pa.parquet.ParquetFile(path).read()
+        with pa.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            table = file.read() if columns is None else None
     except _UNREADABLE as error:
         raise _unreadable(path, "Parquet", error) from None
-    return _from_table(path, table, label, by)
+    if columns is not None:
+        wanted = _wanted(path, names, (*columns, label, by))
+        try:
+            with pa.parquet.ParquetFile(path) as file:
+                table = file.read(columns=wanted).select(wanted)
+        except _UNREADABLE as error:
+            raise _unreadable(path, "Parquet", error) from None
+    return _from_table(path, table, label, by, columns)
 
 
-def _from_table(path: Path, table: Any, label: str | None, by: str | None) -> RawTable:
+def _csv_names(path: Path) -> list[str]:
+    try:
+        with pa.csv.open_csv(path) as file:
+            return list(file.schema.names)
+    except _UNREADABLE as error:
+        raise _unreadable(path, "CSV", error) from None
+
+
+def _wanted(path: Path, names: list[str], wanted: Iterable[str | None]) -> list[str]:
+    """The columns that are wanted, each once; those of the file that are not do not matter at all."""
+    chosen = list(dict.fromkeys(name for name in wanted if name is not None))
+    for name in chosen:
+        if name not in names:
+            raise unknown_name("column", name, names, path)
+        if names.count(name) > 1:
+            raise DataError(f"{path}: column {name!r} occurs more than once")
+    return chosen
+
+
+def _from_table(
+    path: Path, table: Any, label: str | None, by: str | None, columns: Sequence[str] | None
+) -> RawTable:
     try:
         names: list[str] = table.column_names
     except UnicodeDecodeError as error:
@@ -64,7 +102,8 @@ def _from_table(path: Path, table: Any, label: str | None, by: str | None) -> Ra
         raise StudyError(f"column {label!r} cannot be both the label and the owner of a row")
     if table.num_rows == 0:
         raise DataError(f"{path} has no rows")
-    feature_names = tuple(name for name in names if name not in (label, by))
+    others = tuple(name for name in names if name not in (label, by))
+    feature_names = others if columns is None else tuple(columns)
     features = np.empty((table.num_rows, len(feature_names)))
     for place, name in enumerate(feature_names):
         _fill(features[:, place], table.column(name), f"{path}: column {name!r}")

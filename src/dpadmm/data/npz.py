@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 
 from dpadmm.arrays import Features
 from dpadmm.data.compact import compact_csr
-from dpadmm.data.raw_table import RawTable, first_nonfinite, unknown_name
+from dpadmm.data.raw_table import RawTable, first_nonfinite, numbered, unknown_name
 from dpadmm.errors import DataError, StudyError
 
 _SPARSE = ("data", "indices", "indptr", "shape")
 
 
-def read_npz(path: Path, label: str | None, by: str | None) -> RawTable:
+def read_npz(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None) -> RawTable:
     """Arrays ``features`` (or a CSR matrix's parts) and ``labels``, perhaps ``groups``."""
     with path.open("rb") as file:  # NumPy would leave a damaged archive open
         try:
@@ -39,13 +40,15 @@ def read_npz(path: Path, label: str | None, by: str | None) -> RawTable:
             features = _sparse(path, *(_array(path, archive, name) for name in _SPARSE))
         else:
             raise StudyError(f"{path} has no array 'features' (and no {', '.join(_SPARSE)} of a CSR matrix)")
+        if columns is not None:
+            features = features[:, numbered(columns, features.shape[1], path)]
         labels = _array(path, archive, label_name)
         groups = None if group_name is None else _array(path, archive, group_name)
     bad = first_nonfinite(features)
     if bad is not None:
+        column = columns[bad[1]] if columns else bad[1] + 1
         raise DataError(
-            f"{path}: array 'features', column {bad[1] + 1}, row {bad[0] + 1}: "
-            "the entry is not a finite number"
+            f"{path}: array 'features', column {column}, row {bad[0] + 1}: the entry is not a finite number"
         )
     for name, values in ((label_name, labels), (group_name, groups)):
         if values is not None and values.shape != (features.shape[0],):
@@ -53,7 +56,7 @@ def read_npz(path: Path, label: str | None, by: str | None) -> RawTable:
                 f"{path}: {features.shape[0]} rows need {features.shape[0]} {name} in one dimension, "
                 f"not an array of shape {values.shape}"
             )
-    return RawTable(features, labels, groups)
+    return RawTable(features, labels, groups, tuple(columns or ()))
 
 
 def _array(path: Path, archive: Any, name: str) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,24 @@ class RawTable:
     labels: NDArray[Any] | list[Any]
     groups: NDArray[Any] | None = None
     feature_names: tuple[str, ...] = ()
+
+
+def numbered(columns: Sequence[str], n_columns: int | None, where: object) -> list[int]:
+    """Places (from 0) of columns that have no names of their own: x1, x2, ... in the order of the file.
+
+    Examples
+    --------
+    >>> numbered(["x3", "x1"], 3, "a file")
+    [2, 0]
+    """
+    places = []
+    for name in columns:
+        found = re.fullmatch("x([1-9][0-9]{0,8})", name)
+        if found is None or (n_columns is not None and int(found[1]) > n_columns):
+            there = "" if n_columns is None else f" to x{n_columns}"
+            raise StudyError(f"{where} has no column {name!r}: its columns are called x1, x2{there}")
+        places.append(int(found[1]) - 1)
+    return places
 
 
 def first_nonfinite(features: Features) -> tuple[int, int] | None:

@@ -1,0 +1,220 @@
+"""The public schema of a table: what each column may hold, and the features it becomes.
+
+Everything about the encoding of a row is decided here, from public values alone: bounds, categories, transforms and
+the scale. Nothing is ever learnt from a table, so no row changes how another one is encoded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+
+from dpadmm.errors import StudyError
+
+Transform = Literal["none", "log"]
+Missing = Literal["middle", "indicator"]
+OTHER = "other"
+MOST_VALUES = 10_000
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number between public bounds -> −1 … 1; beyond the bounds it is clamped.
+
+    ``transform="log"`` takes ``ln(x)`` of values and bounds, ``bins`` make it a category of intervals. A missing cell is
+    the middle, or the middle and a feature of its own that says so (``missing="indicator"``).
+    """
+
+    name: str
+    bounds: tuple[float, float]
+    transform: Transform = "none"
+    bins: tuple[float, ...] = ()
+    missing: Missing = "middle"
+
+    kind: ClassVar[str] = "number"
+
+    def __post_init__(self) -> None:
+        low, high = _pair(self.name, self.bounds)
+        if not low < high:
+            raise StudyError(f"column {self.name!r}: bounds must rise, not [{low:g}, {high:g}]")
+        _one_of(self.name, "transform", self.transform, get_args(Transform))
+        _one_of(self.name, "missing", self.missing, get_args(Missing))
+        if self.transform == "log" and not low > 0.0:
+            raise StudyError(f"column {self.name!r}: a log needs bounds above 0, not {low:g}")
+        edges = [_finite(self.name, "bins", edge) for edge in self.bins]
+        if edges != sorted(set(edges)) or (edges and not low < edges[0] <= edges[-1] < high):
+            raise StudyError(
+                f"column {self.name!r}: bins must be edges that rise within the bounds, not {self.bins}"
+            )
+        object.__setattr__(self, "bounds", (low, high))
+        object.__setattr__(self, "bins", tuple(edges))
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        if self.bins:
+            edges = [self.bounds[0], *self.bins, self.bounds[1]]
+            names = [f"{self.name} {a:g} to {b:g}" for a, b in zip(edges, edges[1:], strict=False)]
+        else:
+            names = [self.name]
+        return (*names, f"{self.name} missing") if self.bins or self.missing == "indicator" else tuple(names)
+
+
+@dataclass(frozen=True)
+class Category:
+    """One of public values -> one feature each, and one for everything else (and for missing cells)."""
+
+    name: str
+    values: tuple[str, ...]
+
+    kind: ClassVar[str] = "category"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _values(self.name, self.values, least=1))
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        return (*(f"{self.name}={value}" for value in self.values), f"{self.name}={OTHER}")
+
+
+@dataclass(frozen=True)
+class Ordinal:
+    """One of public values in their order -> −1 … 1 in equal steps; anything else is missing: the middle."""
+
+    name: str
+    values: tuple[str, ...]
+    missing: Missing = "middle"
+
+    kind: ClassVar[str] = "ordinal"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _values(self.name, self.values, least=2))
+        _one_of(self.name, "missing", self.missing, get_args(Missing))
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        return (self.name, f"{self.name} missing") if self.missing == "indicator" else (self.name,)
+
+
+@dataclass(frozen=True)
+class Boolean:
+    """True or false -> 1 or −1; a missing cell is 0, or 0 and a feature of its own that says so."""
+
+    name: str
+    missing: Missing = "middle"
+
+    kind: ClassVar[str] = "boolean"
+
+    def __post_init__(self) -> None:
+        _one_of(self.name, "missing", self.missing, get_args(Missing))
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        return (self.name, f"{self.name} missing") if self.missing == "indicator" else (self.name,)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A number that is taken as it is, from a table that was scaled in public before; missing cells are refused."""
+
+    name: str
+
+    kind: ClassVar[str] = "plain"
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+Column = Number | Category | Ordinal | Boolean | Plain
+KINDS: dict[str, type[Column]] = {each.kind: each for each in (Number, Category, Ordinal, Boolean, Plain)}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a study, and the public length R that rows are divided by.
+
+    Every column but a plain one adds at most 1 to the squared length of a row, so ``R = √columns`` always gives rows of
+    length at most 1. A smaller ``row_norm`` may be declared: it makes rows longer, and those beyond 1 are shortened to 1.
+
+    Examples
+    --------
+    >>> schema = Schema((Number("age", (0, 120)), Category("sex", ("f", "m")), Boolean("smoker")))
+    >>> schema.features, round(schema.scale, 3)
+    (('age', 'sex=f', 'sex=m', 'sex=other', 'smoker'), 1.732)
+    """
+
+    columns: tuple[Column, ...]
+    row_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise StudyError("a study needs at least one column beside the label")
+        _unique("column", [each.name for each in self.columns])
+        _unique("feature", list(self.features))
+        if self.row_norm is not None and not _finite("row_norm", "row_norm", self.row_norm) > 0.0:
+            raise StudyError(f"row_norm must be a positive number, not {self.row_norm!r}")
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """Names of all features, in the order of the weights."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @cached_property
+    def scale(self) -> float:
+        """R: features are divided by it."""
+        if self.row_norm is not None:
+            return float(self.row_norm)
+        return math.sqrt(sum(not isinstance(column, Plain) for column in self.columns)) or 1.0
+
+    @cached_property
+    def sparse(self) -> bool:
+        """Whether rows are stored by their nonzero entries: decided by the schema alone, where it saves half."""
+        stored = sum(1 if isinstance(c, Category) or _binned(c) else len(c.features) for c in self.columns)
+        return 4 * stored <= len(self.features)
+
+
+def _binned(column: Column) -> bool:
+    return isinstance(column, Number) and bool(column.bins)
+
+
+def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence) or not least <= len(values) <= MOST_VALUES:
+        raise StudyError(f"column {name!r}: values must be a list of {least} to {MOST_VALUES} public values")
+    texts = []
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise StudyError(f"column {name!r}: a value must be text or a whole number, not {value!r}")
+        text = str(value)
+        if not text.strip() or not text.isprintable() or len(text) > 200:
+            raise StudyError(f"column {name!r}: a value must be text on one line, not {text[:40]!r}")
+        texts.append(text)
+    _unique(f"column {name!r}: value", texts)
+    return tuple(texts)
+
+
+def _unique(what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise StudyError(f"{what} {name!r} is there twice")
+        seen.add(name)
+
+
+def _one_of(name: str, what: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise StudyError(f"column {name!r}: {what} must be {' or '.join(known)}, not {value!r}")
+
+
+def _finite(name: str, what: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise StudyError(f"column {name!r}: {what} must be finite numbers, not {value!r}")
+    return float(value)
+
+
+def _pair(name: str, values: object) -> tuple[float, float]:
+    if not isinstance(values, list | tuple) or len(values) != 2:
+        raise StudyError(f"column {name!r}: bounds must be two numbers [lowest, highest], not {values!r}")
+    return _finite(name, "bounds", values[0]), _finite(name, "bounds", values[1])
