@@ -17,6 +17,7 @@ from dpadmm.cli.report import report
 from dpadmm.cli.reproduce import reproduce
 from dpadmm.cli.screen import Interrupted
 from dpadmm.cli.simulate import simulate_command
+from dpadmm.cli.verify import verify
 from dpadmm.errors import DpadmmError
 
 INTERRUPTED = 130
@@ -34,6 +35,7 @@ app.command("privacy")(privacy)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
+app.command("verify")(verify)
 app.add_typer(ledger_app, name="ledger")
 
 

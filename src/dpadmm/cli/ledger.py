@@ -15,11 +15,12 @@ from rich.text import Text
 
 import dpadmm
 from dpadmm.cli.screen import say, say_path, table
-from dpadmm.errors import DataError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, require_delta
 from dpadmm.privacy.book import START, Account, Book
 from dpadmm.privacy.ledger import DATABASE, MARK, read_ledger
+from dpadmm.privacy.statement import of_account
 
 MEANING = (
     "ε is exact, for each person with one row in this data set, replace-one neighbours, against everyone who "
@@ -31,6 +32,12 @@ CHECK = (
     "at, content]. The content of a spend is the SHA-256 of its upload."
 )
 
+PUBLIC = (
+    *("name", "method", "loss", "lipschitz", "shape", "noise_multiplier", "n_rounds", "delta"),
+    *("n_rows", "rows_per_person", "hash", "gaps"),
+)
+"""What is shown and exported of a study's description; above all not the digest of the rows and its salt."""
+
 ledger_app = typer.Typer(
     help="What was given away from a data set: spent, reserved and left, by study.", no_args_is_help=True
 )
@@ -38,6 +45,7 @@ ledger_app = typer.Typer(
 Folder = Annotated[
     Path, typer.Argument(help="The ledger's folder at the data owner.", show_default=False, metavar="FOLDER")
 ]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.", show_default=False)]
 Delta = Annotated[float, typer.Option("--delta", help="δ at which ε is given.")]
 
 
@@ -77,20 +85,51 @@ def verify(folder: Folder) -> None:
 @ledger_app.command("export")
 def export(
     folder: Folder,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The JSON file to write.", show_default=False)
-    ],
+    output: Output,
     delta: Delta = 1e-5,
 ) -> None:
     """Write a JSON file that anyone can check: all records with their hashes, without uploads."""
     require_delta(delta)
     book = read_ledger(folder)
+    text = json.dumps({**summary(book, delta), **_records(book)}, indent=2, allow_nan=False)
+    _write(folder, output, f"{text}\n".encode())
+    say_path(Console(), f"Ledger: {output}")
+
+
+@ledger_app.command("statement")
+def statement(
+    folder: Folder,
+    study: Annotated[
+        str, typer.Argument(help="The study: its name, or how its hash begins.", show_default=False)
+    ],
+    output: Output,
+    site: Annotated[str, typer.Option("--site", help="What this site is called in the file.")] = "this site",
+) -> None:
+    """Write the privacy statement of one study, to sign and to hand on; dpadmm verify checks it."""
+    book = read_ledger(folder)
+    chosen = _chosen(book, study)
+    stated = of_account(chosen, book.accounts[chosen], site=site, version=dpadmm.__version__)
+    _write(folder, output, stated.as_bytes())
+    say_path(Console(), f"Statement: {output}")
+
+
+def _chosen(book: Book, study: str) -> str:
+    named = [each for each, account in book.accounts.items() if account.about.get("name") == study]
+    found = named or [each for each in book.accounts if each.startswith(study)]
+    if len(found) == 1:
+        return found[0]
+    if not book.accounts:
+        raise StudyError("the ledger has no studies yet")
+    several = ", ".join(each[:12] for each in (found or book.accounts))
+    what = "is more than one study" if found else "is no study of this ledger"
+    raise StudyError(f"{study!r} {what}; give how the hash of one of these begins: {several}")
+
+
+def _write(folder: Path, output: Path, content: bytes) -> None:
     if output.absolute().parent.resolve() == folder.resolve() and output.name.startswith((DATABASE, MARK)):
         raise DataError(f"{output} is a part of the ledger itself; choose another name")
-    text = json.dumps({**summary(book, delta), **_records(book)}, indent=2, allow_nan=False)
     with atomic_file(output) as out:
-        out.write(f"{text}\n".encode())
-    say_path(Console(), f"Ledger: {output}")
+        out.write(content)
 
 
 def summary(book: Book, delta: float) -> dict[str, Any]:
@@ -109,7 +148,7 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
     times = [account.reservation.at, *(record.at for record in account.rounds.values())]
     return {
         "study": study,
-        "about": account.about,
+        "about": {key: account.about[key] for key in PUBLIC if key in account.about},
         "state": "closed" if account.closed else "open",
         "gaps_allowed": account.gaps,
         "releases": len(account.rounds),
@@ -150,7 +189,10 @@ def _totals_table(book: Book, delta: float) -> Table:
     for name, words, amount in _totals(book):
         figures = _figures(amount, delta)
         out.add_row(
-            words, f"{figures['mu_squared']:.6g}", _up(figures["epsilon"]), end_section=name == "promised"
+            words,
+            f"{figures['mu_squared']:.6g}",
+            rounded_up(figures["epsilon"]),
+            end_section=name == "promised",
         )
     return out
 
@@ -166,11 +208,11 @@ def _studies_table(book: Book, delta: float) -> Table:
             "closed" if account.closed else "open",
             str(len(account.rounds)),
             *(f"{each['mu_squared']:.4g}" for each in figures),
-            *(_up(each["epsilon"]) for each in figures),
+            *(rounded_up(each["epsilon"]) for each in figures),
         )
     return out
 
 
-def _up(epsilon: float) -> str:
+def rounded_up(epsilon: float) -> str:
     """Four digits, rounded up: a guarantee must not be understated."""
     return f"{math.ceil(epsilon * 1e4 * (1.0 - 1e-9)) / 1e4:.4f}"

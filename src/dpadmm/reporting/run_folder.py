@@ -4,6 +4,7 @@
 ``trace.csv``      one line per run and measured round
 ``summary.json``   settings, measures at the end, privacy, versions
 ``model-*.npz``    the trained models
+``statement-*.json``  what each run would have cost in privacy, for ``dpadmm verify``; Gaussian noise only
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import dpadmm
-from dpadmm.errors import DataError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.files import atomic_file
 from dpadmm.metrics import spread
+from dpadmm.privacy.statement import canonical, of_report
 from dpadmm.simulation import Result
 
 
@@ -60,18 +63,40 @@ def write_run(
     write_text(folder / "summary.json", json.dumps(summary(runs, how, extra), indent=2, allow_nan=False))
     for name in runs if new is None else new:
         runs[name].model.save(_model_file(folder, name))
+        _write_statement(_statement_file(folder, name), runs[name])
 
 
 def remove_leftovers(folder: Path, runs: Iterable[str]) -> None:
-    """Remove the models and figures of an earlier run, so that none stays beside the new ones."""
-    kept = [_model_file(folder, name) for name in runs]
-    for path in (*folder.glob("model-*.npz"), *folder.glob("convergence.*")):
-        if path not in kept:
-            path.unlink()
+    """Remove the models, statements and figures of an earlier run, so that none stays beside the new ones."""
+    kept = [file(folder, name) for name in runs for file in (_model_file, _statement_file)]
+    for pattern in ("model-*.npz", "statement-*.json", "convergence.*"):
+        for path in folder.glob(pattern):
+            if path not in kept:
+                path.unlink()
 
 
 def _model_file(folder: Path, name: str) -> Path:
     return folder / f"model-{name}.npz"
+
+
+def _statement_file(folder: Path, name: str) -> Path:
+    return folder / f"statement-{name}.json"
+
+
+def _write_statement(path: Path, result: Result) -> None:
+    try:
+        statement = of_report(
+            result.privacy,
+            result.rows.n_rows.tolist(),
+            name=f"simulation of {result.settings.method}",
+            settings_hash=sha256(canonical(used_settings(result))).hexdigest(),
+            version=dpadmm.__version__,
+        )
+    except StudyError:  # no noise, or of a kind that a statement has no words for
+        path.unlink(missing_ok=True)
+    else:
+        with atomic_file(path) as out:
+            out.write(statement.as_bytes())
 
 
 def finished(runs: Iterable[Result]) -> list[Result]:

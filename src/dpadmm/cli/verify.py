@@ -1,0 +1,202 @@
+"""``dpadmm verify``: check somebody's privacy statement without believing its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpadmm.cli.ledger import rounded_up
+from dpadmm.cli.screen import number_range, say, say_path, table
+from dpadmm.errors import StudyError
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.privacy.statement import SIMULATED, Statement, of_account
+from dpadmm.privacy.statement_file import Check, Verified, cross_checks, read_statement
+
+SHOWN = 12
+
+
+def verify(
+    file: Annotated[
+        Path, typer.Argument(help="A privacy statement (JSON).", show_default=False, metavar="FILE")
+    ],
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            "--ledger",
+            help="A ledger's folder: does it have this study, with these numbers?",
+            show_default=False,
+            metavar="FOLDER",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")] = False,
+) -> None:
+    """Check a privacy statement: every ε is derived again, in two ways.
+
+    Only the noise, the numbers of releases and δ are taken from the file. Exit code 0 if every figure is
+    right, else 2. That the agents did what the file says, no calculation can check: see --ledger.
+    """
+    verified = read_statement(file)
+    checks = cross_checks(verified)
+    at_site = None if ledger is None else compared(verified.statement, ledger)
+    if as_json:
+        answer = {**as_plain(verified, checks), "ledger": at_site}
+        typer.echo(json.dumps(answer, indent=2, allow_nan=False))
+        return
+    _show(file, verified, checks)
+    if at_site:
+        others = at_site["other_studies"]
+        say(
+            Console(),
+            f"The ledger has this study with the same numbers: {at_site['released']} of {at_site['charged']} "
+            f"rounds released, Σμ² {at_site['spent']:.6g} of {at_site['reserved']:.6g}."
+            + (f" It has {others} more, not counted here." if others else ""),
+        )
+
+
+def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, Any]:
+    """What was found, for programs."""
+    statement, document = verified
+    return {
+        "right": True,
+        "study": document["study"],
+        "sampler": statement.sampler,
+        "protects": statement.sampler != SIMULATED,
+        "delta": statement.delta,
+        "worst": document["worst"],
+        "agents": [
+            {
+                "n_rows": entry["n_rows"],
+                "mu": group.mu,
+                "checks": [check._asdict() for check in checks.get(i, [])],
+            }
+            for i, (group, entry) in enumerate(zip(statement.groups, document["agents"], strict=True))
+        ],
+    }
+
+
+def compared(statement: Statement, folder: Path) -> dict[str, Any]:
+    """What a ledger says of the study; refused where it says otherwise than the statement."""
+    if statement.sampler == SIMULATED:
+        raise StudyError("the statement is of a simulated run, which no ledger knows")
+    book = read_ledger(folder)
+    account = book.accounts.get(statement.study_hash)
+    if account is None:
+        raise StudyError(f"the ledger in {folder} has no study {statement.study_hash}")
+    # This, and the rules of the ledger itself, see to it that no more was spent than is charged here
+    own = of_account(statement.study_hash, account, site="this site", version=statement.version)
+    (here,) = _terms(own)
+    stated = _terms(statement)
+    same = [terms for terms in stated if {**terms, "released": here["released"]} == here]
+    if not same:
+        raise StudyError(f"the statement does not fit the ledger in {folder}: {_difference(stated, here)}")
+    if (released := min(terms["released"] for terms in same)) > here["released"]:
+        raise StudyError(f"the ledger in {folder} has {here['released']} releases, and {released} are stated")
+    return {
+        "charged": here["charged"],
+        "released": here["released"],
+        "spent": float(account.spent),
+        "reserved": account.reservation.mu_squared,
+        "other_studies": len(book.accounts) - 1,
+    }
+
+
+def _terms(statement: Statement) -> list[dict[str, Any]]:
+    """The numbers of every different agent, to compare."""
+    return [
+        {
+            "name": statement.name,
+            "method": statement.method,
+            "delta": statement.delta,
+            "n_rows": n_rows,
+            "rows_per_person": group.rows_per_person,
+            "noise_multiplier": [each.noise_multiplier for each in group.releases],
+            "charged": sum(each.charged for each in group.releases),
+            "released": sum(each.released for each in group.releases),
+        }
+        for group in statement.groups
+        for n_rows in sorted(set(group.n_rows.values()))
+    ]
+
+
+def _difference(stated: list[dict[str, Any]], here: dict[str, Any]) -> str:
+    if len(stated) > 1:
+        return "no agent of it has the ledger's numbers"
+    name = next(name for name, value in here.items() if stated[0][name] != value and name != "released")
+    return f"it has {name} {stated[0][name]!r}, the ledger {here[name]!r}"
+
+
+def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> None:
+    console, statement = Console(), verified.statement
+    say_path(console, f"Statement in {file}")
+    say(console, f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
+    worst = next(iter(checks))
+    console.print(_agents_table(verified, checks))
+    console.print(_worst_table(verified, checks[worst], worst))
+    by_pld = (
+        "both ways" if len(checks) == len(statement.groups) else f"by PLD for the {MAX_BILLS} largest bills"
+    )
+    say(
+        console,
+        "Every figure is right: derived again from the noise and the number of releases alone, in closed form "
+        f"and by privacy loss distributions (PLD), {by_pld}.",
+    )
+    say(console, f"{verified.document['sampler']['words']}", style=_style(statement))
+    say(console, f"Guaranteed: {verified.document['guaranteed']}")
+    say(console, f"Not guaranteed: {verified.document['not_guaranteed']}")
+
+
+def _style(statement: Statement) -> str | None:
+    return "bold" if statement.sampler == SIMULATED else None
+
+
+def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
+    statement, document = verified
+    out = table("agents", "rows", "z", "rounds", "released", "ε stated", "closed form", "PLD")
+    out.title = f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds"
+    out.columns[0].overflow = "fold"
+    order = sorted(
+        range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu)
+    )
+    for i in order[:SHOWN]:
+        group, stated = statement.groups[i], document["agents"][i]["epsilon"][repr(statement.delta)]
+        own = next((each for each in checks.get(i, []) if each[:2] == (1, statement.delta)), None)
+        out.add_row(
+            Text(next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents"),
+            number_range(list(group.n_rows.values()), "d"),
+            number_range([each.noise_multiplier for each in group.releases], ".4g"),
+            str(sum(each.charged for each in group.releases)),
+            str(sum(each.released for each in group.releases)),
+            rounded_up(stated),
+            rounded_up(stated if own is None else own.closed_form),
+            _pld(own),
+        )
+    if len(order) > SHOWN:
+        out.caption = f"and {len(order) - SHOWN} more groups of agents, which gave away less"
+    return out
+
+
+def _worst_table(verified: Verified, checks: list[Check], position: int) -> Table:
+    group = verified.statement.groups[position]
+    out = table("The agent that gave away most", "δ", "ε stated", "closed form", "PLD")
+    for check in checks:
+        who = f"{check.n_rows} row{'s' if check.n_rows > 1 else ''}"
+        if check.n_rows == group.rows_per_person > 1:
+            who = f"a person, with {who}"
+        out.add_row(
+            who, f"{check.delta:g}", rounded_up(check.stated), rounded_up(check.closed_form), _pld(check)
+        )
+    paper = verified.document["agents"][position]["epsilon_paper"]
+    if paper is not None:
+        out.add_section()
+        out.add_row("1 row, the paper's bound ε̄", f"{verified.statement.delta:g}", rounded_up(paper), "", "")
+    return out
+
+
+def _pld(check: Check | None) -> str:
+    return "–" if check is None or check.pld is None else rounded_up(check.pld)
