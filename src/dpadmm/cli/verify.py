@@ -138,13 +138,10 @@ def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> Non
     worst = next(iter(checks))
     console.print(_agents_table(verified, checks))
     console.print(_worst_table(verified, checks[worst], worst))
-    by_pld = (
-        "both ways" if len(checks) == len(statement.groups) else f"by PLD for the {MAX_BILLS} largest bills"
-    )
     say(
         console,
-        "Every figure is right: derived again from the noise and the number of releases alone, in closed form "
-        f"and by privacy loss distributions (PLD), {by_pld}.",
+        "Every figure is right. Each was derived again from the noise and the number of releases alone: in "
+        "closed form, and where it is shown by privacy loss distributions (PLD), which round up.",
     )
     say(console, f"{verified.document['sampler']['words']}", style=_style(statement))
     say(console, f"Guaranteed: {verified.document['guaranteed']}")

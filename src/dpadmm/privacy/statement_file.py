@@ -2,8 +2,8 @@
 
 The closed form is ``accounting.exact_epsilon``. The other way is dp_accounting's privacy loss distributions
 (PLD): the loss of one release on a grid, convolved with itself as often as there are releases. Rounded up on
-the grid, PLD is a little above the closed form: from ``1e-6·(ε + μ) + 1e-8`` below it to ``1e-3·(ε + μ) + 1e-8``
-above is tolerated. The file's own figures have to be those of the closed form, to the last digits.
+the grid, PLD is a little above the closed form: tolerated is from ``1e-6·(ε + μ) + 1e-8`` below it to
+``1e-3·(ε + μ) + 1e-8`` above. The file's own figures have to be those of the closed form, to the last digits.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_statement(path: Path) -> Verified:
 
 
 def cross_checks(verified: Verified) -> dict[int, list[Check]]:
-    """Every ε of the MAX_BILLS largest bills by PLD too: position of an agent group -> its checks, worst first."""
+    """Every ε of the MAX_BILLS largest bills by PLD too, worst first: position of a group -> its checks."""
     statement, document = verified
     order = sorted(range(len(statement.groups)), key=lambda i: -statement.groups[i].person_mu)
     bills: dict[tuple[float, int, int], list[Check]] = {}
@@ -99,8 +99,8 @@ def _checks(
             closed = exact_epsilon(mu, delta)
             if pld is not None and not agree(closed, pld, mu):
                 raise StudyError(
-                    f"the closed form gives ε = {closed!r} at δ = {delta!r} for {n_rows} rows, and PLD {pld!r}: one of "
-                    "the two is wrong, so nothing is confirmed; please report this"
+                    f"the closed form gives ε = {closed!r} at δ = {delta!r} for {n_rows} rows, "
+                    f"and PLD {pld!r}: one of the two is wrong, so nothing is confirmed; please report this"
                 )
             stated = figures["epsilon_of_rows"].get(str(n_rows), figures["epsilon_of_person"])
             yield Check(
