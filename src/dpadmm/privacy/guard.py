@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dpadmm.arrays import Floats, Integers
-from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.errors import Refusal
 from dpadmm.privacy.exact_noise import Grid, release_sum
 from dpadmm.privacy.ledger import Ledger
 from dpadmm.privacy.policy import Policy, Terms
@@ -74,13 +74,14 @@ class Guard:
             rows = self._open_rows(study)
             grid = Grid(terms.lipschitz, terms.shape[0] * terms.shape[1], rows.n_rows)
             grid.noise_scale(terms.noise_multiplier)
-        except DpadmmError as error:
+        except Exception as error:  # whoever asked learns no more than that
             text = (
                 "the rows here do not fit this study, or it asks for noise that cannot be; its owner sees why"
             )
             raise Refusal("study-unfit", text) from error
         if rows.shape != terms.shape:
             raise Refusal("study-unfit", f"the rows here make gradients of {rows.shape}, not {terms.shape}")
+        self._policy.check_rows(rows.n_rows)
         with self._one_at_a_time:
             book = self._ledger.status()
             known = book.accounts.get(terms.hash)
@@ -89,7 +90,7 @@ class Guard:
             if known and known.about["rows"] != digest:
                 raise Refusal("data-changed", "the rows are not those that this study was enrolled with")
             if not known:
-                self._policy.check_budget(terms, rows.n_rows, book.promised)
+                self._policy.check_budget(terms, book.promised)
             pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.rows_per_person}
             about = {**terms._asdict(), **pinned, "salt": salt, "rows": digest}
             cost = terms.n_rounds * self._policy.price(terms)

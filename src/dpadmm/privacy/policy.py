@@ -64,11 +64,14 @@ class Policy:
             text = f"asked {terms.n_rounds}, allowed {self.max_rounds}"
             raise Refusal("policy-rounds", f"the owner does not allow so many rounds ({text})")
 
-    def check_budget(self, terms: Terms, n_rows: int, promised: Fraction) -> None:
-        """Refuse by the number of rows, and by what is left beside all that was promised to other studies."""
+    def check_rows(self, n_rows: int) -> None:
+        """Refuse by the number of rows."""
         if n_rows < self.min_rows:
             text = f"there are {n_rows}, the owner wants at least {self.min_rows}"
             raise Refusal("policy-rows", f"too few rows for a study ({text})")
+
+    def check_budget(self, terms: Terms, promised: Fraction) -> None:
+        """Refuse by what is left beside all that was promised to other studies."""
         cost, left = terms.n_rounds * self.price(terms), self.cap - float(promised)
         if cost > left:
             sums = (cost, self.cap, max(0.0, left))
