@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,3 +129,16 @@ def memory_folder() -> Iterator[Path]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         yield Path(name)
+
+
+def process(*words: object) -> Any:
+    """Start ``guard_runs.py``, which forks and kills, as a process of its own, and return what it found."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("guard_runs.py"), *map(str, words)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # threads make forks slow
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from dpadmm.agent import Agent
 from dpadmm.errors import Refusal
 from dpadmm.privacy.ledger import Ledger
 from guard_runs import STUDY, check
-from guards import consensus, guarded, memory_folder, play, refusal
+from guards import consensus, guarded, memory_folder, play, process, refusal
 from ledgers import Fault, failing
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
@@ -34,29 +31,17 @@ def folder():
         yield place
 
 
-def run(*words: object) -> dict[str, int]:
-    done = subprocess.run(
-        [sys.executable, guard_runs.__file__, *map(str, words)],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # threads make forks slow
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize("part", range(8 if LONG else 1))
 def test_killed_at_random_moments_an_agent_says_what_it_would_have_said(folder, part):
     kills, seed = (10_000 // 8 if LONG else 50), random.randrange(2**32)
-    done = run("kill_run", folder, kills, seed)
+    done = process("kill_run", folder, kills, seed)
     assert done["kills"] == kills
     assert done["replies"] > kills  # most kills fall into the middle of answering
 
 
 def test_killed_before_and_after_every_step_of_an_answer(folder):
     n_starts = 3 if LONG else 1
-    assert run("kill_steps", folder, n_starts)["kills"] == 2 * n_starts * len(guard_runs.STEPS)
+    assert process("kill_steps", folder, n_starts)["kills"] == 2 * n_starts * len(guard_runs.STEPS)
 
 
 needs_hooks = pytest.mark.skipif(
@@ -67,7 +52,7 @@ needs_hooks = pytest.mark.skipif(
 
 @needs_hooks
 def test_killed_before_in_and_after_every_write(folder):
-    assert run("kill_writes", folder, 1 if LONG else 7)["kills"] > (180 if LONG else 24)
+    assert process("kill_writes", folder, 1 if LONG else 7)["kills"] > (180 if LONG else 24)
 
 
 def scenario(folder: Path, sent: dict[int, bytes]) -> None:

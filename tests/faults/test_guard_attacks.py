@@ -1,0 +1,556 @@
+"""Attacks on a guard: forks, replays, changed studies, changed rows, old copies, damage, two processes.
+
+``make torture`` runs the long form: 10,000 flips and truncations.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import guard_runs
+from dpadmm.agent import Agent
+from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.losses import Logistic
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy.guard import Guard
+from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
+from dpadmm.privacy.policy import Terms
+from dpadmm.study import CONSTANTS, TRAINING, study_from
+from guards import (
+    POLICY,
+    ROUNDS,
+    STUDY,
+    D,
+    Z,
+    consensus,
+    guarded,
+    memory_folder,
+    play,
+    process,
+    refusal,
+    rows,
+    study,
+    tiny,
+)
+
+LONG = os.environ.get("DPADMM_TORTURE") == "1"
+HASH, PRICE = STUDY.hash, POLICY.price(STUDY.terms)
+POINT = np.zeros((D, 1))
+
+
+@pytest.fixture
+def folder():
+    with memory_folder() as place:
+        yield place
+
+
+@pytest.fixture
+def guard(folder):
+    with guarded(folder) as guard:
+        guard.enrol(STUDY)
+        yield guard
+
+
+def books(guard: Guard) -> tuple[Any, ...]:
+    """All that the ledger says."""
+    return tuple(guard._ledger.status().records)
+
+
+# The same round again
+
+
+def test_a_repeated_request_gets_the_same_bytes_and_costs_nothing(guard):
+    first = guard.answer(HASH, 1, POINT, b"memo")
+    before = books(guard)
+    for _ in range(5):
+        again = guard.answer(HASH, 1, POINT.copy(), b"memo")
+        assert again.tobytes() == first.tobytes()
+        again[:] = 0  # what was given out is a copy
+    assert books(guard) == before
+
+
+@pytest.mark.parametrize(
+    ("point", "memo"),
+    [(POINT + 1e-300, b""), (-POINT, b""), (POINT, b"x"), (POINT, b"\0"), (np.full((D, 1), 1.7e308), b"")],
+)
+def test_another_request_for_an_answered_round_is_refused(guard, point, memo):
+    guard.answer(HASH, 1, POINT)
+    before = books(guard)
+    assert refusal(guard.answer, HASH, 1, point, memo).code == "round-forked"
+    assert books(guard) == before
+
+
+def test_memo_and_point_cannot_be_traded_for_one_another(guard):
+    """Bytes of the point moved into the memo, or the other way, are another request."""
+    guard.answer(HASH, 1, POINT, POINT[:1].tobytes())
+    assert refusal(guard.answer, HASH, 1, POINT, b"").code == "round-forked"
+
+
+def test_of_many_forked_requests_at_once_one_is_answered(guard):
+    def ask(i: int) -> bytes | str:
+        try:
+            return guard.answer(HASH, 1, POINT + i % 4).tobytes()
+        except Refusal as refused:
+            return refused.code
+
+    with ThreadPoolExecutor(8) as pool:
+        said = set(pool.map(ask, range(16)))
+    assert len(said) == 2
+    assert "round-forked" in said
+    assert guard._ledger.status().spent == Fraction(PRICE)
+
+
+def test_two_guards_on_one_ledger_cannot_both_answer_a_round(folder):
+    with Ledger.open(folder, cap=POLICY.cap, create=True) as ledger, ThreadPoolExecutor(2) as pool:
+        guards = [Guard(POLICY, ledger, tiny(*rows())) for _ in range(2)]
+        for each in guards:
+            each.enrol(STUDY)
+
+        def ask(guard: Guard, round: int) -> bytes | str:
+            try:
+                return guard.answer(HASH, round, POINT + guards.index(guard)).tobytes()
+            except Refusal as refused:
+                return refused.code
+
+        for round in range(1, ROUNDS + 1):
+            said = list(pool.map(ask, guards, [round, round]))
+            assert sum(isinstance(each, bytes) for each in said) == 1
+            assert {each for each in said if isinstance(each, str)} <= {"round-forked", "round-old"}
+        assert ledger.status().spent == ROUNDS * Fraction(PRICE)
+
+
+# Rounds out of order
+
+
+def test_rounds_come_one_by_one_and_end(guard):
+    assert refusal(guard.answer, HASH, 2, POINT).code == "round-gap"
+    for round in range(1, ROUNDS + 1):
+        guard.answer(HASH, round, POINT)
+    before = books(guard)
+    for round in (ROUNDS + 1, 2**62, 2**63, 10**400):
+        assert refusal(guard.answer, HASH, round, POINT).code == "round-over"
+    for round in (0, -1, -(10**400)):
+        assert refusal(guard.answer, HASH, round, POINT).code == "request-malformed"
+    assert books(guard) == before
+    assert guard._ledger.status().spent == ROUNDS * Fraction(PRICE)
+
+
+def test_where_absences_are_declared_rounds_may_be_missed_but_not_taken_back(folder):
+    absent = replace(STUDY, absences=True)
+    with guarded(folder) as guard:
+        agent = Agent(guard, absent)
+        said = {round: agent.step(round, consensus(round)).tobytes() for round in (2, 5, ROUNDS)}
+        for round in (1, 3, ROUNDS - 1):
+            assert refusal(agent.step, round, consensus(round)).code == "round-old"
+        assert refusal(agent.step, ROUNDS + 1, POINT).code == "round-over"
+    with guarded(folder) as guard:
+        agent = Agent(guard, absent)
+        assert agent.last_round == ROUNDS
+        for round, upload in said.items():
+            assert agent.step(round, consensus(round)).tobytes() == upload
+        assert guard._ledger.status().spent == 3 * Fraction(PRICE)
+
+
+def test_who_left_is_asked_no_more_and_cannot_come_back(folder):
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        said = play(agent, 2)
+        guard.leave(HASH)
+        guard.leave(HASH)
+        assert refusal(agent.step, 3, consensus(3)).code == "study-closed"
+        assert agent.step(2, consensus(2)).tobytes() == said[2]
+        assert refusal(agent.step, 2, POINT).code == "round-forked"
+        assert refusal(guard.enrol, STUDY).code == "study-changed"
+    with guarded(folder) as guard:
+        assert refusal(guard.enrol, STUDY).code == "study-changed"
+        assert refusal(guard.answer, HASH, 3, POINT).code == "study-unknown"
+        assert guard._ledger.status().promised == 2 * Fraction(PRICE)
+
+
+# Another study under an old name
+
+
+class Forged:
+    """A study whose terms are not what its hash says."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+
+
+OTHER_TERMS: dict[str, Any] = {
+    "hash": "ab" * 32, "name": "another", "method": "dp_sgd", "loss": "huber", "lipschitz": 0.5,
+    "shape": (D + 1, 1), "noise_multiplier": Z * (1 + 2**-52), "n_rounds": ROUNDS + 1, "delta": 2e-5,
+    "gaps": True,
+}  # fmt: skip
+
+
+def test_every_field_of_the_terms_is_tried():
+    assert OTHER_TERMS.keys() == set(Terms._fields)
+    assert all(value != getattr(STUDY.terms, name) for name, value in OTHER_TERMS.items())
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("name", Terms._fields)
+def test_terms_changed_under_the_same_hash_are_refused(folder, name, restart):
+    forged = Forged(STUDY.terms._replace(**{name: OTHER_TERMS[name]}))
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        said = play(agent, 1)
+        before = books(guard)
+        if not restart:
+            _check_forged(guard, forged, name, before)
+            assert agent.step(1, consensus(1)).tobytes() == said[1]
+    if restart:
+        with guarded(folder) as guard:
+            _check_forged(guard, forged, name, before)
+            if name != "hash":
+                assert refusal(guard.answer, HASH, 2, POINT).code == "study-unknown"
+
+
+def _check_forged(guard: Guard, forged: Forged, name: str, before: tuple[Any, ...]) -> None:
+    if name == "hash":  # a study of its own, with a reservation of its own
+        guard.enrol(forged)
+        assert books(guard)[: len(before)] == before
+        assert [record.kind for record in books(guard)[len(before) :]] == ["reserve"]
+    else:
+        expected = "study-unfit" if name == "shape" else "study-changed"
+        assert refusal(guard.enrol, forged).code == expected
+        assert books(guard) == before
+
+
+OTHER_TRAINING: dict[str, Any] = {
+    "method": "dp_sgd", "loss": "huber", "loss_width": 0.25, "loss_delta": 2.0, "gradient_bound": 3.0,
+    "regularizer": "l1", "l1_ratio": 0.25, "reg_share": 0.5, "intercept": True, "epsilon": 0.9,
+    "round_epsilon": 0.01, "noise_multiplier": Z + 1e-9, "delta": 1e-6, "calibration": "exact",
+    "n_rounds": ROUNDS - 1, "rho": 0.25, "weight_radius": 2.5, "schedule": "constant", "step_size": 0.125,
+    "learning_rate": 0.1, "average": "uniform",
+}  # fmt: skip
+BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
+
+
+def changed_studies() -> dict[str, Callable[[], Any]]:
+    """The small study with one thing changed, for everything that there is in a study."""
+
+    def trained(name: str) -> Any:
+        training = {**STUDY.training, name: OTHER_TRAINING[name]}
+        if name in BUDGETS:
+            training = {key: value for key, value in training.items() if key == name or key not in BUDGETS}
+        more: dict[str, Any] = {"provenance": {name: "assumed"}} if name in CONSTANTS else {}
+        if name == "loss":
+            more["classes"] = None
+        if name == "step_size":
+            training["schedule"], more["provenance"] = "constant", {"step_size": "assumed"}
+        return replace(STUDY, training=training, **more)
+
+    changes: dict[str, Callable[[], Any]] = {
+        "name": lambda: replace(STUDY, name="a small study "),
+        "features, another": lambda: replace(STUDY, features=("x0", "x1", "y")),
+        "features, order": lambda: replace(STUDY, features=("x1", "x0", "x2")),
+        "features, more": lambda: replace(STUDY, features=("x0", "x1", "x2", "x3")),
+        "classes": lambda: replace(STUDY, classes=(0, 1)),
+        "classes, order": lambda: replace(STUDY, classes=(1, -1)),
+        "provenance": lambda: replace(STUDY, provenance={"rho": "public"}),
+        "absences": lambda: replace(STUDY, absences=True),
+    }
+    return changes | {name: lambda name=name: trained(name) for name in TRAINING}
+
+
+def test_every_setting_of_a_study_is_tried():
+    assert OTHER_TRAINING.keys() == set(TRAINING)
+
+
+@pytest.mark.parametrize("name", changed_studies())
+def test_a_study_with_anything_changed_is_another_study(guard, name):
+    guard.answer(HASH, 1, POINT)
+    before = books(guard)
+    try:
+        other = changed_studies()[name]()
+    except DpadmmError:
+        assert name in ("average", "calibration", "schedule"), "this change should make a study"
+        return
+    assert other.hash != HASH
+    assert study_from(other.as_json()).hash == other.hash
+    code = ""
+    try:
+        guard.enrol(other)
+    except Refusal as refused:
+        code = refused.code
+    if code:
+        assert code in ("study-unfit", "budget-cap")
+        assert books(guard) == before
+    else:
+        assert books(guard)[: len(before)] == before
+        assert guard._ledger.status().accounts[HASH].spent == Fraction(PRICE)
+        assert len(guard._ledger.status().accounts) == 2
+
+
+# Rows and policies changed between restarts
+
+
+def _bit(features, labels):
+    features.view(np.uint64)[3, 1] ^= 1
+    return features, labels
+
+
+CHANGED_ROWS = {
+    "one bit": _bit,
+    "one label": lambda a, b: (a, b * np.where(np.arange(len(b)) == 2, -1.0, 1.0)),
+    "a row more": lambda a, b: rows(n_rows=len(b) + 1),
+    "a row less": lambda a, b: (a[:-1], b[:-1]),
+    "two rows swapped": lambda a, b: (a[[1, 0, *range(2, len(b))]], b),
+    "a row twice": lambda a, b: (a[[0, 0, *range(2, len(b))]], b[[0, 0, *range(2, len(b))]]),
+    "the sign of a zero": lambda a, b: (np.where(a == 0.0, -0.0, a), b),
+}
+
+
+@pytest.mark.parametrize("kind", ["tiny", "own", "sparse"])
+@pytest.mark.parametrize("change", CHANGED_ROWS)
+def test_rows_may_not_change_during_a_study(folder, change, kind):
+    def opened(features, labels):
+        if kind == "tiny":
+            return tiny(features, labels)
+        from scipy.sparse import csr_array
+
+        matrix = csr_array(features) if kind == "sparse" else features
+        return lambda study: OwnRows(matrix, labels, Logistic())
+
+    features, labels = rows()
+    features[0, 0] = 0.0
+    other = CHANGED_ROWS[change](features.copy(), labels.copy())
+    with guarded(folder, opened(features, labels)) as guard:
+        said = play(Agent(guard, STUDY), 1)
+    if not (kind == "sparse" and change == "the sign of a zero"):  # zeros are not stored
+        with guarded(folder, opened(*other)) as guard:
+            before = books(guard)
+            assert refusal(guard.enrol, STUDY).code == "data-changed"
+            assert refusal(guard.answer, HASH, 2, POINT).code == "study-unknown"
+            assert books(guard) == before
+    with guarded(folder, opened(features, labels)) as guard:
+        assert Agent(guard, STUDY).step(1, consensus(1)).tobytes() == said[1]
+
+
+def test_rows_that_change_in_memory_do_not_reach_the_guard(folder):
+    features, labels = rows()
+    with guarded(folder, lambda study: OwnRows(features, labels, Logistic())) as guard:
+        rows_held = guard.enrol(STUDY).rows
+        before = rows_held.digest()
+        features[:], labels[:] = 0.0, 1.0
+        assert rows_held.digest() == before
+        assert refusal(guard.enrol, STUDY).code == "data-changed"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"methods": frozenset({"dp_sgd"})}, "policy-method"),
+        ({"losses": frozenset({"huber"})}, "policy-loss"),
+        ({"max_rounds": ROUNDS - 1}, "policy-rounds"),
+        ({"min_rows": 9}, "policy-rows"),
+        ({"rows_per_person": 2}, "study-changed"),
+    ],
+)
+def test_a_stricter_policy_stops_a_study_that_has_begun(folder, change, code):
+    with guarded(folder) as guard:
+        play(Agent(guard, STUDY), 1)
+    with guarded(folder, policy=replace(POLICY, **change)) as guard:
+        before = books(guard)
+        assert refusal(guard.enrol, STUDY).code == code
+        assert books(guard) == before
+    with guarded(folder) as guard:
+        play(Agent(guard, STUDY), 2)
+
+
+def test_a_smaller_epsilon_ends_a_study_early(folder):
+    with guarded(folder) as guard:
+        play(Agent(guard, STUDY), 4)
+    smaller = replace(POLICY, epsilon=0.5)
+    affordable = int(smaller.cap / PRICE)
+    assert 4 < affordable < ROUNDS
+    with guarded(folder, policy=smaller) as guard:
+        agent = Agent(guard, STUDY)
+        play(agent, affordable)
+        assert refusal(agent.step, affordable + 1, consensus(affordable + 1)).code == "budget-cap"
+        assert refusal(guard.enrol, replace(STUDY, name="another")).code == "budget-cap"
+        assert float(guard._ledger.status().spent) <= smaller.cap
+    with guarded(folder, policy=replace(smaller, delta=1e-9)) as guard:  # a stricter δ is a smaller cap
+        assert refusal(Agent(guard, STUDY).step, affordable + 1, POINT).code == "budget-cap"
+
+
+def test_three_rows_of_a_person_cost_nine_times_as_much(folder):
+    policy = replace(POLICY, rows_per_person=3)
+    few = study(n_rounds=3)
+    with guarded(folder, policy=policy) as guard:
+        refused = refusal(guard.enrol, study(n_rounds=4))
+        assert refused.code == "budget-cap"
+        play(Agent(guard, few), 3)
+        assert guard._ledger.status().spent == 3 * Fraction((3 / Z) ** 2)
+        assert float(guard._ledger.status().spent) == pytest.approx(3 * 9 / Z**2)
+
+
+@pytest.mark.parametrize("error", [DpadmmError, ValueError, KeyError, OSError, MemoryError])
+def test_what_is_wrong_with_rows_is_not_said(folder, error):
+    def unreadable(study: Any) -> Any:
+        raise error("row 17 has 0.7263")
+
+    with guarded(folder, unreadable) as guard:
+        refused = refusal(guard.enrol, STUDY)
+        assert refused.code == "study-unfit"
+        assert "17" not in repr(refused)
+        assert not guard._ledger.status().accounts
+
+
+@pytest.mark.parametrize("error", [DpadmmError, FloatingPointError, MemoryError, KeyError])
+def test_a_gradient_that_fails_is_refused_unspent_and_says_nothing(guard, monkeypatch, error):
+    def fail(*_: object) -> None:
+        raise error("row 17 has 0.7263")
+
+    before = books(guard)
+    with monkeypatch.context() as patch:
+        patch.setattr("guards.TinyRows.gradient_sum", fail)
+        refused = refusal(guard.answer, HASH, 1, POINT)
+    assert refused.code == "release-failed"
+    assert "17" not in repr(refused)
+    assert refused.__cause__ is None
+    assert refused.__suppress_context__
+    assert books(guard) == before
+    guard.answer(HASH, 1, POINT)
+
+
+@pytest.mark.parametrize("total", [np.full((D, 1), np.nan), np.full((D, 1), 1e9), np.zeros(D + 1), None])
+def test_a_sum_that_cannot_be_is_refused_unspent(guard, monkeypatch, total):
+    before = books(guard)
+    monkeypatch.setattr("guards.TinyRows.gradient_sum", lambda *_: total)
+    assert refusal(guard.answer, HASH, 1, POINT).code == "release-failed"
+    assert books(guard) == before
+
+
+# Processes and copies
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(folder):
+    words = [sys.executable, guard_runs.__file__, "hold", str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "two rounds\n"
+            for _ in range(3):
+                assert refusal(guarded(folder).__enter__).code == "ledger-locked"
+        finally:
+            holder.kill()
+    assert guard_runs.check(folder, {}) == 2
+
+
+def test_a_forked_process_may_not_answer_and_draws_other_noise(folder):
+    done = process("fork_run", folder)
+    assert done == {
+        "codes": ["ledger-closed"] * 5 + ["ledger-locked"],
+        "same_noise": False,
+        "rounds": 2,
+    }
+
+
+def _old_and_live(folder: Path) -> tuple[Path, Path, str]:
+    live, old = folder / "live", folder / "old"
+    with guarded(live) as guard:
+        play(Agent(guard, STUDY), 2)
+    shutil.copytree(live, old)
+    with guarded(live) as guard:
+        play(Agent(guard, STUDY), 4)
+        return live, old, guard._ledger.status().fingerprint
+
+
+def test_an_old_database_put_back_is_refused(folder):
+    live, old, _ = _old_and_live(folder)
+    shutil.copy(old / DATABASE, live / DATABASE)
+    assert refusal(guarded(live).__enter__).code == "ledger-damaged"
+
+
+def test_an_old_mark_put_back_is_refused(folder):
+    live, old, _ = _old_and_live(folder)
+    shutil.copy(old / MARK, live / MARK)
+    assert refusal(guarded(live).__enter__).code == "ledger-damaged"
+
+
+@pytest.mark.parametrize("lost", [DATABASE, MARK])
+def test_half_a_ledger_is_refused(folder, lost):
+    live, _, _ = _old_and_live(folder)
+    (live / lost).unlink()
+    assert refusal(guarded(live).__enter__).code == "ledger-damaged"
+
+
+def test_a_whole_folder_put_back_shows_in_the_fingerprint_alone(folder):
+    """The limit that docs/threat-model.md names."""
+    live, old, noted = _old_and_live(folder)
+    shutil.rmtree(live)
+    shutil.copytree(old, live)
+    with guarded(live) as guard:
+        assert Agent(guard, STUDY).last_round == 2
+        assert guard._ledger.status().fingerprint != noted
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Ledgers of an agent that ended in peace and of one that ended at once, and what they had said."""
+    crashed, closed = (tmp_path_factory.mktemp("guard") / name for name in ("crashed", "closed"))
+    sent = {int(round): bytes.fromhex(upload) for round, upload in process("crash", crashed).items()}
+    shutil.copytree(crashed, closed)
+    with guarded(closed):
+        pass
+    assert (crashed / f"{DATABASE}-wal").stat().st_size > 0
+    assert sorted(path.name for path in closed.iterdir()) == [DATABASE, MARK]
+    return {"crashed": (crashed, sent), "closed": (closed, sent)}
+
+
+@pytest.mark.parametrize("part", range(4 if LONG else 1))
+@pytest.mark.parametrize("name", ["closed", "crashed"])
+def test_under_a_flipped_bit_or_a_cut_file_nothing_changes_or_all_is_refused(whole, folder, name, part):
+    place, sent = whole[name]
+    truth, rng, ended = read_ledger(place), random.Random(), Counter()
+    for copy, what in _damaged(place, folder, 10_000 // 8 if LONG else 50, rng):
+        try:
+            with guarded(copy) as guard:
+                agent = Agent(guard, guard_runs.STUDY)
+                for round, upload in sent.items():
+                    assert agent.step(round, consensus(round)).tobytes() == upload, what
+                assert refusal(agent.step, 5, -consensus(5)).code == "round-forked", what
+                book = guard._ledger.status()
+                assert (book.fingerprint, book.spent) == (truth.fingerprint, truth.spent), what
+                agent.step(6, consensus(6))
+        except Refusal as refused:
+            ended[refused.code] += 1
+        else:
+            assert guard_runs.check(copy, sent) == 6, what
+            ended["as before"] += 1
+    assert ended.keys() <= {"as before", "ledger-damaged", "ledger-failed"}
+    assert ended["ledger-damaged"] > 10
+    assert ended["as before"] > 1
+
+
+def _damaged(place: Path, folder: Path, n_copies: int, rng: random.Random):
+    files = sorted(path for path in place.iterdir() if path.stat().st_size)
+    for i in range(n_copies):
+        copy, name = folder / str(i), files[i % len(files)].name
+        shutil.copytree(place, copy)
+        data = bytearray((copy / name).read_bytes())
+        where, bit = rng.randrange(len(data)), rng.randrange(8)
+        if i % 5 == 4:
+            what, data = f"{name} cut to {where}", data[:where]
+        else:
+            what = f"{name} bit {bit} of byte {where}"
+            data[where] ^= 1 << bit
+        (copy / name).write_bytes(data)
+        yield copy, what
+        shutil.rmtree(copy)
