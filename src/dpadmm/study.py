@@ -43,6 +43,11 @@ CONSTANTS = (
 )  # fmt: skip
 """Numbers that people like to tune: chosen on private rows they would leak, and nothing would count it."""
 
+LEAST_NOISE, MOST_NOISE = 0.1, 1e9
+"""z that exact noise can be drawn for."""
+
+LARGEST = 10**15
+
 PROVENANCE = ("public", "assumed", "derived from public data")
 
 
@@ -69,7 +74,7 @@ class Study:
     --------
     >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "delta": 1e-6})
     >>> study.shape, study.hash[:8], round(study.noise_multiplier, 3)
-    ((2, 1), '...', 41.8...)
+    ((2, 1), '...', 42.247)
     """
 
     name: str
@@ -89,10 +94,15 @@ class Study:
             raise StudyError("study: give it a name of one line, of at most 200 characters")
         for name in ("training", "provenance"):
             object.__setattr__(self, name, dict(getattr(self, name)))
+        for name in ("features", "classes"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_features(self.features)
+        object.__setattr__(self, "classes", _checked_classes(self.classes))
         check_names(self.training, TRAINING, "study, training")
-        _check_budget(self.training)
+        _check_numbers(self.training)
         settings = self.settings
+        _check_budget(settings)
         if settings.method not in METHODS:
             raise StudyError(
                 f"study: agents can answer for {' and '.join(METHODS)}, not for {settings.method}"
@@ -131,9 +141,14 @@ class Study:
     def terms(self) -> Terms:
         """What is asked of an agent's guard."""
         settings, loss = self.settings, self.problem.loss
-        z = float(getattr(self.method(1), "noise_multiplier")[0])  # noqa: B009
+        with np.errstate(over="ignore"):  # too much noise is refused below
+            z = float(getattr(self.method(1), "noise_multiplier")[0])  # noqa: B009
         if not z > 0.0:
             raise StudyError("study: noise_multiplier = 0 means no privacy, which no agent agrees to")
+        if not LEAST_NOISE <= z <= MOST_NOISE:
+            raise StudyError(
+                f"study: the noise multiplier is {z:g}; agents can add {LEAST_NOISE:g} to {MOST_NOISE:g}"
+            )
         return Terms(
             hash=self.hash,
             name=self.name,
@@ -168,6 +183,8 @@ class Study:
 
 def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
     """A study from a table such as a TOML file, or from :meth:`Study.as_json`; unknown names are refused."""
+    if not isinstance(table, Mapping):
+        raise StudyError(f"{where}: a study is a table of names and values, not {table!r:.60}")
     known = [each.name for each in fields(Study)]
     check_names(table, [*known, "format"], where)
     if table.get("format") != FORMAT:
@@ -175,11 +192,13 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
     for name in ("name", "features", "training"):
         if name not in table:
             raise StudyError(f"{where}: {name} is missing")
-    lists = {name: tuple(value) for name, value in table.items() if isinstance(value, list)}
-    given: dict[str, Any] = {name: value for name, value in {**table, **lists}.items() if name != "format"}
+    given: dict[str, Any] = {name: value for name, value in table.items() if name != "format"}
     if isinstance(given["training"], Mapping):
         given["training"] = {name: value for name, value in given["training"].items() if value is not None}
-    return Study(**given)
+    try:
+        return Study(**given)
+    except StudyError as error:
+        raise StudyError(f"{where}: {str(error).removeprefix('study: ')}") from None
 
 
 def read_study(path: Path) -> Study:
@@ -192,16 +211,35 @@ def _check_features(features: object) -> None:
         raise StudyError("study: features must be a list of the columns' names, at least one")
     seen: set[str] = set()
     for each in features:
-        if not isinstance(each, str) or not each.strip():
-            raise StudyError(f"study: a feature must be the name of a column, not {each!r}")
+        if not isinstance(each, str) or not each.strip() or len(each) > 200 or not each.isprintable():
+            raise StudyError(f"study: a feature must be the name of a column, on one line, not {each!r:.60}")
         if each in seen:
             raise StudyError(f"study: the feature {each!r} is named twice")
         seen.add(each)
 
 
-def _check_budget(training: Mapping[str, Any]) -> None:
+def _checked_classes(classes: object) -> tuple[Any, ...] | None:
+    """Texts and numbers; 1.0 is written as 1, which means the same and must have the same hash."""
+    if classes is None:
+        return None
+    if not isinstance(classes, tuple):
+        raise StudyError(f"study: classes must be a list of the labels' values, not {classes!r:.60}")
+    for each in classes:
+        is_text = isinstance(each, str) and each.isprintable() and len(each) <= 200
+        if not is_text and not (isinstance(each, int | float) and abs(each) <= LARGEST):
+            raise StudyError(f"study: a class must be a short text or a number, not {each!r:.60}")
+    return tuple(int(each) if isinstance(each, float) and each.is_integer() else each for each in classes)
+
+
+def _check_numbers(training: Mapping[str, Any]) -> None:
+    for name, value in training.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise StudyError(f"study: {name} must be a number of at most {LARGEST:g}")
+
+
+def _check_budget(settings: Settings) -> None:
     for name in ("epsilon", "round_epsilon", "noise_multiplier"):
-        if isinstance(training.get(name), list | tuple):
+        if isinstance(getattr(settings, name), tuple):
             raise StudyError(f"study: {name} must be one number, the same for every agent")
 
 
@@ -221,4 +259,5 @@ def _check_provenance(settings: Settings, provenance: Mapping[str, str]) -> None
 
 def _number(name: str, value: Any) -> Any:
     """1 and 1.0 are the same number, and must have the same hash; rounds are counted."""
-    return float(value) if type(value) is int and name != "n_rounds" else value
+    is_counted = isinstance(value, bool | str) or value is None or name == "n_rounds"
+    return value if is_counted else float(value) + 0.0  # −0.0 is 0.0

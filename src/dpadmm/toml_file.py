@@ -12,10 +12,23 @@ from dpadmm.errors import StudyError
 def read_toml(path: Path) -> dict[str, Any]:
     """The table that a TOML file holds."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        _check_numbers(table)
+        return table
     except FileNotFoundError:
         raise StudyError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError):
         raise StudyError(f"{path}: cannot be read as a text file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StudyError(f"{path}: not valid TOML: {error}") from None
+    except ValueError as error:  # of tomllib, or of int() for thousands of digits
+        raise StudyError(f"{path}: not valid TOML: {str(error).partition(';')[0]}") from None
+    except RecursionError:
+        raise StudyError(f"{path}: not valid TOML: brackets within brackets, too deep") from None
+
+
+def _check_numbers(value: object) -> None:
+    """TOML's whole numbers have 64 bits; longer ones Python could not even show in a message."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_numbers(each)
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError("a whole number has more than 64 bits")

@@ -1,0 +1,247 @@
+"""``dpadmm agent``: what a data owner does, from the first file to taking part in a study."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dpadmm.cli.costs import amount, epsilon_left, epsilon_of, left_of, limits, limits_table
+from dpadmm.cli.ledger import rounded_up
+from dpadmm.cli.screen import say, say_path
+from dpadmm.cli.study import Json, StudyFile, figures, in_words, write_template
+from dpadmm.errors import Refusal
+from dpadmm.privacy.book import Book
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.privacy.policy import Policy
+from dpadmm.site import Persons, Site, read_site
+from dpadmm.study import Study, read_study
+
+agent_app = typer.Typer(
+    help="For data owners: your table, your limits, and the studies that you agree to.", no_args_is_help=True
+)
+
+SiteFile = Annotated[Path, typer.Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
+SiteOption = Annotated[Path, typer.Option("--site", help="Your site.toml.", metavar="SITE")]
+
+
+@agent_app.command("init")
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of this data set.", show_default=False, metavar="FOLDER")
+    ],
+) -> None:
+    """Write a site.toml with comments, to be filled in. Nothing is overwritten."""
+    file = folder / "site.toml"
+    write_template("site.toml", file)
+    console = Console()
+    say_path(console, f"Written: {file}")
+    say(console, "1. Fill it in: your table, its label, rows of one person, your limits.")
+    say_path(console, f"2. See whether it holds:              dpadmm agent check {file}")
+    say_path(console, f"3. Begin the ledger, once:            dpadmm agent begin {file}")
+    say_path(console, f"4. For every study that you are sent: dpadmm agent review STUDY --site {file}")
+    say_path(console, f"5. To take part in it:                dpadmm agent enrol STUDY --site {file}")
+
+
+@agent_app.command("check")
+def check(site_file: SiteFile, as_json: Json = False) -> None:
+    """Read your table; show your limits and what is left of them. For your eyes only."""
+    site = _opened(site_file)
+    persons = site.persons()
+    book = _book(site)
+    if as_json:
+        typer.echo(json.dumps(_checked(site, persons, book), indent=2, allow_nan=False))
+    else:
+        console = Console()
+        say_path(console, f"Table: {site.table}")
+        for sentence in (*_rows_in_words(site, persons), *_limits_in_words(site.policy)):
+            say(console, sentence)
+        say_path(console, f"Ledger: {site.ledger}")
+        say(console, _ledger_in_words(site.policy, book))
+        for worry in _doubts(site, persons):
+            say(console, f"Note: {worry}")
+
+
+@agent_app.command("begin")
+def begin(site_file: SiteFile) -> None:
+    """Begin the ledger of this data set. Refused where there is one: what was spent stays spent."""
+    site = _opened(site_file)
+    site.begin()
+    console = Console()
+    say_path(console, f"Begun: {site.ledger}")
+    say(console, "Never delete it or put an old copy back: it alone knows what was given away.")
+
+
+@agent_app.command("review")
+def review(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_json: Json = False) -> None:
+    """Show what a study would cost you, against your limits and your ledger. Changes nothing.
+
+    Exit code 0: you could enrol it. 2: it would be refused, and why. An agent may be running meanwhile.
+    """
+    study, site = read_study(study_file), _opened(site_file)
+    book, refusal, n_rows = read_ledger(site.ledger), None, None
+    try:
+        n_rows = site.rehearse(study, book).rows.n_rows
+    except Refusal as error:
+        refusal = error
+    if n_rows is None and refusal is not None and refusal.code != "study-unfit":
+        n_rows = len(site.persons().used)
+    lines = limits(study, site.policy, book, n_rows)
+    if as_json:
+        said = {"code": refusal.code, "text": str(refusal)} if refusal else None
+        answer = {"acceptable": refusal is None, "refusal": said, "limits": lines, "study": figures(study)}
+        answer["enrolled"] = study.hash in book.accounts
+        typer.echo(json.dumps({**answer, "rows": n_rows}, indent=2, allow_nan=False))
+    else:
+        _show_review(study, site, lines)
+    if refusal:
+        raise refusal
+    if not as_json:
+        say(Console(), _verdict(study, book))
+
+
+@agent_app.command("enrol")
+def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_json: Json = False) -> None:
+    """Agree to a study: pin it to your rows as they are now, and reserve what it costs.
+
+    Doing it again is harmless. The rows must stay as they are until the study has ended.
+    """
+    study, site = read_study(study_file), _opened(site_file)
+    with site.guard() as guard:
+        n_rows = guard.enrol(study).rows.n_rows
+    book = read_ledger(site.ledger)
+    account = book.accounts[study.hash]
+    reserved, left = Fraction(account.reservation.mu_squared), left_of(site.policy, book.promised)
+    if as_json:
+        answer = {"study": study.hash, "rows": n_rows, "enrolled_at": account.reservation.at}
+        amounts = {"reserved": amount(reserved, site.policy), "left": amount(left, site.policy)}
+        typer.echo(json.dumps({**answer, **amounts}, indent=2, allow_nan=False))
+        return
+    console = Console()
+    say(console, f"Enrolled: {study.name}, with {n_rows:,} rows, since {account.reservation.at}.")
+    say_path(console, study.hash)
+    say(
+        console,
+        f"Reserved: ε {epsilon_of(reserved, site.policy)} of {rounded_up(site.policy.epsilon)} at "
+        f"δ = {site.policy.delta:g}; left for other studies: {epsilon_left(book.promised, site.policy)}.",
+    )
+    say(console, "Leave the table as it is until the study has ended: changed rows are refused.")
+
+
+def _opened(path: Path) -> Site:
+    site = read_site(path)
+    for worry in site.worries():
+        typer.echo(f"dpadmm: warning: {worry}", err=True)
+    return site
+
+
+def _book(site: Site) -> Book | None:
+    """The ledger, None where it is not begun."""
+    try:
+        return read_ledger(site.ledger)
+    except Refusal as refusal:
+        if refusal.code != "ledger-missing":
+            raise
+        return None
+
+
+def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
+    console = Console()
+    say(console, study.name, style="bold")
+    say_path(console, study.hash)
+    say(console, in_words(study)[0])
+    console.print(limits_table(site.policy, lines))
+    k = site.policy.rows_per_person
+    who = "with one row" if k == 1 else f"with up to {k} rows"
+    cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
+    say(
+        console,
+        f"It would cost each person {who} here ε {rounded_up(cost)} at your δ = {site.policy.delta:g}; "
+        "Σμ² of several studies adds up, ε does not.",
+    )
+
+
+def _verdict(study: Study, book: Book) -> str:
+    account = book.accounts.get(study.hash)
+    if account is None:
+        return "Within your limits: you could enrol it. Nothing was changed."
+    done = f"{len(account.rounds)} of {study.settings.n_rounds} rounds are answered"
+    return f"Enrolled since {account.reservation.at}: {done}. Nothing was changed."
+
+
+# A site in words
+
+
+def _rows_in_words(site: Site, persons: Persons) -> list[str]:
+    k, left_out = site.policy.rows_per_person, persons.n_rows - len(persons.used)
+    rows = "one row" if k == 1 else f"{k} rows"
+    if persons.n_persons is None:
+        return [f"{persons.n_rows:,} rows, all used: you vouch that nobody has more than {rows}."]
+    said = f"{persons.n_rows:,} rows of {persons.n_persons:,} persons; {len(persons.used):,} rows are used."
+    if persons.n_above == 0:
+        return [said, f"Nobody has more than {rows}."]
+    who = "1 person has" if persons.n_above == 1 else f"{persons.n_above:,} persons have"
+    return [said, f"{who} more than {rows}: {left_out:,} rows are left out, the later ones in the file."]
+
+
+def _limits_in_words(policy: Policy) -> list[str]:
+    k = policy.rows_per_person
+    charged = "one row" if k == 1 else f"{k} rows"
+    return [
+        f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({charged}), over all studies.",
+        f"Allowed: {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at most "
+        f"{policy.max_rounds:,} rounds in a study; no study with fewer than {policy.min_rows:,} rows.",
+        f"Measuring models on your rows: {'allowed, for you' if policy.local_metrics else 'not allowed'}.",
+    ]
+
+
+def _ledger_in_words(policy: Policy, book: Book | None) -> str:
+    if book is None:
+        return "Not begun."
+    count, n_open = len(book.accounts), sum(not account.closed for account in book.accounts.values())
+    studies = "1 study" if count == 1 else f"{count} studies"
+    return (
+        f"{studies}, {n_open} of them open; ε {epsilon_of(book.spent, policy)} spent, "
+        f"{epsilon_of(book.promised, policy)} spent or reserved, {epsilon_left(book.promised, policy)} left."
+    )
+
+
+def _doubts(site: Site, persons: Persons) -> list[str]:
+    told, used = [], len(persons.used)
+    if used < site.policy.min_rows:
+        told.append(
+            f"{used:,} rows are fewer than your min_rows = {site.policy.min_rows:,}: no study will fit."
+        )
+    if site.policy.delta * used >= 1.0:
+        told.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
+    return told
+
+
+def _checked(site: Site, persons: Persons, book: Book | None) -> dict[str, Any]:
+    policy = site.policy
+    return {
+        "table": str(site.table),
+        "rows": persons.n_rows,
+        "rows_used": len(persons.used),
+        "persons": persons.n_persons,
+        "persons_with_more": persons.n_above,
+        "limits": {
+            "epsilon": policy.epsilon,
+            "delta": policy.delta,
+            "methods": sorted(policy.methods),
+            "losses": sorted(policy.losses),
+            "max_rounds": policy.max_rounds,
+            "min_rows": policy.min_rows,
+            "rows_per_person": policy.rows_per_person,
+            "local_metrics": policy.local_metrics,
+        },
+        "ledger": str(site.ledger),
+        "spent": None if book is None else amount(book.spent, policy),
+        "promised": None if book is None else amount(book.promised, policy),
+        "left": amount(left_of(policy, book.promised if book else Fraction(0)), policy),
+        "notes": [*site.worries(), *_doubts(site, persons)],
+    }
