@@ -135,7 +135,7 @@ class Guard:
         self._ledger.close_study(self._enrolled(study).terms.hash)
 
     def _enrolled(self, study: str) -> Enrolled:
-        if not isinstance(study, str) or study not in self._studies:
+        if type(study) is not str or study not in self._studies:
             raise Refusal("study-unknown", "this study is not enrolled here")
         return self._studies[study]
 
