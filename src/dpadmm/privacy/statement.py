@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dpadmm.arrays import Floats
 from dpadmm.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon, group_mu, paper_epsilon
 from dpadmm.privacy.book import Account
@@ -172,19 +171,19 @@ class Statement:
         return canonical(self.as_json())
 
     def _figures(self) -> list[dict[str, Any]]:
-        mu = np.array([group.mu for group in self.groups])
-        person_mu = np.array([group.person_mu for group in self.groups])
-        by_delta = _each(mu, lambda m: exact_epsilon(m[:, None], np.array(self.deltas)))
-        by_rows = _each(mu, lambda m: exact_epsilon(m[:, None] * np.array(ROW_GROUPS), self.delta))
-        by_person = _each(person_mu, lambda m: exact_epsilon(m, self.delta))
+        """All figures of every group, in one search for all ε."""
+        at = [*((1, delta) for delta in self.deltas), *((rows, self.delta) for rows in ROW_GROUPS)]
+        mu = [[*(group_mu(group.mu, rows) for rows, _ in at), group.person_mu] for group in self.groups]
+        epsilons = exact_epsilon(np.array(mu), np.array([*(delta for _, delta in at), self.delta])).tolist()
+        split = len(self.deltas)
         return [
             {
-                "epsilon": dict(zip(map(repr, self.deltas), by_delta[i].tolist(), strict=True)),
+                "epsilon": dict(zip(map(repr, self.deltas), row[:split], strict=True)),
                 "epsilon_paper": self._paper(group),
-                "epsilon_of_rows": dict(zip(map(str, ROW_GROUPS), by_rows[i].tolist(), strict=True)),
-                "epsilon_of_person": float(by_person[i]) if group.rows_per_person > 1 else None,
+                "epsilon_of_rows": dict(zip(map(str, ROW_GROUPS), row[split:-1], strict=True)),
+                "epsilon_of_person": row[-1] if group.rows_per_person > 1 else None,
             }
-            for i, group in enumerate(self.groups)
+            for group, row in zip(self.groups, epsilons, strict=True)
         ]
 
     def _paper(self, group: AgentGroup) -> float | None:
@@ -258,12 +257,6 @@ def _worst(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "epsilon_of_rows": largest("epsilon_of_rows"),
         "epsilon_of_person": None if set(persons) == {None} else max(each),
     }
-
-
-def _each(mu: Floats, costs: Callable[[Floats], Floats]) -> Floats:
-    """``costs`` of every μ, computed once for equal ones."""
-    distinct, where = np.unique(mu, return_inverse=True)
-    return np.asarray(costs(distinct))[where]
 
 
 def _as_float(value: Any) -> Any:
