@@ -29,9 +29,30 @@ class Refusal(DpadmmError):
         return str(self.args[1])
 
 
+class BudgetExceeded(DpadmmError):
+    """A fit asks for more ε than its accountant has left; nothing was read from the rows.
+
+    ``asked``, ``allowed`` and ``left`` are total ε at the accountant's δ.
+    """
+
+    def __init__(self, asked: float, allowed: float, left: float, delta: float) -> None:
+        super().__init__(asked, allowed, left, delta)
+        self.asked, self.allowed, self.left, self.delta = asked, allowed, left, delta
+
+    def __str__(self) -> str:
+        return (
+            f"the fit would exceed its budget at δ = {self.delta:g}: asked ε = {self.asked:.4g}, "
+            f"allowed ε = {self.allowed:.4g}, left ε = {self.left:.4g}; ask for less, or stop here"
+        )
+
+
 class ConvergenceWarning(UserWarning):
     """An optimiser stopped before it reached its tolerance."""
 
 
 class PerformanceWarning(UserWarning):
     """Correct, but slower than it could be."""
+
+
+class PrivacyLeakWarning(UserWarning):
+    """Something is not covered by the guarantee: it was read off the data, or its noise is not secret."""
