@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import dpadmm
+from dpadmm.cli.agent import agent_app
 from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
 from dpadmm.cli.ledger import ledger_app
@@ -17,8 +18,9 @@ from dpadmm.cli.report import report
 from dpadmm.cli.reproduce import reproduce
 from dpadmm.cli.screen import Interrupted
 from dpadmm.cli.simulate import simulate_command
+from dpadmm.cli.study import study_app
 from dpadmm.cli.verify import verify
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DpadmmError, Refusal
 
 INTERRUPTED = 130
 
@@ -36,6 +38,8 @@ app.command("compare")(compare_command)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
 app.command("verify")(verify)
+app.add_typer(study_app, name="study")
+app.add_typer(agent_app, name="agent")
 app.add_typer(ledger_app, name="ledger")
 
 
@@ -65,6 +69,10 @@ def main() -> None:
         _fail(str(error), INTERRUPTED)
     except typer.TyperException as error:
         _fail(error.format_message(), 2)
+    except Refusal as error:
+        # Whoever runs commands here is the owner, who may see what is wrong with the rows
+        why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
+        _fail(f"{error}{why} [{error.code}]", 2)
     except DpadmmError as error:
         _fail(str(error), 2)
     except OSError as error:
