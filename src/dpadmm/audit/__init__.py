@@ -1,1 +1,10 @@
-"""Empirical tests of the shipped agent: is the privacy that is promised the privacy that is there?"""
+"""The audit: an attack on the shipped agent, to see that it keeps its promise, and that the attack works.
+
+``run_audit(Plan())`` plays the game of ``game.py`` many times on the real code and judges what was seen.
+"""
+
+from __future__ import annotations
+
+from dpadmm.audit.run import Audit, Plan, run_audit
+
+__all__ = ["Audit", "Plan", "run_audit"]

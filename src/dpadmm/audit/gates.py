@@ -1,0 +1,227 @@
+"""The gates: what must be true of uploads, noise and ledger, each with how often it would be wrong by chance.
+
+One-sided limits of ε alone pass real bugs (noise used twice, a dual from the clean model), so most gates look
+at the noise itself, from both sides. What noise does by chance is known exactly, so every limit is a
+quantile: with fewer trials it is wider, and the rate of false alarms is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+from scipy.stats import chi2, kstwo
+
+from dpadmm.arrays import Floats
+from dpadmm.audit.game import IDLE, N_FEATURES, N_ROUNDS, ROLES, SHARPNESS, noise_steps
+from dpadmm.audit.lower_bound import LowerBound, chance_of_mu
+from dpadmm.audit.trials import Seen
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.calibration import mu_from_epsilon
+
+POWER = 0.9
+"""The share of ε that an audit of a sound agent must find, or it would not find a leak either."""
+N_STATISTICAL = 10
+UNDECIDED = 1e-3
+"""An audit that would miss its power by chance more often than this cannot tell."""
+ON_GRID = 0.01
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One check. ``passed`` is None where there were too few trials to tell."""
+
+    name: str
+    measured: float
+    low: float | None
+    high: float | None
+    passed: bool | None
+    false_alarm: float
+    sentence: str
+
+    def __post_init__(self) -> None:
+        # NumPy's False is not False, and whoever asks for that would take red for green
+        object.__setattr__(self, "passed", None if self.passed is None else bool(self.passed))
+
+    @property
+    def red(self) -> bool:
+        return self.passed is False
+
+
+def judge(
+    seen: Seen, bound: LowerBound, *, mu: float, delta: float, confidence: float, false_alarm: float
+) -> list[Gate]:
+    """All gates; ``false_alarm`` is for all statistical ones together, beside those about ε."""
+    level = false_alarm / N_STATISTICAL
+    if not len(seen.worlds):
+        return [*_requests(seen)]
+    return [
+        *_epsilon(seen, bound, mu=mu, delta=delta, confidence=confidence),
+        *_scores(seen, mu, level),
+        *_noise(seen, level),
+        *_exact(seen, mu),
+        *_requests(seen),
+    ]
+
+
+def _epsilon(seen: Seen, bound: LowerBound, *, mu: float, delta: float, confidence: float) -> list[Gate]:
+    promised, n = exact_epsilon(mu, delta), seen.scores.size // 2
+    wanted = POWER * promised
+    possible, chance = chance_of_mu(n, mu=mu, confidence=confidence)
+    too_high = float(chance[possible > mu].sum())
+    too_low = float(chance[possible < mu_from_epsilon(wanted, delta)].sum())
+    reached, decided = bound.epsilon >= wanted, too_low <= UNDECIDED
+    share = f"{100 * bound.epsilon / promised:.1f}%"
+    found = f"ε is at least {bound.epsilon:.3f} with {100 * confidence:.6g}% confidence"
+    return [
+        Gate(
+            "ε not above the promise", bound.epsilon, None, promised, bound.epsilon <= promised, too_high,
+            f"Guesses prove that {found}; promised are {promised:.3f}.",
+        ),
+        Gate(
+            "the audit has power", bound.epsilon / promised, POWER, None,
+            reached if reached or decided else None, too_low,
+            f"Guesses find {share} of ε, so that a leak would show." if reached
+            else f"Guesses find {share} of ε only: the attack does not work as it should." if decided
+            else f"Not enough trials to tell: guesses find {share} of ε; with more they would find more.",
+        ),
+    ]  # fmt: skip
+
+
+def _scores(seen: Seen, mu: float, level: float) -> list[Gate]:
+    gates = []
+    for world, expected in ((0, 0.0), (1, mu * SHARPNESS)):
+        scores = seen.scores[seen.worlds == world]
+        reach = _sigmas(level) / np.sqrt(scores.size)
+        low, high = _variance_limits(scores.size, level)
+        gates += [
+            _between(
+                f"score, world {world}: mean", scores.mean(), expected - reach, expected + reach, level,
+                f"The likelihood ratio is to be {expected:.4f} on average, no more and no less.",
+            ),
+            _between(
+                f"score, world {world}: variance", np.mean((scores - expected) ** 2), low, high, level,
+                "It is to vary as the noise that was promised.",
+            ),
+        ]  # fmt: skip
+    return gates
+
+
+def _noise(seen: Seen, level: float) -> list[Gate]:
+    noise = seen.residuals
+    n_studies = len(noise)
+    columns = noise.mean(axis=(0, 2)) * np.sqrt(n_studies * N_ROUNDS)
+    worst = columns.ravel()[np.abs(columns).argmax()]
+    reach = _sigmas(level / columns.size)
+    by_round = np.square(noise).mean(axis=(0, 3))
+    odd = by_round.ravel()[np.abs(np.log(np.maximum(by_round, 1e-300))).argmax()]
+    distance = _distance(noise.ravel())
+    lags = [_correlation(noise[:, i, :-1], noise[:, i, 1:]) for i in range(len(ROLES))]
+    lag = max(lags, key=abs)
+    lag_reach = _sigmas(level / len(ROLES)) / np.sqrt(n_studies * (N_ROUNDS - 1) * N_FEATURES)
+    cross_reach = _sigmas(level) / np.sqrt(n_studies * N_ROUNDS * N_FEATURES)
+    return [
+        _between(
+            "noise: mean", worst, -reach, reach, level,
+            "What is left without the gradient averages 0 (the worst column, in standard errors).",
+        ),
+        _between(
+            "noise: variance", np.square(noise).mean(), *_variance_limits(noise.size, level), level,
+            "The noise is as large as promised, over all numbers.",
+        ),
+        _between(
+            "noise: variance by round", odd,
+            *_variance_limits(n_studies * N_FEATURES, level / by_round.size), level,
+            "The noise is as large as promised for each agent in each round (the oddest).",
+        ),
+        _between(
+            "noise: shape", distance, None, float(kstwo.isf(level, noise.size)), level,
+            "The noise is normal (Kolmogorov–Smirnov distance).",
+        ),
+        _between(
+            "noise: from round to round", lag, -lag_reach, lag_reach, level,
+            "The noise of a round says nothing about the next (correlation, the worse agent).",
+        ),
+        _between(
+            "noise: from agent to agent", _correlation(noise[:, 0], noise[:, 1]), -cross_reach, cross_reach,
+            level, "The noise of an agent says nothing about the other's (correlation).",
+        ),
+    ]  # fmt: skip
+
+
+def _exact(seen: Seen, mu: float) -> list[Gate]:
+    """Gates without chance, or almost."""
+    vectors = np.rint(seen.residuals[..., IDLE] * noise_steps(mu)).reshape(-1, N_FEATURES - IDLE.start)
+    repeats = len(vectors) - len(np.unique(vectors, axis=0))
+    off = float(np.max(np.where(np.isfinite(seen.off_grid), seen.off_grid, 0.5)))
+    return [
+        _none(
+            "noise: never twice", repeats,
+            "No noise was used again, in another round, study or by another agent.",
+        ),
+        _between(
+            "answers are whole numbers", off, None, ON_GRID, 0.0,
+            "Uploads are what the public update makes of whole numbers on the grid (distance in steps).",
+        ),
+    ]  # fmt: skip
+
+
+def _requests(seen: Seen) -> list[Gate]:
+    looks = int(seen.looks.sum())
+    return [
+        _none(
+            "repeated requests", int(np.sum(seen.repeated == 0)),
+            "The same request gets the same bytes, also from an agent that was restarted.",
+        ),
+        _none(
+            "recorded before sent", int(seen.unrecorded.sum()),
+            f"The ledger on disk knew of an upload when it arrived ({looks} looked at).",
+        ),
+        _none(
+            "ledger's sums", int(seen.misspent.sum()),
+            "Every study has spent exactly its rounds, and no ledger more than its cap.",
+        ),
+        _none(
+            "nothing beyond the cap", int(seen.overrun.sum()),
+            "One more round, and one more study, are refused.",
+        ),
+        _none(
+            "requests are answered", len(seen.refusals),
+            "No study was refused." if not seen.refusals
+            else f"Studies were refused: {', '.join(sorted(set(seen.refusals)))}.",
+        ),
+    ]  # fmt: skip
+
+
+def _between(
+    name: str, measured: float, low: float | None, high: float | None, level: float, sentence: str
+) -> Gate:
+    value = float(measured)
+    passed = (low is None or value >= low) and (high is None or value <= high)  # false for NaN
+    return Gate(name, value, low, high, passed, level, sentence)
+
+
+def _none(name: str, count: int, sentence: str) -> Gate:
+    return Gate(name, float(count), None, 0.0, count == 0, 0.0, sentence)
+
+
+def _sigmas(level: float) -> float:
+    """What a standard normal number exceeds, in size, with probability ``level``."""
+    return float(-ndtri(level / 2.0))
+
+
+def _variance_limits(n: int, level: float) -> tuple[float, float]:
+    """Limits of the mean of n squares of standard normal numbers."""
+    return float(chi2.ppf(level / 2.0, n) / n), float(chi2.isf(level / 2.0, n) / n)
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    return float(np.sum(one * other) / np.sqrt(np.sum(one * one) * np.sum(other * other)))
+
+
+def _distance(numbers: Floats) -> float:
+    """Kolmogorov–Smirnov distance from the standard normal distribution."""
+    below = ndtr(np.sort(numbers))
+    n = numbers.size
+    return float(max(np.max(np.arange(1, n + 1) / n - below), np.max(below - np.arange(n) / n)))

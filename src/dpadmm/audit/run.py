@@ -1,0 +1,228 @@
+"""An audit from start to end: batches of trials over worker processes, then the gates."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
+from typing import Any
+
+import dpadmm
+from dpadmm.audit.game import N_FEATURES, N_ROUNDS, SHARPNESS, noise_multiplier
+from dpadmm.audit.gates import Gate, judge
+from dpadmm.audit.lower_bound import LowerBound, lower_bound, threshold
+from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.privacy.accounting import exact_epsilon, require_delta
+
+LEAST_TRIALS = 40
+LOOK_EVERY = 0.2
+"""Seconds between two looks at ``stop``."""
+ONE_THREAD = dict.fromkeys(
+    ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
+
+
+class AuditFailed(DpadmmError):
+    """The audit itself could not be finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to play, and how sure to be.
+
+    Attributes
+    ----------
+    trials : int
+        Studies of three rounds; each has two agents, and each agent one of two worlds, so that there are as
+        many guesses in either world.
+    mu, delta : float
+        μ of a whole study, and the δ at which ε is given.
+    confidence : float
+        Of the lower limit of ε.
+    false_alarm : float
+        How often sound code may fail in one of the statistical gates.
+    workers : int
+        Processes; 0 plays in this one.
+    """
+
+    trials: int = 10_000
+    mu: float = 2.0
+    delta: float = 1e-5
+    confidence: float = 0.99
+    false_alarm: float = 1e-4
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        if type(self.trials) is not int or not LEAST_TRIALS <= self.trials <= 10**7:
+            raise StudyError(
+                f"trials must be a whole number of at least {LEAST_TRIALS}, at most ten million, "
+                f"not {self.trials!r}"
+            )
+        if not 0.1 <= self.mu <= 10.0:
+            raise StudyError(f"mu must be a number from 0.1 to 10, not {self.mu!r}")
+        require_delta(self.delta)
+        for name in ("confidence", "false_alarm"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise StudyError(f"{name} must lie between 0 and 1, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was seen, and how it was judged."""
+
+    plan: Plan
+    seen: Seen
+    bound: LowerBound
+    gates: tuple[Gate, ...]
+    seconds: float
+
+    @property
+    def n_studies(self) -> int:
+        """Studies played, refused ones too."""
+        return len(self.seen.worlds) + len(self.seen.refusals)
+
+    @property
+    def passed(self) -> bool:
+        """No gate is red; one that could not be told is none."""
+        return not any(gate.red for gate in self.gates)
+
+    @property
+    def epsilon(self) -> float:
+        """The promise."""
+        return exact_epsilon(self.plan.mu, self.plan.delta)
+
+    @property
+    def false_alarm(self) -> float:
+        """How often, at most, an audit of sound code is red."""
+        return sum(gate.false_alarm for gate in self.gates if gate.passed is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the single trials, as plain values."""
+        plan = self.plan
+        return {
+            "format": "dpadmm-audit/1",
+            "version": dpadmm.__version__,
+            "passed": self.passed,
+            "game": {
+                "studies": self.n_studies,
+                "agents": 2,
+                "rounds": N_ROUNDS,
+                "features": N_FEATURES,
+                "noise_multiplier": noise_multiplier(plan.mu),
+                "neighbours": "replace-one",
+                "worlds_apart": SHARPNESS,
+                "threshold": threshold(plan.mu),
+            },
+            "plan": asdict(plan),
+            "epsilon": self.epsilon,
+            "epsilon_lower_bound": self.bound.epsilon,
+            "share_found": self.bound.epsilon / self.epsilon,
+            "guesses": asdict(self.bound),
+            "gates": [asdict(gate) for gate in self.gates],
+            "false_alarm": self.false_alarm,
+            "seconds": self.seconds,
+        }
+
+
+def run_audit(
+    plan: Plan,
+    *,
+    watch: Callable[[int], None] = lambda done: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Audit:
+    """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
+    start = time.perf_counter()
+    run = secrets.token_hex(8)
+    batches = [
+        Batch(run, first, min(PER_LEDGER, plan.trials - first), plan.mu, plan.delta)
+        for first in range(0, plan.trials, PER_LEDGER)
+    ]
+    parts: dict[int, Seen] = {}
+    played = _in_processes(batches, plan.workers, stop) if plan.workers else _here(batches, stop)
+    for batch, part in played:
+        parts[batch.first] = part
+        watch(sum(len(each.worlds) + len(each.refusals) for each in parts.values()))
+    if not parts:
+        raise KeyboardInterrupt
+    seen = Seen.joined([parts[first] for first in sorted(parts)])
+    numbers = {"mu": plan.mu, "delta": plan.delta, "confidence": plan.confidence}
+    bound = lower_bound(seen.scores, seen.worlds, **numbers)
+    gates = judge(seen, bound, **numbers, false_alarm=plan.false_alarm)
+    return Audit(plan, seen, bound, tuple(gates), time.perf_counter() - start)
+
+
+def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:
+    for batch in batches:
+        if stop():
+            return
+        yield batch, play(batch)
+
+
+def _in_processes(
+    batches: list[Batch], workers: int, stop: Callable[[], bool]
+) -> Iterator[tuple[Batch, Seen]]:
+    """Batches as they are finished; at the end the processes and their files are gone, whatever they did."""
+    folder = Path(tempfile.mkdtemp(prefix="dpadmm-audit-", dir=memory_folder()))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        with _as_children_need_it():
+            waiting: dict[Future[Seen], Batch] = {pool.submit(play, each, folder): each for each in batches}
+        while waiting and not stop():
+            done, _ = wait(waiting, timeout=LOOK_EVERY, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield waiting.pop(future), future.result()
+    except BrokenProcessPool as error:
+        text = "a worker process of the audit ended early, perhaps for lack of memory; run it again"
+        raise AuditFailed(text) from error
+    finally:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_worker() -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+
+@contextmanager
+def _as_children_need_it() -> Iterator[None]:
+    """Processes started inside have one thread each, and do not hear Ctrl-C: we end them."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    resource_tracker.ensure_running()  # it would undo the mask if it had to be started inside
+    mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
+    os.environ.update(ONE_THREAD)
+    try:
+        yield
+    finally:
+        pthread_sigmask(SIG_SETMASK, mask)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

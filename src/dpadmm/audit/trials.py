@@ -1,0 +1,279 @@
+"""Trials: whole studies through the real guard, agent, exact noise and ledger, seen from outside.
+
+Some studies share a ledger, as they would at a site, and fill it to the owner's cap. It lies in memory where
+there is a folder for that: that records survive a crash is for the fault tests to show.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpadmm.agent import Agent
+from dpadmm.arrays import Floats, Integers
+from dpadmm.audit.game import (
+    N_FEATURES,
+    N_ROUNDS,
+    ROLES,
+    Listener,
+    Role,
+    gradient_sum,
+    grid_step,
+    make_study,
+    noise_multiplier,
+    noise_steps,
+)
+from dpadmm.errors import Refusal
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.guard import Guard
+from dpadmm.privacy.ledger import Ledger, read_ledger
+from dpadmm.privacy.policy import Policy
+from dpadmm.study import Study
+
+PER_LEDGER = 20
+READ_EVERY = 10
+"""Of every so many studies the ledger is read whenever an upload arrives, and the agent starts anew."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Which studies to play: numbers ``first`` to ``first + count − 1`` of a run."""
+
+    run: str
+    first: int
+    count: int
+    mu: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of n studies, two agents and t rounds; studies that were refused are left out.
+
+    Attributes
+    ----------
+    worlds : (n, 2)
+    residuals : (n, 2, t, d)
+        (Noisy gradient − gradient of the agent's world at the public point) in σ: to be standard normal.
+    scores : (n, 2)
+        Log-likelihood ratio of world 1 to world 0, scaled to be N(0, 1) in world 0.
+    off_grid : (n, 2, t)
+        How far from whole numbers the answers are, in steps.
+    repeated : (n, 2)
+        Whether the same request got the same bytes.
+    unrecorded, looks : (k,)
+        Uploads that came before their record, of so many looked at.
+    misspent : (k,)
+        Accounts that do not say t rounds of 1/z² each, and ledgers above their cap.
+    overrun : (k,)
+        A further round, or a study beyond the cap, that was not refused.
+    refusals : tuple of str
+        Codes of studies that were refused.
+    """
+
+    worlds: Integers
+    residuals: Floats
+    scores: Floats
+    off_grid: Floats
+    repeated: Integers
+    unrecorded: Integers
+    looks: Integers
+    misspent: Integers
+    overrun: Integers
+    refusals: tuple[str, ...]
+
+    @staticmethod
+    def joined(parts: Sequence[Seen]) -> Seen:
+        """Several batches as one."""
+        values: dict[str, Any] = {
+            each.name: np.concatenate([getattr(part, each.name) for part in parts])
+            for each in fields(Seen)
+            if each.name != "refusals"
+        }
+        return Seen(**values, refusals=tuple(code for part in parts for code in part.refusals))
+
+
+def world_of(number: int, agent: int) -> int:
+    """The worlds of study ``number``: all four pairs in turn."""
+    return number >> agent & 1
+
+
+def memory_folder() -> str | None:
+    """A folder in memory, where there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+
+
+def play(batch: Batch, folder: Path | None = None) -> Seen:
+    """Play the studies of a batch and write down what an aggregator sees."""
+    parent = folder or memory_folder()
+    with tempfile.TemporaryDirectory(prefix="dpadmm-audit-", dir=parent) as place:
+        return _Table(batch, Path(place)).play()
+
+
+class _Table:
+    """One batch: an owner with a ledger for each role."""
+
+    def __init__(self, batch: Batch, folder: Path) -> None:
+        self.batch, self.folder = batch, folder
+        self.sites = tuple(_Site(role, folder / role.name, batch) for role in ROLES)
+        self.unrecorded = self.looks = self.misspent = self.overrun = 0
+
+    def play(self) -> Seen:
+        numbers = range(self.batch.first, self.batch.first + self.batch.count)
+        seen: list[tuple[int, list[_Heard]]] = []
+        refusals: list[str] = []
+        with ExitStack() as held:
+            for site in self.sites:
+                site.open(held)
+            for number in numbers:
+                try:
+                    seen.append((number, self._study(number)))
+                except Refusal as refusal:
+                    refusals.append(refusal.code)
+            if not refusals:
+                self._one_too_many()
+        for site in self.sites:
+            self.misspent += site.misspent()
+        return Seen(
+            worlds=np.array([[world_of(k, i) for i in (0, 1)] for k, _ in seen], dtype=np.int64).reshape(
+                -1, 2
+            ),
+            residuals=_stack(seen, "residuals", (N_ROUNDS, N_FEATURES)),
+            scores=_stack(seen, "score", ()),
+            off_grid=_stack(seen, "off_grid", (N_ROUNDS,)),
+            repeated=_stack(seen, "repeated", ()).astype(np.int64),
+            unrecorded=np.array([self.unrecorded]),
+            looks=np.array([self.looks]),
+            misspent=np.array([self.misspent]),
+            overrun=np.array([self.overrun]),
+            refusals=tuple(refusals),
+        )
+
+    def _study(self, number: int) -> list[_Heard]:
+        """A whole study; every round goes to both agents before the next."""
+        batch = self.batch
+        study = make_study(f"audit {batch.run}, study {number}", mu=batch.mu, delta=batch.delta)
+        inspected = number % READ_EVERY == 0
+        again = 1 + number % N_ROUNDS
+        seats = [_Seat(site, study, world_of(number, i)) for i, site in enumerate(self.sites)]
+        for round in range(1, N_ROUNDS + 1):
+            for seat in seats:
+                seat.ask(round)
+                if inspected:
+                    self.looks += 1
+                    self.unrecorded += not seat.site.recorded(study, round)
+        for seat in seats:
+            seat.ask_again(again, restart=inspected)
+        return [seat.heard(batch.mu) for seat in seats]
+
+    def _one_too_many(self) -> None:
+        """The owner's cap is used up, and the last study's rounds are over: both must be refused."""
+        batch, last = self.batch, self.batch.first + self.batch.count - 1
+        studies = {
+            "round-over": make_study(f"audit {batch.run}, study {last}", mu=batch.mu, delta=batch.delta),
+            "budget-cap": make_study(f"audit {batch.run}, one too many", mu=batch.mu, delta=batch.delta),
+        }
+        for i, site in enumerate(self.sites):
+            for code, study in studies.items():
+                try:
+                    seat = _Seat(site, study, world_of(last, i))
+                    seat.agent.step(N_ROUNDS + 1, seat.sent)
+                    self.overrun += 1
+                except Refusal as refusal:
+                    self.overrun += refusal.code != code
+
+
+@dataclass(frozen=True)
+class _Heard:
+    residuals: Floats
+    score: float
+    off_grid: Floats
+    repeated: bool
+
+
+class _Site:
+    """A data owner: policy, ledger and guard."""
+
+    def __init__(self, role: Role, folder: Path, batch: Batch) -> None:
+        self.role, self.folder, self.batch = role, folder, batch
+        self.world = 0
+        self.rows = tuple(role.rows(world) for world in (0, 1))
+        self.sums = tuple(gradient_sum(*rows) for rows in self.rows)
+
+    def open(self, held: ExitStack) -> None:
+        mu, delta = self.batch.mu, self.batch.delta
+        policy = Policy(
+            epsilon=exact_epsilon(mu * (self.batch.count + 0.5) ** 0.5, delta),
+            delta=delta,
+            methods=frozenset({"dp_admm"}),
+            losses=frozenset({"squared"}),
+            max_rounds=N_ROUNDS,
+            min_rows=2,
+        )
+        ledger = held.enter_context(Ledger.open(self.folder, cap=policy.cap, create=True))
+        self.guard = Guard(policy, ledger, self._open_rows)
+
+    def _open_rows(self, study: Study) -> OwnRows:
+        return OwnRows(*self.rows[self.world], study.problem.loss)
+
+    def recorded(self, study: Study, round: int) -> bool:
+        """Whether the files on disk know of this release, now."""
+        account = read_ledger(self.folder).accounts.get(study.hash)
+        return account is not None and round in account.rounds
+
+    def misspent(self) -> int:
+        """How much of the ledger is not as agreed: rounds of every study, price of every round, the cap."""
+        book, price = read_ledger(self.folder), (1.0 / noise_multiplier(self.batch.mu)) ** 2
+        wrong = sum(
+            set(account.rounds) != set(range(1, N_ROUNDS + 1)) or account.spent != N_ROUNDS * Fraction(price)
+            for account in book.accounts.values()
+        )
+        return wrong + (len(book.accounts) != self.batch.count) + (book.spent > Fraction(book.cap))
+
+
+class _Seat:
+    """One agent in one study, and the aggregator's notes about it."""
+
+    def __init__(self, site: _Site, study: Study, world: int) -> None:
+        self.site, self.study, self.world, self.sent = site, study, world, site.role.sent()
+        site.world = world
+        self.agent = Agent(site.guard, study)
+        self.listener, self.uploads, self.repeated = Listener(), dict[int, bytes](), False
+        self.asked: list[tuple[Floats, Floats]] = []
+
+    def ask(self, round: int) -> None:
+        upload = self.agent.step(round, self.sent)
+        self.uploads[round] = upload.tobytes()
+        self.asked.append(self.listener.hear(self.sent, upload))
+
+    def ask_again(self, round: int, *, restart: bool) -> None:
+        if restart:
+            self.site.world = self.world
+            self.agent = Agent(self.site.guard, self.study)
+        self.repeated = self.agent.step(round, self.sent).tobytes() == self.uploads[round]
+
+    def heard(self, mu: float) -> _Heard:
+        """What the notes say, in σ."""
+        scale, steps = noise_steps(mu), grid_step()
+        points = [point for point, _ in self.asked]
+        answers = np.array([noisy for _, noisy in self.asked]) * self.site.role.n_rows / steps
+        means = [np.array([total(point) for point in points]) / steps for total in self.site.sums]
+        shift = (means[1] - means[0]) / scale
+        length = np.linalg.norm(shift)
+        score = float(np.sum((answers - means[0]) / scale * shift) / length)
+        off_grid = np.abs(answers - np.rint(answers)).max(axis=1)
+        return _Heard((answers - means[self.world]) / scale, score, off_grid, self.repeated)
+
+
+def _stack(seen: list[tuple[int, list[_Heard]]], name: str, shape: tuple[int, ...]) -> Floats:
+    values = [[getattr(heard, name) for heard in pair] for _, pair in seen]
+    return np.array(values, dtype=float).reshape(len(seen), 2, *shape)

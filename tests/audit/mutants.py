@@ -1,0 +1,266 @@
+"""Twelve bugs that a private agent might have, and two of its ledger, each put into the code that ships.
+
+``mutant(monkeypatch)`` puts one in; ``MUTANTS`` says which gate of the audit must turn red. To see it:
+``python tests/audit/mutants.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpadmm import agent as agent_module
+from dpadmm.agent import Agent
+from dpadmm.arrays import Floats
+from dpadmm.audit import Plan, run_audit
+from dpadmm.errors import Refusal
+from dpadmm.methods import dp_admm
+from dpadmm.methods.admm_state import AdmmState
+from dpadmm.methods.dp_admm import DpAdmm
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy import exact_noise, guard, policy
+from dpadmm.privacy.guard import Guard
+from dpadmm.privacy.ledger import Ledger
+
+SHORT = Plan(trials=40, mu=5.0, workers=0, confidence=1.0 - 1e-7, false_alarm=1e-7)
+"""Few trials, hardly a false alarm, and little noise, beside which a row more or less is easily seen."""
+
+Patch = pytest.MonkeyPatch
+
+
+def noise_halved(patch: Patch) -> None:
+    sound = exact_noise.discrete_gaussian
+    patch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: sound(scale // 2, count))
+
+
+def factor_2_missing(patch: Patch) -> None:
+    sound = exact_noise.mean_gradient_sensitivity
+    patch.setattr(exact_noise, "mean_gradient_sensitivity", lambda c1, m: sound(c1, m) / 2.0)
+
+
+def variance_for_deviation(patch: Patch) -> None:
+    sound = exact_noise.Grid.noise_scale
+    patch.setattr(exact_noise.Grid, "noise_scale", lambda self, z: sound(self, z**2))
+
+
+def noise_reused(patch: Patch) -> None:
+    """The same noise in every round of a study."""
+    drawn: dict[tuple[int, str], Any] = {}
+    now = _watch(patch)
+
+    def once(scale: int, count: int) -> Any:
+        key = (now.guard, now.study)
+        if key not in drawn:
+            drawn[key] = exact_noise.discrete_gaussian(scale, count)
+        return drawn[key]
+
+    _draw_with(patch, once)
+
+
+def seed_shared(patch: Patch) -> None:
+    """Noise from a seed that both agents know: the study and the round."""
+    now = _watch(patch)
+
+    def seeded(scale: int, count: int) -> Any:
+        seed = int.from_bytes(sha256(f"{now.study} {now.round}".encode()).digest()[:8])
+        return np.rint(np.random.default_rng(seed).normal(0.0, scale, count)).astype(np.int64)
+
+    _draw_with(patch, seeded)
+
+
+def dual_from_clean_primal(patch: Patch) -> None:
+    sound = dp_admm.next_dual
+
+    def next_dual(state: AdmmState, consensus: Floats, rho: float) -> Floats:
+        return sound(AdmmState(_clean(state), state.dual), consensus, rho)
+
+    patch.setattr(dp_admm, "next_dual", next_dual)
+    _keep_clean(patch)
+
+
+def gradient_at_clean_primal(patch: Patch) -> None:
+    patch.setattr(DpAdmm, "points", lambda self, state, consensus: _clean(state))
+    _keep_clean(patch)
+
+
+def noise_on_the_wire_only(patch: Patch) -> None:
+    """What is sent has noise; what the agent goes on with has none."""
+    _keep_clean(patch, noise_in_state=False)
+
+
+def clipping_off(patch: Patch) -> None:
+    sound = OwnRows.gradient_sum
+    patch.setattr(OwnRows, "gradient_sum", lambda self, point, bound: sound(self, point, 1e100))
+
+
+def one_row_too_many(patch: Patch) -> None:
+    """m in the mean is m + 1."""
+    sound = agent_module.as_mean
+    patch.setattr(
+        agent_module, "as_mean", lambda upload, grid: sound(upload, replace(grid, n_rows=grid.n_rows + 1))
+    )
+
+
+def one_row_too_few(patch: Patch) -> None:
+    """m in the sum is m − 1."""
+    sound = OwnRows.gradient_sum
+
+    def gradient_sum(self: OwnRows, point: Floats, bound: float) -> Floats:
+        return sound(self, point, bound) * ((self.n_rows - 1) / self.n_rows)
+
+    patch.setattr(OwnRows, "gradient_sum", gradient_sum)
+
+
+def fresh_noise_on_retransmission(patch: Patch) -> None:
+    spend = Ledger.spend
+
+    def lenient(self: Ledger, *arguments: Any, **named: Any) -> None:
+        try:
+            spend(self, *arguments, **named)
+        except Refusal as refusal:
+            if refusal.code != "round-old":
+                raise
+
+    patch.setattr(Ledger, "replay", lambda self, study, round, *, digest: None)
+    patch.setattr(Ledger, "spend", lenient)
+
+
+def spend_after_send(patch: Patch) -> None:
+    """The record is written when the ledger is next used."""
+    spend, late = Ledger.spend, dict[int, Callable[[], None]]()
+
+    def spend_later(self: Ledger, *arguments: Any, **named: Any) -> None:
+        late[id(self)] = lambda: spend(self, *arguments, **named)
+
+    def first_the_late(sound: Callable[..., Any]) -> Callable[..., Any]:
+        def use(self: Ledger, *arguments: Any, **named: Any) -> Any:
+            late.pop(id(self), lambda: None)()
+            return sound(self, *arguments, **named)
+
+        return use
+
+    for name in ("replay", "transcript", "status", "reserve", "close"):
+        patch.setattr(Ledger, name, first_the_late(getattr(Ledger, name)))
+    patch.setattr(Ledger, "spend", spend_later)
+
+
+def price_too_low(patch: Patch) -> None:
+    sound = policy.Policy.price
+    patch.setattr(policy.Policy, "price", lambda self, terms: sound(self, terms) / 2.0)
+
+
+def cap_ignored(patch: Patch) -> None:
+    patch.setattr(policy.Policy, "check_budget", lambda self, *arguments: None)
+    patch.setattr("dpadmm.privacy.book._afford", lambda *arguments: None)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug, and the gates that must turn red of it."""
+
+    name: str
+    inject: Callable[[Patch], None]
+    red: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant("noise halved", noise_halved, ("noise: variance", "noise: shape")),
+    Mutant("factor 2 missing", factor_2_missing, ("noise: variance", "noise: shape")),
+    Mutant("σ² passed as σ", variance_for_deviation, ("noise: variance",)),
+    Mutant("noise reused across rounds", noise_reused, ("noise: never twice", "noise: from round to round")),
+    Mutant("dual from the clean primal", dual_from_clean_primal, ("noise: from round to round",)),
+    Mutant("gradient at the clean primal", gradient_at_clean_primal, ("noise: from round to round",)),
+    Mutant("noise on the wire only", noise_on_the_wire_only, ("noise: from round to round",)),
+    Mutant("seed shared between agents", seed_shared, ("noise: never twice", "noise: from agent to agent")),
+    Mutant("clipping off", clipping_off, ("noise: mean", "score, world 0: mean", "score, world 1: mean")),
+    Mutant("m off by one: the mean", one_row_too_many, ("noise: mean", "answers are whole numbers")),
+    Mutant("m off by one: the sum", one_row_too_few, ("noise: mean",)),
+    Mutant("fresh noise on retransmission", fresh_noise_on_retransmission, ("repeated requests",)),
+    Mutant("ledger spend after send", spend_after_send, ("recorded before sent",)),
+    Mutant("price too low", price_too_low, ("ledger's sums",)),
+    Mutant("cap ignored", cap_ignored, ("nothing beyond the cap",)),
+)
+
+
+def red_gates(inject: Callable[[Patch], None] | None = None) -> set[str]:
+    """The gates that turn red with a bug, or with none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if inject is not None:
+            inject(patch)
+        return {gate.name for gate in run_audit(SHORT).gates if gate.red}
+
+
+# --- what several bugs need ---------------------------------------------------------------------------------
+
+
+class _Now:
+    """Which request a guard is at, and the whole numbers without noise of all requests."""
+
+    guard: int = 0
+    study: str = ""
+    round: int = 0
+
+    def __init__(self) -> None:
+        self.clean: dict[tuple[int, str, int], Any] = {}
+
+
+def _watch(patch: Patch) -> _Now:
+    now, answer, release = _Now(), Guard.answer, guard.release_sum
+
+    def answer_and_tell(self: Guard, study: str, round: int, *arguments: Any) -> Any:
+        now.guard, now.study, now.round = id(self), study, round
+        return answer(self, study, round, *arguments)
+
+    def release_and_tell(total: Floats, grid: Any, z: float) -> Any:
+        now.clean[now.guard, now.study, now.round] = exact_noise.quantise(total, grid)
+        return release(total, grid, z)
+
+    patch.setattr(Guard, "answer", answer_and_tell)
+    patch.setattr(guard, "release_sum", release_and_tell)
+    return now
+
+
+def _draw_with(patch: Patch, draw: Callable[[int, int], Any]) -> None:
+    release = exact_noise.release_sum
+    patch.setattr(guard, "release_sum", lambda total, grid, z: release(total, grid, z, draw=draw))
+
+
+@dataclass(frozen=True)
+class _WithClean(AdmmState):
+    clean: Floats
+
+
+def _clean(state: AdmmState) -> Floats:
+    return state.clean if isinstance(state, _WithClean) else state.released
+
+
+def _keep_clean(patch: Patch, *, noise_in_state: bool = True) -> None:
+    """Agents also know their model without this round's noise."""
+    now, advanced = _watch(patch), Agent._advanced
+
+    def both(self: Agent, state: Any, round: int, answer: Any, consensus: Floats) -> Any:
+        clean = now.clean[id(self._guard), self._study.hash, round]
+        noisy_state, upload = advanced(self, state, round, answer, consensus)
+        clean_state, _ = advanced(self, state, round, clean, consensus)
+        if not noise_in_state:
+            return clean_state, upload
+        return _WithClean(noisy_state.released, noisy_state.dual, clean_state.released), upload
+
+    patch.setattr(Agent, "_advanced", both)
+
+
+if __name__ == "__main__":
+    missed = 0
+    for mutant in (Mutant("none", lambda patch: None, ()), *MUTANTS):
+        red = red_gates(mutant.inject)
+        caught = set(mutant.red) <= red and (bool(red) == bool(mutant.red))
+        missed += not caught
+        sys.stdout.write(f"{'ok    ' if caught else 'MISSED'}  {mutant.name:32} {', '.join(sorted(red))}\n")
+        sys.stdout.flush()
+    sys.exit(missed > 0)
