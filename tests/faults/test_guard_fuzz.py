@@ -172,8 +172,9 @@ def odd_point(rng: random.Random) -> Any:
         None, 0.0, 1, "point", b"\0" * 8 * D, PLAIN.tolist(), tuple(PLAIN), memoryview(PLAIN),
         PLAIN.tobytes(), bytearray(PLAIN.tobytes()), PLAIN.view(Points), np.ma.masked_array(PLAIN, [[1]] * D),
         np.ma.masked, np.matrix(PLAIN), csr_array(PLAIN), np.float64(1), Angry(), object(), np.ndarray,
-        {"x": 1}, iter(PLAIN), range(D), np.rec.array(np.zeros((D, 1), [("x", "f8")])),
-        np.zeros((D, 1), [("x", "f8")]), np.array([[1.0]] * D, object), np.zeros((D, 1), "f8,f8"), np.array([["1.0"]] * D), ANGRY_POINT,
+        {"x": 1}, iter(PLAIN), range(D), np.rec.array(np.zeros((D, 1), [("x", "f8")])), ANGRY_POINT,
+        np.zeros((D, 1), [("x", "f8")]), np.zeros((D, 1), "f8,f8"), np.array([[1.0]] * D, object),
+        np.array([["1.0"]] * D),
     ]  # fmt: skip
     return rng.choice(others)
 
