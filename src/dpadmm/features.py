@@ -10,6 +10,7 @@ from scipy.sparse import csr_array, diags_array, hstack
 
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
+from dpadmm.paging import portions
 
 NORM_SLACK = 1e-6
 """Rows may exceed norm 1 by this much (float32 rounding); their gradients are clipped to c1 all the same."""
@@ -43,7 +44,10 @@ def row_norms(features: Features) -> Floats:
     """L2 norm of every row, without a copy of the matrix; NaN or inf where a row has one."""
     with np.errstate(over="ignore", invalid="ignore"):
         if not isinstance(features, csr_array):
-            return np.asarray(np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64)))
+            out = np.empty(features.shape[0])
+            for part in portions(features, np.full(len(out), features[:1].nbytes)):
+                out[part] = np.einsum("ij,ij->i", features[part], features[part], dtype=np.float64)
+            return np.sqrt(out, out=out)
         squares = np.square(features.data, dtype=np.float64)
         out = np.zeros(features.shape[0])
         filled = np.flatnonzero(np.diff(features.indptr))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,7 @@ from dpadmm.arrays import Floats, Integers
 from dpadmm.compiler import numba
 from dpadmm.errors import PerformanceWarning
 from dpadmm.losses.base import Loss, exp, slopes
+from dpadmm.paging import portions
 
 if TYPE_CHECKING:
     from dpadmm.problem import Rows
@@ -318,11 +320,13 @@ def gradient(
     sums = np.empty((len(blocks[0]), *weights.shape[1:]))
     parameters = np.array(loss.parameters, dtype=float)
     about_rows = (rows.order, rows.labels, rows.norms, bound, slopes_of, parameters)
-    if isinstance(rows.features, csr_array):
-        x = rows.features
-        _sparse_gradient(x.data, x.indices, x.indptr, *about_rows, blocks, weights, sums)
-    else:
-        _dense_gradient(rows.features, *about_rows, blocks, weights, sums)
+    for part in _portions(rows, blocks):
+        some = (blocks[0][part], blocks[1][part], blocks[2][part])
+        if isinstance(rows.features, csr_array):
+            x = rows.features
+            _sparse_gradient(x.data, x.indices, x.indptr, *about_rows, some, weights, sums[part])
+        else:
+            _dense_gradient(rows.features, *about_rows, some, weights, sums[part])
     if active is None and len(sums) == rows.n_agents:
         total = sums
     else:
@@ -338,12 +342,20 @@ def scores(rows: Rows, points: Floats) -> Floats:
     """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
     weights = np.ascontiguousarray(points.transpose(0, 2, 1))
     out = np.empty((weights.shape[1], len(rows.labels)))
-    if isinstance(rows.features, csr_array):
-        x = rows.features
-        _sparse_all_scores(x.data, x.indices, x.indptr, rows.order, rows.blocks, weights, out)
-    else:
-        _dense_all_scores(rows.features, rows.order, rows.blocks, weights, out)
+    for part in _portions(rows, rows.blocks):
+        some = (rows.blocks[0][part], rows.blocks[1][part], rows.blocks[2][part])
+        if isinstance(rows.features, csr_array):
+            x = rows.features
+            _sparse_all_scores(x.data, x.indices, x.indptr, rows.order, some, weights, out)
+        else:
+            _dense_all_scores(rows.features, rows.order, some, weights, out)
     return np.ascontiguousarray(out.T)
+
+
+def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
+    """Blocks to work on at a time."""
+    row_bytes = rows.features.data.nbytes / max(1, rows.features.shape[0])
+    return portions(rows.features, (blocks[2] - blocks[1]) * row_bytes)
 
 
 def reference_gradient(

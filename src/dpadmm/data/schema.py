@@ -1,7 +1,7 @@
 """The public schema of a table: what each column may hold, and the features it becomes.
 
-Everything about the encoding of a row is decided here, from public values alone: bounds, categories, transforms and
-the scale. Nothing is ever learnt from a table, so no row changes how another one is encoded.
+Everything about the encoding of a row is decided here, from public values alone: bounds, categories,
+transforms and the scale. Nothing is ever learnt from a table, so no row changes how another one is encoded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
 from dpadmm.errors import StudyError
@@ -24,8 +25,8 @@ MOST_VALUES = 10_000
 class Number:
     """A number between public bounds -> −1 … 1; beyond the bounds it is clamped.
 
-    ``transform="log"`` takes ``ln(x)`` of values and bounds, ``bins`` make it a category of intervals. A missing cell is
-    the middle, or the middle and a feature of its own that says so (``missing="indicator"``).
+    ``transform="log"`` takes ``ln(x)`` of values and bounds; ``bins`` make it a category of intervals. A
+    missing cell is the middle, or the middle and a feature that says so (``missing="indicator"``).
     """
 
     name: str
@@ -56,7 +57,7 @@ class Number:
     def features(self) -> tuple[str, ...]:
         if self.bins:
             edges = [self.bounds[0], *self.bins, self.bounds[1]]
-            names = [f"{self.name} {a:g} to {b:g}" for a, b in zip(edges, edges[1:], strict=False)]
+            names = [f"{self.name} {a:g} to {b:g}" for a, b in pairwise(edges)]
         else:
             names = [self.name]
         return (*names, f"{self.name} missing") if self.bins or self.missing == "indicator" else tuple(names)
@@ -117,7 +118,7 @@ class Boolean:
 
 @dataclass(frozen=True)
 class Plain:
-    """A number that is taken as it is, from a table that was scaled in public before; missing cells are refused."""
+    """A number that is taken as it is, from a table that was scaled before; missing cells are refused."""
 
     name: str
 
@@ -128,6 +129,31 @@ class Plain:
         return (self.name,)
 
 
+@dataclass(frozen=True)
+class Label:
+    """What is predicted: one of public ``classes`` (negative first), or a number between public ``bounds``.
+
+    Classes become −1 and 1, or 0 … p − 1. A number is clamped and becomes −1 … 1, as models are trained.
+    """
+
+    column: str
+    classes: tuple[str, ...] | None = None
+    bounds: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column.strip():
+            raise StudyError(f"the label's column must be the name of a column, not {self.column!r}")
+        if (self.classes is None) == (self.bounds is None):
+            raise StudyError("the label needs either classes (negative first) or bounds [lowest, highest]")
+        if self.classes is not None:
+            object.__setattr__(self, "classes", _values(self.column, self.classes, least=2))
+        else:
+            low, high = _pair(self.column, self.bounds)
+            if not low < high:
+                raise StudyError(f"column {self.column!r}: bounds must rise, not [{low:g}, {high:g}]")
+            object.__setattr__(self, "bounds", (low, high))
+
+
 Column = Number | Category | Ordinal | Boolean | Plain
 KINDS: dict[str, type[Column]] = {each.kind: each for each in (Number, Category, Ordinal, Boolean, Plain)}
 
@@ -136,8 +162,8 @@ KINDS: dict[str, type[Column]] = {each.kind: each for each in (Number, Category,
 class Schema:
     """The columns of a study, and the public length R that rows are divided by.
 
-    Every column but a plain one adds at most 1 to the squared length of a row, so ``R = √columns`` always gives rows of
-    length at most 1. A smaller ``row_norm`` may be declared: it makes rows longer, and those beyond 1 are shortened to 1.
+    Every column but a plain one adds at most 1 to the squared length of a row, so ``R = √columns`` always
+    gives rows of length at most 1. A smaller ``row_norm`` may be declared; rows beyond 1 are then shortened.
 
     Examples
     --------
@@ -171,7 +197,7 @@ class Schema:
 
     @cached_property
     def sparse(self) -> bool:
-        """Whether rows are stored by their nonzero entries: decided by the schema alone, where it saves half."""
+        """Whether rows are stored by their nonzero entries, where that saves half; the schema decides."""
         stored = sum(1 if isinstance(c, Category) or _binned(c) else len(c.features) for c in self.columns)
         return 4 * stored <= len(self.features)
 

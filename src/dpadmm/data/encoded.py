@@ -1,0 +1,153 @@
+"""A table larger than memory, perhaps -> features, labels and owners, by the public schema alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dpadmm.arrays import Features, Floats, Integers
+from dpadmm.data.batches import open_batches
+from dpadmm.data.compact import compact_csr
+from dpadmm.data.encoding import Encoder, Report, as_numbers, as_text, codes_of
+from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
+from dpadmm.data.schema import Label, Number, Plain, Schema
+from dpadmm.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTable:
+    """Rows of length at most 1, labels as losses want them, whose each row is, and what was counted.
+
+    Row j belongs to ``owners[groups[j]]``; owners are sorted.
+    """
+
+    features: Features
+    labels: Floats
+    groups: Integers | None
+    owners: tuple[str, ...]
+    report: Report
+
+
+def encode_table(
+    path: Path,
+    schema: Schema,
+    label: Label | None,
+    *,
+    by: str | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+) -> EncodedTable:
+    """Read a file once and encode it; ``by`` names a column that says whose a row is.
+
+    Without a label, as for a table to predict on, labels are empty.
+    """
+    columns = [column.name for column in schema.columns]
+    others = [name for name in (label.column if label else None, by) if name is not None]
+    for name in others:
+        if name in columns:
+            raise DataError(
+                f"column {name!r} cannot be a feature too: it is the label, or says whose a row is"
+            )
+    numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
+    if label is not None and label.bounds is not None:
+        numeric.add(label.column)
+    encoder, labels, owners = Encoder(schema), [np.empty(0)], _Owners()
+    with closing(_Growing(schema, memory_bytes)) as growing:
+        for batch in open_batches(path, [*columns, *others], numbers=frozenset(numeric)):
+            where = f"{path}, rows {encoder.report.rows + 1} to {encoder.report.rows + batch.num_rows}"
+            try:
+                if label is not None:
+                    labels.append(encode_labels_of(label, batch.column(label.column), encoder.report.rows))
+                growing.append(encoder.encode(batch))
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from None
+            if by is not None:
+                owners.append(batch.column(by), by, where)
+        if not encoder.report.rows:
+            raise DataError(f"{path} has no rows")
+        groups, names = owners.finish() if by is not None else (None, ())
+        return EncodedTable(growing.finish(), np.concatenate(labels), groups, names, encoder.report)
+
+
+def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
+    """Labels as the losses want them; a cell that is none of the classes is named by its row."""
+    if label.bounds is not None:
+        low, high = label.bounds
+        values = as_numbers(cells, label.column)
+        _check_labels(np.isfinite(values), label.column, "is missing", first)
+        return (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0
+    classes = label.classes or ()
+    codes = codes_of(as_text(cells, label.column), classes)
+    _check_labels(codes >= 0, label.column, f"is none of the classes {', '.join(classes[:8])}", first)
+    return codes * 2.0 - 1.0 if len(classes) == 2 else codes.astype(np.float64)
+
+
+def _check_labels(good: NDArray[Any], column: str, what: str, first: int) -> None:
+    if not good.all():
+        row = first + int(np.argmin(good)) + 1
+        raise DataError(f"the label {column!r} of row {row} {what}; correct the cell or leave the row out")
+
+
+class _Owners:
+    """Whose rows are, as numbers: text is kept once for every owner."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._parts: list[Integers] = []
+
+    def append(self, cells: Any, by: str, where: str) -> None:
+        texts = as_text(cells, by)
+        if texts.null_count:
+            raise DataError(
+                f"{where}: column {by!r} has a missing cell, so it is not known whose that row is"
+            )
+        coded = texts.dictionary_encode()
+        known = [self._numbers.setdefault(t, len(self._numbers)) for t in coded.dictionary.to_pylist()]
+        self._parts.append(np.array(known)[coded.indices.to_numpy()])
+
+    def finish(self) -> tuple[Integers, tuple[str, ...]]:
+        names = sorted(self._numbers)
+        places = np.empty(len(names), np.int64)
+        places[[self._numbers[name] for name in names]] = np.arange(len(names))
+        return places[np.concatenate(self._parts)], tuple(names)
+
+
+class _Growing:
+    """A matrix that grows: dense rows, or rows with a fixed number of stored entries."""
+
+    def __init__(self, schema: Schema, memory_bytes: int) -> None:
+        self._width, self._sparse, self._memory_bytes = len(schema.features), schema.sparse, memory_bytes
+        self._parts: list[GrowingArray] = []
+
+    def append(self, features: Features) -> None:
+        blocks = list(self._blocks(features))
+        if not self._parts:
+            limit = self._memory_bytes // len(blocks)
+            self._parts = [GrowingArray(b.dtype, b.shape[1], memory_bytes=limit) for b in blocks]
+        for part, block in zip(self._parts, blocks, strict=True):
+            part.append(block)
+
+    def _blocks(self, features: Features) -> Iterator[NDArray[Any]]:
+        if isinstance(features, csr_array):
+            yield features.data.reshape(features.shape[0], -1)
+            yield features.indices.reshape(features.shape[0], -1).astype(np.int32)
+        else:
+            yield features
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def finish(self) -> Features:
+        first, *rest = [part.finish() for part in self._parts]
+        if not rest:
+            return first
+        n, stored = first.shape
+        pointers = np.arange(0, n * stored + 1, stored)
+        return compact_csr(first.reshape(-1), rest[0].reshape(-1), pointers, (n, self._width))

@@ -1,0 +1,216 @@
+"""Tables -> rows: by the public schema alone, so that no row changes how another one is encoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpadmm import Logistic, kernels, make_rows
+from dpadmm.arrays import Features, Floats
+from dpadmm.data.encoded import EncodedTable, encode_table
+from dpadmm.data.encoding import Encoder
+from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
+from dpadmm.errors import DataError, DpadmmError
+from dpadmm.features import row_norms
+
+COLUMNS = (
+    Number("age", (0, 120), missing="indicator"),
+    Number("dose", (1, 1000), transform="log"),
+    Number("bmi", (10, 60), bins=(18.5, 25, 30)),
+    Category("sex", ("f", "m")),
+    Ordinal("stage", ("1", "2", "3")),
+    Boolean("smoker"),
+)
+DENSE = Schema(COLUMNS)
+SPARSE = Schema((*COLUMNS, Category("place", tuple(f"p{i}" for i in range(40)))))
+LABEL = Label("y", classes=("no", "yes"))
+
+
+def dense(features: Features) -> Floats:
+    return np.asarray(features if isinstance(features, np.ndarray) else features.toarray())
+
+
+def table(n: int = 200, seed: int = 0) -> pa.Table:
+    """Mixed kinds with 5% missing cells, and cells that are out of bounds or unknown."""
+    rng = np.random.default_rng(seed)
+
+    def holes(values: Any) -> pa.Array:
+        return pa.array(list(values), mask=rng.random(n) < 0.05)
+
+    return pa.table(
+        {
+            "age": holes(rng.uniform(-10, 140, n).round(1).tolist()),
+            "dose": holes(np.exp(rng.uniform(-1, 8, n)).round(3).tolist()),
+            "bmi": holes(rng.uniform(5, 70, n).round(1).tolist()),
+            "sex": holes(rng.choice(["f", "m", "d"], n).tolist()),
+            "stage": holes(rng.choice(["1", "2", "3", "4"], n).tolist()),
+            "smoker": holes(rng.choice(["true", "false", "perhaps"], n).tolist()),
+            "place": holes(rng.choice([f"p{i}" for i in range(45)], n).tolist()),
+            "unused": rng.choice(["x", "y"], n).tolist(),
+            "who": rng.choice(["b", "a", "c"], n).tolist(),
+            "y": rng.choice(["yes", "no"], n).tolist(),
+        }
+    )
+
+
+def written(folder: Path, content: pa.Table, kind: str = "csv") -> Path:
+    path = folder / f"table.{kind}"
+    if kind == "csv":
+        pa.csv.write_csv(content, path)
+    else:
+        pa.parquet.write_table(content, path)
+    return path
+
+
+def test_cells_become_what_the_schema_says() -> None:
+    batch = pa.record_batch(
+        {
+            "age": [60.0, None, 500.0],
+            "dose": [1.0, 1000.0, None],
+            "bmi": [10.0, 25.0, None],
+            "sex": ["f", "x", None],
+            "stage": ["1", "3", "9"],
+            "smoker": ["Yes", "0", "?"],
+        }
+    )
+    encoder = Encoder(DENSE)
+    found = encoder.encode(batch) * np.sqrt(6)
+    wanted = [
+        [0, 0, -1, 1, 0, 0, 0, 0, 1, 0, 0, -1, 1],
+        [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1, -1],
+        [1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0],
+    ]
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    tallies = {name: (t.clamped, t.unknown, t.missing) for name, t in encoder.report.columns.items()}
+    assert tallies == {
+        "age": (1, 0, 1), "dose": (0, 0, 1), "bmi": (0, 0, 1), "sex": (0, 1, 1), "stage": (0, 1, 0),
+        "smoker": (0, 1, 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_csv_and_parquet_in_memory_or_in_a_file_give_the_same_bytes(schema: Schema, tmp_path: Path) -> None:
+    paths = [written(tmp_path, table(), kind) for kind in ("csv", "parquet")]
+    assert schema.sparse == (schema is SPARSE)
+    tables = [
+        encode_table(path, schema, LABEL, by="who", memory_bytes=limit)
+        for path in paths
+        for limit in (0, 2**28)
+    ]
+    for other in tables[1:]:
+        assert dense(other.features).tobytes() == dense(tables[0].features).tobytes()
+        assert other.labels.tobytes() == tables[0].labels.tobytes()
+        assert (other.owners, other.report) == (("a", "b", "c"), tables[0].report)
+        assert np.array_equal(other.groups, tables[0].groups)
+
+
+@pytest.mark.parametrize("schema", [DENSE, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    "leave_out", ["the only row of a class", "the largest value", "the first row", "the last row"]
+)
+def test_a_row_left_out_changes_no_byte_of_the_others(schema: Schema, leave_out: str, tmp_path: Path) -> None:
+    content = table(50).to_pylist()
+    content[7]["y"], content[9]["age"] = "yes", 1e300
+    for i, row in enumerate(content):
+        row["y"] = "yes" if i == 7 else "no"
+    place = {"the only row of a class": 7, "the largest value": 9, "the first row": 0, "the last row": 49}[
+        leave_out
+    ]
+    whole = encode_table(written(tmp_path, pa.Table.from_pylist(content)), schema, LABEL)
+    del content[place]
+    part = encode_table(written(tmp_path, pa.Table.from_pylist(content)), schema, LABEL)
+    assert np.delete(dense(whole.features), place, axis=0).tobytes() == dense(part.features).tobytes()
+    assert np.delete(whole.labels, place).tobytes() == part.labels.tobytes()
+
+
+CELLS = st.one_of(st.none(), st.floats(), st.integers(-(10**6), 10**6).map(float))
+TEXTS = st.one_of(st.none(), st.text(max_size=5), st.sampled_from(["f", "m", "1", "3", "true", "no", " f "]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(CELLS, CELLS, CELLS, TEXTS, TEXTS, TEXTS, TEXTS), min_size=2, max_size=8),
+    st.sampled_from([DENSE, SPARSE, Schema(COLUMNS, row_norm=0.7)]),
+)
+def test_every_row_is_encoded_as_if_it_were_alone_and_is_at_most_1_long(
+    rows: list[Any], schema: Schema
+) -> None:
+    names = ["age", "dose", "bmi", "sex", "stage", "smoker", "place"]
+    kinds = [pa.float64()] * 3 + [pa.string()] * 4
+
+    def batch(part: list[Any]) -> pa.RecordBatch:
+        columns = [
+            pa.array(list(cells), kind) for cells, kind in zip(zip(*part, strict=True), kinds, strict=True)
+        ]
+        return pa.record_batch(columns, names)
+
+    together = dense(Encoder(schema).encode(batch(rows)))
+    alone = np.concatenate([dense(Encoder(schema).encode(batch([row]))) for row in rows])
+    assert together.tobytes() == alone.tobytes()
+    assert together.dtype == np.float32
+    assert (row_norms(together) <= 1.0 + 1e-6).all()
+
+
+def encoded(folder: Path, text: str, columns: Any = COLUMNS[:1], label: Label = LABEL) -> EncodedTable:
+    path = folder / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    return encode_table(path, Schema(columns), label)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("age,y\n", "has no rows"),
+        ("age,y\n1,yes\nx,no\n", "column 'age' is a number in the study, but invalid value 'x'"),
+        ('age,y\n"1,5",yes\n', "decimals are written with a point"),
+        ("age,y\n1,maybe\n", "the label 'y' of row 1 is none of the classes no, yes"),
+        ("age,y\n1,yes\n2,\n", "the label 'y' of row 2 is none of the classes"),
+        ("Age,y\n1,yes\n", "has no column 'age': did you mean 'Age'"),
+        ("age,age,y\n1,1,yes\n", "column 'age' occurs more than once"),
+        ("age,y\n1,yes,3\n", "cannot be read as CSV"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_in_a_sentence(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DpadmmError, match=words) as refused:
+        encoded(tmp_path, text)
+    assert "\n" not in str(refused.value)
+
+
+def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "utf16.csv").write_bytes("age,y\n1,yes\n".encode("utf-16"))
+    (tmp_path / "wrong.parquet").write_text("age,y\n1,yes\n")
+    (tmp_path / "table.txt").write_text("age,y\n1,yes\n")
+    for name in ("utf16.csv", "wrong.parquet", "table.txt", "missing.csv", "."):
+        with pytest.raises(DpadmmError):
+            encode_table(tmp_path / name, DENSE, LABEL)
+    with pytest.raises(DataError, match="cannot be a feature too"):
+        encode_table(tmp_path / "table.csv", DENSE, Label("age", bounds=(0, 1)))
+
+
+def test_numbers_as_labels_are_clamped_and_scaled(tmp_path: Path) -> None:
+    found = encoded(tmp_path, "age,y\n1,0\n1,50\n1,900\n", label=Label("y", bounds=(0, 100)))
+    assert found.labels.tolist() == [-1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("schema", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_rows_in_a_file_give_the_same_gradient_portion_by_portion(
+    schema: Schema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, table(3000))
+    memory, mapped = (encode_table(path, schema, LABEL, memory_bytes=limit) for limit in (2**28, 0))
+    monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 500)
+    monkeypatch.setattr("dpadmm.paging.PORTION_BYTES", 10_000)
+    points = np.random.default_rng(0).normal(size=(1, len(schema.features), 1))
+    found = [kernels.gradient(make_rows(t.features, t.labels), points, Logistic()) for t in (memory, mapped)]
+    assert found[0].tobytes() == found[1].tobytes()
+    scores = [kernels.scores(make_rows(t.features, t.labels), points) for t in (memory, mapped)]
+    assert scores[0].tobytes() == scores[1].tobytes()

@@ -1,0 +1,73 @@
+"""Public schemas: what is refused, and the features that columns become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
+from dpadmm.errors import StudyError
+
+
+def test_features_of_every_kind() -> None:
+    columns = (
+        Number("age", (0, 120), missing="indicator"),
+        Number("dose", (1, 1000), transform="log"),
+        Number("bmi", (10, 60), bins=(18.5, 25, 30)),
+        Category("sex", ("f", "m")),
+        Ordinal("stage", ("I", "II", "III")),
+        Boolean("smoker", missing="indicator"),
+        Plain("score"),
+    )
+    schema = Schema(columns)
+    assert schema.features == (
+        "age", "age missing", "dose", "bmi 10 to 18.5", "bmi 18.5 to 25", "bmi 25 to 30", "bmi 30 to 60",
+        "bmi missing", "sex=f", "sex=m", "sex=other", "stage", "smoker", "smoker missing", "score",
+    )  # fmt: skip
+    assert schema.scale == pytest.approx(6**0.5)
+    assert Schema((Plain("a"), Plain("b"))).scale == 1.0
+    assert Schema(columns, row_norm=2).scale == 2.0
+
+
+def test_many_values_are_stored_sparsely_and_few_are_not() -> None:
+    assert not Schema((Category("a", ("x", "y")), Number("b", (0, 1)))).sparse
+    assert Schema((Category("a", tuple(map(str, range(50)))), Number("b", (0, 1)))).sparse
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Number("age", (120, 0)), "bounds must rise"),
+        (lambda: Number("age", (0, 0)), "bounds must rise"),
+        (lambda: Number("age", (0,)), "bounds must be two numbers"),
+        (lambda: Number("age", None), "bounds must be two numbers"),
+        (lambda: Number("age", (0, float("nan"))), "must be finite numbers"),
+        (lambda: Number("age", (0, "9")), "must be finite numbers"),
+        (lambda: Number("age", (0, True)), "must be finite numbers"),
+        (lambda: Number("age", (0, 9), transform="sqrt"), "transform must be none or log"),
+        (lambda: Number("age", (0, 9), transform="log"), "a log needs bounds above 0"),
+        (lambda: Number("age", (0, 9), missing="mean"), "missing must be middle or indicator"),
+        (lambda: Number("age", (0, 9), bins=(5, 5)), "bins must be edges that rise"),
+        (lambda: Number("age", (0, 9), bins=(-5, 5)), "bins must be edges that rise"),
+        (lambda: Category("sex", ()), "list of 1 to"),
+        (lambda: Category("sex", "fm"), "list of 1 to"),
+        (lambda: Category("sex", ("f", "f")), "'f' is there twice"),
+        (lambda: Category("sex", ("f", 1.5)), "text or a whole number"),
+        (lambda: Category("sex", ("f\nm",)), "text on one line"),
+        (lambda: Category("sex", ("  ",)), "text on one line"),
+        (lambda: Ordinal("stage", ("I",)), "list of 2 to"),
+        (lambda: Schema(()), "at least one column"),
+        (lambda: Schema((Plain("a"), Plain("a"))), "column 'a' is there twice"),
+        (lambda: Schema((Category("a", ("b",)), Plain("a=b"))), "feature 'a=b' is there twice"),
+        (lambda: Schema((Plain("a"),), row_norm=0.0), "row_norm must be a positive number"),
+        (lambda: Label("y"), "either classes"),
+        (lambda: Label("y", classes=("a", "b"), bounds=(0, 1)), "either classes"),
+        (lambda: Label("y", classes=("a",)), "list of 2 to"),
+        (lambda: Label("y", bounds=(1, 0)), "bounds must rise"),
+        (lambda: Label("", bounds=(0, 1)), "name of a column"),
+    ],
+)
+def test_what_is_no_schema_is_refused_in_a_sentence(make: Any, words: str) -> None:
+    with pytest.raises(StudyError, match=words):
+        make()
