@@ -10,6 +10,7 @@ import typer
 
 import dpadmm
 from dpadmm.cli.agent import agent_app
+from dpadmm.cli.audit import audit
 from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
 from dpadmm.cli.ledger import ledger_app
@@ -37,6 +38,7 @@ app.command("privacy")(privacy)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
+app.command("audit")(audit)
 app.command("verify")(verify)
 app.add_typer(study_app, name="study")
 app.add_typer(agent_app, name="agent")

@@ -1,0 +1,112 @@
+"""The figure of an audit: how well an attacker told two worlds apart, beside what was promised."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+from scipy.special import ndtr, ndtri
+from scipy.stats import beta
+
+from dpadmm.arrays import Floats
+from dpadmm.reporting.picture import Picture
+from dpadmm.reporting.style import dress, kinds, legend, log_x, log_y, new_figure
+
+Points = tuple[Floats, Floats]
+
+
+def roc_figure(
+    scores: tuple[Floats, Floats],
+    *,
+    mu: float,
+    proven: float,
+    threshold: float,
+    confidence: float,
+    title: str,
+) -> Picture:
+    """Errors of an attacker for every threshold, linear and logarithmic.
+
+    Parameters
+    ----------
+    scores : of world 0 and of world 1
+        Large ones speak for world 1.
+    mu, proven : float
+        μ that was promised, and the lower limit that the audit found.
+    threshold : float
+        Where the audit, beforehand, had decided to guess.
+    confidence : float
+        Of the limits of each rate.
+    """
+    cuts = np.quantile(np.concatenate(scores), np.linspace(0.0, 1.0, 401))
+    rates, low, high = _rates(scores, cuts, confidence)
+    figure = new_figure(9.2, 4.6)
+    left, right = figure.subplots(1, 2)
+    axis = np.concatenate([np.geomspace(1e-5, 0.02, 60), np.linspace(0.02, 1.0, 200)])
+    looks = kinds(["seen", "promised", "proven"])
+    for axes in (left, right):
+        axes.fill(*_around(low, high), color=looks["seen"].color, alpha=0.2, linewidth=0,
+                  label=f"its {100 * confidence:.6g}% limits, at each threshold")  # fmt: skip
+        axes.plot(*rates, color=looks["seen"].color, linewidth=1.4, label="the attacker's errors, measured")
+        axes.plot(axis, ndtr(-ndtri(axis) - mu), color=looks["proven"].color, linestyle=(0, (5, 2)),
+                  linewidth=1.6, label=f"promise, μ = {mu:g}: nobody may be below")  # fmt: skip
+        if proven > 0.0:
+            axes.plot(axis, ndtr(-ndtri(axis) - proven), color="#555555", linestyle=(0, (1, 1.5)),
+                      linewidth=1.5, label=f"proven, μ ≥ {proven:.3f}")  # fmt: skip
+        here, _, corner = _rates(scores, np.array([threshold]), confidence)
+        axes.plot(*here, "o", color=looks["seen"].color, markeredgecolor="white", markersize=6,
+                  label="threshold fixed beforehand")  # fmt: skip
+        axes.plot(*corner, "+", color="#555555", markersize=9, markeredgewidth=1.4,
+                  label="upper limits of both its errors")  # fmt: skip
+    _linear(left)
+    _logarithmic(right, min(len(each) for each in scores))
+    legend(figure, left, columns=3)
+    caption = (
+        f"{title}. Horizontal: how often an attacker takes world 0 for world 1; vertical: how often world 1 "
+        "for world 0; each point is a threshold for its likelihood ratio. (a) linear, (b) the same, "
+        f"logarithmic. Dashed: the trade-off curve of μ-GDP for the promised μ = {mu:g}, which nobody may be "
+        "below. "
+        "A sound audit lies on it: the attacker is as good as one can be, and no better. Dotted: what the "
+        f"limits of both errors at the one threshold that was fixed beforehand prove, μ ≥ {proven:.3f}."
+    )
+    return Picture("roc", "Errors of an attacker, and the promise", caption, figure)
+
+
+def _rates(scores: tuple[Floats, Floats], cuts: Floats, confidence: float) -> tuple[Points, Points, Points]:
+    """Rates of both errors at each threshold, and their lower and upper limits (Clopper–Pearson)."""
+    zero, one = (np.sort(each) for each in scores)
+    wrong = (len(zero) - np.searchsorted(zero, cuts, side="right"), np.searchsorted(one, cuts, side="right"))
+    rates, low, high = [], [], []
+    tail = (1.0 - confidence) / 2.0
+    for count, n in zip(wrong, (len(zero), len(one)), strict=True):
+        rates.append(count / n)
+        low.append(np.where(count > 0, beta.ppf(tail, np.maximum(count, 1), n - count + 1), 0.0))
+        high.append(np.where(count < n, beta.isf(tail, count + 1, np.maximum(n - count, 1)), 1.0))
+    return (rates[0], rates[1]), (low[0], low[1]), (high[0], high[1])
+
+
+def _around(low: Points, high: Points) -> Points:
+    """The outline of the band between two curves."""
+    x, y = (np.concatenate([one, other[::-1]]) for one, other in zip(low, high, strict=True))
+    return np.maximum(x, 1e-9), np.maximum(y, 1e-9)
+
+
+def _linear(axes: Axes) -> None:
+    axes.plot([0.0, 1.0], [1.0, 0.0], color="black", linewidth=0.6, alpha=0.5)
+    axes.text(0.52, 0.52, "guessing by a coin", fontsize=8, rotation=-45, ha="center", va="center")
+    axes.set_xlim(0.0, 1.0)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_aspect("equal")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    dress(axes, title="(a) all thresholds", x="world 0 taken for 1", y="world 1 taken for 0", percent=True)
+
+
+def _logarithmic(axes: Axes, n: int) -> None:
+    least = max(1e-4, 3.0 / n)
+    axes.set_xlim(least, 1.0)
+    axes.set_ylim(least, 1.0)
+    axes.set_aspect("equal")
+    log_x(axes)
+    log_y(axes)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    dress(axes, title="(b) the same, logarithmic", x="world 0 taken for 1", y="world 1 taken for 0")
