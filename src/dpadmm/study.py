@@ -100,9 +100,8 @@ class Study:
         _check_features(self.features)
         object.__setattr__(self, "classes", _checked_classes(self.classes))
         check_names(self.training, TRAINING, "study, training")
-        _check_numbers(self.training)
+        _check_values(self.training)
         settings = self.settings
-        _check_budget(settings)
         if settings.method not in METHODS:
             raise StudyError(
                 f"study: agents can answer for {' and '.join(METHODS)}, not for {settings.method}"
@@ -231,16 +230,12 @@ def _checked_classes(classes: object) -> tuple[Any, ...] | None:
     return tuple(int(each) if isinstance(each, float) and each.is_integer() else each for each in classes)
 
 
-def _check_numbers(training: Mapping[str, Any]) -> None:
+def _check_values(training: Mapping[str, Any]) -> None:
     for name, value in training.items():
+        if isinstance(value, list | tuple | np.ndarray):
+            raise StudyError(f"study: {name} must be one value, the same for every agent")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise StudyError(f"study: {name} must be a number of at most {LARGEST:g}")
-
-
-def _check_budget(settings: Settings) -> None:
-    for name in ("epsilon", "round_epsilon", "noise_multiplier"):
-        if isinstance(getattr(settings, name), tuple):
-            raise StudyError(f"study: {name} must be one number, the same for every agent")
 
 
 def _check_provenance(settings: Settings, provenance: Mapping[str, str]) -> None:
