@@ -8,7 +8,9 @@ from hashlib import sha256
 import pytest
 
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.ledger import DATABASE, MARK, Ledger
+from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
+from dpadmm.privacy.statement_file import read_statement
+from guards import STUDY, Z, consensus, guarded, study
 
 A, B = "a1" * 32, "b2" * 32
 
@@ -28,7 +30,7 @@ def folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("command", ["show", "verify", "export"])
+@pytest.mark.parametrize("command", ["show", "verify", "export", "statement"])
 def test_help_fits_the_screen(cli, command):
     text = cli("ledger", command, "--help").succeeded().out
     assert max(map(len, text.splitlines())) <= 80
@@ -131,3 +133,76 @@ def test_delta_is_between_0_and_1(cli, folder, delta):
     answer = cli("ledger", "show", folder, "--delta", delta)
     assert answer.code == 2
     assert "delta" in answer.err
+
+
+# What a guard pinned, and statements from it
+
+
+@pytest.fixture
+def enrolled(tmp_path):
+    folder = tmp_path / "guarded"
+    with guarded(folder) as guard:
+        for each in (STUDY, study(n_rounds=3)):
+            guard.enrol(each)
+        guard.answer(STUDY.hash, 1, consensus(1))
+    return folder
+
+
+def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path):
+    cli("ledger", "export", enrolled, "-o", tmp_path / "ledger.json").succeeded()
+    cli("ledger", "statement", enrolled, STUDY.hash[:20], "-o", tmp_path / "statement.json").succeeded()
+    as_json = cli("ledger", "show", enrolled, "--json").succeeded()
+    seen = [
+        as_json.out,
+        cli("ledger", "show", enrolled).succeeded().out,
+        *((tmp_path / name).read_text() for name in ("ledger.json", "statement.json")),
+    ]
+    for account in read_ledger(enrolled).accounts.values():
+        for secret in ("salt", "rows"):
+            assert len(account.about[secret]) >= 32
+            assert not any(account.about[secret] in text for text in seen)
+    about = as_json.json["studies"][0]["about"]
+    assert about["noise_multiplier"] == Z
+    assert not {"salt", "rows"} & about.keys()
+
+
+def test_a_statement_by_hash_or_name(cli, enrolled, tmp_path):
+    words = ["ledger", "statement", enrolled]
+    cli(*words, STUDY.hash[:12], "-o", tmp_path / "a.json", "--site", "Ward 7").succeeded()
+    stated = read_statement(tmp_path / "a.json").statement
+    assert (stated.study_hash, stated.name) == (STUDY.hash, STUDY.name)
+    assert dict(stated.groups[0].n_rows) == {"Ward 7": 8}
+    cli(*words, STUDY.hash, "-o", tmp_path / "b.json", "--site", "Ward 7").succeeded()
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        (STUDY.name, "is more than one study"),
+        ("", "is more than one study"),
+        ("nothing", "is no study of this ledger"),
+    ],
+)
+def test_a_study_must_be_named_clearly(cli, enrolled, tmp_path, chosen, complaint):
+    answer = cli("ledger", "statement", enrolled, chosen, "-o", tmp_path / "a.json")
+    assert answer.code == 2
+    assert complaint in answer.err
+    assert STUDY.hash[:12] in answer.err
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_no_statement_without_a_guard(cli, folder, tmp_path):
+    answer = cli("ledger", "statement", folder, A, "-o", tmp_path / "a.json")
+    assert answer.code == 2
+    assert "not enrolled by a guard" in answer.err
+    with Ledger.open(tmp_path / "empty", cap=1.0, create=True):
+        pass
+    assert "no studies yet" in cli("ledger", "statement", tmp_path / "empty", "a", "-o", tmp_path / "a").err
+
+
+def test_a_statement_cannot_overwrite_the_ledger(cli, enrolled):
+    answer = cli("ledger", "statement", enrolled, STUDY.hash, "-o", enrolled / DATABASE)
+    assert answer.code == 2
+    assert "another name" in answer.err
+    cli("ledger", "verify", enrolled).succeeded()

@@ -320,7 +320,14 @@ def test_overwrite_replaces_the_run_and_keeps_other_files(cli, tmp_path, rows_cs
     (tmp_path / "out" / "mine.txt").write_text("mine")
     cli(*words, "--overwrite", "--metrics-every", "0").succeeded()
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"mine.txt", "settings.toml", "trace.csv", "summary.json", "model-1.npz"}
+    assert names == {
+        "mine.txt",
+        "settings.toml",
+        "trace.csv",
+        "summary.json",
+        "model-1.npz",
+        "statement-1.json",
+    }
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -524,7 +531,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 def test_the_folder_is_complete_and_readable(run_folder):
     assert {path.name for path in run_folder.iterdir()} == {
         *("settings.toml", "trace.csv", "summary.json", "model-1.npz", "model-2.npz"),
-        *("convergence.png", "convergence.svg"),
+        *("convergence.png", "convergence.svg", "statement-1.json", "statement-2.json"),
     }
     with (run_folder / "trace.csv").open() as file:
         rows = list(csv.DictReader(file))

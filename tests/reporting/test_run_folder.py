@@ -17,6 +17,8 @@ from dpadmm import simulate
 from dpadmm.errors import DataError
 from dpadmm.files import atomic_file
 from dpadmm.metrics import Trace
+from dpadmm.privacy.releases import PureRelease
+from dpadmm.privacy.statement_file import read_statement
 from dpadmm.reporting.run_folder import (
     check_folder,
     end_values,
@@ -88,10 +90,24 @@ def test_only_new_models_are_written(result, tmp_path):
 
 
 def test_leftovers_of_an_earlier_run(tmp_path):
-    for name in ("model-1.npz", "model-2.npz", "convergence.svg", "mine.npz", "mine.svg"):
+    kept = {"model-1.npz", "statement-1.json", "mine.npz", "mine.svg", "mine.json"}
+    for name in (*kept, "model-2.npz", "statement-2.json", "convergence.svg"):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path, ["1"])
-    assert {path.name for path in tmp_path.iterdir()} == {"model-1.npz", "mine.npz", "mine.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_a_statement_for_every_run_with_gaussian_noise(result, tmp_path):
+    write_run(tmp_path, {"1": result, "2": interrupted(result, result.trace)}, how={})
+    stated = [read_statement(tmp_path / f"statement-{name}.json").statement for name in "12"]
+    assert stated[0] == stated[1]
+    (group,) = stated[0].groups
+    assert list(group.n_rows.values()) == result.rows.n_rows.tolist()
+    assert group.mu == pytest.approx(result.privacy.mu.max())
+    assert stated[0].sampler == "simulated"
+    other = replace(result.privacy, releases=[PureRelease(0.1)] * 3)
+    write_run(tmp_path, {"1": replace(result, privacy=other)}, how={})
+    assert [path.name for path in tmp_path.glob("statement-*")] == ["statement-2.json"]
 
 
 def test_a_run_without_measures_has_an_empty_trace_with_a_header(result, tmp_path):

@@ -42,8 +42,8 @@ def verify(
     right, else 2. That the agents did what the file says, no calculation can check: see --ledger.
     """
     verified = read_statement(file)
-    checks = cross_checks(verified)
     at_site = None if ledger is None else compared(verified.statement, ledger)
+    checks = cross_checks(verified)
     if as_json:
         answer = {**as_plain(verified, checks), "ledger": at_site}
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))

@@ -1,0 +1,187 @@
+"""``dpadmm verify``: statements of a real guard and of simulated runs, and those that are wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.statement import AgentGroup, StatedRelease, Statement, canonical
+from dpadmm.privacy.statement_file import read_statement
+from guards import POLICY, STUDY, Z, consensus, guarded, study
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A ledger in which a guard has answered five rounds of one study."""
+    folder = tmp_path / "ledger"
+    with guarded(folder, policy=replace(POLICY, rows_per_person=2, epsilon=4.0)) as guard:
+        guard.enrol(STUDY)
+        for round in range(1, 6):
+            guard.answer(STUDY.hash, round, consensus(round))
+    return folder
+
+
+@pytest.fixture
+def file(cli, site, tmp_path):
+    path = tmp_path / "statement.json"
+    cli("ledger", "statement", site, STUDY.name, "-o", path).succeeded()
+    return path
+
+
+def refused(answer, *words: str) -> None:
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("dpadmm: ")
+    assert answer.err.count("\n") == 1
+    for each in words:
+        assert each in answer.err
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_help_fits_the_screen(cli):
+    text = cli("verify", "--help").succeeded().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_right_statement(cli, file, columns):
+    text = cli("verify", file, columns=columns).succeeded().out
+    assert max(len(line) for line in text.splitlines() if str(file) not in line) <= columns
+    assert "…" not in text
+    row = next(line.split() for line in text.splitlines() if line.strip().startswith("this site"))
+    shown = [float(number) for number in row[2:]]
+    epsilon = exact_epsilon(12**0.5 / Z, 1e-5)
+    assert shown[:4] == [8, Z, 12, 5]
+    assert shown[4:6] == [pytest.approx(epsilon, abs=1e-4)] * 2
+    assert shown[6] == pytest.approx(epsilon, rel=2e-3)
+    assert min(shown[4:]) >= epsilon  # a guarantee is not understated
+    assert "a person, with 2 rows" in text
+    assert "Every figure is right" in text
+    assert "fresh entropy of the operating system" in one_line(text)
+    assert "nobody" not in text
+
+
+def test_as_json(cli, file, site):
+    answer = cli("verify", file, "--ledger", site, "--json").succeeded().json
+    assert answer["right"] is True
+    assert answer["protects"] is True
+    assert answer["study"]["hash"] == STUDY.hash
+    (agent,) = answer["agents"]
+    for check in agent["checks"]:
+        epsilon = exact_epsilon(check["n_rows"] * agent["mu"], check["delta"])
+        assert check["stated"] == check["closed_form"] == pytest.approx(epsilon, rel=1e-9)
+        assert check["pld"] == pytest.approx(epsilon, rel=2e-3)
+    assert answer["ledger"]["released"] == 5
+    assert answer["ledger"]["charged"] == 12
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_false_figure_is_one_sentence(cli, file, factor):
+    document = json.loads(file.read_bytes())
+    true = document["worst"]["epsilon"]["1e-05"]
+    document["worst"]["epsilon"]["1e-05"] *= factor
+    file.write_bytes(canonical(document))
+    refused(cli("verify", file), "worst.epsilon.1e-05", repr(true), repr(true * factor))
+    refused(cli("verify", file, "--json"), "worst.epsilon.1e-05")
+
+
+def test_a_simulated_run_protects_nobody(cli, tmp_path):
+    words = [
+        "simulate",
+        "--data",
+        "synthetic",
+        "--n-agents",
+        "4",
+        "--epsilon",
+        "1",
+        "--n-rounds",
+        "3",
+        "--repeats",
+        "2",
+        "-o",
+    ]
+    cli(*words, tmp_path / "run").succeeded()
+    for run in "12":
+        path = tmp_path / "run" / f"statement-{run}.json"
+        answer = cli("verify", path).succeeded()
+        assert "protects nobody" in one_line(answer.out)
+        assert "4 agents" in answer.out
+        found = cli("verify", path, "--json").succeeded().json
+        assert found["protects"] is False
+        report = json.loads((tmp_path / "run" / "summary.json").read_text())["runs"][run]["privacy"]
+        assert found["worst"]["epsilon"]["1e-05"] == pytest.approx(report["epsilon"], rel=1e-9)
+        assert found["worst"]["epsilon_paper"] == pytest.approx(report["paper_epsilon"], rel=1e-9)
+        refused(cli("verify", path, "--ledger", tmp_path), "simulated run")
+
+
+def test_many_groups_and_strange_names_fit_the_screen(cli, tmp_path):
+    def group(name: str, z: float) -> AgentGroup:
+        return AgentGroup({name: 10**9}, 10**6, (StatedRelease("mean gradient", z, 10**5, 0),))
+
+    groups = (*(group(f"[red]{i} {'städtisch' * 9}", 1e7 + i) for i in range(20)), group("loud", 4e5))
+    stated = Statement("[b]bold", "ab" * 32, "dp_admm", "exact-discrete-gaussian", 1e-9, groups, "0.1.0")
+    (tmp_path / "many.json").write_bytes(stated.as_bytes())
+    answer = cli("verify", tmp_path / "many.json").succeeded()
+    assert "and 9 more groups" in answer.out
+    assert "[red]" in answer.out
+    assert "[b]bold" in answer.out
+    assert max(len(line) for line in answer.out.splitlines() if "many.json" not in line) <= 80
+
+
+def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
+    text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
+    assert "The ledger has this study with the same numbers: 5 of 12 rounds released" in text
+    assert "more, not counted" not in text
+    with guarded(site, policy=replace(POLICY, rows_per_person=2, epsilon=4.0)) as guard:
+        guard.enrol(STUDY)
+        guard.answer(STUDY.hash, 6, consensus(6))
+        guard.enrol(study(n_rounds=3))
+    text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
+    assert "6 of 12 rounds" in text
+    assert "It has 1 more, not counted here." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("noise_multiplier", lambda z: 2 * z, "noise_multiplier [40.0], the ledger [20.0]"),
+        ("charged", lambda n: n - 1, "charged 11, the ledger 12"),
+        ("released", lambda n: n + 1, "5 releases, and 6 are stated"),
+    ],
+)
+def test_a_statement_that_is_not_the_ledgers(cli, site, file, name, change, words):
+    stated = read_statement(file).statement
+    (group,) = stated.groups
+    release = replace(group.releases[0], **{name: change(getattr(group.releases[0], name))})
+    file.write_bytes(replace(stated, groups=(replace(group, releases=(release,)),)).as_bytes())
+    cli("verify", file).succeeded()
+    refused(cli("verify", file, "--ledger", site), words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: replace(s, study_hash="cd" * 32), "has no study cdcd"),
+        (lambda s: replace(s, delta=1e-6), "delta 1e-06, the ledger 1e-05"),
+        (lambda s: replace(s, groups=(replace(s.groups[0], rows_per_person=1),)), "rows_per_person 1"),
+        (lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9}),)), "n_rows 9, the ledger 8"),
+        (
+            lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9, "b": 10}),)),
+            "no agent of it has",
+        ),
+    ],
+)
+def test_other_terms_than_the_ledgers(cli, site, file, change, words):
+    file.write_bytes(change(read_statement(file).statement).as_bytes())
+    refused(cli("verify", file, "--ledger", site), words)
+
+
+def test_files_and_folders_that_are_not_there(cli, file, tmp_path):
+    refused(cli("verify", tmp_path / "none.json"), "none.json: there is no such file")
+    refused(cli("verify", file, "--ledger", tmp_path / "nowhere"), "no ledger")
