@@ -1,0 +1,309 @@
+"""All that leaves an agent, byte by byte, for neighbouring tables under the same noise: uploads alone differ.
+
+Noise and salt come from a seed in place of the operating system, through the real sampler. A whole study is
+played on a table D and on D', where one row is another one, with refusals of every kind in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from dpadmm.agent import Agent
+from dpadmm.errors import Refusal
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy.exact_noise import Grid
+from dpadmm.privacy.guard import Guard
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.study import Study
+from guards import POLICY, STUDY, D, M, consensus, guarded, memory_folder, rows
+
+LONG = os.environ.get("DPADMM_TORTURE") == "1"
+LIMIT = 1.7e308
+WIDE = replace(POLICY, losses=frozenset({"logistic", "huber", "squared", "softmax"}), epsilon=8.0)
+CLASSES = {"logistic": (-1, 1), "huber": None, "squared": None, "softmax": (0, 1, 2)}
+POINTS = np.array(
+    [
+        [0.0, 0.0, 0.0],
+        [0.5, -1.0, 0.25],
+        [1e-320, -0.0, 5e-324],
+        [LIMIT, -LIMIT, LIMIT],
+        [0.0, -400.0, 3.0],
+        [1e154, 1e-154, -1e154],
+    ]
+)
+ROWS: dict[str, list[float]] = {
+    "plain": [0.1, -0.4, 0.3],
+    "huge": [1e150, -1e150, 1e150],
+    "one huge entry": [0.0, 1e153, 1e-160],
+    "on the sphere": [0.6, 0.8, 0.0],
+    "too small to square": [1e-170, -1e-200, 1e-300],
+    "subnormal": [5e-324, -1e-320, 2e-308],
+    "zeros": [0.0, 0.0, 0.0],
+    "negative zeros": [-0.0, -0.0, -0.0],
+}
+NEIGHBOURS = [*ROWS, "opposite", "label flipped", "a copy of another"]
+ODD_LABELS = {"squared": LIMIT, "huber": -1e300, "softmax": 2.0, "logistic": -1.0}
+
+
+@cache
+def study_of(loss: str, method: str = "dp_admm", **changes: Any) -> Study:
+    training = {"loss": loss, "method": method, "noise_multiplier": 5.0, "n_rounds": len(POINTS), **changes}
+    step = {"learning_rate": 0.5} if method == "dp_sgd" else {}
+    return replace(
+        STUDY,
+        training={**training, **step, "delta": 1e-5},
+        classes=CLASSES[loss],
+        provenance=dict.fromkeys(step, "assumed"),
+    )
+
+
+def table(loss: str, neighbour: str | None) -> tuple[Any, Any]:
+    """D, or D' where its third row is another one."""
+    features, labels = rows(seed=5)
+    labels = np.maximum(labels, 0.0) if loss == "softmax" else labels
+    if neighbour == "opposite":
+        features[2] *= -1.0
+    elif neighbour == "label flipped":
+        labels[2] = 1.0 - labels[2] if loss == "softmax" else -labels[2]
+    elif neighbour == "a copy of another":
+        features[2], labels[2] = features[4], labels[4]
+    elif neighbour:
+        features[2], labels[2] = ROWS[neighbour], ODD_LABELS[loss]
+    return features, labels
+
+
+class Chance:
+    """``os`` with randomness from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.calls = seed, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def urandom(self, count: int) -> bytes:
+        self.calls += 1
+        return hashlib.shake_128(f"{self.seed} {self.calls}".encode()).digest(count)
+
+
+class Clock:
+    """A clock that stands still."""
+
+    @staticmethod
+    def now(_: object) -> datetime:
+        return datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@dataclass(eq=False)
+class Seen(logging.Handler):
+    """Everything that somebody outside sees of an agent: uploads, and all the rest."""
+
+    uploads: list[Any] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(level=0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(f"{record.name} {record.levelno} {record.getMessage()}")
+
+    def ask(self, act: Callable[..., Any], *words: Any) -> None:
+        try:
+            answer = act(*words)
+            self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.said.append(repr(answer))
+        except Refusal as refused:
+            self.said.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
+
+
+@contextmanager
+def watched(seen: Seen, seed: int) -> Iterator[None]:
+    out, root = io.StringIO(), logging.getLogger()
+    level = root.level
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        chance = Chance(seed)
+        for module in ("exact_noise", "guard", "ledger"):
+            patch.setattr(f"dpadmm.privacy.{module}.os", chance)
+        patch.setattr("dpadmm.privacy.ledger.datetime", Clock)
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(out))
+        root.addHandler(seen)
+        root.setLevel(0)
+        try:
+            yield
+        finally:
+            root.removeHandler(seen)
+            root.setLevel(level)
+    seen.said.append(f"on the screen: {out.getvalue()}")
+
+
+def played(
+    folder: Path,
+    study: Study,
+    neighbour: str | None,
+    *,
+    sparse: bool = False,
+    agent: bool = False,
+    seed: int = 1,
+) -> Seen:
+    """A whole study with a restart; by the guard at given points, or by an agent with its own."""
+    features, labels = table(study.settings.loss, neighbour)
+    matrix, seen = csr_array(features) if sparse else features, Seen()
+
+    def opened(study: Study) -> OwnRows:
+        return OwnRows(matrix, labels, study.problem.loss, intercept=study.settings.intercept)
+
+    with watched(seen, seed):
+        for part in (range(1, 4), range(3, len(POINTS) + 1)):
+            with guarded(folder, opened, WIDE) as guard:
+                enrolled = guard.enrol(study)
+                seen.said.append(f"{enrolled.terms} {enrolled.grid}")
+                asked = Agent(guard, study) if agent else None
+                for round in part:
+                    if asked:
+                        seen.ask(asked.step, round, consensus(round, study.shape))
+                    else:
+                        seen.ask(guard.answer, study.hash, round, _point(study, round))
+                _refused(seen, guard, study, asked)
+                seen.uploads += [answer for _, answer, _ in guard.transcript(study.hash)]
+                seen.said += [f"{round} {memo.hex()}" for round, _, memo in guard.transcript(study.hash)]
+        with guarded(folder, opened, WIDE) as guard:
+            guard.enrol(study)
+            seen.ask(guard.leave, study.hash)
+            seen.ask(guard.answer, study.hash, 1, _point(study, 2))
+            seen.ask(guard.enrol, study)
+    return seen
+
+
+def _point(study: Study, round: int) -> Any:
+    return np.tile(POINTS[round - 1][:, None], (1, study.shape[1]))
+
+
+def _refused(seen: Seen, guard: Guard, study: Study, agent: Agent | None) -> None:
+    """Whatever can be asked that is refused, in public words."""
+    shape, before = study.shape, len(seen.uploads)
+    for name, round, point in (
+        ("ab" * 32, 1, np.zeros(shape)),
+        (study.hash, 1, np.full(shape, 7.0)),
+        (study.hash, 0, np.zeros(shape)),
+        (study.hash, 1000, np.zeros(shape)),
+        (study.hash, len(POINTS), np.full(shape, np.nan)),
+        (study.hash, len(POINTS), np.zeros((1, 1))),
+        (study.hash, 3, np.ones(shape)),
+    ):
+        seen.ask(guard.answer, name, round, point)
+        if agent:
+            seen.ask(agent.step, round, point if np.isnan(point).any() else point + 9.0)
+    for changes in (
+        {"n_rounds": 6000},
+        {"noise_multiplier": 0.2},
+        {"intercept": True},
+    ):
+        seen.ask(lambda other: guard.enrol(other).terms, study_of("huber", **changes))
+    seen.ask(lambda: guard.enrol(replace(study, features=("x0", "x1"))).terms)
+    assert len(seen.uploads) == before
+
+
+@cache
+def alone(loss: str, method: str, *, sparse: bool = False, agent: bool = False) -> Seen:
+    """What is seen of D."""
+    with memory_folder() as folder:
+        return played(folder, study_of(loss, method), None, sparse=sparse, agent=agent)
+
+
+CASES = [
+    (loss, sparse, neighbour)
+    for loss in CLASSES
+    for sparse in (False, True)
+    for neighbour in NEIGHBOURS
+    if LONG or (loss == "logistic" and not sparse) or neighbour in ("huge", "subnormal", "opposite")
+]
+
+
+@pytest.mark.parametrize(("loss", "sparse", "neighbour"), CASES)
+def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity(loss, sparse, neighbour):
+    study = study_of(loss)
+    one = alone(loss, "dp_admm", sparse=sparse)
+    with memory_folder() as folder:
+        other = played(folder, study, neighbour, sparse=sparse)
+    assert other.said == one.said
+    grid = Grid(study.terms.lipschitz, D * study.shape[1], M)
+    moved = [np.linalg.norm((a - b).astype(float)) for a, b in zip(one.uploads, other.uploads, strict=True)]
+    assert len(moved) > len(POINTS)
+    assert max(moved) <= grid.sensitivity / grid.step
+    assert max(moved) > 0.0
+
+
+@pytest.mark.parametrize("method", ["dp_admm", "dp_sgd"])
+@pytest.mark.parametrize("neighbour", ["plain", "huge", "subnormal", "label flipped"])
+def test_agents_of_neighbours_differ_in_uploads_alone(method, neighbour):
+    study = study_of("logistic", method)
+    with memory_folder() as folder:
+        other = played(folder, study, neighbour, agent=True)
+    one = alone("logistic", method, agent=True)
+    assert other.said == one.said
+    assert len(other.uploads) == len(one.uploads)
+    assert any(not np.array_equal(a, b) for a, b in zip(one.uploads, other.uploads, strict=True))
+
+
+@pytest.mark.parametrize("agent", [False, True])
+def test_the_same_rows_and_noise_are_the_same_bytes_and_other_noise_is_not(agent):
+    study, seen = study_of("logistic"), []
+    for seed in (1, 1, 2):
+        with memory_folder() as folder:
+            seen.append(played(folder, study, None, agent=agent, seed=seed))
+    assert seen[0].said == seen[1].said == seen[2].said
+    told = [[upload.tobytes() for upload in each.uploads] for each in seen]
+    assert told[0] == told[1]
+    assert not set(told[0]) & set(told[2])
+
+
+HASHES = re.compile(
+    r'("(?:fingerprint|content|chain)": )"[0-9a-f]{64}"|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])'
+)
+
+
+def test_what_a_ledger_shows_and_exports_differs_in_hashes_of_salt_and_uploads_alone(cli, tmp_path):
+    """Of the rows themselves there is one hash in a ledger, salted; it is shown nowhere."""
+    study, texts, exports = study_of("logistic"), [], []
+    for neighbour in (None, "huge", None):
+        with memory_folder() as folder:
+            played(folder, study, neighbour)
+            exported = tmp_path / "ledger.json"
+            shown = [
+                cli("ledger", "show", folder).succeeded().out,
+                cli("ledger", "show", folder, "--json").succeeded().out,
+                cli("ledger", "verify", folder).succeeded().out,
+                cli("ledger", "export", folder, "--output", exported).succeeded().out,
+                exported.read_text(),
+            ]
+            about = read_ledger(folder).accounts[study.hash].about
+            everything = "".join(shown)
+            assert about["salt"] not in everything
+            assert about["rows"] not in everything
+            assert len(bytes.fromhex(about["salt"])) == 16
+            texts.append([each.replace(str(folder), "FOLDER") for each in shown])
+            exports.append(json.loads(exported.read_text()))
+    assert texts[0] == texts[2]
+    assert texts[0] != texts[1]
+    masked = [[HASHES.sub(r'\1"..."', text) for text in each] for each in texts]
+    assert masked[0] == masked[1]
+    for record, other in zip(exports[0]["records"], exports[1]["records"], strict=True):
+        differing = {name for name in record if record[name] != other[name]}
+        allowed = {"chain", "content"} if record["kind"] in ("reserve", "spend") else {"chain"}
+        assert differing <= allowed
