@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 from dpadmm.errors import Refusal
@@ -42,7 +43,7 @@ class Policy:
     rows_per_person: int = 1
     local_metrics: bool = False
 
-    @property
+    @cached_property
     def cap(self) -> float:
         """Σμ² that (ε, δ) allows."""
         return mu_from_epsilon(self.epsilon, self.delta) ** 2
