@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from dpadmm.agent import Agent
 from dpadmm.errors import DataError, Refusal, StudyError
 from dpadmm.features import clip_rows
-from dpadmm.losses import LOSSES
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.policy import Policy
 from dpadmm.site import FORMAT, _person, read_site, site_from
@@ -507,19 +506,19 @@ def test_limits_that_the_owner_changes_hold_at_once(folder):
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.text("abc é[]{}", min_size=1, max_size=20),
-    features=st.sampled_from([("age",), ("income", "age"), ("age", "who"), ("repaid",), ("x1",)]),
-    classes=st.sampled_from([("no", "yes"), ("yes", "no"), (0, 1), None]),
+    features=st.sampled_from([("age",), ("income", "age"), ("age", "income"), ("age", "who"), ("repaid",)]),
+    classes=st.sampled_from([("no", "yes"), ("yes", "no"), (0, 1)]),
     method=st.sampled_from(METHODS),
-    loss=st.sampled_from(["logistic", "logistic", *LOSSES]),
-    n_rounds=st.one_of(st.integers(1, 60), st.integers(1, 2000)),
-    epsilon=st.one_of(st.floats(1e-3, 0.6), st.floats(1e-3, 100.0)),
+    loss=st.sampled_from(["logistic", "logistic", "logistic", "squared", "smoothed_hinge"]),
+    n_rounds=st.integers(1, 70),
+    epsilon=st.floats(0.01, 1.0),
     delta=st.floats(1e-12, 0.5),
     absences=st.booleans(),
 )
 def test_nothing_in_a_study_changes_the_limits(tmp_path_factory, **parts):
     folder = tmp_path_factory.mktemp("site")
     (folder / "table.csv").write_text(HEAD + "\n".join(ROWS) + "\n")
-    site = opened(folder)
+    site = opened(folder, limits={"methods": ["dp_admm", "dp_sgd"], "losses": ["logistic"]})
     policy, cap = site.policy, site.policy.cap
     site.begin()
     training = {name: parts.pop(name) for name in ("method", "loss", "n_rounds", "epsilon", "delta")}

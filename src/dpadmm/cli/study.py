@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from dpadmm.cli.ledger import rounded_up
 from dpadmm.cli.screen import say, say_path, table
@@ -50,7 +51,7 @@ def show(study_file: StudyFile, as_json: Json = False) -> None:
     say_path(console, f"Hash, which every agent pins:\n{study.hash}")
     out = table("", "")
     for words, value in _facts(study):
-        out.add_row(words, value)
+        out.add_row(words, Text(value))  # as it is: names of columns may look like markup
     out.show_header = False
     out.columns[1].justify = "left"
     out.columns[1].overflow = "fold"

@@ -1,0 +1,278 @@
+"""``dpadmm agent``: from a folder to an enrolled study, and every no on the way."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dpadmm.privacy import exact_epsilon
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.site import read_site
+from dpadmm.study import read_study
+
+STUDY = """
+format = "dpadmm-study/1"
+name = "repayment of [red]loans[/red]"
+features = ["income", "age"]
+classes = ["no", "yes"]
+[training]
+epsilon = 0.3
+delta = 1e-6
+n_rounds = 20
+"""
+
+
+@pytest.fixture
+def site_file(cli, tmp_path):
+    """A site after ``init``, filled in: 7 rows, one person has three of them."""
+    cli("agent", "init", tmp_path / "site").succeeded()
+    path = tmp_path / "site" / "site.toml"
+    changes = {
+        '# column = "patient"': 'column = "who"',
+        "# rows = 1": "rows = 2",
+        '"outcome"': '"repaid"',
+        "min_rows = 100": "min_rows = 5",
+    }
+    for old, new in changes.items():
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+    rows = [f"note {k},0.{k + 1},{who},0.5,{'no' if k % 2 else 'yes'}" for k, who in enumerate("abacdae")]
+    (path.parent / "table.csv").write_text("note,income,who,age,repaid\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def study_file(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY)
+    return path
+
+
+@pytest.fixture
+def begun(cli, site_file):
+    cli("agent", "begin", site_file).succeeded()
+    return site_file
+
+
+def text_of(answer):
+    return " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("words", [[], ["init"], ["check"], ["begin"], ["review"], ["enrol"]])
+def test_help_fits_the_screen(cli, words, columns):
+    text = cli("agent", *words, "--help", columns=columns).succeeded().out
+    assert max(map(len, text.splitlines())) <= columns
+    assert "…" not in text
+
+
+def test_init_writes_a_file_that_asks_for_decisions(cli, tmp_path):
+    answer = cli("agent", "init", tmp_path).succeeded()
+    for verb in ("check", "begin", "review", "enrol"):
+        assert f"dpadmm agent {verb} " in answer.out
+    undecided = cli("agent", "check", tmp_path / "site.toml")
+    assert undecided.code == 2
+    assert "person.rows is missing" in undecided.err
+    before = (tmp_path / "site.toml").read_bytes()
+    again = cli("agent", "init", tmp_path)
+    assert again.code == 2
+    assert "exists" in again.err
+    assert (tmp_path / "site.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_check_says_what_the_owner_has_and_allows(cli, site_file, columns):
+    answer = cli("agent", "check", site_file, columns=columns).succeeded()
+    lines = [line for line in answer.out.splitlines() if str(site_file.parent) not in line]
+    assert max(map(len, lines)) <= columns
+    said = text_of(answer)
+    assert "7 rows of 5 persons; 6 rows are used." in said
+    assert "1 person has more than 2 rows: 1 rows are left out" in said
+    assert "ε 1 at δ = 1e-06 for each person (2 rows), over all studies" in said
+    assert "at most 1,000 rounds" in said
+    assert "no study with fewer than 5 rows" in said
+    assert "Not begun." in said
+    assert not (site_file.parent / "ledger").exists()
+    cli("agent", "begin", site_file).succeeded()
+    assert "0 studies, 0 of them open; ε 0.0000 spent" in text_of(
+        cli("agent", "check", site_file).succeeded()
+    )
+
+
+def test_check_as_json(cli, site_file):
+    answer = cli("agent", "check", site_file, "--json").succeeded().json
+    assert (answer["rows"], answer["rows_used"], answer["persons"], answer["persons_with_more"]) == (
+        7,
+        6,
+        5,
+        1,
+    )
+    assert answer["limits"]["rows_per_person"] == 2
+    assert answer["spent"] is None
+    assert answer["left"]["mu_squared"] == read_site(site_file).policy.cap
+
+
+def test_check_without_a_person_column(cli, site_file):
+    site_file.write_text(site_file.read_text().replace('column = "who"', ""))
+    assert "7 rows, all used: you vouch that nobody has more than 2 rows." in text_of(
+        cli("agent", "check", site_file).succeeded()
+    )
+
+
+def test_check_tells_what_an_owner_may_have_overlooked(cli, site_file):
+    text = site_file.read_text().replace("min_rows = 5", "min_rows = 70")
+    site_file.write_text(text)
+    os.chmod(site_file, 0o666)
+    answer = cli("agent", "check", site_file).succeeded()
+    assert "no study will fit" in text_of(answer)
+    assert answer.err.startswith("dpadmm: warning: everyone on this machine may write to")
+    assert answer.err.count("\n") == 1
+
+
+def test_begin_once(cli, begun, study_file):
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    before = read_ledger(begun.parent / "ledger").fingerprint
+    answer = cli("agent", "begin", begun)
+    assert answer.code == 2
+    assert answer.err.endswith("[ledger-exists]\n")
+    assert read_ledger(begun.parent / "ledger").fingerprint == before
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_review_says_what_it_costs_and_changes_nothing(cli, begun, study_file, columns):
+    before = {path: path.read_bytes() for path in begun.parent.rglob("*") if path.is_file()}
+    answer = cli("agent", "review", study_file, "--site", begun, columns=columns).succeeded()
+    assert {path: path.read_bytes() for path in begun.parent.rglob("*") if path.is_file()} == before
+    assert max(map(len, answer.out.splitlines())) <= columns
+    study, policy = read_study(study_file), read_site(begun).policy
+    cost = exact_epsilon((20 * (2 / study.noise_multiplier) ** 2) ** 0.5, policy.delta)
+    cells = next(line.split() for line in answer.out.splitlines() if line.strip().startswith("total ε"))
+    assert cost <= float(cells[6]) <= cost + 1e-4
+    assert cells[7:] == ["1.0000", "1.0000", "yes"]
+    assert "[red]loans[/red]" in answer.out
+    assert study.hash in answer.out
+    assert "Within your limits" in answer.out
+    assert "…" not in answer.out
+
+
+def test_review_as_json(cli, begun, study_file):
+    answer = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json
+    assert (answer["acceptable"], answer["refusal"], answer["enrolled"], answer["rows"]) == (
+        True,
+        None,
+        False,
+        6,
+    )
+    limits = {line["limit"]: line for line in answer["limits"]}
+    assert limits["rounds"] == {"limit": "rounds", "asked": 20, "allowed": 1000, "left": None, "holds": True}
+    z, cap = read_study(study_file).noise_multiplier, read_site(begun).policy.cap
+    amounts = limits["mu_squared"]
+    assert amounts["asked"] == pytest.approx(20 * (2 / z) ** 2)
+    assert (amounts["allowed"], amounts["left"]) == (cap, cap)
+
+
+REFUSED = {
+    "policy-method": ("site", '"dp_admm", "dp_sgd"', '"dp_sgd"', "method"),
+    "policy-loss": ("site", '"logistic", ', "", "loss"),
+    "policy-rounds": ("site", "max_rounds = 1000", "max_rounds = 19", "rounds"),
+    "policy-rows": ("site", "min_rows = 5", "min_rows = 7", "rows here"),
+    "budget-cap": ("study", "epsilon = 0.3", "epsilon = 0.9", "total"),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_a_study_beyond_a_limit_is_refused_with_code_and_numbers(cli, begun, study_file, code):
+    which, old, new, name = REFUSED[code]
+    path = begun if which == "site" else study_file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    answer = cli("agent", "review", study_file, "--site", begun)
+    assert answer.code == 2
+    assert answer.err.endswith(f"[{code}]\n")
+    assert answer.err.count("\n") == 1
+    verdicts = {
+        line.split()[-1] for line in answer.out.splitlines() if line.strip().startswith(name) and line.split()
+    }
+    assert verdicts == {"no"}
+    assert answer.out.split().count("no") == (2 if name == "total" else 1)
+    told = cli("agent", "review", study_file, "--site", begun, "--json")
+    assert told.code == 2
+    assert told.json["acceptable"] is False
+    assert told.json["refusal"]["code"] == code
+    refused = cli("agent", "enrol", study_file, "--site", begun)
+    assert (refused.code, refused.out, refused.err) == (2, "", answer.err)
+    assert not read_ledger(begun.parent / "ledger").accounts
+
+
+def test_what_is_wrong_with_the_rows_is_told_to_the_owner(cli, begun, study_file):
+    study_file.write_text(STUDY.replace('"age"', '"aeg"'))
+    for verb in ("review", "enrol"):
+        answer = cli("agent", verb, study_file, "--site", begun)
+        assert answer.code == 2
+        assert "has no column 'aeg': did you mean 'age'?" in answer.err
+        assert answer.err.endswith("[study-unfit]\n")
+        assert answer.err.count("\n") == 1
+
+
+def test_enrol_reserves_and_again_is_harmless(cli, begun, study_file):
+    answer = cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    study, site = read_study(study_file), read_site(begun)
+    book = read_ledger(site.ledger)
+    cost = 20 * (2 / study.noise_multiplier) ** 2
+    assert book.accounts[study.hash].reservation.mu_squared == cost
+    assert study.hash in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    told = cli("agent", "enrol", study_file, "--site", begun, "--json").succeeded().json
+    assert told["rows"] == 6
+    assert told["reserved"]["mu_squared"] == cost
+    assert told["left"]["mu_squared"] == pytest.approx(site.policy.cap - cost)
+    assert read_ledger(site.ledger).fingerprint == book.fingerprint
+    again = cli("agent", "review", study_file, "--site", begun).succeeded()
+    assert "0 of 20 rounds are answered" in text_of(again)
+    assert "1 study, 1 of them open" in text_of(cli("agent", "check", begun).succeeded())
+
+
+def test_review_beside_a_running_agent(cli, begun, study_file):
+    site = read_site(begun)
+    with site.guard() as guard:
+        guard.enrol(read_study(study_file))
+        cli("agent", "review", study_file, "--site", begun).succeeded()
+        cli("agent", "check", begun).succeeded()
+        locked = cli("agent", "enrol", study_file, "--site", begun)
+        assert locked.code == 2
+        assert locked.err.endswith("[ledger-locked]\n")
+
+
+def test_a_table_that_changed_is_seen_before_the_study_goes_on(cli, begun, study_file):
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    table = begun.parent / "table.csv"
+    table.write_text(table.read_text().replace("0.3,", "0.4,"))
+    for verb in ("review", "enrol"):
+        answer = cli("agent", verb, study_file, "--site", begun)
+        assert answer.code == 2
+        assert answer.err.endswith("[data-changed]\n")
+
+
+def test_without_a_ledger_nothing_is_reviewed_or_enrolled(cli, site_file, study_file):
+    for verb in ("review", "enrol"):
+        answer = cli("agent", verb, study_file, "--site", site_file)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.endswith("[ledger-missing]\n")
+    assert not (site_file.parent / "ledger").exists()
+
+
+def test_the_site_here_needs_no_naming(cli, begun, study_file, monkeypatch):
+    monkeypatch.chdir(begun.parent)
+    cli("agent", "review", study_file).succeeded()
+    cli("agent", "enrol", study_file).succeeded()
+
+
+@pytest.mark.parametrize("verb", ["check", "begin"])
+def test_a_mistake_in_the_site_is_one_sentence(cli, site_file, verb):
+    site_file.write_text(site_file.read_text().replace("epsilon = 1.0", "epsilon = nan"))
+    answer = cli("agent", verb, site_file)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        f"dpadmm: {site_file}: limits.epsilon must be one number between 1e-06 and 100, not nan\n"
+    )
