@@ -1,0 +1,248 @@
+"""Every code of a refusal: provoked here, documented in docs/threat-model.md, and silent about the rows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpadmm
+from dpadmm.errors import DataError
+from dpadmm.privacy.ledger import DATABASE, Ledger
+from guards import POLICY, ROUNDS, STUDY, D, TinyRows, guarded, memory_folder, refusal, rows, study
+from ledgers import Fault, failing, sqlite_vfs
+
+SOURCE, TESTS = Path(dpadmm.__file__).parent, Path(__file__).parent.parent
+TABLE = TESTS.parent / "docs" / "threat-model.md"
+GUARDED = ("agent", "privacy/guard", "privacy/policy", "privacy/ledger", "privacy/book")
+FAMILIES = "budget|data|ledger|policy|release|request|round|study"
+HASH, POINT = STUDY.hash, np.zeros((D, 1))
+
+
+def codes_in(path: Path) -> set[str]:
+    """Codes of all refusals in a file; a part that is put in at run time is a star."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    ours = any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "dpadmm.errors"
+        and "Refusal" in [name.name for name in node.names]
+        for node in ast.walk(tree)
+    )
+    if not ours:
+        return set()
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    found = [_code(call.args[0]) for call in calls if call.func.id == "Refusal"]
+    if None in found:  # passed on, from somewhere in this file
+        texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        found += [each for each in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(each))]
+    return {code for code in found if code}
+
+
+def _code(word: ast.expr) -> str | None:
+    if isinstance(word, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in word.values)
+    return str(word.value) if isinstance(word, ast.Constant) else None
+
+
+def matches(code: str, known: set[str]) -> bool:
+    return any(re.fullmatch(re.escape(each).replace(r"\*", "[a-z]+"), code) for each in known)
+
+
+@cache
+def codes() -> dict[str, set[str]]:
+    """Codes by file."""
+    files = {str(path.relative_to(SOURCE).with_suffix("")): path for path in SOURCE.rglob("*.py")}
+    return {name: found for name, path in files.items() if (found := codes_in(path))}
+
+
+# How to get each of them
+
+
+def _enrolled(folder: Path, opened: Any, **policy: Any) -> Any:
+    return guarded(folder, opened, replace(POLICY, **policy))
+
+
+def _enrol(asked: Any = STUDY, **policy: Any) -> Callable[[Path, Any], Any]:
+    def act(folder: Path, opened: Any) -> Any:
+        with _enrolled(folder, opened, **policy) as guard:
+            return refusal(guard.enrol, asked)
+
+    return act
+
+
+def _answer(*requests: tuple[int, Any], asked: Any = STUDY) -> Callable[[Path, Any], Any]:
+    """The last of some requests."""
+
+    def act(folder: Path, opened: Any) -> Any:
+        with _enrolled(folder, opened) as guard:
+            guard.enrol(asked)
+            for round, point in requests[:-1]:
+                guard.answer(asked.hash, round, point)
+            return refusal(guard.answer, asked.hash, *requests[-1])
+
+    return act
+
+
+def _data_changed(folder: Path, opened: Any) -> Any:
+    with guarded(folder, opened) as guard:
+        guard.enrol(STUDY)
+    features, labels = rows(seed=99)
+    with guarded(folder, lambda study: TinyRows(features, labels)) as guard:
+        return refusal(guard.enrol, STUDY)
+
+
+def _study_changed(folder: Path, opened: Any) -> Any:
+    with guarded(folder, opened) as guard:
+        guard.enrol(STUDY)
+        guard.leave(HASH)
+        return refusal(guard.enrol, STUDY)
+
+
+def _study_closed(folder: Path, opened: Any) -> Any:
+    with guarded(folder, opened) as guard:
+        guard.enrol(STUDY)
+        guard.leave(HASH)
+        return refusal(guard.answer, HASH, 1, POINT)
+
+
+def _study_unknown(folder: Path, opened: Any) -> Any:
+    with guarded(folder, opened) as guard:
+        return refusal(guard.answer, HASH, 1, POINT)
+
+
+def _study_unfit(folder: Path, opened: Any) -> Any:
+    def unfit(study: Any) -> Any:
+        raise DataError(f"the first row has {opened(study).features[0]}")
+
+    with guarded(folder, unfit) as guard:
+        return refusal(guard.enrol, STUDY)
+
+
+def _release_failed(folder: Path, opened: Any) -> Any:
+    class Broken(TinyRows):
+        def gradient_sum(self, point: Any, bound: float) -> Any:
+            raise FloatingPointError(f"the first row has {self.features[0]}")
+
+    whole = opened(STUDY)
+    with guarded(folder, lambda study: Broken(whole.features, whole.labels)) as guard:
+        guard.enrol(STUDY)
+        return refusal(guard.answer, HASH, 1, POINT)
+
+
+def _beyond_the_reservation(folder: Path, opened: Any) -> Any:
+    """By no request: only a guard that forgot its number of rounds would get here."""
+    with guarded(folder, opened) as guard:
+        guard.enrol(STUDY)
+        return refusal(guard._ledger.spend, HASH, 1, digest="1" * 64, mu_squared=0.05, upload=b"")
+
+
+def _ledger(when: str) -> Callable[[Path, Any], Any]:
+    def act(folder: Path, opened: Any) -> Any:
+        if when == "missing":
+            return refusal(Ledger.open, folder / "none", cap=1.0)
+        with guarded(folder, opened) as guard:
+            guard.enrol(STUDY)
+            if when == "locked":
+                return refusal(guarded(folder, opened).__enter__)
+            if when == "failed":
+                with failing(Fault("EIO", 1)):
+                    return refusal(guard.answer, HASH, 1, POINT)
+        if when == "closed":
+            return refusal(guard.answer, HASH, 1, POINT)
+        (folder / DATABASE).write_bytes(b"no database")
+        return refusal(guarded(folder, opened).__enter__)
+
+    return act
+
+
+NOT_A_NUMBER = np.full((D, 1), np.nan)
+CASES: dict[str, Callable[[Path, Any], Any]] = {
+    "policy-method": _enrol(methods=frozenset()),
+    "policy-loss": _enrol(losses=frozenset()),
+    "policy-rounds": _enrol(max_rounds=1),
+    "policy-rows": _enrol(min_rows=1000),
+    "budget-cap": _enrol(study(n_rounds=1000)),
+    "budget-reservation": _beyond_the_reservation,
+    "data-changed": _data_changed,
+    "study-changed": _study_changed,
+    "study-closed": _study_closed,
+    "study-unknown": _study_unknown,
+    "study-unfit": _study_unfit,
+    "request-malformed": _answer((1, NOT_A_NUMBER)),
+    "release-failed": _release_failed,
+    "round-forked": _answer((1, POINT), (1, POINT + 1)),
+    "round-old": _answer((3, POINT), (2, POINT), asked=replace(STUDY, absences=True)),
+    "round-gap": _answer((2, POINT)),
+    "round-over": _answer((ROUNDS + 1, POINT)),
+    **{f"ledger-{when}": _ledger(when) for when in ("missing", "locked", "damaged", "failed", "closed")},
+}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_refusal_has_its_code_and_the_same_words_for_all_rows(code):
+    if code == "ledger-failed" and sqlite_vfs() is None:
+        pytest.skip("this Python hides its SQLite library, so its writes cannot be made fail")
+    said = []
+    for seed in (1, 2):
+        features, labels = rows(seed)
+        with memory_folder() as folder:
+            refused = CASES[code](folder, lambda study, a=features, b=labels: TinyRows(a, b))
+            assert refused.code == code
+            said.append(repr(refused).replace(str(folder), "FOLDER"))
+    assert said[0] == said[1]
+
+
+def test_a_refusal_is_a_sentence():
+    features, labels = rows()
+    with memory_folder() as folder:
+        for i, (code, act) in enumerate(CASES.items()):
+            if code != "ledger-failed":
+                text = str(act(folder / str(i), lambda study: TinyRows(features, labels)))
+                assert len(text) > 20
+                assert "\n" not in text
+                assert code not in text
+
+
+def test_every_code_of_the_guard_is_provoked_here():
+    known = set().union(*(found for name, found in codes().items() if name in GUARDED))
+    assert {name for name in GUARDED if name in codes()} == set(GUARDED)
+    for code in CASES:
+        assert matches(code, known), f"{code} is not in the guard any more"
+    for code in known:
+        assert any(matches(case, {code}) for case in CASES), f"{code} is nowhere provoked"
+
+
+def test_every_other_code_is_in_a_test():
+    text = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+    for name, found in codes().items():
+        for code in found if name not in GUARDED else ():
+            assert f'"{code}"' in text, f"{code} of {name}.py is in no test"
+
+
+def documented() -> set[str]:
+    section = TABLE.read_text(encoding="utf-8").partition("## Refusals")[2].partition("\n## ")[0]
+    first = (line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    return {code for cell in first for code in re.findall("`([a-z-]+)`", cell)}
+
+
+def test_the_threat_model_lists_every_code_and_no_other():
+    known = set().union(*codes().values())
+    assert {code for code in documented() if not matches(code, known)} == set()
+    assert {code for code in CASES if code not in documented()} == set()
+    assert {code for code in known if "*" not in code} <= documented()
+
+
+def test_codes_are_found():
+    assert len(CASES) > 20
+    assert "*" in "".join(codes()["privacy/policy"])
+    assert codes()["privacy/book"] >= {"budget-cap", "budget-reservation"}
+    assert "request-malformed" in codes()["agent"]
