@@ -38,8 +38,9 @@ def verify(
 ) -> None:
     """Check a privacy statement: every ε is derived again, in two ways.
 
-    Only the noise, the numbers of releases and δ are taken from the file. Exit code 0 if every figure is
-    right, else 2. That the agents did what the file says, no calculation can check: see --ledger.
+    Only the noise, the releases and δ are taken from the file. Exit code: 0
+    if every figure is right, else 2. Whether the agents did what it says, no
+    calculation can tell; an owner can, with --ledger.
     """
     verified = read_statement(file)
     at_site = None if ledger is None else compared(verified.statement, ledger)
@@ -165,7 +166,7 @@ def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
         own = next((each for each in checks.get(i, []) if each[:2] == (1, statement.delta)), None)
         out.add_row(
             Text(next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents"),
-            number_range(list(group.n_rows.values()), "d"),
+            number_range(list(group.n_rows.values()), "d").replace(" to ", "–"),
             number_range([each.noise_multiplier for each in group.releases], ".4g"),
             str(sum(each.charged for each in group.releases)),
             str(sum(each.released for each in group.releases)),
