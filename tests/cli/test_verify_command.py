@@ -54,10 +54,10 @@ def test_a_right_statement(cli, file, columns):
     text = cli("verify", file, columns=columns).succeeded().out
     assert max(len(line) for line in text.splitlines() if str(file) not in line) <= columns
     assert "…" not in text
-    row = next(line.split() for line in text.splitlines() if line.strip().startswith("this site"))
-    shown = [float(number) for number in row[2:]]
+    row = next(line for line in text.splitlines() if line.strip().startswith("this site"))
+    shown = [float(number) for number in row.replace(" of ", " ").split()[2:]]
     epsilon = exact_epsilon(12**0.5 / Z, 1e-5)
-    assert shown[:4] == [8, Z, 12, 5]
+    assert shown[:4] == [8, Z, 5, 12]
     assert shown[4:6] == [pytest.approx(epsilon, abs=1e-4)] * 2
     assert shown[6] == pytest.approx(epsilon, rel=2e-3)
     assert min(shown[4:]) >= epsilon  # a guarantee is not understated
@@ -122,15 +122,19 @@ def test_a_simulated_run_protects_nobody(cli, tmp_path):
 
 def test_many_groups_and_strange_names_fit_the_screen(cli, tmp_path):
     def group(name: str, z: float) -> AgentGroup:
-        return AgentGroup({name: 10**9}, 10**6, (StatedRelease("mean gradient", z, 10**5, 0),))
+        return AgentGroup(
+            {name: 10**9, f"{name}'s": 10**12}, 10**6, (StatedRelease("mean gradient", z, 10**5, 0),)
+        )
 
-    groups = (*(group(f"[red]{i} {'städtisch' * 9}", 1e7 + i) for i in range(20)), group("loud", 4e5))
+    groups = (*(group(f"{i} {'städtisch' * 9}", 1e7 + i) for i in range(20)), group("loud", 4e5))
+    groups = (*groups[:-1], replace(groups[-1], n_rows={f"[red]{'städtisch' * 9}": 10**9}))
     stated = Statement("[b]bold", "ab" * 32, "dp_admm", "exact-discrete-gaussian", 1e-9, groups, "0.1.0")
     (tmp_path / "many.json").write_bytes(stated.as_bytes())
     answer = cli("verify", tmp_path / "many.json").succeeded()
     assert "and 9 more groups" in answer.out
     assert "[red]" in answer.out
     assert "[b]bold" in answer.out
+    assert "…" not in answer.out
     assert max(len(line) for line in answer.out.splitlines() if "many.json" not in line) <= 80
 
 

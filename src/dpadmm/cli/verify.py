@@ -155,9 +155,10 @@ def _style(statement: Statement) -> str | None:
 
 def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
     statement, document = verified
-    out = table("agents", "rows", "z", "rounds", "released", "ε stated", "closed form", "PLD")
+    out = table("agents", "rows", "z", "rounds", "ε stated", "closed form", "PLD")
     out.title = f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds"
-    out.columns[0].overflow = "fold"
+    for column in out.columns:
+        column.overflow = "fold"
     order = sorted(
         range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu)
     )
@@ -168,8 +169,7 @@ def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
             Text(next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents"),
             number_range(list(group.n_rows.values()), "d").replace(" to ", "–"),
             number_range([each.noise_multiplier for each in group.releases], ".4g"),
-            str(sum(each.charged for each in group.releases)),
-            str(sum(each.released for each in group.releases)),
+            f"{sum(each.released for each in group.releases)} of {sum(each.charged for each in group.releases)}",
             rounded_up(stated),
             rounded_up(stated if own is None else own.closed_form),
             _pld(own),
