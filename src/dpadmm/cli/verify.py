@@ -14,6 +14,7 @@ from rich.text import Text
 from dpadmm.cli.ledger import rounded_up
 from dpadmm.cli.screen import number_range, say, say_path, table
 from dpadmm.errors import StudyError
+from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.statement import SIMULATED, Statement, of_account
 from dpadmm.privacy.statement_file import Check, Verified, cross_checks, read_statement
@@ -164,14 +165,15 @@ def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
     )
     for i in order[:SHOWN]:
         group, stated = statement.groups[i], document["agents"][i]["epsilon"][repr(statement.delta)]
+        rounds = [(each.released, each.charged) for each in group.releases]
         own = next((each for each in checks.get(i, []) if each[:2] == (1, statement.delta)), None)
         out.add_row(
             Text(next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents"),
             number_range(list(group.n_rows.values()), "d").replace(" to ", "–"),
             number_range([each.noise_multiplier for each in group.releases], ".4g"),
-            f"{sum(each.released for each in group.releases)} of {sum(each.charged for each in group.releases)}",
+            " of ".join(str(sum(counts)) for counts in zip(*rounds, strict=True)),
             rounded_up(stated),
-            rounded_up(stated if own is None else own.closed_form),
+            rounded_up(exact_epsilon(group.mu, statement.delta)),
             _pld(own),
         )
     if len(order) > SHOWN:
