@@ -106,10 +106,10 @@ def _forked(work: Callable[[int], None]) -> tuple[int, int]:
     return pid, reader
 
 
-def _heard(reader: int, sent: Sent) -> int:
+def _heard(reader: int, sent: Sent, before: bytes = b"") -> int:
     """Take in what a child has sent before it died; the number of its replies."""
-    with os.fdopen(reader) as pipe:
-        lines = pipe.read().split("\n")[:-1]  # what follows the last line break was cut short
+    with os.fdopen(reader, "rb") as pipe:
+        lines = (before + pipe.read()).split(b"\n")[:-1]  # what follows the last line break was cut short
     for round, upload in map(json.loads, lines):
         assert round != "failed", upload
         known = sent.setdefault(round, bytes.fromhex(upload))
@@ -136,10 +136,13 @@ def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
         if last == ROUNDS:
             folder, sent, ledgers = root / str(ledgers), {}, ledgers + 1
         pid, reader = _forked(lambda pipe: _go_on(folder, pipe))  # noqa: B023
-        time.sleep(rng.uniform(0.0, 0.04))
+        replies_first, heard = rng.choice((0, 1, 2, 4)), b""
+        while heard.count(b"\n") < replies_first and (more := os.read(reader, 2**16)):
+            heard += more
+        time.sleep(rng.uniform(0.0, 0.005 if replies_first else 0.04))  # opening takes longer
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        replies += _heard(reader, sent)
+        replies += _heard(reader, sent, heard)
         last = check(folder, sent)
     return {"kills": n_kills, "replies": replies, "ledgers": ledgers}
 

@@ -98,6 +98,7 @@ def test_memo_and_point_cannot_be_traded_for_one_another(guard):
     """Bytes of the point moved into the memo, or the other way, are another request."""
     guard.answer(HASH, 1, POINT, POINT[:1].tobytes())
     assert refusal(guard.answer, HASH, 1, POINT, b"").code == "round-forked"
+    assert refusal(guard.answer, HASH, 1, POINT, b"12345678").code == "round-forked"
 
 
 def test_of_many_forked_requests_at_once_one_is_answered(guard):
