@@ -82,7 +82,7 @@ def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
         values = as_numbers(cells, label.column)
         _check_labels(np.isfinite(values), label.column, "is missing", first)
         return (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0
-    classes = label.classes or ()
+    classes = tuple(map(str, label.classes or ()))
     codes = codes_of(as_text(cells, label.column), classes)
     _check_labels(codes >= 0, label.column, f"is none of the classes {', '.join(classes[:8])}", first)
     return codes * 2.0 - 1.0 if len(classes) == 2 else codes.astype(np.float64)

@@ -137,7 +137,7 @@ class Label:
     """
 
     column: str
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str | int, ...] | None = None
     bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -146,7 +146,8 @@ class Label:
         if (self.classes is None) == (self.bounds is None):
             raise StudyError("the label needs either classes (negative first) or bounds [lowest, highest]")
         if self.classes is not None:
-            object.__setattr__(self, "classes", _values(self.column, self.classes, least=2))
+            _values(self.column, self.classes, least=2)
+            object.__setattr__(self, "classes", tuple(self.classes))
         else:
             low, high = _pair(self.column, self.bounds)
             if not low < high:
