@@ -8,7 +8,11 @@ import dpadmm
 from dpadmm import losses, methods, privacy, regularizers
 
 NAMES = [
+    "BudgetAccountant",
+    "BudgetExceeded",
     "ConvergenceWarning",
+    "DPADMMClassifier",
+    "DPADMMRegressor",
     "DataError",
     "Dataset",
     "DpadmmError",
@@ -23,6 +27,7 @@ NAMES = [
     "NoRegularizer",
     "Partition",
     "PerformanceWarning",
+    "PrivacyLeakWarning",
     "PrivacyReport",
     "Problem",
     "Regularizer",

@@ -8,6 +8,9 @@ DP-ADMM (Huang, Hu, Guo, Chan-Tin, Gong): every agent adds Gaussian noise to wha
 True
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dpadmm.data import (
     Dataset,
     Partition,
@@ -22,7 +25,15 @@ from dpadmm.data import (
     synthetic,
     unequal,
 )
-from dpadmm.errors import ConvergenceWarning, DataError, DpadmmError, PerformanceWarning, StudyError
+from dpadmm.errors import (
+    BudgetExceeded,
+    ConvergenceWarning,
+    DataError,
+    DpadmmError,
+    PerformanceWarning,
+    PrivacyLeakWarning,
+    StudyError,
+)
 from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
 from dpadmm.methods import minimizer
 from dpadmm.metrics import Trace
@@ -35,18 +46,26 @@ from dpadmm.privacy import (
     paper_noise_multiplier,
     total_noise_multiplier,
 )
+from dpadmm.privacy.budget import BudgetAccountant
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
 from dpadmm.settings import Settings
 from dpadmm.simulation import Result, simulate
 
+if TYPE_CHECKING:
+    from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
     "L1",
     "L2",
+    "BudgetAccountant",
+    "BudgetExceeded",
     "ConvergenceWarning",
+    "DPADMMClassifier",
+    "DPADMMRegressor",
     "DataError",
     "Dataset",
     "DpadmmError",
@@ -59,6 +78,7 @@ __all__ = [
     "NoRegularizer",
     "Partition",
     "PerformanceWarning",
+    "PrivacyLeakWarning",
     "PrivacyReport",
     "Problem",
     "Regularizer",
@@ -91,3 +111,10 @@ __all__ = [
     "total_noise_multiplier",
     "unequal",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators come when they are asked for: they need scikit-learn, and nothing else does."""
+    if name in ("DPADMMClassifier", "DPADMMRegressor"):
+        return getattr(import_module("dpadmm.estimators"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

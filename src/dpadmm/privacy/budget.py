@@ -1,6 +1,6 @@
 """A budget that several fits on the same rows share: exact Gaussian composition, charged before a fit starts.
 
-A fit of total (ε, δ) costs ``μ(ε, δ)²``; costs add up, and their sum may not exceed ``μ²`` of the whole budget.
+A fit of total (ε, δ) costs ``μ(ε, δ)²``; costs add up, and their sum may not exceed the whole budget's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOCK = RLock()
 """One for all accountants, so that a fit is charged to several of them or to none."""
 
 _OPEN: list[BudgetAccountant] = []
-"""Accountants whose ``with`` block is open, outermost first; of the process, since fits run in other threads."""
+"""Accountants whose ``with`` block is open, outermost first: the process's, since fits run in any thread."""
 
 
 class Budget(NamedTuple):
@@ -37,8 +37,8 @@ class BudgetAccountant:
     Give it to estimators as ``accountant=``, or open it as the default of every fit in a block, in whatever
     thread of this process; in nested blocks a fit is charged to all of them. Every fit is charged for its
     worst agent, before it starts, and keeps its charge if it fails. Copies (:func:`copy.deepcopy`,
-    :func:`sklearn.base.clone`) are the same accountant. In another process it can count nothing, so it refuses
-    every fit there: search with ``n_jobs=1`` or in threads.
+    :func:`sklearn.base.clone`) are the same accountant. In another process it can count nothing, so it
+    refuses every fit there: search with ``n_jobs=1`` or in threads.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class BudgetAccountant:
 
     @property
     def left(self) -> Budget:
-        """(ε, δ) of the largest fit that is still allowed. Not ``epsilon − spent``: ε does not add up, μ² does."""
+        """(ε, δ) of the largest fit still allowed. Not ``epsilon − spent``: ε does not add up, μ² does."""
         return self.remaining()
 
     def remaining(self, n_fits: int = 1) -> Budget:
@@ -166,6 +166,8 @@ def open_accountants() -> tuple[BudgetAccountant, ...]:
 
 def charge_all(accountants: Sequence[BudgetAccountant], epsilon: float, delta: float) -> None:
     """Charge a fit of total (ε, δ) to all of them or, if one refuses, to none."""
+    if not accountants:
+        return
     cost = mu_from_epsilon(float(epsilon), float(delta)) ** 2
     with _LOCK:
         for each in accountants:

@@ -1,0 +1,19 @@
+"""scikit-learn estimators with differential privacy: :class:`DPADMMClassifier` and :class:`DPADMMRegressor`.
+
+They need scikit-learn, which nothing else here does: ``pip install 'dpadmm[sklearn]'``.
+"""
+
+from __future__ import annotations
+
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError:
+    raise ImportError(
+        "the estimators of dpadmm need scikit-learn; install it with: pip install 'dpadmm[sklearn]'",
+        name="sklearn",
+    ) from None
+
+from dpadmm.estimators.classifier import DPADMMClassifier
+from dpadmm.estimators.regressor import DPADMMRegressor
+
+__all__ = ["DPADMMClassifier", "DPADMMRegressor"]

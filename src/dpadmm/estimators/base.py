@@ -1,0 +1,213 @@
+"""What both estimators share: rows -> settings -> charge -> run -> coefficients in the rows' own units."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, check_is_fitted
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
+
+from dpadmm.data import Dataset
+from dpadmm.errors import PrivacyLeakWarning, StudyError
+from dpadmm.estimators.encoding import Encoding, encoding_of, positive
+from dpadmm.preparation import Prepared, prepare
+from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
+from dpadmm.privacy.calibration import total_noise_multiplier
+from dpadmm.privacy.exact_noise import Grid
+from dpadmm.privacy.noise import ExactNoise, fresh_seed
+from dpadmm.settings import Settings
+from dpadmm.simulation import Result, run
+
+_ONE_AT_A_TIME = Lock()
+"""The compiled rounds use all cores by themselves, and not every threading layer of numba can be shared."""
+
+KINDS = (np.float64, np.float32)
+
+
+class PrivateLinearModel(BaseEstimator):
+    """Fitting with a budget, for estimators whose parameters include those of this class."""
+
+    epsilon: float
+    delta: float
+    data_norm: float | None
+    bounds: Any
+    l1_ratio: float
+    fit_intercept: bool
+    max_iter: int
+    rho: float
+    weight_radius: float
+    random_state: Any
+    accountant: BudgetAccountant | None
+    _encoding: Encoding
+
+    def _checked(self, X: Any, y: Any, **how: Any) -> tuple[Any, Any]:
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=list(KINDS), ensure_min_samples=2, **how)
+        return X, y
+
+    def _encode(self, X: Any) -> Any:
+        """Rows to predict, scaled as the training rows were."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=list(KINDS), reset=False)
+        return self._encoding.rows(X)
+
+    def _encoding_of(self, X: Any) -> tuple[Encoding, list[str]]:
+        encoding, read_off = encoding_of(
+            X, data_norm=self.data_norm, bounds=self.bounds, centred=bool(self.fit_intercept)
+        )
+        return encoding, ["the norm of rows (give data_norm= or bounds=)"] if read_off else []
+
+    def _settings(
+        self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any
+    ) -> Settings:
+        """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
+        if (
+            isinstance(self.max_iter, bool)
+            or not isinstance(self.max_iter, int | np.integer)
+            or self.max_iter < 1
+        ):
+            raise StudyError(f"max_iter must be a whole number of at least 1, not {self.max_iter!r}")
+        seed = self.random_state
+        return Settings(
+            **loss,
+            **_penalty(strength / n_rows, self.l1_ratio, scale=encoding.scale(self.fit_intercept), half=half),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            intercept=bool(self.fit_intercept),
+            n_rounds=int(self.max_iter),
+            rho=self.rho,
+            weight_radius=self.weight_radius,
+            clip_rows=True,
+            test_rows=0,
+            metrics_every=0,
+            seed=fresh_seed() if seed is None else int(check_random_state(seed).randint(2**31)),
+        )
+
+    def _prepared(self, dataset: Dataset, settings: Settings) -> Prepared:
+        """Everything is checked here, so that what is charged can run."""
+        prepared = prepare(dataset, settings)
+        if self.random_state is None:
+            z = total_noise_multiplier(float(self.epsilon), settings.delta, settings.n_rounds)
+            loss, n_weights = (
+                prepared.problem.loss,
+                prepared.rows.n_features * prepared.problem.loss.n_outputs,
+            )
+            try:
+                for m in np.unique(prepared.rows.n_rows).tolist():
+                    Grid(loss.lipschitz, n_weights, m).noise_scale(z)
+            except StudyError as error:
+                raise StudyError(
+                    f"there is no exact noise for epsilon={self.epsilon:g} in {self.max_iter} rounds: {error}"
+                ) from None
+        return prepared
+
+    def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str]) -> Result:
+        """Charge, train, and keep what every fitted estimator has."""
+        charge_all(self._accountants(), self.epsilon, self.delta)
+        with _ONE_AT_A_TIME:
+            result = run(prepared, settings, noise=ExactNoise() if self.random_state is None else None)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        self.n_iter_ = result.outcome.rounds
+        self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
+        if leaks:
+            self.privacy_["guarantee"] += "; it does not cover what was read off the data: " + ", ".join(
+                leaks
+            )
+        return result
+
+    def _warn(self, leaks: Sequence[str]) -> None:
+        """Call it from ``fit`` itself: warnings then point at whoever called that."""
+        if leaks:
+            warnings.warn(
+                f"read off the data, and not covered by epsilon: {', '.join(leaks)}",
+                PrivacyLeakWarning,
+                stacklevel=3,
+            )
+        if self.random_state is not None:
+            warnings.warn(
+                "random_state makes the noise reproducible, so it protects nobody; "
+                "random_state=None draws exact noise from the operating system",
+                PrivacyLeakWarning,
+                stacklevel=3,
+            )
+        if _in_a_search():
+            counted = self._accountants()
+            warnings.warn(
+                "every fit of a search or cross-validation costs its own epsilon on the same rows; they are "
+                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant="),
+                PrivacyLeakWarning,
+                stacklevel=3,
+            )
+
+    def _accountants(self) -> Sequence[BudgetAccountant]:
+        if self.accountant is None:
+            left_behind = [each for each in self.__dict__.get("_sent_from", ()) if not each.here]
+            return [*open_accountants(), *left_behind]
+        if not isinstance(self.accountant, BudgetAccountant):
+            raise StudyError(f"accountant must be a BudgetAccountant or None, not {self.accountant!r:.60}")
+        return [self.accountant]
+
+    # Open accountants of this process do not exist in a worker process. An estimator that is sent there takes
+    # word of them along, also to its clones, so that its fit is refused and not forgotten.
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        opened = open_accountants()
+        return {**state, "_sent_from": opened} if opened else state
+
+    def __sklearn_clone__(self) -> Self:
+        copy: Self = super().__sklearn_clone__()
+        if "_sent_from" in self.__dict__:
+            copy._sent_from = self._sent_from
+        return copy
+
+    _sent_from: tuple[BudgetAccountant, ...]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def _penalty(strength: float, l1_ratio: Any, *, scale: float, half: float) -> dict[str, Any]:
+    """``strength·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)`` of the coefficients, for the scaled weights.
+
+    A scaled weight is ``w/(scale·half)`` and a scaled squared loss is ``1/half²`` of the loss.
+    """
+    ratio = positive("l1_ratio", l1_ratio, or_zero=True)
+    if ratio > 1.0 or not np.isfinite(strength):
+        raise StudyError(
+            f"l1_ratio must lie in [0, 1], not {l1_ratio!r}" if ratio > 1.0 else "the penalty must be finite"
+        )
+    lasso, ridge = strength * ratio * scale / half, strength * (1.0 - ratio) * scale**2
+    share = lasso + ridge
+    if share == 0.0:
+        return {"regularizer": "none", "reg_share": 0.0}
+    if ratio in (0.0, 1.0):
+        return {"regularizer": "l1" if ratio else "l2", "reg_share": share}
+    return {"regularizer": "elastic_net", "reg_share": share, "l1_ratio": lasso / share}
+
+
+def _in_a_search() -> bool:
+    """Whether scikit-learn's model selection called: nothing that it passes on says so."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if str(frame.f_globals.get("__name__")).startswith("sklearn.model_selection"):
+            return True
+    return False
+
+
+def owned(groups: Any) -> dict[str, Any]:
+    """Settings and rows' owners: one agent, or one for every value in ``groups``."""
+    return {"n_agents": 1} if groups is None else {"partition": "groups"}
+
+
+def as_groups(groups: Any) -> Any:
+    """One value per row, from a list, an array or a column of a table."""
+    return None if groups is None else np.asarray(groups)

@@ -1,0 +1,136 @@
+"""From rows in any units to rows of norm ≤ 1 and back, by public constants; each row on its own.
+
+``a = (clamp(x) − centre)/half/norm``. With weights w for ``[a, 1]·√½`` (see
+:func:`dpadmm.features.with_intercept`) the score of a row that is not clipped is ``coef·x + intercept``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dpadmm.arrays import Features, Floats
+from dpadmm.errors import DataError, StudyError
+from dpadmm.features import as_matrix, row_norms
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """How rows are scaled.
+
+    Attributes
+    ----------
+    low, high : (d,)
+        Values are clamped to these; infinite without bounds.
+    centre, half : (d,)
+        They map bounds to [−1, 1]; 0 and 1 without bounds.
+    norm : float
+        Public bound of the norm of a row after that.
+    """
+
+    low: Floats
+    high: Floats
+    centre: Floats
+    half: Floats
+    norm: float
+
+    def rows(self, features: Any) -> Features:
+        """Rows scaled; those beyond ``norm`` are still longer than 1."""
+        matrix = as_matrix(features)
+        kind = matrix.dtype.type
+        if isinstance(matrix, csr_array):
+            if self.centre.any() or (self.low > 0.0).any() or (self.high < 0.0).any():
+                return self.rows(matrix.toarray())  # fitted to dense rows, where zeros move
+            of = matrix.indices
+            values = np.clip(matrix.data, self.low[of], self.high[of]) / self.half[of]
+            scaled = (values / self.norm).astype(kind)
+            return csr_array((scaled, matrix.indices, matrix.indptr), shape=matrix.shape)
+        if np.isinf(self.low).all() and np.isinf(self.high).all():
+            with np.errstate(over="ignore"):
+                return matrix / kind(self.norm)
+        return ((np.clip(matrix, self.low, self.high) - self.centre) / self.half / self.norm).astype(kind)
+
+    def scale(self, intercept: bool) -> float:
+        """What a row's numbers are multiplied by, after the bounds."""
+        return (float(np.sqrt(0.5)) if intercept else 1.0) / self.norm
+
+    def coefficients(self, weights: Floats, intercept: bool) -> tuple[Floats, Floats]:
+        """Weights (d or d + 1, p) in the units of the rows as they came: (p, d), and the intercept's (p,)."""
+        d = len(self.half)
+        coef = weights[:d].T * self.scale(intercept) / self.half
+        constant = weights[d] * np.sqrt(0.5) if intercept else np.zeros(weights.shape[1])
+        return coef, constant - coef @ self.centre
+
+
+def encoding_of(features: Any, *, data_norm: Any, bounds: Any, centred: bool) -> tuple[Encoding, bool]:
+    """The encoding that the public bounds name, and whether the norm had to be read off the rows instead."""
+    d, sparse = int(features.shape[1]), hasattr(features, "tocsr")
+    low, high = np.full(d, -np.inf), np.full(d, np.inf)
+    centre, half, norm = np.zeros(d), np.ones(d), None
+    if bounds is not None:
+        low, high = _pair(bounds, d)
+        centre, half, norm = _middle(low, high, centred=centred and not sparse), np.ones(d), float(np.sqrt(d))
+        reach = np.maximum(high - centre, centre - low)
+        half = np.where(reach > 0.0, reach, 1.0)
+        if sparse and ((low > 0.0).any() or (high < 0.0).any()):
+            raise StudyError("bounds of sparse rows must include 0, which most of their values are")
+    if data_norm is not None:
+        norm = positive("data_norm", data_norm)
+        if np.isinf(norm):
+            raise StudyError("data_norm must be a finite number")
+    if norm is None:
+        return Encoding(low, high, centre, half, _longest(features)), True
+    return Encoding(low, high, centre, half, norm), False
+
+
+def label_scale(values: Floats, bounds: Any, *, centred: bool) -> tuple[float, float, float, float]:
+    """(low, high, middle, half) that map labels to [−1, 1]; read off the labels where bounds are missing."""
+    given = (values.min(), values.max()) if bounds is None else bounds
+    low, high = (float(each[0]) for each in _pair(given, 1, name="y_bounds"))
+    middle = 0.5 * low + 0.5 * high if centred else 0.0
+    half = max(high - middle, middle - low)
+    return low, high, middle, half if half > 0.0 else 1.0
+
+
+def positive(name: str, value: Any, *, or_zero: bool = False) -> float:
+    """A number that may be infinite, or a sentence."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not (number > 0.0 or (or_zero and number == 0.0)):
+        wanted = "number of at least 0" if or_zero else "positive number"
+        raise StudyError(f"{name} must be a {wanted}, not {value!r:.60}")
+    return number
+
+
+def _middle(low: Floats, high: Floats, *, centred: bool) -> Floats:
+    return 0.5 * low + 0.5 * high if centred else np.zeros_like(low)
+
+
+def _pair(bounds: Any, d: int, name: str = "bounds") -> tuple[Floats, Floats]:
+    try:
+        low, high = (np.broadcast_to(np.asarray(each, dtype=float), (d,)) for each in bounds)
+    except (TypeError, ValueError):
+        each = "one number" if d == 1 else f"one number or {d}"
+        raise StudyError(f"{name} must be a pair (low, high), each of {each}, not {bounds!r:.80}") from None
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise StudyError(f"{name} must be finite numbers")
+    wrong = np.flatnonzero(low > high)
+    if len(wrong):
+        raise StudyError(
+            f"{name} of feature {wrong[0] + 1} are upside down: {low[wrong[0]]:g} > {high[wrong[0]]:g}"
+            if name == "bounds"
+            else f"{name} are upside down: {low[0]:g} > {high[0]:g}"
+        )
+    return low, high
+
+
+def _longest(features: Any) -> float:
+    longest = float(row_norms(as_matrix(features)).max())
+    if not np.isfinite(longest):
+        raise DataError("a row is too long for its norm to be a number; scale the columns, or give bounds")
+    return longest or 1.0
