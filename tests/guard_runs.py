@@ -30,7 +30,7 @@ from dpadmm.privacy.ledger import LINE, MARK, read_ledger
 from guards import POLICY, TinyRows, consensus, guarded, refusal, study
 from ledgers import Fault, failing
 
-STUDY = study(n_rounds=30, noise_multiplier=25.0)
+STUDY = study(n_rounds=16, noise_multiplier=25.0)
 ROUNDS = STUDY.settings.n_rounds
 Sent = dict[int, bytes]
 send = os.write  # some steps replace it
