@@ -501,6 +501,10 @@ def test_limits_that_the_owner_changes_hold_at_once(folder):
         guard.enrol(a_study())
     assert caught.value.code == "budget-cap"
     assert read_ledger(stricter.ledger).cap == stricter.policy.cap
+    wider = opened(folder)
+    wider.rehearse(a_study(), read_ledger(wider.ledger))
+    with wider.guard() as guard:
+        guard.enrol(a_study())
 
 
 @settings(max_examples=40, deadline=None)

@@ -228,9 +228,24 @@ def test_enrol_reserves_and_again_is_harmless(cli, begun, study_file):
     assert told["reserved"]["mu_squared"] == cost
     assert told["left"]["mu_squared"] == pytest.approx(site.policy.cap - cost)
     assert read_ledger(site.ledger).fingerprint == book.fingerprint
+    amounts = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json["limits"][-1]
+    assert (amounts["asked"], amounts["left"], amounts["holds"]) == (cost, site.policy.cap, True)
     again = cli("agent", "review", study_file, "--site", begun).succeeded()
     assert "0 of 20 rounds are answered" in text_of(again)
     assert "1 study, 1 of them open" in text_of(cli("agent", "check", begun).succeeded())
+
+
+def test_a_second_study_sees_what_the_first_has_reserved(cli, begun, study_file):
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    cost = 20 * (2 / read_study(study_file).noise_multiplier) ** 2
+    study_file.write_text(STUDY.replace("repayment", "more"))
+    amounts = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json["limits"][-1]
+    assert amounts["left"] == pytest.approx(read_site(begun).policy.cap - cost)
+    study_file.write_text(STUDY.replace("repayment", "more").replace("0.3", "0.4"))
+    answer = cli("agent", "review", study_file, "--site", begun)
+    assert answer.code == 2
+    assert answer.err.endswith("[budget-cap]\n")
+    assert "left 0.74" in answer.err
 
 
 def test_review_beside_a_running_agent(cli, begun, study_file):

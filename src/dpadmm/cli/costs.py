@@ -21,8 +21,8 @@ def limits(study: Study, policy: Policy, book: Book, n_rows: int | None) -> list
     terms, known = study.terms, book.accounts.get(study.hash)
     cost = Fraction(terms.n_rounds * policy.price(terms))
     promised = book.promised
-    if known is not None:
-        promised -= known.spent if known.closed else Fraction(known.reservation.mu_squared)
+    if known is not None and not known.closed:
+        promised -= Fraction(known.reservation.mu_squared)
     left = left_of(policy, promised)
     asked, allowed, rest = (amount(each, policy) for each in (cost, Fraction(policy.cap), left))
 
@@ -76,7 +76,7 @@ def limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:
         "epsilon": f"total ε at δ = {policy.delta:g}",
         "mu_squared": "total Σμ²",
     }
-    out = table("", "asked", "allowed", "left", "")
+    out = table("", "asked", "allowed", "left", "fits")
     for column in out.columns:
         column.overflow = "fold"
     for line in limits:
