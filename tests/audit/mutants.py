@@ -28,7 +28,7 @@ from dpadmm.privacy import exact_noise, guard, policy
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import Ledger
 
-SHORT = Plan(trials=40, mu=5.0, workers=0, confidence=1.0 - 1e-7, false_alarm=1e-7)
+SHORT = Plan(trials=40, mu=5.0, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
 """Few trials, hardly a false alarm, and little noise, beside which a row more or less is easily seen."""
 
 Patch = pytest.MonkeyPatch

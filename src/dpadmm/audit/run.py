@@ -56,7 +56,7 @@ class Plan:
     false_alarm : float
         How often sound code may fail in one of the statistical gates.
     workers : int
-        Processes; 0 plays in this one.
+        Processes; 1 plays in this one.
     """
 
     trials: int = 10_000
@@ -75,6 +75,8 @@ class Plan:
         if not 0.1 <= self.mu <= 10.0:
             raise StudyError(f"mu must be a number from 0.1 to 10, not {self.mu!r}")
         require_delta(self.delta)
+        if type(self.workers) is not int or self.workers < 1:
+            raise StudyError(f"workers must be a whole number of at least 1, not {self.workers!r}")
         for name in ("confidence", "false_alarm"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise StudyError(f"{name} must lie between 0 and 1, not {getattr(self, name)!r}")
@@ -152,7 +154,7 @@ def run_audit(
         for first in range(0, plan.trials, PER_LEDGER)
     ]
     parts: dict[int, Seen] = {}
-    played = _in_processes(batches, plan.workers, stop) if plan.workers else _here(batches, stop)
+    played = _in_processes(batches, plan.workers, stop) if plan.workers > 1 else _here(batches, stop)
     for batch, part in played:
         parts[batch.first] = part
         watch(sum(len(each.worlds) + len(each.refusals) for each in parts.values()))

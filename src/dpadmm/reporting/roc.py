@@ -14,6 +14,8 @@ from dpadmm.reporting.style import dress, kinds, legend, log_x, log_y, new_figur
 
 Points = tuple[Floats, Floats]
 
+ALPHA, BETA = "world 0 taken for 1 (share of trials)", "world 1 taken for 0 (share of trials)"
+
 
 def roc_figure(
     scores: tuple[Floats, Floats],
@@ -97,7 +99,7 @@ def _linear(axes: Axes) -> None:
     axes.set_ylim(0.0, 1.0)
     axes.set_aspect("equal")
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    dress(axes, title="(a) all thresholds", x="world 0 taken for 1", y="world 1 taken for 0", percent=True)
+    dress(axes, title="(a) all thresholds", x=ALPHA, y=BETA, percent=True)
 
 
 def _logarithmic(axes: Axes, n: int) -> None:
@@ -109,4 +111,4 @@ def _logarithmic(axes: Axes, n: int) -> None:
     log_y(axes)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    dress(axes, title="(b) the same, logarithmic", x="world 0 taken for 1", y="world 1 taken for 0")
+    dress(axes, title="(b) the same, logarithmic", x=ALPHA, y=BETA)

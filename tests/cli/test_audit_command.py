@@ -1,0 +1,127 @@
+"""``dpadmm audit``: verdict, exit code, files, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from audit.mutants import factor_2_missing
+from dpadmm.reporting.roc import roc_figure
+
+SHORT = ("--trials", 40, "--workers", 1)
+RARE = 1e-9
+"""In place of the command's own rate of false alarms, which is too high for a test that runs often."""
+
+
+@pytest.fixture
+def rarely(monkeypatch):
+    from dpadmm.audit import Plan
+
+    for name, value in (("confidence", 1.0 - RARE), ("false_alarm", RARE)):
+        position = Plan.__init__.__kwdefaults__
+        monkeypatch.setitem(position, name, value)
+
+
+def test_help_fits_the_screen(cli):
+    text = cli("audit", "--help").succeeded().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "Exit code 0: all gates passed. 1: a gate failed. 2: wrong input." in text
+
+
+@pytest.mark.usefixtures("rarely")
+def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
+    answer = cli("audit", *SHORT, "-o", tmp_path / "new").succeeded()
+    lines = answer.out.splitlines()
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
+    assert "…" not in answer.out
+    assert "noise: variance by round" in answer.out
+    assert "GREEN as far as so few trials can tell" in answer.out
+    assert "Not enough trials to tell" in answer.out
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "audit.json",
+        "roc.md",
+        "roc.png",
+        "roc.svg",
+    }
+    ElementTree.parse(tmp_path / "new" / "roc.svg")
+    numbers = json.loads((tmp_path / "new" / "audit.json").read_text())
+    assert numbers["passed"] is True
+    assert numbers["game"]["studies"] == 40
+    assert {gate["name"] for gate in numbers["gates"]} >= {"noise: variance", "recorded before sent"}
+
+
+@pytest.mark.usefixtures("rarely")
+def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
+    factor_2_missing(monkeypatch)
+    answer = cli("audit", *SHORT, "-o", tmp_path, "--quiet")
+    assert answer.code == 1
+    assert answer.err == ""
+    assert "noise: variance: The noise is as large as promised" in answer.out
+    assert answer.out.splitlines()[-1].startswith("RED: ")
+    answer = cli("audit", *SHORT, "-o", tmp_path, "--json")
+    assert answer.code == 1
+    assert answer.json == json.loads((tmp_path / "audit.json").read_text())
+    assert answer.json["passed"] is False
+    assert "noise: variance" in {gate["name"] for gate in answer.json["gates"] if gate["passed"] is False}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--trials", "5"], "trials must be a whole number of at least 40"),
+        (["--mu", "0"], "mu must be a number from 0.1 to 10"),
+        (["--mu", "nan"], "mu must be a number from 0.1 to 10"),
+        (["--delta", "1"], "delta"),
+        (["--workers", "0"], "workers must be a whole number of at least 1"),
+        (["--output", __file__], "is a file; choose another output folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(cli, words, says):
+    answer = cli("audit", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("dpadmm: ")
+    assert answer.err.count("\n") == 1
+    assert says in answer.err
+
+
+@pytest.mark.usefixtures("rarely")
+def test_ctrl_c_judges_what_was_done(cli, tmp_path, monkeypatch):
+    from dpadmm.audit import run
+
+    sound = run.play
+
+    def play_and_press(batch):
+        seen = sound(batch)
+        os.kill(os.getpid(), signal.SIGINT)
+        return seen
+
+    monkeypatch.setattr(run, "play", play_and_press)
+    answer = cli("audit", "--trials", 1000, "--workers", 1, "-o", tmp_path)
+    assert answer.code == 130
+    assert "interrupted after 20 of 1000 studies" in answer.err
+    assert "noise: variance" in answer.out
+    assert json.loads((tmp_path / "audit.json").read_text())["game"]["studies"] == 20
+
+
+def test_the_figure_shows_errors_and_promise():
+    rng = np.random.default_rng(1)
+    scores = rng.standard_normal(3000), rng.standard_normal(3000) + 2.0
+    picture = roc_figure(
+        scores, mu=2.0, proven=1.9, threshold=1.0, confidence=0.99, title="Audit of 3000 studies"
+    )
+    for axes in picture.figure.axes:
+        measured = next(line for line in axes.lines if "measured" in str(line.get_label()))
+        x, y = measured.get_data()
+        assert (np.diff(x) <= 0).all()
+        assert (np.diff(y) >= 0).all()
+        point = next(line for line in axes.lines if "fixed" in str(line.get_label())).get_data()
+        np.testing.assert_allclose(np.ravel(point), 0.1587, atol=0.03)
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+    assert "μ ≥ 1.900" in picture.caption
