@@ -10,14 +10,16 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.dataset import encode_labels
+from dpadmm.data.encoded import encode_table
 from dpadmm.data.raw_table import RawTable
 from dpadmm.data.tables import read_columns
 from dpadmm.errors import DataError, Refusal, StudyError
@@ -77,7 +79,8 @@ class Site:
 
     def persons(self) -> Persons:
         """Whose rows there are: for the owner only."""
-        return self._persons(self._read(()))
+        raw = self._read(())
+        return self._used(len(raw.labels), raw.groups)
 
     def open_rows(self, study: Study) -> OwnRows:
         """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
@@ -132,13 +135,12 @@ class Site:
         except StudyError as problem:
             raise DataError(str(problem)) from None
 
-    def _persons(self, raw: RawTable) -> Persons:
-        n = len(raw.labels)
-        if self.person is None or raw.groups is None:
+    def _used(self, n: int, persons: NDArray[Any] | None) -> Persons:
+        if self.person is None or persons is None:
             return Persons(n, None, 0, np.arange(n))
         counts: dict[str, int] = {}
         used = []
-        for row, value in enumerate(raw.groups.tolist()):
+        for row, value in enumerate(persons.tolist()):
             name = _person(value)
             if not name:
                 raise DataError(
@@ -156,8 +158,14 @@ class Site:
                 raise DataError(
                     f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature"
                 )
+        if study.schema is not None and study.label is not None:
+            label = replace(study.label, column=self.label or study.label.column)
+            encoded = encode_table(self.table, study.schema, label, by=self.person)
+            groups = None if encoded.groups is None else np.array(encoded.owners)[encoded.groups]
+            used = self._used(len(encoded.labels), groups).used
+            return encoded.features[used], encoded.labels[used]
         raw = self._read(study.features)
-        used = self._persons(raw).used
+        used = self._used(len(raw.labels), raw.groups).used
         try:
             labels = encode_labels(raw.labels, task=study.problem.loss.task, classes=study.classes)
         except DataError as problem:

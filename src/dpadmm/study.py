@@ -18,6 +18,8 @@ import numpy as np
 
 from dpadmm.assembly import make_method
 from dpadmm.data.dataset import resolve_classes
+from dpadmm.data.schema import Label, Schema
+from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES
 from dpadmm.methods import GradientMethod
@@ -27,6 +29,7 @@ from dpadmm.settings import Settings, check_names
 from dpadmm.toml_file import read_toml
 
 FORMAT = "dpadmm-study/1"
+ADJACENCY = "replace-one"
 METHODS = ("dp_admm", "dp_sgd")
 """Methods whose agents say nothing but noisy mean gradients of all their rows."""
 
@@ -59,10 +62,16 @@ class Study:
     ----------
     name : str
         For people.
-    features : tuple of str
-        Columns, in the order of the weights; rows longer than 1 are shortened to 1.
     training : mapping
         Any of the settings in ``TRAINING``; what is left out has the default of :class:`dpadmm.Settings`.
+    schema : Schema, optional
+        The columns of the owners' tables with their public bounds and values; then ``label`` is needed too,
+        and ``features`` and ``classes`` follow from them.
+    label : Label, optional
+        The column to predict, with its public classes or bounds.
+    features : tuple of str
+        Without a schema: columns of numbers that are used as they are, in the order of the weights; rows
+        longer than 1 are shortened to 1.
     classes : tuple, optional
         The labels' public values, negative first; None for numbers.
     provenance : mapping
@@ -78,8 +87,10 @@ class Study:
     """
 
     name: str
-    features: tuple[str, ...]
     training: Mapping[str, Any]
+    schema: Schema | None = None
+    label: Label | None = None
+    features: tuple[str, ...] = ()
     classes: tuple[Any, ...] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     absences: bool = False
@@ -94,6 +105,13 @@ class Study:
             raise StudyError("study: give it a name of one line, of at most 200 characters")
         for name in ("training", "provenance"):
             object.__setattr__(self, name, dict(getattr(self, name)))
+        if (self.schema is None) != (self.label is None):
+            raise StudyError("study: columns and label belong together; give both, or features alone")
+        if self.schema is not None and self.label is not None:
+            if self.features not in ((), self.schema.features):
+                raise StudyError("study: the columns say what the features are; leave features out")
+            object.__setattr__(self, "features", self.schema.features)
+            object.__setattr__(self, "classes", self.label.classes)
         for name in ("features", "classes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -106,7 +124,11 @@ class Study:
             raise StudyError(
                 f"study: agents can answer for {' and '.join(METHODS)}, not for {settings.method}"
             )
-        resolve_classes(LOSSES[settings.loss].task, self.classes)
+        task = LOSSES[settings.loss].task
+        if self.label is not None and (self.label.bounds is None) == (task == "regression"):
+            wanted = "bounds, since it predicts a number" if task == "regression" else "classes"
+            raise StudyError(f"study: with the loss {settings.loss} the label needs {wanted}")
+        resolve_classes(task, self.classes)
         _check_provenance(settings, self.provenance)
         _ = self.terms  # the noise and the step sizes exist
 
@@ -163,11 +185,16 @@ class Study:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain values, every setting written out."""
+        if self.schema is not None and self.label is not None:
+            rows: dict[str, Any] = {**schema_as_json(self.schema), "label": label_as_json(self.label)}
+        else:
+            classes = None if self.classes is None else list(self.classes)
+            rows = {"features": list(self.features), "classes": classes}
         return {
             "format": FORMAT,
             "name": self.name,
-            "features": list(self.features),
-            "classes": None if self.classes is None else list(self.classes),
+            "adjacency": ADJACENCY,
+            **rows,
             "training": {name: _number(name, getattr(self.settings, name)) for name in TRAINING},
             "provenance": dict(self.provenance),
             "absences": self.absences,
@@ -184,17 +211,30 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
     """A study from a table such as a TOML file, or from :meth:`Study.as_json`; unknown names are refused."""
     if not isinstance(table, Mapping):
         raise StudyError(f"{where}: a study is a table of names and values, not {table!r:.60}")
-    known = [each.name for each in fields(Study)]
-    check_names(table, [*known, "format"], where)
+    known = [each.name for each in fields(Study) if each.name != "schema"]
+    check_names(table, [*known, "format", "adjacency", "columns", "row_norm"], where)
     if table.get("format") != FORMAT:
         raise StudyError(f'{where}: format must be "{FORMAT}", not {table.get("format")!r}')
-    for name in ("name", "features", "training"):
+    if table.get("adjacency", ADJACENCY) != ADJACENCY:
+        raise StudyError(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r}')
+    for name in ("name", "training"):
         if name not in table:
             raise StudyError(f"{where}: {name} is missing")
-    given: dict[str, Any] = {name: value for name, value in table.items() if name != "format"}
+    if ("columns" in table) == ("features" in table):
+        raise StudyError(
+            f"{where}: give either [columns] with their public bounds and values, or a list of features"
+        )
+    parts = ("format", "adjacency", "columns", "row_norm", "label")
+    given: dict[str, Any] = {name: value for name, value in table.items() if name not in parts}
     if isinstance(given["training"], Mapping):
         given["training"] = {name: value for name, value in given["training"].items() if value is not None}
     try:
+        if "columns" in table:
+            given["label"] = label_from(table.get("label"))
+            column = given["label"].column
+            given["schema"] = schema_from(table["columns"], table.get("row_norm"), label=column)
+        elif "label" in table or "row_norm" in table:
+            raise StudyError("[label] and row_norm belong to [columns]; with features, give classes")
         return Study(**given)
     except StudyError as error:
         raise StudyError(f"{where}: {str(error).removeprefix('study: ')}") from None

@@ -1,0 +1,132 @@
+"""Studies of tables: columns with public bounds and values, and their label."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpadmm.errors import StudyError
+from dpadmm.site import read_site
+from dpadmm.study import Study, study_from
+
+TOML = """
+format = "dpadmm-study/1"
+name = "readmission"
+
+[label]
+column = "readmitted"
+classes = ["no", "yes"]
+
+[columns.age]
+kind = "number"
+bounds = [0, 120]
+
+[columns.ward]
+kind = "category"
+values = ["surgery", "medicine", 3]
+
+[columns.smoker]
+kind = "boolean"
+missing = "indicator"
+
+[training]
+epsilon = 1.0
+delta = 1e-6
+"""
+
+
+def parsed(text: str = TOML, **changes: Any) -> Study:
+    return study_from({**tomllib.loads(text), **changes})
+
+
+def test_features_follow_from_the_columns_in_their_order() -> None:
+    study = parsed()
+    assert study.features == (
+        "age", "ward=surgery", "ward=medicine", "ward=3", "ward=other", "smoker", "smoker missing",
+    )  # fmt: skip
+    assert (study.classes, study.shape) == (("no", "yes"), (7, 1))
+    again = study_from(study.as_json())
+    assert (again.schema, again.label, again.hash) == (study.schema, study.label, study.hash)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[0, 120]", "[0, 121]"),
+        ('"medicine", 3', '"medicine", 4'),
+        ("columns.age", "columns.years"),
+        ('missing = "indicator"', 'missing = "middle"'),
+        ('"no", "yes"', '"yes", "no"'),
+        ('"readmitted"', '"died"'),
+        ('name = "readmission"', 'name = "readmission"\nrow_norm = 1.5'),
+    ],
+)
+def test_every_public_value_is_in_the_hash(old: str, new: str) -> None:
+    assert parsed(TOML.replace(old, new)).hash != parsed().hash
+
+
+def test_the_order_of_columns_is_in_the_hash_and_whole_numbers_are_numbers() -> None:
+    table = tomllib.loads(TOML)
+    turned = dict(reversed(table["columns"].items()))
+    assert parsed(columns=turned).hash != parsed().hash
+    assert parsed(TOML.replace("[0, 120]", "[0.0, 120.0]")).hash == parsed().hash
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("bounds = [0, 120]", "", "column 'age': bounds is missing"),
+        ("[0, 120]", "[120, 0]", "bounds must rise"),
+        ("bounds", "bound", "unknown name 'bound'; did you mean 'bounds'"),
+        ('"number"', '"numbr"', "kind must be one of"),
+        ('"number"', '"text"', "text cannot be learnt from"),
+        ("columns.age", "columns.patient_id", "looks like an identifier"),
+        ("columns.age", "columns.readmitted", "looks like the label 'readmitted' itself"),
+        ("columns.age", "columns.readmitted_on", "looks like the label"),
+        ("bounds = [0, 120]", "bounds = [0, 120]\npublic = false", "are these values public"),
+        ("bounds = [0, 120]", "bounds = [0, 120]\npublic = 'yes'", "public must be true or false"),
+        ('classes = ["no", "yes"]', "", "either classes"),
+        ('classes = ["no", "yes"]', 'classes = ["no"]', "list of 2"),
+        ('classes = ["no", "yes"]', "bounds = [0, 1]", "with the loss logistic the label needs classes"),
+        ('column = "readmitted"', "", "column is missing"),
+        ("[label]", "[labels]", "unknown setting 'labels'"),
+        ('name = "readmission"', 'name = "x"\nfeatures = ["age"]', "give either"),
+        ('name = "readmission"', 'name = "x"\nrow_norm = -1', "row_norm must be a positive number"),
+        ('name = "readmission"', 'name = "x"\nadjacency = "add-remove"', 'adjacency must be "replace-one"'),
+    ],
+)
+def test_a_mistake_is_one_sentence(old: str, new: str, words: str) -> None:
+    assert old in TOML
+    with pytest.raises(StudyError, match="study: ") as refused:
+        parsed(TOML.replace(old, new, 1))
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_looks_like_an_identifier_may_be_allowed() -> None:
+    allowed = TOML.replace("columns.age", "columns.grid_id").replace("[0, 120]", "[0, 120]\nallow = true")
+    assert parsed(allowed).features[0] == "grid_id"
+
+
+def test_a_site_encodes_its_table_by_the_study_s_schema(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(
+        "who,smoker,age,ward,outcome\n1,yes,60,surgery,no\n1,no,60,3,yes\n2,,240,attic,yes\n"
+    )
+    (tmp_path / "site.toml").write_text(
+        'format = "dpadmm-site/1"\nledger = "ledger"\n[data]\ntable = "table.csv"\nlabel = "outcome"\n'
+        '[person]\ncolumn = "who"\nrows = 1\n[limits]\nepsilon = 1.0\ndelta = 1e-6\nmethods = ["dp_admm"]\n'
+        'losses = ["logistic"]\nmax_rounds = 100\nmin_rows = 2\n'
+    )
+    site = read_site(tmp_path / "site.toml")
+    rows = site.open_rows(parsed())
+    found = np.asarray(rows._rows.features) * np.sqrt(3)
+    wanted = [[0, 1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 1, 0, 1]]
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert rows._rows.labels.tolist() == [-1.0, 1.0]
+    site.begin()
+    with site.guard() as guard:
+        assert guard.enrol(parsed()).grid.n_rows == 2
