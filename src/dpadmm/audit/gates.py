@@ -115,7 +115,8 @@ def _noise(seen: Seen, level: float) -> list[Gate]:
     worst = columns.ravel()[np.abs(columns).argmax()]
     reach = _sigmas(level / columns.size)
     by_round = np.square(noise).mean(axis=(0, 3))
-    odd = by_round.ravel()[np.abs(np.log(np.maximum(by_round, 1e-300))).argmax()]
+    low, high = _variance_limits(n_studies * N_FEATURES, level / by_round.size)
+    odd = max(by_round.ravel().tolist(), key=lambda variance: max(variance / high, low / (variance or low)))
     distance = _distance(noise.ravel())
     lags = [_correlation(noise[:, i, :-1], noise[:, i, 1:]) for i in range(len(ROLES))]
     lag = max(lags, key=abs)
@@ -131,8 +132,7 @@ def _noise(seen: Seen, level: float) -> list[Gate]:
             "The noise is as large as promised, over all numbers.",
         ),
         _between(
-            "noise: variance by round", odd,
-            *_variance_limits(n_studies * N_FEATURES, level / by_round.size), level,
+            "noise: variance by round", odd, low, high, level,
             "The noise is as large as promised for each agent in each round (the oddest).",
         ),
         _between(
