@@ -354,6 +354,18 @@ def test_rows_that_change_in_memory_do_not_reach_the_guard(folder):
         assert refusal(guard.enrol, STUDY).code == "data-changed"
 
 
+def test_rows_that_change_in_a_mapped_file_do_not_reach_the_guard(folder):
+    """Lengths of rows are taken once: a row that grew afterwards would not be shortened any more."""
+    features, labels = rows()
+    np.save(folder / "rows.npy", features)
+    mapped = np.load(folder / "rows.npy", mmap_mode="r")
+    with guarded(folder, lambda study: OwnRows(mapped, labels, Logistic())) as guard:
+        rows_held = guard.enrol(STUDY).rows
+        before = rows_held.digest()
+        np.load(folder / "rows.npy", mmap_mode="r+")[:] = 1e6
+        assert rows_held.digest() == before
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
