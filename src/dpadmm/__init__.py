@@ -52,11 +52,12 @@ from dpadmm.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
 from dpadmm.settings import Settings
 from dpadmm.simulation import Result, simulate
+from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
     from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "L1",

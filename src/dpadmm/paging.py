@@ -39,6 +39,11 @@ def portions(features: Features, sizes: Integers) -> Iterator[slice]:
         start = stop
 
 
+def is_mapped(features: Features) -> bool:
+    """Whether a matrix lives in a mapped file."""
+    return any(True for _ in _maps(features))
+
+
 def _maps(features: Features) -> Iterator[Any]:
     """The file mappings that a matrix looks into."""
     for part in (features,) if isinstance(features, np.ndarray) else (features.data, features.indices):

@@ -85,7 +85,7 @@ class Site:
     def open_rows(self, study: Study) -> OwnRows:
         """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
         features, labels = self._encoded(study)
-        return OwnRows(features, labels, study.problem.loss, intercept=study.settings.intercept)
+        return OwnRows(features, labels, study.problem.loss)
 
     @contextmanager
     def guard(self, *, create: bool = False) -> Iterator[Guard]:
@@ -116,8 +116,7 @@ class Site:
         if weights.shape != study.shape or not np.isfinite(weights).all():
             raise StudyError(f"the model must be finite numbers of shape {study.shape}, as the study says")
         features, labels = self._encoded(study)
-        features = clip_rows(features)
-        scores = np.asarray((with_intercept(features) if study.settings.intercept else features) @ weights)
+        scores = np.asarray(features @ weights)
         loss = study.problem.loss
         return {"loss": float(loss.value(labels, scores).mean()), "error": error(loss, labels, scores)}
 
@@ -153,6 +152,7 @@ class Site:
         return Persons(n, len(counts), above, np.array(used, dtype=np.int64))
 
     def _encoded(self, study: Study) -> tuple[Features, Floats]:
+        """Features with the constant column if there is one, and labels, of the rows that are used."""
         for role, column in (("label", self.label), ("person", self.person)):
             if column is not None and column in study.features:
                 raise DataError(
@@ -160,9 +160,12 @@ class Site:
                 )
         if study.schema is not None and study.label is not None:
             label = replace(study.label, column=self.label or study.label.column)
-            encoded = encode_table(self.table, study.schema, label, by=self.person)
+            intercept = study.settings.intercept
+            encoded = encode_table(self.table, study.schema, label, by=self.person, intercept=intercept)
             groups = None if encoded.groups is None else np.array(encoded.owners)[encoded.groups]
             used = self._used(len(encoded.labels), groups).used
+            if len(used) == len(encoded.labels):  # as they are: they may be in a file
+                return encoded.features, encoded.labels
             return encoded.features[used], encoded.labels[used]
         raw = self._read(study.features)
         used = self._used(len(raw.labels), raw.groups).used
@@ -172,7 +175,8 @@ class Site:
             what = str(problem).partition(": declare")[0]
             column = f", column {self.label!r}" if self.label else ""
             raise DataError(f"{self.table}{column}, {what}; correct the row or leave it out") from None
-        return raw.features[used], labels[used]
+        features = clip_rows(raw.features[used])
+        return with_intercept(features) if study.settings.intercept else features, labels[used]
 
 
 class _Rehearsal(Ledger):

@@ -41,9 +41,12 @@ def encode_table(
     label: Label | None,
     *,
     by: str | None = None,
+    intercept: bool = False,
     memory_bytes: int = MEMORY_BYTES,
 ) -> EncodedTable:
     """Read a file once and encode it; ``by`` names a column that says whose a row is.
+
+    ``intercept`` appends the constant column.
 
     Without a label, as for a table to predict on, labels are empty.
     """
@@ -57,8 +60,8 @@ def encode_table(
     numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
     if label is not None and label.bounds is not None:
         numeric.add(label.column)
-    encoder, labels, owners = Encoder(schema), [np.empty(0)], _Owners()
-    with closing(_Growing(schema, memory_bytes)) as growing:
+    encoder, labels, owners = Encoder(schema, intercept=intercept), [np.empty(0)], _Owners()
+    with closing(_Growing(memory_bytes)) as growing:
         for batch in open_batches(path, [*columns, *others], numbers=frozenset(numeric)):
             where = f"{path}, rows {encoder.report.rows + 1} to {encoder.report.rows + batch.num_rows}"
             try:
@@ -121,11 +124,12 @@ class _Owners:
 class _Growing:
     """A matrix that grows: dense rows, or rows with a fixed number of stored entries."""
 
-    def __init__(self, schema: Schema, memory_bytes: int) -> None:
-        self._width, self._sparse, self._memory_bytes = len(schema.features), schema.sparse, memory_bytes
+    def __init__(self, memory_bytes: int) -> None:
+        self._width, self._memory_bytes = 0, memory_bytes
         self._parts: list[GrowingArray] = []
 
     def append(self, features: Features) -> None:
+        self._width = features.shape[1]
         blocks = list(self._blocks(features))
         if not self._parts:
             limit = self._memory_bytes // len(blocks)

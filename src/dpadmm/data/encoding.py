@@ -53,6 +53,8 @@ class Report:
 class Encoder:
     """Encodes batches of a table; ``report`` counts.
 
+    With an intercept rows are ``[a, 1]/√2``, as :func:`dpadmm.features.with_intercept` makes them.
+
     Examples
     --------
     >>> schema = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=1.0)
@@ -64,8 +66,8 @@ class Encoder:
     Tally(clamped=1, unknown=0, missing=1)
     """
 
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
+    def __init__(self, schema: Schema, *, intercept: bool = False) -> None:
+        self.schema, self.intercept = schema, intercept
         self.report = Report(columns={column.name: Tally() for column in schema.columns})
 
     def encode(self, batch: Any) -> Features:
@@ -88,10 +90,16 @@ class Encoder:
         long = lengths > 1.0
         if long.any():
             values[long] *= ((1.0 - 2.0**-20) / lengths[long, None]).astype(np.float32)
+        width = len(self.schema.features) + self.intercept
+        if self.intercept:
+            half = np.float32(np.sqrt(0.5))
+            values = np.column_stack([values * half, np.full(n, half)])
+            places = np.column_stack([places, np.full(n, width - 1, np.int32)])
+            stored += 1
         if self.schema.sparse:
             pointers = np.arange(0, n * stored + 1, stored)
-            return compact_csr(values.ravel(), places.ravel(), pointers, (n, len(self.schema.features)))
-        out = np.zeros((n, len(self.schema.features)), dtype=np.float32)
+            return compact_csr(values.ravel(), places.ravel(), pointers, (n, width))
+        out = np.zeros((n, width), dtype=np.float32)
         np.put_along_axis(out, places.astype(np.intp), values, axis=1)
         return out
 

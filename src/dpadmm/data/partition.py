@@ -127,7 +127,7 @@ def label_skewed(
         shares = rng.dirichlet(np.full(n_agents, float(concentration)))
         owners[members] = np.repeat(np.arange(n_agents), _apportion(len(members), shares))
     _fill_empty_agents(owners, n_agents, rng)
-    return _of_owners(owners, _numbered(n_agents))
+    return of_codes(owners, _numbered(n_agents))
 
 
 def by_group(groups: ArrayLike) -> Partition:
@@ -152,7 +152,7 @@ def by_group(groups: ArrayLike) -> Partition:
         distinct, owners = np.unique(values, return_inverse=True)
     except TypeError:  # values of different types cannot be compared
         distinct, owners = np.unique(values.astype(str), return_inverse=True)
-    return _of_owners(owners.astype(np.int64), tuple(str(value) for value in distinct))
+    return of_codes(owners.astype(np.int64), tuple(str(value) for value in distinct))
 
 
 def holdout(n_rows: int, n_test: int, rng: np.random.Generator) -> tuple[Integers, Integers]:
@@ -228,10 +228,11 @@ def _is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _of_sizes(sizes: Integers, rng: np.random.Generator) -> Partition:
     owners = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    return _of_owners(owners, _numbered(len(sizes)))
+    return of_codes(owners, _numbered(len(sizes)))
 
 
-def _of_owners(owners: Integers, names: tuple[str, ...]) -> Partition:
+def of_codes(owners: Integers, names: tuple[str, ...]) -> Partition:
+    """Row j belongs to ``names[owners[j]]``."""
     sizes = np.bincount(owners, minlength=len(names))
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
     return Partition(np.argsort(owners, kind="stable").astype(np.int64), offsets.astype(np.int64), names)

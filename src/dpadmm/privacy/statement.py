@@ -205,9 +205,15 @@ def canonical(document: Any) -> bytes:
 
 
 def of_report(
-    report: PrivacyReport, n_rows: Sequence[int], *, name: str, settings_hash: str, version: str
+    report: PrivacyReport,
+    n_rows: Sequence[int],
+    *,
+    name: str,
+    settings_hash: str,
+    version: str,
+    names: Sequence[str] = (),
 ) -> Statement:
-    """The statement of a simulated run, whose agents are called 1, 2, ...; plain Gaussian releases only."""
+    """The statement of a run, whose agents are called 1, 2, ... if not named; Gaussian releases only."""
     members: dict[tuple[StatedRelease, ...], dict[str, int]] = {}
     counts = zip(report.charged_releases.tolist(), report.n_releases.tolist(), n_rows, strict=True)
     for agent, (release, (charged, released, rows)) in enumerate(
@@ -220,9 +226,10 @@ def of_report(
             raise StudyError(f"agent {agent} has releases {kind}; only Gaussian noise can be stated")
         z, each = float(release.noise_multiplier), int(release.count)
         stated = StatedRelease(release.statistic, z, each * int(charged), each * int(released))
-        members.setdefault((stated,), {})[str(agent)] = int(rows)
+        members.setdefault((stated,), {})[names[agent - 1] if names else str(agent)] = int(rows)
     groups = tuple(AgentGroup(rows, 1, releases) for releases, rows in members.items())
-    return Statement(name, settings_hash, report.method, SIMULATED, float(report.delta), groups, version)
+    sampler = EXACT if report.exact_noise else SIMULATED
+    return Statement(name, settings_hash, report.method, sampler, float(report.delta), groups, version)
 
 
 def of_account(study: str, account: Account, *, site: str, version: str) -> Statement:

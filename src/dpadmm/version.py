@@ -1,0 +1,3 @@
+"""The version of this software."""
+
+VERSION = "0.1.0"
