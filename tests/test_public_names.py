@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from inspect import isclass, isfunction
 
 import dpadmm
@@ -81,3 +83,25 @@ def test_names_in_settings_files_are_fixed() -> None:
 
 def test_there_is_a_version() -> None:
     assert dpadmm.__version__.count(".") == 2
+
+
+def test_scikit_learn_is_needed_for_the_estimators_alone() -> None:
+    program = """
+import sys
+sys.modules["sklearn"] = None
+import dpadmm
+assert dpadmm.BudgetAccountant(1.0, 1e-5).left
+try:
+    dpadmm.DPADMMClassifier
+except ImportError as error:
+    print(error)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "need scikit-learn; install it with: pip install 'dpadmm[sklearn]'" in answer.stdout
+    program = "import dpadmm, sys; print('sklearn' in sys.modules); dpadmm.DPADMMRegressor"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout == "False\n"
+
+
+def test_there_is_nothing_beside_the_names() -> None:
+    assert not hasattr(dpadmm, "DPADMMTransformer")

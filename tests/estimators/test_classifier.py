@@ -1,0 +1,257 @@
+"""DPADMMClassifier: the objective, the noise, what it says about privacy, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.sparse import csr_array
+from sklearn.linear_model import LogisticRegression
+
+from dpadmm import DPADMMClassifier, PrivacyLeakWarning
+from dpadmm.errors import DataError, StudyError
+
+RNG = np.random.default_rng(11)
+X = RNG.uniform(-2.0, 2.0, (240, 3))
+Y = np.where(X @ [1.0, -1.0, 0.5] + RNG.logistic(size=240) * 0.5 > 0.3, "yes", "no")
+THREE = np.digitize(X[:, 0] + 0.3 * RNG.standard_normal(240), [-0.7, 0.7])
+NORM = float(np.sqrt(12.0))
+PUBLIC = {"data_norm": NORM, "classes": ["no", "yes"]}
+FEW: dict[str, Any] = {"max_iter": 5}
+SEEDED = pytest.mark.filterwarnings("ignore:random_state makes the noise:dpadmm.PrivacyLeakWarning")
+LOUD = 1e7
+"""An ε at which simulated noise is next to nothing."""
+
+
+# --- what is minimised -------------------------------------------------------------------------------------
+
+
+@SEEDED
+@pytest.mark.parametrize("C", [0.01, 0.1])
+@pytest.mark.parametrize("how", ["plain", "bounds", "intercept", "softmax"])
+def test_C_means_what_it_means_in_logistic_regression(C: float, how: str) -> None:
+    y, rows, classes = (THREE, X, [0, 1, 2]) if how == "softmax" else (Y, X, ["no", "yes"])
+    scaling: dict[str, Any] = {"data_norm": NORM}
+    if how == "bounds":  # C is for rows that are mapped to [−1, 1]
+        scaling, rows = {"bounds": (-2.0, 2.0)}, X / 2.0
+    if how == "intercept":  # it is penalised, as the weight of a constant column of the size of data_norm
+        rows = np.column_stack([X, np.full(len(X), NORM)])
+    oracle = LogisticRegression(C=C, fit_intercept=False, tol=1e-8, max_iter=1000).fit(rows, y)
+    model = DPADMMClassifier(
+        LOUD, C=C, fit_intercept=how == "intercept", max_iter=1500, random_state=0, classes=classes, **scaling
+    ).fit(X, y)
+    scores = oracle.decision_function(rows)
+    assert_allclose(model.decision_function(X), scores, atol=0.02 * np.abs(scores).max())
+    if how == "intercept":
+        assert model.intercept_ == pytest.approx(NORM * oracle.coef_[:, -1], rel=0.02)
+
+
+@SEEDED
+@pytest.mark.parametrize("l1_ratio", [0.5, 1.0])
+def test_l1_ratio_means_what_it_means_in_logistic_regression(l1_ratio: float) -> None:
+    C = 0.1
+    oracle = LogisticRegression(
+        C=C, l1_ratio=l1_ratio, solver="saga", fit_intercept=False, tol=1e-7, max_iter=5000
+    ).fit(X, Y)
+    model = DPADMMClassifier(
+        LOUD, C=C, l1_ratio=l1_ratio, fit_intercept=False, max_iter=2000, random_state=0, **PUBLIC
+    ).fit(X, Y)
+    # steps with kinks converge slowly, so the objective is compared and not the weights
+
+    def objective(w: Any) -> float:
+        loss = np.logaddexp(0.0, -np.where(Y == "yes", 1.0, -1.0) * (X @ w)).mean()
+        penalty = l1_ratio * np.abs(w).sum() + (1.0 - l1_ratio) / 2.0 * np.square(w).sum()
+        return float(loss + penalty / (C * len(X)))
+
+    best, worst = objective(oracle.coef_[0]), objective(np.zeros(3))
+    assert objective(model.coef_[0]) < best + 0.01 * (worst - best)
+
+
+# --- units, kinds of input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("y", [Y, THREE], ids=["two", "three"])
+def test_scores_are_linear_in_the_units_of_the_rows(y: Any) -> None:
+    model = DPADMMClassifier(bounds=(-2.0, 2.0), classes=np.unique(y), **FEW).fit(X, y)
+    scores = X @ model.coef_.T + model.intercept_
+    assert_allclose(model.decision_function(X), scores[:, 0] if y is Y else scores, rtol=1e-9, atol=1e-12)
+    assert model.coef_.shape == ((1, 3) if y is Y else (3, 3))
+    chances = model.predict_proba(X)
+    assert_allclose(chances.sum(axis=1), 1.0)
+    assert_allclose(np.exp(model.predict_log_proba(X)), chances)
+    assert_array_equal(model.predict(X), model.classes_[chances.argmax(axis=1)])
+
+
+def test_a_row_beyond_the_norm_is_shortened_when_it_is_predicted_too() -> None:
+    model = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
+    along = np.array([[NORM, 0.0, 0.0], [50.0 * NORM, 0.0, 0.0]])
+    scores = model.decision_function(along)
+    assert scores[1] == pytest.approx(scores[0])
+    assert scores[0] == pytest.approx((along @ model.coef_.T + model.intercept_)[0, 0])
+
+
+@SEEDED
+def test_sparse_rows_and_float32_give_the_same_model() -> None:
+    models = [
+        DPADMMClassifier(random_state=1, **PUBLIC).fit(rows, Y)
+        for rows in (X, csr_array(X), X.astype(np.float32))
+    ]
+    for other in models[1:]:
+        assert_allclose(other.coef_, models[0].coef_, rtol=1e-3, atol=1e-4)
+    assert_allclose(models[1].decision_function(csr_array(X)), models[1].decision_function(X))
+
+
+@SEEDED
+def test_groups_are_the_agents() -> None:
+    owners = np.where(np.arange(240) < 60, "north", "south")
+    model = DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y, groups=owners)
+    assert len(model.privacy_["epsilon_by_agent"]) == 2
+    same = DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y, groups=owners.tolist())
+    assert_array_equal(model.coef_, same.coef_)
+    assert not np.array_equal(model.coef_, DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y).coef_)
+
+
+def test_a_declared_class_without_rows_is_a_class() -> None:
+    model = DPADMMClassifier(data_norm=NORM, classes=["yes", "maybe", "no"], **FEW).fit(X, Y)
+    assert model.classes_.tolist() == ["maybe", "no", "yes"]
+    assert model.predict_proba(X).shape == (240, 3)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "smoothed_hinge"])
+@SEEDED
+def test_hinge_losses_give_scores_and_no_probabilities(loss: str) -> None:
+    model = DPADMMClassifier(10.0, loss=loss, random_state=0, **PUBLIC).fit(X, Y)
+    assert model.score(X, Y) > 0.75
+    assert not hasattr(model, "predict_proba")
+    with pytest.raises(StudyError, match=f"loss {loss} is for two classes, not 3"):
+        DPADMMClassifier(loss=loss, data_norm=NORM, classes=[0, 1, 2]).fit(X, THREE)
+
+
+def test_table_columns_are_remembered_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=["age", "dose", "days"])
+    model = DPADMMClassifier(**PUBLIC, **FEW).fit(table, pandas.Series(Y), groups=pandas.Series(THREE))
+    assert model.feature_names_in_.tolist() == ["age", "dose", "days"]
+    assert len(model.privacy_["epsilon_by_agent"]) == 3
+    assert_array_equal(model.predict(table[:7]), model.predict(table)[:7])
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(table[["dose", "age", "days"]])
+
+
+def test_polars_tables_too() -> None:
+    polars = pytest.importorskip("polars")
+    table = polars.DataFrame(X, schema=["age", "dose", "days"])
+    model = DPADMMClassifier(**PUBLIC, **FEW).fit(table, polars.Series(Y))
+    assert model.feature_names_in_.tolist() == ["age", "dose", "days"]
+    assert model.predict(table).shape == (240,)
+
+
+# --- privacy -----------------------------------------------------------------------------------------------
+
+
+def test_public_bounds_and_exact_noise_are_quiet_and_said() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = DPADMMClassifier(0.7, delta=1e-6, **PUBLIC, **FEW).fit(X, Y)
+    report = model.privacy_
+    assert json.loads(json.dumps(report)) == report
+    assert report["epsilon"] == pytest.approx(0.7, rel=1e-9)
+    assert report["epsilon"] <= 0.7
+    assert report["delta"] == 1e-6
+    assert report["noise"].startswith("exact")
+    assert report["read_off_the_data"] == []
+    assert model.n_iter_ == 5
+
+
+def test_exact_noise_is_never_the_same_and_a_seed_always_is() -> None:
+    first, second = (DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y).coef_ for _ in range(2))
+    assert not np.array_equal(first, second)
+    with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+        third = DPADMMClassifier(random_state=4, **PUBLIC, **FEW).fit(X, Y)
+    with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+        fourth = DPADMMClassifier(random_state=4, **PUBLIC, **FEW).fit(X, Y)
+    assert_array_equal(third.coef_, fourth.coef_)
+    assert third.privacy_["noise"].startswith("simulated")
+    with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+        fifth = DPADMMClassifier(random_state=np.random.RandomState(4), **PUBLIC, **FEW).fit(X, Y)
+    assert_array_equal(fifth.coef_, third.coef_)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"classes": ["no", "yes"]}, ["the norm of rows"]),
+        ({"data_norm": NORM}, ["the classes"]),
+        ({"bounds": (-2.0, 2.0)}, ["the classes"]),
+        ({}, ["the classes", "the norm of rows"]),
+    ],
+)
+def test_what_is_read_off_the_data_is_warned_about_and_reported(
+    given: dict[str, Any], words: list[str]
+) -> None:
+    model = DPADMMClassifier(**given, **FEW)
+    with pytest.warns(PrivacyLeakWarning, match="read off the data") as caught:
+        model.fit(X, Y)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    report = model.privacy_
+    assert [text.split(" (")[0] for text in report["read_off_the_data"]] == words
+    assert all(word in report["guarantee"] and word in str(caught[0].message) for word in words)
+
+
+def test_parameters_are_as_they_were() -> None:
+    model = DPADMMClassifier(bounds=[[-2, -2, -2], [2, 2, 2]], classes=("no", "yes"), **FEW)
+    before = {name: (id(value), repr(value)) for name, value in model.get_params().items()}
+    model.fit(X, Y)
+    assert {name: (id(value), repr(value)) for name, value in model.get_params().items()} == before
+
+
+def test_a_fitted_model_survives_a_pickle() -> None:
+    model = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
+    again = pickle.loads(pickle.dumps(model))
+    assert_array_equal(again.decision_function(X), model.decision_function(X))
+    assert again.privacy_ == model.privacy_
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": "much"}, "epsilon must be a finite number"),
+        ({"epsilon": 1e6}, "there is no exact noise for epsilon=1e+06 in 5 rounds"),
+        ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
+        ({"C": 0.0}, "C must be a positive number, not 0.0"),
+        ({"C": "strong"}, "C must be a positive number, not 'strong'"),
+        ({"l1_ratio": 1.5}, "l1_ratio must lie in [0, 1], not 1.5"),
+        ({"max_iter": 0}, "max_iter must be a whole number of at least 1, not 0"),
+        ({"max_iter": 2.5}, "max_iter must be a whole number of at least 1, not 2.5"),
+        ({"loss": "log"}, "loss must be one of logistic, hinge, smoothed_hinge, not 'log'"),
+        ({"rho": -1.0}, "rho must be"),
+        ({"accountant": 3.0}, "accountant must be a BudgetAccountant or None, not 3.0"),
+    ],
+)
+def test_wrong_parameters_are_a_sentence(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(StudyError, match=re.escape(words)):
+        DPADMMClassifier(**({**PUBLIC, **FEW} | given)).fit(X, Y)
+
+
+def test_no_penalty_is_allowed() -> None:
+    assert DPADMMClassifier(C=np.inf, **PUBLIC, **FEW).fit(X, Y).n_iter_ == 5
+
+
+def test_rows_that_do_not_fit_are_a_sentence() -> None:
+    with pytest.raises(DataError, match="label 'yes' is not one of the declared classes"):
+        DPADMMClassifier(data_norm=NORM, classes=["no", "never"]).fit(X, Y)
+    with pytest.raises(DataError, match="agent c has one row"):
+        DPADMMClassifier(**PUBLIC).fit(X, Y, groups=["a"] * 200 + ["b"] * 39 + ["c"])
+    with pytest.raises(DataError, match="240 groups in one dimension"):
+        DPADMMClassifier(**PUBLIC).fit(X, Y, groups=["a", "b"])

@@ -1,0 +1,113 @@
+"""Scaling by public constants: rows within norm 1, and coefficients back in the units of the rows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.sparse import csr_array
+
+from dpadmm.errors import DataError, StudyError
+from dpadmm.estimators.encoding import encoding_of, label_scale
+from dpadmm.features import row_norms, with_intercept
+
+RNG = np.random.default_rng(3)
+X = RNG.uniform([0.0, -50.0, 1900.0], [1.0, 50.0, 2020.0], (40, 3))
+BOUNDS = ([0.0, -50.0, 1900.0], [1.0, 50.0, 2020.0])
+CASES = {
+    "norm": {"data_norm": 2500.0, "bounds": None},
+    "bounds": {"data_norm": None, "bounds": BOUNDS},
+    "both": {"data_norm": 1.8, "bounds": BOUNDS},
+}
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_scores_of_scaled_rows_are_scores_in_the_units_of_the_rows(
+    case: str, intercept: bool, kind: type
+) -> None:
+    encoding, read_off = encoding_of(X, **CASES[case], centred=intercept)
+    weights = RNG.standard_normal((3 + intercept, 2))
+    coef, constant = encoding.coefficients(weights, intercept)
+    rows = encoding.rows(X.astype(kind))
+    scores = (with_intercept(rows) if intercept else rows) @ weights
+    assert_allclose(scores, X @ coef.T + constant, rtol=1e-10 if kind is np.float64 else 2e-4, atol=2e-4)
+    assert not read_off
+    assert rows.dtype == kind
+    assert intercept or not constant.any()
+
+
+def test_bounds_alone_keep_every_row_within_norm_one() -> None:
+    wild = RNG.normal(scale=1e6, size=(50, 3))
+    encoding, _ = encoding_of(wild, data_norm=None, bounds=BOUNDS, centred=True)
+    norms = row_norms(encoding.rows(wild))
+    assert norms.max() <= 1.0 + 1e-12
+    assert norms.max() == pytest.approx(1.0)  # attained: noise is not made for longer rows than there can be
+
+
+def test_a_row_is_scaled_the_same_whoever_else_is_there() -> None:
+    encoding, _ = encoding_of(X, data_norm=None, bounds=BOUNDS, centred=True)
+    fewer, _ = encoding_of(X[:5], data_norm=None, bounds=BOUNDS, centred=True)
+    assert_array_equal(encoding.rows(X)[:5], fewer.rows(X[:5]))
+
+
+def test_sparse_rows_stay_sparse_and_equal_dense_ones_without_a_centre() -> None:
+    some = np.where(RNG.random((30, 3)) < 0.5, 0.0, RNG.uniform(-5.0, 9.0, (30, 3)))
+    bounds = (-1.0, [2.0, 4.0, 8.0])
+    encoding, _ = encoding_of(csr_array(some), data_norm=None, bounds=bounds, centred=True)
+    dense, _ = encoding_of(some, data_norm=None, bounds=bounds, centred=False)
+    rows = encoding.rows(csr_array(some))
+    assert isinstance(rows, csr_array)
+    assert_allclose(rows.toarray(), dense.rows(some))
+
+
+def test_sparse_rows_are_predicted_by_a_centred_encoding() -> None:
+    some = np.array([[0.0, 1.0], [2.0, 0.0]])
+    encoding, _ = encoding_of(some, data_norm=None, bounds=(1.0, 3.0), centred=True)
+    assert_array_equal(encoding.rows(csr_array(some)), encoding.rows(some))
+
+
+def test_a_missing_norm_is_read_off_and_said() -> None:
+    encoding, read_off = encoding_of(X, data_norm=None, bounds=None, centred=True)
+    assert read_off
+    assert encoding.norm == pytest.approx(np.linalg.norm(X, axis=1).max())
+    assert encoding_of(np.zeros((2, 2)), data_norm=None, bounds=None, centred=True)[0].norm == 1.0
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"bounds": (1.0, 0.0)}, "bounds of feature 1 are upside down: 1 > 0"),
+        ({"bounds": ([0, 0, 5], [1, 1, 4])}, "bounds of feature 3 are upside down: 5 > 4"),
+        ({"bounds": ([0.0, 1.0], 2.0)}, "bounds must be a pair (low, high), each of one number or 3"),
+        ({"bounds": 3.0}, "bounds must be a pair"),
+        ({"bounds": (0.0, np.inf)}, "bounds must be finite numbers"),
+        ({"data_norm": 0.0}, "data_norm must be a positive number, not 0.0"),
+        ({"data_norm": "long"}, "data_norm must be a positive number, not 'long'"),
+        ({"data_norm": np.inf}, "data_norm must be a finite number"),
+    ],
+)
+def test_wrong_bounds_are_a_sentence(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(StudyError, match=re.escape(words)):
+        encoding_of(X, **({"data_norm": None, "bounds": None} | how), centred=True)
+
+
+def test_what_cannot_be_scaled_is_a_sentence() -> None:
+    with pytest.raises(StudyError, match="bounds of sparse rows must include 0"):
+        encoding_of(csr_array(X), data_norm=None, bounds=(1.0, 2.0), centred=True)
+    with pytest.raises(DataError, match="too long for its norm"):
+        encoding_of(np.full((2, 2), 1e300), data_norm=None, bounds=None, centred=True)
+
+
+def test_labels_are_scaled_to_their_bounds() -> None:
+    y = np.array([1.0, 7.0])
+    assert label_scale(y, (0.0, 10.0), centred=True) == (0.0, 10.0, 5.0, 5.0)
+    assert label_scale(y, (-2.0, 10.0), centred=False) == (-2.0, 10.0, 0.0, 10.0)
+    assert label_scale(y, None, centred=True) == (1.0, 7.0, 4.0, 3.0)
+    assert label_scale(y, (4.0, 4.0), centred=True) == (4.0, 4.0, 4.0, 1.0)
+    with pytest.raises(StudyError, match="y_bounds are upside down: 2 > 1"):
+        label_scale(y, (2.0, 1.0), centred=True)

@@ -1,0 +1,36 @@
+"""scikit-learn's own checks of an estimator, all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_blobs, make_regression
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dpadmm import DPADMMClassifier, DPADMMRegressor
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the checks provoke is theirs
+
+
+def without_exceptions(estimator: object) -> dict[str, str]:
+    """No check is expected to fail. The tags' poor_score has its reason in ``__sklearn_tags__``."""
+    return {}
+
+
+@parametrize_with_checks(
+    [DPADMMClassifier(max_iter=20), DPADMMRegressor(max_iter=20)], expected_failed_checks=without_exceptions
+)
+def test_check(estimator: Any, check: Callable[[Any], None]) -> None:
+    check(estimator)
+
+
+def test_with_more_epsilon_the_scores_are_those_that_the_checks_ask_for() -> None:
+    X, y = make_blobs(n_samples=300, random_state=0)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    assert DPADMMClassifier(epsilon=5.0, random_state=0).fit(X, y).score(X, y) > 0.83
+    X, y = make_regression(n_samples=200, n_features=10, n_informative=1, bias=5.0, noise=20, random_state=42)
+    scaled = (y - y.mean()) / np.std(y)
+    assert DPADMMRegressor(epsilon=30.0, random_state=0).fit(X, scaled).score(X, scaled) > 0.5
