@@ -23,8 +23,9 @@ from dpadmm.privacy.ledger import DATABASE, MARK, read_ledger
 from dpadmm.privacy.statement import of_account
 
 MEANING = (
-    "ε is exact, for each person with one row in this data set, replace-one neighbours, against everyone who "
-    "sees all messages of all studies. Σμ² of several releases adds up; ε does not."
+    "ε is exact, for each person in this data set with all the rows that one may have, replace-one "
+    "neighbours, against everyone who sees all messages of all studies. Σμ² of several releases adds up; ε "
+    "does not."
 )
 CHECK = (
     "The chain of a record is the SHA-256 of the chain before it (64 zeros at first), a line break, and the "
