@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from dpadmm.audit.game import (
 )  # fmt: skip
 from dpadmm.audit.gates import Gate, judge
 from dpadmm.audit.lower_bound import chance_of_mu, error_limit, lower_bound
-from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play, world_of
+from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, play, world_of
 from dpadmm.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
@@ -243,13 +243,9 @@ def test_nothing_but_refusals_is_red():
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
-def leftovers():
-    folder = memory_folder() or "/tmp"
-    return {name for name in os.listdir(folder) if name.startswith("dpadmm-audit-")}
-
-
-def test_workers_play_every_study_once_and_leave_nothing():
-    before, heard = leftovers(), []
+def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "memory_folder", lambda: str(tmp_path))
+    heard = []
     plan = Plan(trials=50, workers=2, false_alarm=1e-7, confidence=1.0 - 1e-7)
     audit = run_audit(plan, watch=heard.append)
     assert audit.passed
@@ -257,12 +253,8 @@ def test_workers_play_every_study_once_and_leave_nothing():
     assert heard[-1] == audit.n_studies == 50
     assert audit.seen.worlds.tolist() == [[world_of(k, 0), world_of(k, 1)] for k in range(50)]
     assert len(np.unique(audit.seen.residuals[..., 0])) == 50 * 2 * N_ROUNDS
-    assert leftovers() <= before | leftovers_of_others(before)
-
-
-def leftovers_of_others(before):
-    """Folders of audits that run beside this test are not ours."""
-    return set() if os.environ.get("PYTEST_XDIST_WORKER") is None else leftovers()
+    assert list(tmp_path.iterdir()) == []
+    assert multiprocessing.active_children() == []
 
 
 def test_an_audit_can_be_stopped():

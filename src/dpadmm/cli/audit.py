@@ -143,4 +143,4 @@ def _number(value: float) -> str:
 
 
 def _rarely(rate: float) -> str:
-    return f"about once in {1.0 / rate:.1g} times".replace("e+0", "e") if rate > 0 else "never"
+    return f"about once in {int(float(f'{1.0 / rate:.1g}')):,} times" if rate > 0 else "never"
