@@ -11,51 +11,51 @@ True
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpadmm.data import (
-    Dataset,
-    Partition,
-    by_group,
-    encode_labels,
-    equal,
-    holdout,
-    known_optimum,
-    label_skewed,
-    load_adult,
-    read_table,
-    synthetic,
-    unequal,
-)
-from dpadmm.errors import (
-    BudgetExceeded,
-    ConvergenceWarning,
-    DataError,
-    DpadmmError,
-    PerformanceWarning,
-    PrivacyLeakWarning,
-    StudyError,
-)
-from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
-from dpadmm.methods import minimizer
-from dpadmm.metrics import Trace
-from dpadmm.model import Model, load_model
-from dpadmm.privacy import (
-    affordable_rounds,
-    exact_delta,
-    exact_epsilon,
-    paper_epsilon,
-    paper_noise_multiplier,
-    total_noise_multiplier,
-)
-from dpadmm.privacy.budget import BudgetAccountant
-from dpadmm.privacy.report import PrivacyReport
-from dpadmm.problem import Problem, Rows, make_rows
-from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
-from dpadmm.settings import Settings
-from dpadmm.simulation import Result, simulate
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
+    from dpadmm.data import (
+        Dataset,
+        Partition,
+        by_group,
+        encode_labels,
+        equal,
+        holdout,
+        known_optimum,
+        label_skewed,
+        load_adult,
+        read_table,
+        synthetic,
+        unequal,
+    )
+    from dpadmm.errors import (
+        BudgetExceeded,
+        ConvergenceWarning,
+        DataError,
+        DpadmmError,
+        PerformanceWarning,
+        PrivacyLeakWarning,
+        StudyError,
+    )
     from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
+    from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
+    from dpadmm.methods import minimizer
+    from dpadmm.metrics import Trace
+    from dpadmm.model import Model, load_model
+    from dpadmm.privacy import (
+        affordable_rounds,
+        exact_delta,
+        exact_epsilon,
+        paper_epsilon,
+        paper_noise_multiplier,
+        total_noise_multiplier,
+    )
+    from dpadmm.privacy.budget import BudgetAccountant
+    from dpadmm.privacy.report import PrivacyReport
+    from dpadmm.problem import Problem, Rows, make_rows
+    from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
+    from dpadmm.settings import Settings
+    from dpadmm.simulation import Result, simulate
 
 __version__ = VERSION
 
@@ -113,9 +113,66 @@ __all__ = [
     "unequal",
 ]
 
+_HOMES = {
+    "dpadmm.data": (
+        "Dataset",
+        "Partition",
+        "by_group",
+        "encode_labels",
+        "equal",
+        "holdout",
+        "known_optimum",
+        "label_skewed",
+        "load_adult",
+        "read_table",
+        "synthetic",
+        "unequal",
+    ),
+    "dpadmm.errors": (
+        "BudgetExceeded",
+        "ConvergenceWarning",
+        "DataError",
+        "DpadmmError",
+        "PerformanceWarning",
+        "PrivacyLeakWarning",
+        "StudyError",
+    ),
+    "dpadmm.estimators": ("DPADMMClassifier", "DPADMMRegressor"),
+    "dpadmm.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
+    "dpadmm.methods": ("minimizer",),
+    "dpadmm.metrics": ("Trace",),
+    "dpadmm.model": ("Model", "load_model"),
+    "dpadmm.privacy": (
+        "affordable_rounds",
+        "exact_delta",
+        "exact_epsilon",
+        "paper_epsilon",
+        "paper_noise_multiplier",
+        "total_noise_multiplier",
+    ),
+    "dpadmm.privacy.budget": ("BudgetAccountant",),
+    "dpadmm.privacy.report": ("PrivacyReport",),
+    "dpadmm.problem": ("Problem", "Rows", "make_rows"),
+    "dpadmm.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
+    "dpadmm.settings": ("Settings",),
+    "dpadmm.simulation": ("Result", "simulate"),
+}
+"""Where every name lives: it comes when it is asked for, so that a saved model predicts without the compiler,
+and scikit-learn is needed by nothing but the estimators."""
+
+_PACKAGES = ("data", "losses", "methods", "privacy", "regularizers")
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """The estimators come when they are asked for: they need scikit-learn, and nothing else does."""
-    if name in ("DPADMMClassifier", "DPADMMRegressor"):
-        return getattr(import_module("dpadmm.estimators"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _PACKAGES:
+        return import_module(f"dpadmm.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
