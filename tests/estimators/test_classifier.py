@@ -225,8 +225,9 @@ def test_a_fitted_model_survives_a_pickle() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"epsilon": 0.0}, "epsilon must be positive"),
-        ({"epsilon": "much"}, "epsilon must be a finite number"),
+        ({"epsilon": 0.0}, "epsilon must be a positive number, not 0.0"),
+        ({"epsilon": [1.0, 2.0]}, "epsilon must be a positive number, not [1.0, 2.0]"),
+        ({"epsilon": np.inf}, "epsilon must be a finite number"),
         ({"epsilon": 1e6}, "there is no exact noise for epsilon=1e+06 in 5 rounds"),
         ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
         ({"C": 0.0}, "C must be a positive number, not 0.0"),

@@ -76,7 +76,7 @@ class PrivateLinearModel(BaseEstimator):
         return Settings(
             **loss,
             **_penalty(strength / n_rows, self.l1_ratio, scale=encoding.scale(self.fit_intercept), half=half),
-            epsilon=self.epsilon,
+            epsilon=positive("epsilon", self.epsilon),
             delta=self.delta,
             intercept=bool(self.fit_intercept),
             n_rounds=int(self.max_iter),

@@ -30,11 +30,11 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     """Logistic regression (or an SVM) by DP-ADMM: the whole fit is (ε, δ)-private for every single row.
 
     Minimises, with m rows, what :class:`sklearn.linear_model.LogisticRegression` does:
-    ``mean loss + (l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)/(C·m)``, with two differences: the weight of the
-    constant column is penalised too, and with groups every agent counts the same, whatever the number of its
-    rows. w is in the units of X (of X mapped to [−1, 1] where ``bounds`` are given). The paper's λ/n, that is
-    ``reg_share`` elsewhere in dpadmm, is ``1/(2·C·m·data_norm²)`` for the L2 penalty with an intercept, and
-    twice that without.
+    ``mean loss + (l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)/(C·m)``, with two differences: the intercept is
+    penalised too, as the weight of a constant column of value ``data_norm``, and with groups every agent
+    counts the same, whatever the number of its rows. w is in the units of X (of X mapped to [−1, 1] where
+    ``bounds`` are given). The paper's λ/n, that is ``reg_share`` elsewhere in dpadmm, is
+    ``1/(2·C·m·data_norm²)`` for the L2 penalty with an intercept, and twice that without.
 
     Parameters
     ----------
