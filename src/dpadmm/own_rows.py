@@ -11,7 +11,7 @@ from dpadmm import kernels
 from dpadmm.arrays import Features, Floats
 from dpadmm.features import clip_rows, with_intercept
 from dpadmm.losses.base import Loss
-from dpadmm.paging import is_mapped
+from dpadmm.paging import is_nameless
 from dpadmm.problem import Rows, make_rows
 
 
@@ -21,8 +21,8 @@ class OwnRows:
     def __init__(self, features: Features, labels: Floats, loss: Loss, *, intercept: bool = False) -> None:
         matrix = clip_rows(features)
         matrix = with_intercept(matrix) if intercept else matrix
-        # What is in a file was put there by nobody else
-        self._rows: Rows = make_rows(matrix if is_mapped(matrix) else matrix.copy(), labels.copy())
+        # Of rows that others can change, lengths and digest would not be true for long
+        self._rows: Rows = make_rows(matrix if is_nameless(matrix) else matrix.copy(), labels.copy())
         self._loss = loss
 
     @property

@@ -39,16 +39,31 @@ def portions(features: Features, sizes: Integers) -> Iterator[slice]:
         start = stop
 
 
-def is_mapped(features: Features) -> bool:
-    """Whether a matrix lives in a mapped file."""
-    return any(True for _ in _maps(features))
+def is_nameless(features: Features) -> bool:
+    """Whether a matrix lives in mapped files without a name, to which nobody else can write.
+
+    Examples
+    --------
+    >>> is_nameless(np.ones((2, 2)))
+    False
+    """
+    mapped = ([each for each in _chain(part) if isinstance(each, np.memmap)] for part in _parts(features))
+    return all(maps and all(each.filename is None for each in maps) for maps in mapped)
 
 
 def _maps(features: Features) -> Iterator[Any]:
     """The file mappings that a matrix looks into."""
-    for part in (features,) if isinstance(features, np.ndarray) else (features.data, features.indices):
-        base = part
-        while isinstance(base, np.ndarray):
-            base = base.base
-        if isinstance(base, mmap.mmap):
-            yield base
+    for part in _parts(features):
+        yield from (each for each in _chain(part) if isinstance(each, mmap.mmap))
+
+
+def _parts(features: Features) -> tuple[Any, ...]:
+    return (features,) if isinstance(features, np.ndarray) else (features.data, features.indices)
+
+
+def _chain(part: Any) -> Iterator[Any]:
+    """An array, and whatever it is a view of."""
+    yield part
+    while isinstance(part, np.ndarray):
+        part = part.base
+        yield part
