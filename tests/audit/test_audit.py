@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from dataclasses import replace
 
@@ -222,6 +223,7 @@ def test_each_gate_can_turn_red(change, name):
 def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
     few, many = imagined(400, 2), imagined(10_000, 2)
     assert gates(few)["the audit has power"].passed is None
+    assert gates(few)["the audit has power"].false_alarm == 0.0
     assert gates(many)["the audit has power"].passed is True
     blunt = replace(many, scores=many.scores - 0.5 * many.worlds)
     assert gates(blunt)["the audit has power"].red
@@ -274,6 +276,19 @@ def test_a_refused_study_is_told_and_does_not_stop_the_others(monkeypatch):
     audit = run_audit(Plan(trials=40, workers=1))
     assert not audit.passed
     assert "budget-cap" in next(gate.sentence for gate in audit.gates if gate.red)
+
+
+def test_what_is_not_a_number_is_null_in_json(monkeypatch):
+    sound = run_module.play
+
+    def without_noise(batch: Batch) -> Seen:
+        seen = sound(batch)
+        return replace(seen, residuals=np.full_like(seen.residuals, np.nan))
+
+    monkeypatch.setattr(run_module, "play", without_noise)
+    audit = run_audit(Plan(trials=40, workers=1))
+    assert not audit.passed
+    assert json.loads(json.dumps(audit.as_json(), allow_nan=False))["passed"] is False
 
 
 def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path):

@@ -81,7 +81,7 @@ def _epsilon(seen: Seen, bound: LowerBound, *, mu: float, delta: float, confiden
         ),
         Gate(
             "the audit has power", bound.epsilon / promised, POWER, None,
-            reached if reached or decided else None, too_low,
+            reached if reached or decided else None, too_low if decided else 0.0,
             f"Guesses find {share} of ε, so that a leak would show." if reached
             else f"Guesses find {share} of ε only: the attack does not work as it should." if decided
             else f"Not enough trials to tell: guesses find {share} of ε; with more they would find more.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import secrets
@@ -134,10 +135,14 @@ class Audit:
             "epsilon_lower_bound": self.bound.epsilon,
             "share_found": self.bound.epsilon / self.epsilon,
             "guesses": asdict(self.bound),
-            "gates": [asdict(gate) for gate in self.gates],
+            "gates": [{**asdict(gate), "measured": _finite(gate.measured)} for gate in self.gates],
             "false_alarm": self.false_alarm,
             "seconds": self.seconds,
         }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def run_audit(

@@ -143,10 +143,9 @@ class _Table:
                 self._one_too_many()
         for site in self.sites:
             self.misspent += site.misspent()
+        worlds = [[world_of(number, i) for i in (0, 1)] for number, _ in seen]
         return Seen(
-            worlds=np.array([[world_of(k, i) for i in (0, 1)] for k, _ in seen], dtype=np.int64).reshape(
-                -1, 2
-            ),
+            worlds=np.array(worlds, dtype=np.int64).reshape(-1, 2),
             residuals=_stack(seen, "residuals", (N_ROUNDS, N_FEATURES)),
             scores=_stack(seen, "score", ()),
             off_grid=_stack(seen, "off_grid", (N_ROUNDS,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,6 +138,8 @@ def _gates_table(result: Audit) -> Table:
 
 def _number(value: float) -> str:
     """Whole numbers as they are, others with four digits."""
+    if not math.isfinite(value):
+        return "not a number"
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value)}"
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
