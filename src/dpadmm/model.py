@@ -1,30 +1,50 @@
-"""A trained linear model: predict, save, load. The file holds numbers and JSON, never code."""
+"""A trained linear model: predict, save, load. It needs neither the compiler nor anything that trains.
+
+The file holds numbers and JSON, never code.
+"""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from dpadmm.arrays import Features, Floats
-from dpadmm.errors import DataError
+from dpadmm.data.schema import Label, Schema
+from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
+from dpadmm.errors import DataError, StudyError
 from dpadmm.features import as_matrix, clip_rows, with_intercept
-from dpadmm.files import atomic_file
+from dpadmm.linear_parts import units
 from dpadmm.losses.base import Task
+from dpadmm.model_file import BROKEN, FORMATS, damaged, read_model, write_model
+from dpadmm.model_file import FORMAT as FORMAT
+from dpadmm.model_tables import Scorer, batches_of, is_table, score_file
+from dpadmm.version import VERSION
 
-FORMAT = "dpadmm-model/1"
+if TYPE_CHECKING:
+    from dpadmm.study_run import StudyResult
+
+PROBABILITIES = ("logistic", "softmax")
+"""Losses whose scores are log odds."""
 
 
-@dataclass(frozen=True)
+class Predicted(NamedTuple):
+    """Some rows of a table: predictions, probabilities where there are any, and columns that were kept."""
+
+    predictions: NDArray[Any]
+    probabilities: Floats | None
+    kept: Any
+
+
+@dataclass(frozen=True, eq=False)
 class Model:
     """Weights and what is needed to use them.
 
@@ -39,11 +59,20 @@ class Model:
         Labels in order: (negative, positive), or one per column.
     intercept : bool
         The last weight belongs to a constant column, which ``predict`` adds by itself.
-    feature_names : tuple of str
     clip : bool
         Rows longer than 1 were shortened to 1 in training, and are here too.
+    feature_names : tuple of str
     privacy : mapping
         The privacy report of the run, as JSON values.
+    schema, label : optional
+        The columns and the label of the study: with them the model takes tables, and answers in the label's
+        own units.
+    study, statement : mapping
+        The study, and the privacy statement of the run, as JSON values.
+    history : (t + 1, d, p)
+        The public consensus of every round; empty where it was not kept.
+    version : str
+        The dpadmm that made it.
 
     Examples
     --------
@@ -60,10 +89,27 @@ class Model:
     clip: bool = False
     feature_names: tuple[str, ...] = ()
     privacy: Mapping[str, Any] = field(default_factory=dict)
+    schema: Schema | None = None
+    label: Label | None = None
+    study: Mapping[str, Any] = field(default_factory=dict)
+    statement: Mapping[str, Any] = field(default_factory=dict)
+    history: Floats = field(default_factory=lambda: np.empty((0, 0, 0)))
+    version: str = VERSION
 
-    def decision_function(self, features: Features) -> Floats:
-        """Scores ``wᵀa``: (rows, d) -> (rows, p)."""
-        features = as_matrix(features)
+    @property
+    def study_hash(self) -> str:
+        """SHA-256 of the study's canonical JSON, by which agents know it; empty without a study."""
+        return hash_of(self.study) if self.study else ""
+
+    def decision_function(self, rows: Any) -> Floats:
+        """Scores ``wᵀa``: (rows, p), of a table with the model's columns, or of (rows, d) features.
+
+        A table is a pandas or polars data frame, an Arrow table, or a mapping of columns.
+        """
+        if is_table(rows):
+            scorer = Scorer(self)
+            return np.concatenate([scorer.scores(each) for each in _some(batches_of(rows, scorer.columns))])
+        features: Features = as_matrix(rows)
         wanted = len(self.weights) - self.intercept
         if features.shape[1] != wanted:
             raise DataError(f"the model has {wanted} features, but the rows have shape {features.shape}")
@@ -73,34 +119,61 @@ class Model:
             features = with_intercept(features)
         return np.asarray(features @ self.weights, dtype=float)
 
-    def predict(self, features: Features) -> NDArray[Any]:
-        """Labels (in terms of ``classes``) or numbers: (rows, d) -> (rows,)."""
-        scores = self.decision_function(features)
-        if self.task == "regression":
-            return np.asarray(scores[:, 0])
-        chosen = (scores[:, 0] > 0.0).astype(int) if self.task == "binary" else scores.argmax(axis=1)
-        return np.asarray(np.asarray(self._names())[chosen])
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """Labels (in terms of ``classes``) or numbers (in the label's units): (rows,)."""
+        return self.answers(self.decision_function(rows))
 
-    def predict_proba(self, features: Features) -> Floats:
-        """Probability of every class: (rows, d) -> (rows, classes)."""
-        if self.loss not in ("logistic", "softmax"):
+    def predict_proba(self, rows: Any) -> Floats:
+        """Probability of every class: (rows, classes)."""
+        if not self.has_probabilities:
             raise DataError(
                 f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax"
             )
-        scores = self.decision_function(features)
+        return self.probabilities(self.decision_function(rows))
+
+    def predict_table(self, path: str | os.PathLike[str]) -> NDArray[Any]:
+        """Predictions for all rows of a CSV or Parquet file, which may be larger than memory."""
+        return np.concatenate([each.predictions for each in self.predict_batches(path)])
+
+    def predict_batches(
+        self, path: str | os.PathLike[str], *, keep: Sequence[str] = ()
+    ) -> Iterator[Predicted]:
+        """The same a few rows at a time, with probabilities and with the columns to ``keep`` as they are."""
+        for scores, beside in score_file(Scorer(self), Path(path), beside=keep):
+            chances = self.probabilities(scores) if self.has_probabilities else None
+            yield Predicted(self.answers(scores), chances, beside)
+
+    @property
+    def has_probabilities(self) -> bool:
+        return self.loss in PROBABILITIES
+
+    @property
+    def class_names(self) -> tuple[Any, ...]:
+        """The classes, or the codes that stand for them; none for numbers."""
+        if self.task == "regression":
+            return ()
+        default = (-1, 1) if self.task == "binary" else tuple(range(self.weights.shape[1]))
+        return self.classes or default
+
+    def answers(self, scores: Floats) -> NDArray[Any]:
+        """Scores (rows, p) -> labels or numbers (rows,)."""
+        if self.task == "regression":
+            scale, shift = units(self)
+            return np.asarray(scores[:, 0] * scale + shift)
+        chosen = (scores[:, 0] > 0.0).astype(int) if self.task == "binary" else scores.argmax(axis=1)
+        return np.asarray(np.asarray(self.class_names)[chosen])
+
+    def probabilities(self, scores: Floats) -> Floats:
+        """Scores (rows, p) of logistic or softmax loss -> (rows, classes)."""
         if self.task == "multiclass":
             return np.asarray(softmax(scores, axis=1))
         positive = expit(scores[:, 0])
         return np.column_stack([1.0 - positive, positive])
 
-    def _names(self) -> tuple[Any, ...]:
-        default = (-1, 1) if self.task == "binary" else tuple(range(self.weights.shape[1]))
-        return self.classes or default
-
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one file (NumPy archive without pickle); it appears whole or not at all."""
         about = {
-            "format": FORMAT,
+            "version": self.version,
             "task": self.task,
             "loss": self.loss,
             "classes": self.classes,
@@ -108,47 +181,98 @@ class Model:
             "clip": self.clip,
             "feature_names": self.feature_names,
             "privacy": dict(self.privacy),
+            "schema": None if self.schema is None else schema_as_json(self.schema),
+            "label": None if self.label is None else label_as_json(self.label),
+            "study": dict(self.study),
+            "study_hash": self.study_hash,
+            "statement": dict(self.statement),
         }
-        target = Path(path)
-        buffer = io.BytesIO()
-        np.savez(buffer, weights=self.weights, about=np.array(json.dumps(about, default=_plain)))
-        with atomic_file(target) as out:
-            out.write(buffer.getvalue())
-        return target
+        return write_model(path, about, {"weights": self.weights, "history": self.history})
+
+    def to_sklearn(self) -> Any:
+        """A fitted scikit-learn pipeline that predicts the same; see :mod:`dpadmm.model_export`."""
+        from dpadmm.model_export import to_sklearn
+
+        return to_sklearn(self)
+
+    def to_onnx(self, path: str | os.PathLike[str]) -> Path:
+        """An ONNX file that predicts the same from raw columns; see :mod:`dpadmm.model_onnx`."""
+        from dpadmm.model_onnx import to_onnx
+
+        return to_onnx(self, Path(path))
+
+
+def model_of(result: StudyResult) -> Model:
+    """The model of a study that was run: nothing of the rows is in it but what was released."""
+    study = result.study
+    loss = study.problem.loss
+    return Model(
+        weights=result.weights,
+        task=loss.task,
+        loss=loss.name,
+        classes=study.classes,
+        intercept=study.settings.intercept,
+        clip=study.schema is None,
+        feature_names=study.features,
+        privacy=result.privacy.as_json(),
+        schema=study.schema,
+        label=study.label,
+        study=study.as_json(),
+        statement=result.statement.as_json(),
+        history=result.history,
+    )
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
-    """Read a model that :meth:`Model.save` wrote."""
+    """Read a model that :meth:`Model.save` wrote, in this version or an earlier one."""
+    about, arrays = read_model(path)
     try:
-        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as archive:
-            about = json.loads(str(archive["about"]))
-            weights = np.asarray(archive["weights"], dtype=float)
-        if about["format"] != FORMAT:
-            raise DataError(
-                f"{path}: model format {about['format']!r} is not {FORMAT!r}; use the version that wrote it"
-            )
-        _check_shapes(weights, about["task"], about["classes"])
-        return Model(
-            weights=weights,
-            task=about["task"],
-            loss=about["loss"],
-            classes=tuple(about["classes"]) if about["classes"] is not None else None,
-            intercept=about["intercept"],
-            clip=about["clip"],
-            feature_names=tuple(about["feature_names"]),
-            privacy=about["privacy"],
+        weights, history = arrays["weights"], arrays.get("history", np.empty((0, 0, 0)))
+        _check_shapes(weights, about["task"], about["classes"], history)
+        known: dict[str, Any] = {
+            "weights": weights,
+            "task": about["task"],
+            "loss": _text(about["loss"]),
+            "classes": tuple(about["classes"]) if about["classes"] is not None else None,
+            "intercept": bool(about["intercept"]),
+            "clip": bool(about["clip"]),
+            "feature_names": tuple(map(_text, about["feature_names"])),
+            "privacy": _table(about["privacy"]),
+            "version": "",
+        }
+        if about["format"] == FORMATS[0]:
+            return Model(**known)
+        model = Model(
+            **known
+            | {
+                "schema": _schema(about["schema"]),
+                "label": None if about["label"] is None else label_from(about["label"]),
+                "study": _table(about["study"]),
+                "statement": _table(about["statement"]),
+                "history": history,
+                "version": _text(about["version"]),
+            }
         )
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile, EOFError, RuntimeError, SyntaxError):
-        raise DataError(
-            f"{path}: not a model file of dpadmm, or damaged; train again or restore a copy"
-        ) from None
+        _check_parts(model, about["study_hash"])
+        return model
+    except (*BROKEN, StudyError):
+        raise damaged(path) from None
 
 
-def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None) -> None:
+def hash_of(study: Mapping[str, Any]) -> str:
+    """The hash of a study, from its JSON; as ``Study.hash``, which needs all that trains."""
+    text = json.dumps(study, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return sha256(text.encode("ascii")).hexdigest()
+
+
+def _schema(table: Any) -> Schema | None:
+    if table is None:
+        return None
+    # Whether a name looks like an identifier was asked when the study was written
+    return schema_from([{**column, "allow": True} for column in table["columns"]], table["row_norm"])
+
+
+def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None, history: Floats) -> None:
     """A ValueError where a file's parts do not make a model."""
     if weights.ndim != 2 or 0 in weights.shape or not np.isfinite(weights).all():
         raise ValueError("weights")
@@ -156,11 +280,37 @@ def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None) -> 
     n_classes = {"binary": 2, "multiclass": n_outputs, "regression": 0}[task]
     if (task != "multiclass" and n_outputs != 1) or (classes is not None and len(classes) != n_classes):
         raise ValueError("classes")
+    if isinstance(classes, str) or not all(isinstance(each, str | int | float) for each in classes or ()):
+        raise ValueError("classes")
+    if history.size and (history.shape[1:] != weights.shape or not np.isfinite(history).all()):
+        raise ValueError("history")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"cannot store {type(value).__name__} in a model file")
+def _check_parts(model: Model, study_hash: object) -> None:
+    """A ValueError where columns, label, study and weights are not of the same model."""
+    if model.study_hash != study_hash:
+        raise ValueError("study")
+    if model.schema is not None:
+        width = len(model.schema.features) + model.intercept
+        if width != len(model.weights) or model.feature_names != model.schema.features:
+            raise ValueError("schema")
+    if model.label is not None and model.label.classes != model.classes:
+        raise ValueError("label")
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("a table")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text")
+    return value
+
+
+def _some(batches: list[Any]) -> list[Any]:
+    if not any(each.num_rows for each in batches):
+        raise DataError("the table has no rows")
+    return batches

@@ -1,0 +1,28 @@
+"""A model's weights as other tools want them: coefficients of features, constants, and the label's units."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpadmm.arrays import Floats
+
+if TYPE_CHECKING:
+    from dpadmm.model import Model
+
+
+def split(model: Model) -> tuple[Floats, Floats]:
+    """Coefficients (p, features) and constants (p,): rows were ``[a, 1]/√2`` where there is an intercept."""
+    if not model.intercept:
+        return np.ascontiguousarray(model.weights.T), np.zeros(model.weights.shape[1])
+    half = np.sqrt(0.5)
+    return np.ascontiguousarray(model.weights[:-1].T) * half, model.weights[-1] * half
+
+
+def units(model: Model) -> tuple[float, float]:
+    """(scale, shift) from scores −1 … 1 to the label's units."""
+    if model.label is None or model.label.bounds is None:
+        return 1.0, 0.0
+    low, high = model.label.bounds
+    return 0.5 * (high - low), 0.5 * (high + low)
