@@ -136,10 +136,13 @@ class Model:
         return np.concatenate([each.predictions for each in self.predict_batches(path)])
 
     def predict_batches(
-        self, path: str | os.PathLike[str], *, keep: Sequence[str] = ()
+        self, path: str | os.PathLike[str], *, keep: Sequence[str] = (), scorer: Scorer | None = None
     ) -> Iterator[Predicted]:
-        """The same a few rows at a time, with probabilities and with the columns to ``keep`` as they are."""
-        for scores, beside in score_file(Scorer(self), Path(path), beside=keep):
+        """The same a few rows at a time, with probabilities and with the columns to ``keep`` as they are.
+
+        A ``scorer`` of one's own counts what was clamped, unknown or missing.
+        """
+        for scores, beside in score_file(scorer or Scorer(self), Path(path), beside=keep):
             chances = self.probabilities(scores) if self.has_probabilities else None
             yield Predicted(self.answers(scores), chances, beside)
 

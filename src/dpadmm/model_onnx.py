@@ -136,7 +136,7 @@ def _column(graph: _Graph, column: Column) -> list[str]:
         codes = _codes(graph, column.name, {value: i for i, value in enumerate(column.values)})
         return _steps(graph, codes, len(column.values) - 1, column)
     if isinstance(column, Boolean):
-        words = {form(word.as_py()): i for i, each in enumerate((FALSE, TRUE)) for word in each
+        words = {form(str(word)): i for i, each in enumerate((FALSE, TRUE)) for word in each
                  for form in (str.lower, str.upper, str.capitalize)}  # fmt: skip
         return _steps(graph, _codes(graph, column.name, words), 1, column)
     return [graph.input(column.name, "double", 1)]

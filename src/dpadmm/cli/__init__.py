@@ -13,13 +13,16 @@ from dpadmm.cli.agent import agent_app
 from dpadmm.cli.audit import audit
 from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
+from dpadmm.cli.evaluate import evaluate
 from dpadmm.cli.ledger import ledger_app
+from dpadmm.cli.predict import predict
 from dpadmm.cli.privacy import privacy
 from dpadmm.cli.report import report
 from dpadmm.cli.reproduce import reproduce
 from dpadmm.cli.screen import Interrupted
 from dpadmm.cli.simulate import simulate_command
 from dpadmm.cli.study import study_app
+from dpadmm.cli.train import train
 from dpadmm.cli.verify import verify
 from dpadmm.errors import DpadmmError, Refusal
 
@@ -34,6 +37,9 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("simulate")(simulate_command)
+app.command("train")(train)
+app.command("predict")(predict)
+app.command("evaluate")(evaluate)
 app.command("privacy")(privacy)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce)

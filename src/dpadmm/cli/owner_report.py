@@ -1,0 +1,62 @@
+"""What happened to the cells of an owner's table: shown to the owner, and meant for nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from dpadmm.cli.screen import say, table
+from dpadmm.data.encoding import Report
+
+MUCH = 0.05
+"""A share of clamped cells that is more than outliers: wrong units, or bounds of another population."""
+
+OWNER_ONLY = "For the owner of the table only, not to be published: it was counted without noise."
+SHOWN = 20
+
+
+def worries(report: Report) -> list[str]:
+    """A sentence for every column of which a lot was clamped, or unknown."""
+    out = []
+    for name, tally in report.columns.items():
+        for count, what, advice in (
+            (tally.clamped, "clamped to the bounds", "are its units those of the study?"),
+            (tally.unknown, "none of the study's values", "is it written as in the study?"),
+        ):
+            if count > MUCH * report.rows:
+                share = f"{100.0 * count / report.rows:.1f}%"
+                out.append(f"column {name!r}: {share} of the cells were {what}; {advice}")
+    return out
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Plain values, with the note that goes with them."""
+    columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
+    return {"note": OWNER_ONLY, "rows": report.rows, "columns": columns, "warnings": worries(report)}
+
+
+def show(console: Console, report: Report) -> None:
+    """The columns with anything to tell, and warnings."""
+    told = {
+        name: tally
+        for name, tally in report.columns.items()
+        if tally.clamped or tally.unknown or tally.missing
+    }
+    if told:
+        out = table("cells of column", "clamped", "unknown", "missing")
+        out.columns[0].overflow = "fold"
+        for name, tally in list(told.items())[:SHOWN]:
+            counts = (tally.clamped, tally.unknown, tally.missing)
+            out.add_row(Text(name), *(_share(count, report.rows) for count in counts))
+        if len(told) > SHOWN:
+            out.caption = f"and {len(told) - SHOWN} more columns; --json has them all"
+        console.print(out)
+        say(console, OWNER_ONLY, style="dim")
+    for sentence in worries(report):
+        say(console, f"Warning: {sentence}", style="bold")
+
+
+def _share(count: int, rows: int) -> str:
+    return f"{count:,} ({100.0 * count / rows:.1f}%)" if count else "–"
