@@ -125,3 +125,5 @@ def test_the_figure_shows_errors_and_promise():
         assert axes.get_xlabel()
         assert axes.get_ylabel()
     assert "μ ≥ 1.900" in picture.caption
+    picture.figure.draw_without_rendering()
+    assert "0.1%" in [label.get_text() for label in picture.figure.axes[1].get_xticklabels()]

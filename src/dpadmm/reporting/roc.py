@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, PercentFormatter
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
@@ -110,5 +110,5 @@ def _logarithmic(axes: Axes, n: int) -> None:
     log_x(axes)
     log_y(axes)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100.0 * value:g}%"))
     dress(axes, title="(b) the same, logarithmic", x=ALPHA, y=BETA)
