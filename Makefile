@@ -1,4 +1,4 @@
-# make demo | test | torture | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
+# make demo | test | torture | mutants | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo test torture browser lint format bench clean
+.PHONY: demo test torture mutants browser lint format bench clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -18,6 +18,10 @@ test: $(READY) browser
 torture: $(READY)
 	DPADMM_TORTURE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy
 
+# known bugs are put into the agent, one by one: does the audit find each?
+mutants: $(READY)
+	$(BIN)/python tests/audit/mutants.py
+
 # the report is tested in a real browser; where none can be had, those tests are skipped (and fail if CI=true)
 browser:
 	@for each in $(BROWSERS); do if command -v $$each >/dev/null 2>&1; then exit 0; fi; done; \
@@ -28,14 +32,14 @@ browser:
 	|| echo "chromium could not be installed; the report's browser tests will be skipped"
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
