@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,15 @@ import pytest
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
+from dpadmm import model_file
+from dpadmm.data.encoded import encode_table
+from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.errors import DataError
-from dpadmm.model import FORMAT, Model, load_model
+from dpadmm.model import FORMAT, Model, hash_of, load_model, model_of
+from dpadmm.study import Study, study_from
+from dpadmm.study_run import StudyResult, run_study
+from dpadmm.version import VERSION
+from mixed_tables import make_cells, make_study, write_csv
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((40, 3)) / 4.0
@@ -109,7 +118,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
     assert model.save(path) == path
     again = load_model(path)
     np.testing.assert_array_equal(again.weights, model.weights)
-    for field in ("task", "loss", "classes", "intercept", "clip", "feature_names", "privacy"):
+    for field in ("task", "loss", "classes", "intercept", "clip", "feature_names", "privacy", "version"):
         assert getattr(again, field) == getattr(model, field), field
     np.testing.assert_array_equal(again.predict(A), model.predict(A))
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]  # and no .part
@@ -157,12 +166,12 @@ def test_damaged_files_are_refused_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "model"
     MODELS["multiclass"].save(path)
     whole = path.read_bytes()
-    for end in range(0, len(whole), 7):
+    for end in range(0, len(whole), 29):
         path.write_bytes(whole[:end])
         with pytest.raises(DataError, match="damaged"):
             load_model(path)
     for place in range(len(whole)):
-        for change in (0xFF, 0x01):
+        for change in ((0xFF, 0x01)[place % 2],):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :])
             try:
                 found = load_model(path)
@@ -179,7 +188,7 @@ def _write(path: Path, about: object, **arrays: object) -> Path:
 
 
 GOOD = {
-    "format": FORMAT, "task": "binary", "loss": "logistic", "classes": None, "intercept": False,
+    "format": "dpadmm-model/1", "task": "binary", "loss": "logistic", "classes": None, "intercept": False,
     "clip": False, "feature_names": [], "privacy": {},
 }  # fmt: skip
 
@@ -232,3 +241,192 @@ def test_a_saved_model_predicts_in_another_process(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(tmp_path / "m")], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(MODELS["binary"].predict(np.eye(3)).tolist())
+
+
+# --- format 1, and all that is new in format 2 -------------------------------------------------------------
+
+
+def test_files_of_the_first_format_still_load(tmp_path: Path) -> None:
+    about = GOOD | {"classes": ["no", "yes"], "feature_names": ["x", "y", "z"], "privacy": {"epsilon": 1.0}}
+    again = load_model(_write(tmp_path / "m", about, weights=W1))
+    np.testing.assert_array_equal(again.predict(A), MODELS["binary"].predict(A))
+    assert (again.schema, again.label, again.study, again.history.size) == (None, None, {}, 0)
+    assert again.privacy == {"epsilon": 1.0}
+    again.save(tmp_path / "m")
+    assert load_model(tmp_path / "m").feature_names == ("x", "y", "z")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, StudyResult, Path]:
+    """A study that was run on 600 rows of 20 columns, and their file."""
+    path = write_csv(tmp_path_factory.mktemp("table") / "t.csv", make_cells(600))
+    study = make_study()
+    table = encode_table(path, study.schema, study.label, by="site", intercept=True)  # type: ignore[arg-type]
+    return study, run_study(study, table, seed=1), path
+
+
+def test_a_study_s_model_keeps_all_that_is_public(
+    trained: tuple[Study, StudyResult, Path], tmp_path: Path
+) -> None:
+    study, result, table = trained
+    made = model_of(result)
+    again = load_model(made.save(tmp_path / "m.dpadmm"))
+    assert (again.schema, again.label, again.version) == (study.schema, study.label, VERSION)
+    assert again.study == json.loads(json.dumps(study.as_json()))
+    assert again.study_hash == study.hash
+    assert study_from(again.study).hash == study.hash
+    assert again.statement == result.statement.as_json()
+    np.testing.assert_array_equal(again.history, result.history)
+    assert again.history.shape == (16, *study.shape)
+    np.testing.assert_array_equal(again.predict_table(table), made.predict_table(table))
+
+
+def test_scores_of_a_table_are_those_of_training(trained: tuple[Study, StudyResult, Path]) -> None:
+    _, result, table = trained
+    model = model_of(result)
+    own = np.asarray(result.rows.features @ result.weights)[:, 0]
+    rows = np.empty(len(own))
+    by_site = np.concatenate([np.arange(site, 600, 3) for site in range(3)])
+    rows[by_site] = own
+    expected = np.where(rows > 0.0, "ill", "well")
+    np.testing.assert_array_equal(model.predict_table(table), expected)
+    cells = {name: values for name, values in make_cells(600).items() if name != "outcome"}
+    np.testing.assert_allclose(model.decision_function(cells)[:, 0], rows, rtol=1e-6)
+    (batch,) = model.predict_batches(table, keep=["row name", "n0"])
+    assert batch.kept.column("row name").to_pylist() == make_cells(600)["row name"]
+    assert batch.probabilities is not None
+    np.testing.assert_allclose(batch.probabilities.sum(axis=1), 1.0)
+
+
+def test_numbers_are_predicted_in_the_label_s_units(tmp_path: Path) -> None:
+    schema, label = Schema((Number("x", (0.0, 10.0)),)), Label("price", bounds=(100.0, 300.0))
+    model = Model(
+        np.array([[0.5]]), "regression", "squared", schema=schema, label=label, feature_names=("x",)
+    )
+    (tmp_path / "t.csv").write_text("x\n0\n5\n10\n")
+    assert model.predict_table(tmp_path / "t.csv").tolist() == [150.0, 200.0, 250.0]
+    again = load_model(model.save(tmp_path / "m"))
+    assert again.predict({"x": [0.0, 5.0, 10.0]}).tolist() == [150.0, 200.0, 250.0]
+
+
+def test_a_model_without_a_schema_finds_its_columns_by_name(tmp_path: Path) -> None:
+    model = Model(W1, "binary", "hinge", feature_names=("x", "y", "z"), clip=True)
+    lines = ["z,other,x,y", *(f"{10 * z!r},text,{10 * x!r},{10 * y!r}" for x, y, z in A.tolist())]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    np.testing.assert_array_equal(model.predict_table(tmp_path / "t.csv"), model.predict(10.0 * A))
+    (tmp_path / "t.csv").write_text("x,y,z\n1,,1\n")
+    with pytest.raises(DataError, match="rows 1 to 1: column 'y' has a missing or infinite cell"):
+        model.predict_table(tmp_path / "t.csv")
+
+
+def test_columns_that_look_like_identifiers_are_no_longer_asked_about(tmp_path: Path) -> None:
+    schema = Schema((Number("device_id", (0.0, 9.0)),))
+    model = Model(np.ones((1, 1)), "binary", "logistic", schema=schema, feature_names=schema.features)
+    assert load_model(model.save(tmp_path / "m")).schema == schema
+
+
+STUDY: dict[str, object] = {"format": "dpadmm-study/1", "name": "s"}
+GOOD2 = GOOD | {
+    "format": FORMAT, "version": "0.1.0", "schema": None, "label": None, "study": STUDY,
+    "study_hash": hash_of(STUDY), "statement": {},
+}  # fmt: skip
+COLUMN = {"name": "x", "kind": "number", "bounds": [0.0, 1.0]}
+SCHEMA_3 = {"columns": [COLUMN | {"name": name} for name in "xyz"], "row_norm": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"schema": SCHEMA_3, "feature_names": ["x", "y", "z"]},
+        {"label": {"column": "y", "classes": ["a", "b"]}, "classes": ["a", "b"]},
+    ],
+)
+def test_files_of_the_second_format_that_are_well(tmp_path: Path, change: dict[str, object]) -> None:
+    load_model(_write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": STUDY | {"name": "another"}},
+        {"study": [1]},
+        {"study_hash": None},
+        {"statement": "text"},
+        {"version": 2},
+        {"loss": ["logistic"]},
+        {"feature_names": [1, 2, 3]},
+        {"schema": SCHEMA_3},
+        {"schema": SCHEMA_3, "feature_names": ["x", "y", "z"], "intercept": True},
+        {"schema": {"columns": [COLUMN], "row_norm": None}, "feature_names": ["x"]},
+        {"schema": {"columns": [{"kind": "number"}], "row_norm": None}},
+        {"schema": {"columns": 5, "row_norm": None}},
+        {"schema": {"columns": [COLUMN | {"bounds": [1.0, 0.0]}], "row_norm": None}},
+        {"schema": 3},
+        {"label": {"column": "y", "classes": ["a", "b"]}},
+        {"label": {"column": "y", "classes": ["a", "b"], "more": 1}, "classes": ["a", "b"]},
+        {"classes": [{"a": 1}, {"b": 2}]},
+        {"classes": "ab"},
+    ],
+)
+def test_files_whose_parts_do_not_fit_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = _write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1)))
+    with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("history", [np.zeros((2, 4, 1)), np.zeros(3), np.full((2, 3, 1), np.inf)])
+def test_a_history_of_another_model_is_refused(tmp_path: Path, history: np.ndarray) -> None:
+    with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+        load_model(_write(tmp_path / "m", GOOD2, weights=W1, history=history))
+
+
+def test_files_that_promise_too_much_are_refused_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small archive of gigabytes of zeros, an array said to be huge, JSON as deep as a well."""
+    with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as archive:
+        about = io.BytesIO()
+        np.save(about, np.array(json.dumps(GOOD)))
+        archive.writestr("about.npy", about.getvalue())
+        zeros = io.BytesIO()
+        np.save(zeros, np.zeros((2**18, 1)))
+        archive.writestr("weights.npy", zeros.getvalue())
+    assert len(load_model(tmp_path / "bomb").weights) == 2**18
+    monkeypatch.setattr(model_file, "MOST_BYTES", 2**20)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 1)}
+    )
+    with zipfile.ZipFile(tmp_path / "huge", "w") as archive:
+        archive.writestr("about.npy", about.getvalue())
+        archive.writestr("weights.npy", header.getvalue())
+    deep = np.array("[" * 100_000 + "]" * 100_000)
+    np.savez(tmp_path / "deep.npz", about=deep, weights=W1)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("bomb", "huge", "deep.npz", "pipe"):
+        with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+            load_model(tmp_path / name)
+
+
+def test_a_model_loads_and_predicts_without_compiler_and_engine(
+    trained: tuple[Study, StudyResult, Path], tmp_path: Path
+) -> None:
+    _, result, table = trained
+    path = model_of(result).save(tmp_path / "m.dpadmm")
+    program = """
+import sys
+for name in ("numba", "llvmlite", "dp_accounting", "matplotlib", "sklearn", "typer", "rich", "jinja2"):
+    sys.modules[name] = None
+import dpadmm
+model = dpadmm.load_model(sys.argv[1])
+found = model.predict_table(sys.argv[2])
+print(len(found), (found == "ill").sum())
+print(sorted(name for name in sys.modules if name in (
+    "dpadmm.kernels", "dpadmm.methods", "dpadmm.training", "dpadmm.privacy", "dpadmm.simulation")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path), str(table)], capture_output=True, text=True, check=True
+    )
+    expected = model_of(result).predict_table(table)
+    assert done.stdout == f"600 {(expected == 'ill').sum()}\n[]\n"
