@@ -15,6 +15,7 @@ from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
 from dpadmm.cli.evaluate import evaluate
 from dpadmm.cli.ledger import ledger_app
+from dpadmm.cli.plan import plan
 from dpadmm.cli.predict import predict
 from dpadmm.cli.privacy import privacy
 from dpadmm.cli.report import report
@@ -40,6 +41,7 @@ app.command("simulate")(simulate_command)
 app.command("train")(train)
 app.command("predict")(predict)
 app.command("evaluate")(evaluate)
+app.command("plan")(plan)
 app.command("privacy")(privacy)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce)
