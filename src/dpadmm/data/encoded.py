@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.batches import open_batches
 from dpadmm.data.compact import compact_csr
-from dpadmm.data.encoding import Encoder, Report, as_numbers, as_text, codes_of
+from dpadmm.data.encoding import Encoder, Report, as_numbers, as_words, codes_of
 from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
 from dpadmm.data.schema import Label, Number, Plain, Schema
 from dpadmm.errors import DataError
@@ -60,8 +60,12 @@ def encode_table(
     numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
     if label is not None and label.bounds is not None:
         numeric.add(label.column)
-    encoder, labels, owners = Encoder(schema, intercept=intercept), [np.empty(0)], _Owners()
-    with closing(_Growing(memory_bytes)) as growing:
+    encoder = Encoder(schema, intercept=intercept)
+    with (
+        closing(_Growing(memory_bytes)) as growing,
+        closing(GrowingArray(np.float64, 1)) as labels,
+        closing(_Owners()) as owners,
+    ):
         for batch in open_batches(path, [*columns, *others], numbers=frozenset(numeric)):
             where = f"{path}, rows {encoder.report.rows + 1} to {encoder.report.rows + batch.num_rows}"
             try:
@@ -75,7 +79,7 @@ def encode_table(
         if not encoder.report.rows:
             raise DataError(f"{path} has no rows")
         groups, names = owners.finish() if by is not None else (None, ())
-        return EncodedTable(growing.finish(), np.concatenate(labels), groups, names, encoder.report)
+        return EncodedTable(growing.finish(), labels.finish().reshape(-1), groups, names, encoder.report)
 
 
 def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
@@ -86,7 +90,7 @@ def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
         _check_labels(np.isfinite(values), label.column, "is missing", first)
         return (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0
     classes = tuple(map(str, label.classes or ()))
-    codes = codes_of(as_text(cells, label.column), classes)
+    codes, _ = codes_of(cells, classes, label.column)
     _check_labels(codes >= 0, label.column, f"is none of the classes {', '.join(classes[:8])}", first)
     return codes * 2.0 - 1.0 if len(classes) == 2 else codes.astype(np.float64)
 
@@ -102,23 +106,27 @@ class _Owners:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._parts: list[Integers] = []
+        self._parts = GrowingArray(np.int32, 1)
 
     def append(self, cells: Any, by: str, where: str) -> None:
-        texts = as_text(cells, by)
-        if texts.null_count:
+        words, places = as_words(cells, by)
+        names = [(word or "").strip() for word in words.to_pylist()]
+        known = [self._numbers.setdefault(n, len(self._numbers)) if n else -1 for n in names]
+        owners = np.array([*known, -1], dtype=np.int32)[places]
+        if (owners < 0).any():
             raise DataError(
                 f"{where}: column {by!r} has a missing cell, so it is not known whose that row is"
             )
-        coded = texts.dictionary_encode()
-        known = [self._numbers.setdefault(t, len(self._numbers)) for t in coded.dictionary.to_pylist()]
-        self._parts.append(np.array(known)[coded.indices.to_numpy()])
+        self._parts.append(owners)
 
     def finish(self) -> tuple[Integers, tuple[str, ...]]:
         names = sorted(self._numbers)
         places = np.empty(len(names), np.int64)
         places[[self._numbers[name] for name in names]] = np.arange(len(names))
-        return places[np.concatenate(self._parts)], tuple(names)
+        return places[self._parts.finish().reshape(-1)], tuple(names)
+
+    def close(self) -> None:
+        self._parts.close()
 
 
 class _Growing:

@@ -7,8 +7,10 @@ of the table, and for nobody else.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpadmm.arrays import Features
+from dpadmm.data.batches import MISSING, comma_hint
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.errors import DataError
 
 Values = NDArray[np.float32]
-Places = NDArray[np.int32]
 NUMERIC = (
     pa.types.is_integer,
     pa.types.is_floating,
@@ -30,7 +32,11 @@ NUMERIC = (
     pa.types.is_boolean,
     pa.types.is_null,
 )
-TRUE, FALSE = pa.array(["true", "1", "yes", "y", "t"]), pa.array(["false", "0", "no", "n", "f"])
+TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
+TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
+ONE = np.float32(1.0)
+HALF = np.float32(np.sqrt(0.5))
 
 
 @dataclass
@@ -72,60 +78,105 @@ class Encoder:
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        n, places, values, first = batch.num_rows, [], [], 0
+        n, first, rows = batch.num_rows, 0, self._empty(batch.num_rows)
         for column in self.schema.columns:
             tally = self.report.columns[column.name]
             for place, value in ENCODERS[column.kind](column, batch.column(column.name), tally):
-                places.append(np.broadcast_to(np.asarray(place + first, dtype=np.int32), (n,)))
-                values.append(value)
+                rows.append(place + first, value / np.float32(self.schema.scale))
             first += len(column.features)
         self.report.rows += n
-        return self._matrix(np.stack(places, axis=1), np.stack(values, axis=1))
+        return rows.finish()
 
-    def _matrix(self, places: Places, values: Values) -> Features:
-        """Entries of rows -> a matrix of rows of length at most 1: dense, or sparse as the schema says."""
-        n, stored = values.shape
-        values = values / np.float32(self.schema.scale)
-        lengths = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
-        long = lengths > 1.0
-        if long.any():
-            values[long] *= ((1.0 - 2.0**-20) / lengths[long, None]).astype(np.float32)
-        width = len(self.schema.features) + self.intercept
-        if self.intercept:
-            half = np.float32(np.sqrt(0.5))
-            values = np.column_stack([values * half, np.full(n, half)])
-            places = np.column_stack([places, np.full(n, width - 1, np.int32)])
-            stored += 1
-        if self.schema.sparse:
-            pointers = np.arange(0, n * stored + 1, stored)
-            return compact_csr(values.ravel(), places.ravel(), pointers, (n, width))
-        out = np.zeros((n, width), dtype=np.float32)
-        np.put_along_axis(out, places.astype(np.intp), values, axis=1)
-        return out
+    def _empty(self, n: int) -> _Dense | _Sparse:
+        return (_Sparse if self.schema.sparse else _Dense)(n, self.schema, self.intercept)
 
 
-Entries = list[tuple[Any, Values]]
+class _Dense:
+    """Rows that are filled feature by feature, and shortened to 1 where they are longer.
+
+    Every operation is on single cells in the same order, so that not even a rounding depends on other rows.
+    """
+
+    def __init__(self, n: int, schema: Schema, intercept: bool) -> None:
+        width = len(schema.features) + intercept
+        self._intercept, self._starts = intercept, np.arange(0, n * width, width)
+        self._squares = None if schema.bounded else np.zeros(n)
+        self._out = np.zeros((n, width), dtype=np.float32)
+
+    def append(self, place: Any, value: Any) -> None:
+        """Set one feature of all rows, or another one in every row."""
+        if self._squares is not None:
+            self._squares += np.multiply(value, value, dtype=np.float64)
+        if isinstance(place, int):
+            self._out[:, place] = value
+        else:
+            self._out.reshape(-1)[self._starts + place] = value
+
+    def finish(self) -> Features:
+        _shorten(self._out, self._squares)
+        if self._intercept:
+            self._out *= HALF
+            self._out[:, -1] = HALF
+        return self._out
+
+
+class _Sparse:
+    """As :class:`_Dense`, with the places of the entries beside them."""
+
+    def __init__(self, n: int, schema: Schema, intercept: bool) -> None:
+        self._shape, self._intercept = (n, len(schema.features) + intercept), intercept
+        self._squares = None if schema.bounded else np.zeros(n)
+        self._values = np.zeros((n, schema.n_stored + intercept), np.float32)
+        self._places = np.full(self._values.shape, self._shape[1] - 1, np.int32)
+        self._filled = 0
+
+    def append(self, place: Any, value: Any) -> None:
+        """Append an entry to every row."""
+        if self._squares is not None:
+            self._squares += np.multiply(value, value, dtype=np.float64)
+        self._values[:, self._filled], self._places[:, self._filled] = value, place
+        self._filled += 1
+
+    def finish(self) -> Features:
+        _shorten(self._values, self._squares)
+        if self._intercept:
+            self._values *= HALF
+            self._values[:, -1] = HALF
+        n, stored = self._values.shape
+        pointers = np.arange(0, n * stored + 1, stored)
+        return compact_csr(self._values.ravel(), self._places.ravel(), pointers, self._shape)
+
+
+def _shorten(values: Values, squares: NDArray[np.float64] | None) -> None:
+    if squares is not None and (long := squares > 1.0).any():
+        values[long] *= ((1.0 - 2.0**-20) / np.sqrt(squares[long, None])).astype(np.float32)
+
+
+Entries = list[tuple[Any, Any]]
 """Places (one for all rows, or one per row) within the column's features, and the values there."""
 
 
 def _number(column: Number, cells: Any, tally: Tally) -> Entries:
     raw = as_numbers(cells, column.name)
-    missing = ~np.isfinite(raw)
     low, high = column.bounds
-    clamped = np.clip(np.where(missing, low, raw), low, high)
-    tally.missing += int(missing.sum())
-    tally.clamped += int(((clamped != raw) & ~missing).sum())
+    finite = np.isfinite(raw)
+    n_missing = len(raw) - int(np.count_nonzero(finite))
+    clamped = np.clip(raw, low, high)
+    tally.missing += n_missing
+    tally.clamped += int(np.count_nonzero(clamped != raw)) - n_missing  # NaN and ∞ differ too
+    missing = ~finite if n_missing else None
+    if missing is not None:
+        clamped[missing] = low
     if column.bins:
-        return [
-            (
-                np.where(missing, len(column.bins) + 1, np.searchsorted(column.bins, clamped, "right")),
-                _ones(raw),
-            )
-        ]
+        places = np.searchsorted(column.bins, clamped, "right")
+        if missing is not None:
+            places[missing] = len(column.bins) + 1
+        return [(places, ONE)]
     if column.transform == "log":
         clamped, low, high = np.log(clamped), math.log(low), math.log(high)
-    value = (clamped - low) / (high - low) * 2.0 - 1.0
-    return _with_missing(value, missing, column)
+    clamped -= low / 2.0 + high / 2.0
+    clamped /= high / 2.0 - low / 2.0
+    return _with_missing(clamped, missing, column)
 
 
 def _plain(column: Plain, cells: Any, tally: Tally) -> Entries:
@@ -138,30 +189,20 @@ def _plain(column: Plain, cells: Any, tally: Tally) -> Entries:
 
 
 def _category(column: Category, cells: Any, tally: Tally) -> Entries:
-    texts = as_text(cells, column.name)
-    codes = codes_of(texts, column.values)
-    found = codes >= 0
-    tally.missing += texts.null_count
-    tally.unknown += int((~found).sum()) - texts.null_count
-    return [(np.where(found, codes, len(column.values)), _ones(codes))]
+    codes, others = _tallied(cells, column.values, column.name, tally)
+    if others is not None:
+        codes[others] = len(column.values)
+    return [(codes, ONE)]
 
 
 def _ordinal(column: Ordinal, cells: Any, tally: Tally) -> Entries:
-    texts = as_text(cells, column.name)
-    codes = codes_of(texts, column.values)
-    missing = codes < 0
-    tally.missing += texts.null_count
-    tally.unknown += int(missing.sum()) - texts.null_count
-    return _with_missing(codes / (len(column.values) - 1) * 2.0 - 1.0, missing, column)
+    codes, others = _tallied(cells, column.values, column.name, tally)
+    return _with_missing(codes / (len(column.values) - 1) * 2.0 - 1.0, others, column)
 
 
 def _boolean(column: Boolean, cells: Any, tally: Tally) -> Entries:
-    texts = pc.utf8_lower(as_text(cells, column.name))
-    true, false = (pc.is_in(texts, value_set=words).to_numpy(zero_copy_only=False) for words in (TRUE, FALSE))
-    missing = ~(true | false)
-    tally.missing += texts.null_count
-    tally.unknown += int(missing.sum()) - texts.null_count
-    return _with_missing(np.where(true, 1.0, -1.0), missing, column)
+    codes, others = _tallied(cells, (*TRUE, *FALSE), column.name, tally, fold=True)
+    return _with_missing(np.where(codes < len(TRUE), 1.0, -1.0), others, column)
 
 
 ENCODERS: Mapping[str, Callable[[Any, Any, Tally], Entries]] = {
@@ -173,48 +214,94 @@ ENCODERS: Mapping[str, Callable[[Any, Any, Tally], Entries]] = {
 }
 
 
-def _with_missing(value: NDArray[Any], missing: NDArray[Any], column: Column) -> Entries:
+def _with_missing(value: NDArray[Any], missing: NDArray[Any] | None, column: Column) -> Entries:
     """The value, or 0 where it is missing; and 1 in the column's second feature there, if it has one."""
-    entries: Entries = [(0, np.where(missing, 0.0, value).astype(np.float32))]
-    return entries if len(column.features) == 1 else [*entries, (1, missing.astype(np.float32))]
+    if missing is not None:
+        value[missing] = 0.0
+    entries: Entries = [(0, value.astype(np.float32))]
+    if len(column.features) == 1:
+        return entries
+    return [
+        *entries,
+        (1, np.zeros(len(value), np.float32) if missing is None else missing.astype(np.float32)),
+    ]
 
 
-def codes_of(texts: Any, values: tuple[str, ...]) -> NDArray[Any]:
-    """The place of every cell among the values; −1 for all others."""
-    found = pc.index_in(texts, value_set=pa.array(values, type=pa.string()))
-    return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False))
+def _tallied(
+    cells: Any, values: tuple[str, ...], name: str, tally: Tally, *, fold: bool = False
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Places among the values, and which cells have none, if any."""
+    codes, n_missing = codes_of(cells, values, name, fold=fold)
+    others = codes < 0
+    n_others = int(np.count_nonzero(others))
+    tally.missing += n_missing
+    tally.unknown += n_others - n_missing
+    return codes, others if n_others else None
 
 
-def _ones(like: NDArray[Any]) -> Values:
-    return np.ones(len(like), dtype=np.float32)
+def codes_of(
+    cells: Any, values: tuple[str, ...], name: str, *, fold: bool = False
+) -> tuple[NDArray[Any], int]:
+    """The place of every cell among the values, −1 for all others; and how many cells are missing.
+
+    Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set.
+    """
+    words, places = as_words(cells, name)
+    words = _normal(words)
+    found = pc.index_in(pc.utf8_lower(words) if fold else words, value_set=_value_set(values))
+    known = np.array(pc.if_else(pc.is_null(words), -2, pc.fill_null(found, -1)), dtype=np.int64)
+    codes = np.append(known, -2)[places]
+    n_missing = int(np.count_nonzero(codes == -2))
+    return np.maximum(codes, -1) if n_missing else codes, n_missing
+
+
+def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
+    """The different cells of a column as text, and which of them each cell is: −1 for missing cells."""
+    kind = cells.type.value_type if pa.types.is_dictionary(cells.type) else cells.type
+    if not any(is_kind(kind) for is_kind in (*TEXT, *NUMERIC, *DATES)):
+        raise DataError(
+            f"column {name!r} holds {kind} values; the study wants text, whole numbers or true/false"
+        )
+    if not pa.types.is_dictionary(cells.type):
+        cells = (pc.cast(cells, pa.string()) if pa.types.is_string_view(kind) else cells).dictionary_encode()
+    words = cells.dictionary
+    if pa.types.is_floating(kind):  # not a number is no value
+        words = pc.if_else(pc.is_nan(words), pa.scalar(None, kind), words)
+    places = pc.fill_null(cells.indices, -1) if cells.null_count else cells.indices
+    return pc.cast(words, pa.string()), np.asarray(places)
 
 
 def as_numbers(cells: Any, name: str) -> NDArray[np.float64]:
     """A column as numbers; missing cells are NaN."""
+    cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
     kind = cells.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        trimmed = pc.utf8_trim_whitespace(cells)
-        cells = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, trimmed.type), trimmed)
+    if any(is_kind(kind) for is_kind in TEXT):
+        cells = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))
+        none = pc.is_in(cells, value_set=_strings(MISSING))
+        cells = pc.if_else(none, pa.scalar(None, pa.string()), cells)
     elif not any(is_kind(kind) for is_kind in NUMERIC):
         raise DataError(f"column {name!r} holds {kind} values; the study says it is a number")
     try:
         numbers = pc.cast(cells, pa.float64(), safe=False)
-    except pa.ArrowInvalid as error:
-        reason = str(error).splitlines()[0]
+    except pa.ArrowException as error:
+        found = re.search(r"'(.*)' as a scalar", str(error).splitlines()[0])
+        cell = found[1][:60] if found else ""
         raise DataError(
-            f"column {name!r} is a number in the study, but a cell is not ({reason[:120]})"
+            f"column {name!r} is a number in the study, but a cell is {cell!r}{comma_hint(cell)}"
         ) from None
     return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def as_text(cells: Any, name: str) -> Any:
-    """A column as text without blanks around; empty cells are missing."""
-    kind = cells.type
-    if pa.types.is_dictionary(kind):
-        cells = cells.dictionary_decode()
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        raise DataError(
-            f"column {name!r} holds {kind} values; the study wants text, whole numbers or true/false"
-        )
-    texts = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))
+def _normal(texts: Any) -> Any:
+    """Text without blanks around, missing where nothing is left; 1.0 is 1."""
+    texts = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"^([+-]?[0-9]+)\.0*$", r"\1")
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+@lru_cache(maxsize=256)
+def _value_set(values: tuple[str, ...]) -> Any:
+    return _normal(_strings(values))
+
+
+def _strings(values: tuple[str, ...]) -> Any:
+    return pa.array(values, pa.string())

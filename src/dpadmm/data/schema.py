@@ -191,16 +191,27 @@ class Schema:
 
     @cached_property
     def scale(self) -> float:
-        """R: features are divided by it."""
-        if self.row_norm is not None:
-            return float(self.row_norm)
-        return math.sqrt(sum(not isinstance(column, Plain) for column in self.columns)) or 1.0
+        """R: features are divided by it; a hair more than √columns, so that no rounding makes a row too long."""
+        return float(self.row_norm) if self.row_norm is not None else self._worst or 1.0
+
+    @cached_property
+    def bounded(self) -> bool:
+        """Whether no row can be longer than 1, whatever its cells are, so that none needs to be shortened."""
+        return not any(isinstance(each, Plain) for each in self.columns) and self.scale >= self._worst
+
+    @property
+    def _worst(self) -> float:
+        return math.sqrt(sum(not isinstance(each, Plain) for each in self.columns)) * (1.0 + 2.0**-22)
 
     @cached_property
     def sparse(self) -> bool:
         """Whether rows are stored by their nonzero entries, where that saves half; the schema decides."""
-        stored = sum(1 if isinstance(c, Category) or _binned(c) else len(c.features) for c in self.columns)
-        return 4 * stored <= len(self.features)
+        return 4 * self.n_stored <= len(self.features)
+
+    @cached_property
+    def n_stored(self) -> int:
+        """Entries of every row that need not be 0."""
+        return sum(1 if isinstance(c, Category) or _binned(c) else len(c.features) for c in self.columns)
 
 
 def _binned(column: Column) -> bool:
