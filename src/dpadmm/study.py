@@ -19,7 +19,7 @@ import numpy as np
 from dpadmm.assembly import make_method
 from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
-from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
+from dpadmm.data.schema_file import label_as_json, rows_from, schema_as_json
 from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES
 from dpadmm.methods import GradientMethod
@@ -230,9 +230,7 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
         given["training"] = {name: value for name, value in given["training"].items() if value is not None}
     try:
         if "columns" in table:
-            given["label"] = label_from(table.get("label"))
-            column = given["label"].column
-            given["schema"] = schema_from(table["columns"], table.get("row_norm"), label=column)
+            given["label"], given["schema"] = rows_from(table)
         elif "label" in table or "row_norm" in table:
             raise StudyError("[label] and row_norm belong to [columns]; with features, give classes")
         return Study(**given)

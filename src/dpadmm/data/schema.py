@@ -74,6 +74,10 @@ class Category:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _values(self.name, self.values, least=1))
+        if OTHER in self.values:
+            raise StudyError(
+                f"column {self.name!r}: leave {OTHER!r} out of the values; it is what all others become"
+            )
 
     @cached_property
     def features(self) -> tuple[str, ...]:
@@ -191,7 +195,7 @@ class Schema:
 
     @cached_property
     def scale(self) -> float:
-        """R: features are divided by it; a hair more than √columns, so that no rounding makes a row too long."""
+        """R: features are divided by it; a hair above √columns, so that no rounding makes a row too long."""
         return float(self.row_norm) if self.row_norm is not None else self._worst or 1.0
 
     @cached_property
@@ -228,6 +232,8 @@ def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:
         text = str(value)
         if not text.strip() or not text.isprintable() or len(text) > 200:
             raise StudyError(f"column {name!r}: a value must be text on one line, not {text[:40]!r}")
+        if text != text.strip():
+            raise StudyError(f"column {name!r}: a value must have no blanks around it, as {text!r} has")
         texts.append(text)
     _unique(f"column {name!r}: value", texts)
     return tuple(texts)

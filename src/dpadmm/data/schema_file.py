@@ -22,15 +22,56 @@ MARKS = ("public", "allow")
 MOST_COLUMNS = 100_000
 
 
+def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
+    """The label and the schema of a study's table; refused while any of their values is not confirmed."""
+    label = label_from(table.get("label"))
+    schema = schema_from(table["columns"], table.get("row_norm"), label=label.column)
+    doubts = unconfirmed(table)
+    if doubts:
+        raise StudyError(
+            f"are these values public? They were read off a table: {', '.join(doubts)}; "
+            "correct them where needed and say public = true"
+        )
+    return label, schema
+
+
+def unconfirmed(table: Mapping[str, Any]) -> list[str]:
+    """What says ``public = false``, in words: the label, and columns."""
+    label = table.get("label")
+    found = [f"the label {label['column']!r}"] if isinstance(label, Mapping) and _is_marked(label) else []
+    return found + [
+        f"column {each['name']!r}" for each in _listed_columns(table["columns"]) if _is_marked(each)
+    ]
+
+
+def problems(table: Mapping[str, Any]) -> list[str]:
+    """A sentence for everything that is wrong with the label and with each column, not only the first."""
+    found, label = [], None
+    try:
+        label = label_from(table.get("label")).column
+    except StudyError as error:
+        found.append(str(error))
+    try:
+        columns = _listed_columns(table["columns"])
+    except StudyError as error:
+        return [*found, str(error)]
+    good = []
+    for each in columns:
+        try:
+            good.append(_column(each, label))
+        except StudyError as error:
+            found.append(str(error))
+    try:
+        Schema(tuple(good), table.get("row_norm"))
+    except StudyError as error:
+        if good or not columns:
+            found.append(str(error))
+    return found
+
+
 def schema_from(columns: object, row_norm: object = None, *, label: str | None = None) -> Schema:
     """A schema from tables of columns, by name (as in TOML, in the file's order) or in a list."""
-    if isinstance(columns, Mapping):
-        columns = [{"name": name, **_table(name, about)} for name, about in columns.items()]
-    if not isinstance(columns, Sequence) or isinstance(columns, str):
-        raise StudyError("[columns] must have a table for every column, such as [columns.age]")
-    if len(columns) > MOST_COLUMNS:
-        raise StudyError(f"a study may have at most {MOST_COLUMNS:,} columns, not {len(columns):,}")
-    made = tuple(_column(each, label) for each in columns)
+    made = tuple(_column(each, label) for each in _listed_columns(columns))
     return Schema(made, row_norm)  # type: ignore[arg-type]  # it is checked there
 
 
@@ -43,11 +84,12 @@ def label_from(table: object) -> Label:
     """A label from its table."""
     if not isinstance(table, Mapping):
         raise StudyError("[label] must be a table with column, and with classes or bounds")
-    _known(table, ["column", "classes", "bounds"], "[label]")
+    allowed = [each.name for each in fields(Label)]
+    _known(table, [*allowed, "public"], "[label]")
     if "column" not in table:
         raise StudyError("[label]: column is missing: the name of the column to predict")
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    return Label(**given)
+    _check_mark("[label]", "public", table)
+    return Label(**_tupled(table, allowed))
 
 
 def label_as_json(label: Label) -> dict[str, Any]:
@@ -76,21 +118,12 @@ def _column(table: object, label: str | None) -> Column:
             raise StudyError(
                 f"column {name!r}: {each.name} is missing, which a {kind} needs from public knowledge"
             )
-    given: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k in allowed
-    }
-    return KINDS[kind](**given)
+    return KINDS[kind](**_tupled(table, allowed))
 
 
 def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None:
     for mark in MARKS:
-        if not isinstance(table.get(mark, True), bool):
-            raise StudyError(f"column {name!r}: {mark} must be true or false, not {table[mark]!r}")
-    if not table.get("public", True):
-        raise StudyError(
-            f"column {name!r}: are these values public? They were read off a table; "
-            "correct them where needed and say public = true"
-        )
+        _check_mark(f"column {name!r}", mark, table)
     if table.get("allow", False):
         return
     if IDENTIFIER.fullmatch(name):
@@ -105,6 +138,15 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
         )
 
 
+def _check_mark(where: str, mark: str, table: Mapping[str, Any]) -> None:
+    if not isinstance(table.get(mark, True), bool):
+        raise StudyError(f"{where}: {mark} must be true or false, not {table[mark]!r:.60}")
+
+
+def _is_marked(table: object) -> bool:
+    return isinstance(table, Mapping) and table.get("public", True) is False
+
+
 def _known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for name in table:
         if name not in known:
@@ -113,9 +155,24 @@ def _known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
             raise StudyError(f"{where}: unknown name {name!r}; {hint}")
 
 
+def _listed_columns(columns: object) -> list[Any]:
+    """Tables of columns in a list, each with its name."""
+    if isinstance(columns, Mapping):
+        columns = [{**_table(name, about), "name": name} for name, about in columns.items()]
+    if not isinstance(columns, Sequence) or isinstance(columns, str):
+        raise StudyError("[columns] must have a table for every column, such as [columns.age]")
+    if len(columns) > MOST_COLUMNS:
+        raise StudyError(f"a study may have at most {MOST_COLUMNS:,} columns, not {len(columns):,}")
+    return list(columns)
+
+
 def _table(name: object, about: object) -> Mapping[str, Any]:
     if not isinstance(about, Mapping):
         raise StudyError(f"column {name!r} must be a table with its kind, not {about!r:.60}")
+    if "name" in about:
+        raise StudyError(
+            f"column {name!r} has its name in the brackets; leave name = {about['name']!r:.60} out"
+        )
     return about
 
 
@@ -123,6 +180,10 @@ def _as_json(column: Column) -> dict[str, Any]:
     return _listed(
         {"kind": column.kind, **{each.name: getattr(column, each.name) for each in fields(column)}}
     )
+
+
+def _tupled(table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k in names}
 
 
 def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
