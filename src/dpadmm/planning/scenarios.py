@@ -92,7 +92,7 @@ def made_up_features(study: Study, n: int, rng: np.random.Generator) -> Features
     """Rows by the schema: numbers uniform within their bounds, all values of a category equally frequent."""
     if study.schema is None:
         plain = rng.standard_normal((n, len(study.features))) / np.sqrt(len(study.features))
-        features = clip_rows(plain)
+        features = clip_rows(plain.astype(np.float32))
         return with_intercept(features) if study.settings.intercept else features
     cells = {column.name: _cells(column, n, rng) for column in study.schema.columns}
     return Encoder(study.schema, intercept=study.settings.intercept).encode(pa.record_batch(cells))

@@ -25,7 +25,7 @@ MOST_AGENTS = 200
 """Agents that are computed with. Of more, this many stand for all, each with noise that is smaller by the
 root of the share, so that the mean over agents has the noise of the plan."""
 
-MOST_ENTRIES = 1_000_000
+MOST_ENTRIES = 500_000
 """Numbers in the rows of all agents that are computed with."""
 
 LEAST_ROWS = 20

@@ -1,0 +1,156 @@
+"""``dpadmm plan``: costs and a forecast, before any private row is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import planned
+from dpadmm.study import read_study
+
+
+@pytest.fixture
+def study_file(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(planned.STUDY)
+    return path
+
+
+@pytest.fixture
+def public(tmp_path):
+    return planned.table(tmp_path / "public.csv", 120)
+
+
+def words(*more):
+    return ["--agents", 5, "--rows", 400, "--rounds", "5", "--epsilon", "0.5", "--repeats", 2, *more]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_the_screen(cli, columns):
+    text = cli("plan", "--help", columns=columns).succeeded().out
+    assert max(map(len, text.splitlines())) <= columns
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
+    answer = cli(
+        "plan", study_file, *words("--public", public, "--goal", "0.99"), columns=columns
+    ).succeeded()
+    text = " ".join(answer.out.split())
+    assert max(map(len, answer.out.splitlines())) <= columns
+    assert "…" not in answer.out
+    for expected in (
+        "5 agents with 400 rows each",
+        "No private row was read",
+        "total ε at δ = 1e-05, exact 1.0000",
+        "Forecast of accuracy, not a result",
+        "From 80 rows of public.csv",  # two of three folds
+        "Goal: 99.0%.",
+        "NO-GO: the goal is missed by more than the spread",
+        "No ε and rounds that were tried reach the goal",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_without_a_public_table_three_strengths_are_a_range(cli, study_file, columns):
+    answer = cli("plan", study_file, *words(), columns=columns).succeeded()
+    assert max(map(len, answer.out.splitlines())) <= columns
+    for name in ("weak signal", "medium signal", "strong signal", "made-up rows", "–"):
+        assert name in answer.out
+
+
+def test_json_has_everything_and_the_seed_repeats_it(cli, study_file, public):
+    first = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json
+    again = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json
+    other = cli("plan", study_file, *words("--public", public, "--json", "--seed", 9)).succeeded().json
+    assert first["hash"] == read_study(study_file).hash
+    assert first["private_rows_read"] == 0
+    assert first["forecast"] is True
+    assert first["n_rows"] == [400] * 5
+    (scenario,) = first["scenarios"]
+    assert [(c["epsilon"], c["n_rounds"]) for c in scenario["cells"]] == [
+        (0.5, 5),
+        (0.5, 20),
+        (1, 5),
+        (1, 20),
+    ]
+    assert scenario["own"] == {
+        k: v for k, v in scenario["cells"][3].items() if k not in ("epsilon", "n_rounds")
+    }
+    assert scenario["verdict"] == first["verdict"]
+    assert scenario["baseline"] < scenario["ceiling"]["mean"]
+    assert again["scenarios"] == first["scenarios"] != other["scenarios"]
+
+
+def test_figure_and_numbers_are_written_to_a_new_folder(cli, study_file, public, tmp_path):
+    folder = tmp_path / "plan"
+    shown = cli("plan", study_file, *words("--public", public, "--json", "-o", folder)).succeeded().json
+    assert sorted(path.name for path in folder.iterdir()) == ["forecast.json", "forecast.png", "forecast.svg"]
+    files = shown.pop("files")
+    assert len(files) == 3
+    assert json.loads((folder / "forecast.json").read_text()) == shown
+    assert "Forecast, not a result" in (folder / "forecast.svg").read_text()
+    answer = cli("plan", study_file, *words("--public", public, "-o", folder))
+    assert answer.code == 2
+    assert "not empty" in answer.err
+
+
+def test_errors_of_numbers_in_the_labels_units(cli, tmp_path, public):
+    path = tmp_path / "numbers.toml"
+    path.write_text(planned.REGRESSION)
+    answer = cli("plan", path, *words("--public", public, "--goal", "1")).succeeded()
+    assert "root mean square error of cost" in answer.out
+    assert "%" not in answer.out[answer.out.index("Forecast of") :]
+    assert "always the mean" in " ".join(answer.out.split())
+
+
+def test_agents_of_different_sizes_each_have_their_noise(cli, study_file, public):
+    answer = cli(
+        "plan", study_file, "--rows", "100,400,400", "--rounds", "5", "--repeats", "2", "--public", public
+    ).succeeded()
+    assert "agent with 100 rows" in answer.out
+    assert "agent with 400 rows" in answer.out
+    assert "100 to 400 rows" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (["--rows", "100"], "Give --agents"),
+        (["--agents", 3, "--rows", "100,200"], "2 numbers of rows for 3 agents"),
+        (["--agents", 0, "--rows", "100"], "agents must be a whole number"),
+        (["--agents", 3, "--rows", "1"], "rows must be whole numbers from 2"),
+        (["--agents", 3, "--rows", "many"], "rows must be whole numbers"),
+        (["--agents", 3, "--rows", "50", "--rounds", "0"], "rounds must be whole numbers from 1"),
+        (["--agents", 3, "--rows", "50", "--epsilon", "-1"], "epsilon must be positive numbers"),
+        (["--agents", 3, "--rows", "50", "--epsilon", "nan"], "epsilon must be positive numbers"),
+        (["--agents", 3, "--rows", "50", "--repeats", "1"], "repeats must be a whole number from 2"),
+        (["--agents", 3, "--rows", "50", "--goal", "80"], "goal must be an accuracy between 0 and 1"),
+        (["--agents", 3, "--rows", "50", "--seed", "-1"], "seed must be"),
+        (["--agents", 3, "--rows", "50", "--public", "nowhere.csv"], "there is no such file"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(cli, study_file, tmp_path, wrong, sentence):
+    folder = tmp_path / "out"
+    answer = cli("plan", study_file, *wrong, "-o", folder)
+    assert answer.code == 2
+    assert sentence in answer.err
+    assert "Traceback" not in answer.err
+    assert not folder.exists()
+
+
+def test_a_study_without_columns_is_planned_on_made_up_rows_only(cli, tmp_path, public):
+    path = tmp_path / "plain.toml"
+    cli("study", "new", path).succeeded()
+    if "[columns" in path.read_text():
+        path.write_text(
+            'format = "dpadmm-study/1"\nname = "plain"\nfeatures = ["a", "b"]\nclasses = ["no", "yes"]\n'
+            "[training]\nepsilon = 1.0\n"
+        )
+    cli("plan", path, *words()).succeeded()
+    answer = cli("plan", path, *words("--public", public))
+    assert answer.code == 2
+    assert "needs a study with [columns]" in answer.err
