@@ -10,7 +10,7 @@ from scipy.sparse import csr_array, diags_array, hstack
 
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
-from dpadmm.paging import portions
+from dpadmm.paging import row_portions
 
 NORM_SLACK = 1e-6
 """Rows may exceed norm 1 by this much (float32 rounding); their gradients are clipped to c1 all the same."""
@@ -19,7 +19,7 @@ NORM_SLACK = 1e-6
 def as_matrix(features: Features) -> Features:
     """Two-dimensional, C-contiguous or canonical CSR, float32 or float64; anything else is converted once."""
     if hasattr(features, "tocsr"):
-        matrix = csr_array(features)
+        matrix = features if isinstance(features, csr_array) else csr_array(features)
         if not matrix.has_canonical_format:
             matrix = matrix.copy()
             matrix.sum_duplicates()
@@ -45,14 +45,16 @@ def row_norms(features: Features) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         if not isinstance(features, csr_array):
             out = np.empty(features.shape[0])
-            for part in portions(features, np.full(len(out), features[:1].nbytes)):
+            for part in row_portions(features):
                 out[part] = np.einsum("ij,ij->i", features[part], features[part], dtype=np.float64)
             return np.sqrt(out, out=out)
-        squares = np.square(features.data, dtype=np.float64)
         out = np.zeros(features.shape[0])
-        filled = np.flatnonzero(np.diff(features.indptr))
-        if len(filled):
-            out[filled] = np.sqrt(np.add.reduceat(squares, features.indptr[filled]))
+        for part in row_portions(features):
+            pointers = features.indptr[part.start : part.stop + 1]
+            filled = np.flatnonzero(np.diff(pointers))
+            if len(filled):
+                squares = np.square(features.data[pointers[0] : pointers[-1]], dtype=np.float64)
+                out[part.start + filled] = np.sqrt(np.add.reduceat(squares, pointers[filled] - pointers[0]))
         return out
 
 

@@ -1,4 +1,4 @@
-"""Features that live in a file: looked at portion by portion, and let go of after each.
+"""Features that live in a nameless file: looked at portion by portion, and let go of after each.
 
 Pages of a mapped file count as memory of the process while they are mapped in; given back, they stay in the
 operating system's cache for as long as there is room.
@@ -18,14 +18,16 @@ PORTION_BYTES = 2**28
 
 
 def portions(features: Features, sizes: Integers) -> Iterator[slice]:
-    """Slices of consecutive units of ``sizes`` bytes: all at once, or about 256 MB each of a mapped file.
+    """Slices of consecutive units of ``sizes`` bytes: all at once, or about 256 MB each of a nameless file.
+
+    Other mappings are somebody else's: to let go of a page can undo what was written to it (copy on write).
 
     Examples
     --------
     >>> list(portions(np.ones((4, 2)), np.array([32, 32])))
     [slice(0, 2, None)]
     """
-    maps = list(_maps(features))
+    maps = list(_maps(features)) if is_nameless(features) else []
     if not maps:
         yield slice(0, len(sizes))
         return
@@ -37,6 +39,23 @@ def portions(features: Features, sizes: Integers) -> Iterator[slice]:
         for each in maps:
             each.madvise(mmap.MADV_DONTNEED)
         start = stop
+
+
+def row_portions(features: Features) -> Iterator[slice]:
+    """The same for rows: all of them, or about 256 MB at a time of a mapped file."""
+    n = features.shape[0]
+    if not is_mapped(features):
+        yield slice(0, n)
+        return
+    some = max(1, PORTION_BYTES // 64 // max(1, sum(part.nbytes for part in _parts(features)) // max(1, n)))
+    sizes = np.full(-(-n // some), PORTION_BYTES // 64)
+    for part in portions(features, sizes):
+        yield slice(part.start * some, min(n, part.stop * some))
+
+
+def is_mapped(features: Features) -> bool:
+    """Whether a matrix looks into a mapped file."""
+    return any(True for _ in _maps(features))
 
 
 def is_nameless(features: Features) -> bool:

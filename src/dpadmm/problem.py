@@ -179,15 +179,20 @@ def make_rows(
         raise DataError(
             f"features have {n} rows but labels have shape {labels.shape}; give one label per row"
         )
+    in_place = order is None
     order = np.arange(n) if order is None else np.ascontiguousarray(order, dtype=np.int64)
     offsets = np.array([0, len(order)]) if offsets is None else np.ascontiguousarray(offsets, dtype=np.int64)
-    _check_agents(order, offsets, names, n)
+    if not in_place:
+        _check_owners(order, n)
+    _check_agents(order, offsets, names)
     bad = np.flatnonzero(~np.isfinite(labels))
     if len(bad):
         raise DataError(f"label of row {bad[0] + 1} is {labels[bad[0]]}; remove the row or give it a label")
     norms = row_norms(features)
     check_norms(norms)
-    norms = np.maximum(norms, LEAST_NORM)
+    np.maximum(norms, LEAST_NORM, out=norms)
+    if in_place:
+        return Rows(features, labels, order, offsets, norms)
     if not np.array_equal(order, np.arange(n)) and _nbytes(features) <= COMPACT_BYTES:
         features = features[order]
         labels, norms, order = labels[order], norms[order], np.arange(len(order))
@@ -199,12 +204,15 @@ def _nbytes(features: Features) -> int:
     return int(features.data.nbytes)
 
 
-def _check_agents(order: Integers, offsets: Integers, names: tuple[str, ...], n: int) -> None:
+def _check_owners(order: Integers, n: int) -> None:
     if len(order) and (order.min() < 0 or order.max() >= n):
         wrong = order.min() if order.min() < 0 else order.max()
         raise DataError(f"the partition names row {wrong + 1}, but there are {n} rows")
     if len(np.unique(order)) != len(order):
         raise DataError("the partition gives a row to two agents; every row may have one owner only")
+
+
+def _check_agents(order: Integers, offsets: Integers, names: tuple[str, ...]) -> None:
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or np.any(np.diff(offsets) < 0):
         raise DataError("offsets must rise from 0 to the number of rows, one interval per agent")
     for i in np.flatnonzero(np.diff(offsets) < 2):

@@ -16,7 +16,9 @@ from dpadmm.assembly import make_method
 from dpadmm.data import equal
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.partition import Partition, of_codes
+from dpadmm.data.regroup import in_order
 from dpadmm.errors import DataError, StudyError
+from dpadmm.paging import is_mapped
 from dpadmm.privacy.noise import ExactNoise, Noise, SimulatedNoise
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.privacy.statement import Statement, of_report
@@ -91,7 +93,7 @@ def run_study(
     With a ``seed`` the noise is simulated: an experiment that can be repeated and protects nobody.
     """
     deal = _deal(table, n_agents, seed)
-    rows = make_rows(table.features, table.labels, order=deal.order, offsets=deal.offsets, names=deal.names)
+    rows = _laid_out(table, deal)
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
     settings, planned = study.settings, np.full(rows.n_agents, study.settings.n_rounds)
@@ -134,6 +136,18 @@ def run_study(
         outcome=outcome,
         rows=rows,
     )
+
+
+def _laid_out(table: EncodedTable, deal: Partition) -> Rows:
+    """The rows of a cohort; those in a file are written anew, agent by agent, to be read in order."""
+    if not is_mapped(table.features):
+        return make_rows(
+            table.features, table.labels, order=deal.order, offsets=deal.offsets, names=deal.names
+        )
+    if len(deal.names) == 1:
+        return make_rows(table.features, table.labels, offsets=deal.offsets, names=deal.names)
+    labels = table.labels[deal.order]
+    return make_rows(in_order(table.features, deal.order), labels, offsets=deal.offsets, names=deal.names)
 
 
 def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> Partition:

@@ -20,8 +20,9 @@ def compact_csr(
     dtype('int32')
     """
     limit = np.iinfo(np.int32).max
+    wide = [part for part in (indices, indptr) if part.size and part.dtype != np.int32]  # others need no look
     fits = max(len(data), *shape) < limit and all(
-        -limit < int(part.min()) <= int(part.max()) < limit for part in (indices, indptr) if part.size
+        -limit < int(part.min()) <= int(part.max()) < limit for part in wide
     )
     kind = np.int32 if fits else np.int64
     return csr_array((data, indices.astype(kind, copy=False), indptr.astype(kind, copy=False)), shape=shape)

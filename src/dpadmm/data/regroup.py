@@ -1,0 +1,59 @@
+"""Rows in a file, written anew in another order: one pass, a few hundred megabytes of memory at a time."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dpadmm.arrays import Features, Integers
+from dpadmm.data.compact import compact_csr
+from dpadmm.errors import DataError
+from dpadmm.paging import row_portions
+
+
+def in_order(features: Features, order: Integers) -> Features:
+    """``features[order]`` in a file without a name; sparse rows must all have as many stored entries.
+
+    ``order`` names every row once. It should be made of few rising runs, such as the rows of one agent after
+    those of another: then every portion is written to few places.
+
+    Examples
+    --------
+    >>> in_order(np.array([[1.0], [2.0], [3.0]]), np.array([2, 0, 1])).tolist()
+    [[3.0], [1.0], [2.0]]
+    """
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    if not isinstance(features, csr_array):
+        return _scattered(features, features, places)
+    n, stored = features.shape[0], features.nnz // max(1, features.shape[0])
+    if not all((np.diff(part) == stored).all() for part in _pieces(features.indptr)):
+        raise DataError("sparse rows of different numbers of entries cannot be written in another order")
+    data, indices = (
+        _scattered(part.reshape(n, stored), features, places) for part in (features.data, features.indices)
+    )
+    return compact_csr(data.reshape(-1), indices.reshape(-1), features.indptr, features.shape)
+
+
+def _scattered(rows: NDArray[Any], features: Features, places: Integers) -> NDArray[Any]:
+    """Row j to ``places[j]`` of a new file."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(max(1, rows.nbytes))
+        out = np.memmap(file, rows.dtype, "r+", shape=rows.shape)
+    mapping: Any = out.base
+    for part in row_portions(features):
+        out[places[part]] = rows[part]
+        if isinstance(mapping, mmap.mmap):
+            mapping.madvise(mmap.MADV_DONTNEED)
+    return out
+
+
+def _pieces(pointers: NDArray[Any], size: int = 2**20) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(pointers), size):
+        yield pointers[start : start + size + 1]

@@ -1,0 +1,87 @@
+"""Rows in a file in another order: the same rows, and a model that no order changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from dpadmm import paging
+from dpadmm.data.encoded import encode_table
+from dpadmm.data.growing import GrowingArray
+from dpadmm.data.regroup import in_order
+from dpadmm.data.schema import Category, Number, Schema
+from dpadmm.errors import DataError
+from dpadmm.features import as_matrix, row_norms
+from dpadmm.study_run import run_study
+from mixed_tables import SCHEMA, make_cells, make_study, write_csv
+
+WIDE = Schema((*SCHEMA.columns[:2], Category("region0", tuple(f"v{k}" for k in range(60)))))
+
+
+def mapped(rows: np.ndarray) -> np.ndarray:
+    array = GrowingArray(rows.dtype, rows.shape[1], memory_bytes=0)
+    array.append(rows)
+    return array.finish()
+
+
+@pytest.fixture(autouse=True)
+def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "PORTION_BYTES", 2**12)
+
+
+def test_rows_come_in_the_order_that_was_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    rows, order = rng.normal(size=(700, 5)).astype(np.float32), rng.permutation(700)
+    found = in_order(mapped(rows), order)
+    assert paging.is_mapped(found)
+    assert paging.is_nameless(found)
+    np.testing.assert_array_equal(found, rows[order])
+    assert len(list(paging.row_portions(mapped(rows)))) > 2
+    np.testing.assert_allclose(row_norms(mapped(rows)), np.linalg.norm(rows.astype(float), axis=1))
+
+
+def test_sparse_rows_too() -> None:
+    rng = np.random.default_rng(0)
+    data = mapped(rng.uniform(0.1, 1.0, (700, 2)))
+    indices = mapped(np.sort(rng.permuted(np.tile(np.arange(9), (700, 1)), axis=1)[:, :2]).astype(np.int32))
+    sparse = csr_array(
+        (data.reshape(-1), indices.reshape(-1), np.arange(0, 1401, 2, dtype=np.int32)), (700, 9)
+    )
+    order = rng.permutation(700)
+    found = in_order(sparse, order)
+    assert paging.is_mapped(found)
+    np.testing.assert_array_equal(found.toarray(), sparse.toarray()[order])
+    np.testing.assert_allclose(row_norms(sparse), np.linalg.norm(sparse.toarray(), axis=1))
+    assert as_matrix(sparse) is sparse
+    with pytest.raises(DataError, match="different numbers of entries"):
+        in_order(csr_array(np.tri(4)), np.arange(4))
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, WIDE])
+@pytest.mark.parametrize("by", ["site", None])
+def test_a_table_in_a_file_gives_the_model_of_one_in_memory(
+    tmp_path: Path, schema: Schema, by: str | None
+) -> None:
+    cells = make_cells(300)
+    cells["region0"] = [f"v{k % 70}" for k in range(300)] if schema is WIDE else cells["region0"]
+    path, study = write_csv(tmp_path / "t.csv", cells), make_study(schema=schema, n_rounds=4)
+    assert study.label is not None
+    models = []
+    for memory in (0, 2**28):
+        table = encode_table(path, schema, study.label, by=by, intercept=True, memory_bytes=memory)
+        assert paging.is_mapped(table.features) == (memory == 0)
+        assert isinstance(table.features, csr_array) == (schema is WIDE)
+        result = run_study(study, table, n_agents=1 if by else 4, seed=5)
+        models.append(result.weights)
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-9, atol=1e-12)
+
+
+def test_one_agent_is_not_copied(tmp_path: Path) -> None:
+    schema = Schema((Number("n0", (-2.0, 2.0)), Number("n1", (-2.0, 2.0))))
+    study = make_study(schema=schema, n_rounds=2)
+    path = write_csv(tmp_path / "t.csv", make_cells(100))
+    table = encode_table(path, schema, study.label, intercept=True, memory_bytes=0)
+    assert np.shares_memory(run_study(study, table, seed=1).rows.features, table.features)
