@@ -1,0 +1,155 @@
+"""``dpadmm predict`` and ``dpadmm evaluate``: tables in, answers and figures out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from conftest import Cli
+from dpadmm.data import batches
+from dpadmm.data.schema import Category, Label, Number, Schema
+from dpadmm.model import Model
+
+CLASSES = ("good [red]", "bad")
+SCHEMA = Schema((Number("x", (0.0, 10.0)), Category("c", ("a", "b"))))
+MODEL = Model(
+    np.array([[2.0], [1.0], [-1.0], [0.0]]), "binary", "logistic", classes=CLASSES,
+    schema=SCHEMA, label=Label("z", classes=CLASSES), feature_names=SCHEMA.features,
+)  # fmt: skip
+ROWS = 'name,x,c,z\n007,1,a,bad\n"8, b",9,b,bad\n,,x,good [red]\n'
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return MODEL.save(tmp_path / "m.dpadmm")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    (tmp_path / "t.csv").write_text(ROWS)
+    return tmp_path / "t.csv"
+
+
+def test_predictions_stand_beside_what_is_kept(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
+    words = ["predict", model, "--data", table, "--keep", "name", "--keep", "z"]
+    shown = cli(*words, "-o", tmp_path / "p.csv", columns=200).succeeded().out
+    assert f"3 predictions: {tmp_path / 'p.csv'}" in shown
+    text = pa.csv.ConvertOptions(column_types={"name": pa.string()}, strings_can_be_null=False)
+    written = pa.csv.read_csv(tmp_path / "p.csv", convert_options=text)
+    assert written.column_names == ["name", "z", "prediction", "probability good [red]", "probability bad"]
+    assert written["name"].to_pylist() == ["007", "8, b", ""]
+    cells = {"x": [1.0, 9.0, None], "c": ["a", "b", "x"]}
+    assert written["prediction"].to_pylist() == MODEL.predict(cells).tolist()
+    np.testing.assert_allclose(written["probability bad"].to_numpy(), MODEL.predict_proba(cells)[:, 1])
+
+    cli(*words, "-o", tmp_path / "p.parquet").succeeded()
+    again = pa.parquet.read_table(tmp_path / "p.parquet")
+    assert again["prediction"].to_pylist() == written["prediction"].to_pylist()
+
+
+def test_many_batches_are_written_in_order(
+    cli: Cli, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "BLOCK_BYTES", 200)
+    rng = np.random.default_rng(0)
+    cells = {"x": rng.uniform(0.0, 10.0, 300).round(3), "c": rng.choice(["a", "b"], 300)}
+    pa.csv.write_csv(pa.table({"k": range(300), **cells}), tmp_path / "t.csv")
+    assert len(list(MODEL.predict_batches(tmp_path / "t.csv"))) > 3
+    for name in ("p.csv", "p.parquet"):
+        out = tmp_path / name
+        cli("predict", model, "-d", tmp_path / "t.csv", "-o", out, "--keep", "k", "-q").succeeded()
+        written = pa.csv.read_csv(out) if name == "p.csv" else pa.parquet.read_table(out)
+        assert [int(k) for k in written["k"].to_pylist()] == list(range(300))
+        assert written["prediction"].to_pylist() == MODEL.predict(cells).tolist()
+
+
+MISTAKES = {
+    "no such model": (["{m}x"], "m.dpadmmx: there is no such file"),
+    "no model": (["{t}"], "not a model file of dpadmm, or damaged"),
+    "no such table": (["-d", "none.csv"], "none.csv: there is no such file"),
+    "a table without a column": (["-d", "{folder}/short.csv"], "no column 'c'"),
+    "an empty table": (["-d", "{folder}/empty.csv"], "empty.csv is empty"),
+    "a table without rows": (["-d", "{folder}/head.csv"], "head.csv has no rows"),
+    "a broken cell": (["-d", "{folder}/text.csv"], "column 'x'.*number"),
+    "a broken cell, late": (["-d", "{folder}/late.csv"], "column 'x'.*number"),
+    "unknown ending": (["-o", "{folder}/p.xlsx"], r"written as \.csv or \.parquet"),
+    "a file that is there": (["-o", "{t}"], "exists; .*--overwrite"),
+    "a column that is not there": (["--keep", "nam"], "no column 'nam': did you mean 'name'"),
+    "a column called prediction": (["--keep", "prediction"], "cannot be kept"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_sentence_and_leave_nothing(
+    name: str, cli: Cli, tmp_path: Path, model: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "BLOCK_BYTES", 4096)
+    (tmp_path / "short.csv").write_text("x,d\n1,a\n")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "head.csv").write_text("x,c\n")
+    (tmp_path / "text.csv").write_text("x,c\nmuch,a\n")
+    (tmp_path / "late.csv").write_text("x,c\n" + "1,a\n" * 5000 + "much,a\n")
+    change, pattern = MISTAKES[name]
+    given = [each.format(m=model, t=table, folder=tmp_path) for each in change]
+    words: dict[str, object] = {"-d": table, "-o": tmp_path / "p.csv"}
+    source = given.pop(0) if not given[0].startswith("-") else model
+    words |= dict(zip(given[::2], given[1::2], strict=True))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    answer = cli("predict", source, *(each for pair in words.items() for each in pair))
+    assert answer.code == 2
+    assert (answer.out, answer.err.count("\n")) == ("", 1)
+    assert re.search(pattern, answer.err), answer.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# --- evaluate ----------------------------------------------------------------------------------------------
+
+
+def test_figures_are_shown_with_what_they_give_away(
+    cli: Cli, tmp_path: Path, model: Path, table: Path
+) -> None:
+    answer = cli("evaluate", model, "--data", table, "--figure", tmp_path / "fig", columns=200).succeeded()
+    assert re.search(r"on 3 rows of t\.csv", answer.out)
+    assert re.search(r"accuracy +\d", answer.out)
+    assert "good [red]" in answer.out  # and not in red
+    assert "computed without noise" in answer.out
+    assert "public or your own" in answer.out
+    assert sorted(path.name for path in (tmp_path / "fig").iterdir()) == ["evaluation.png", "evaluation.svg"]
+
+
+def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:
+    found = cli("evaluate", model, "-d", table, "--json").succeeded().json
+    assert found["rows"] == 3
+    assert found["classes"] == list(CLASSES)
+    assert np.sum(found["confusion"]) == 3
+    assert 0.0 <= found["auc"] <= 1.0
+    assert sum(each["rows"] for each in found["calibration"]) == 3
+    assert "computed without noise" in found["note"]
+    assert found["owner_only"]["columns"]["c"] == {"clamped": 0, "unknown": 1, "missing": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["--label", "name"], "row 1 is none of the classes good"),
+        (["--label", "x"], "'x' is a feature of the model"),
+        (["--label", "y"], "no column 'y'"),
+        (["--figure", "{t}"], "t.csv"),
+    ],
+)
+def test_mistakes_of_an_evaluation(
+    cli: Cli, tmp_path: Path, model: Path, table: Path, words: list[str], pattern: str
+) -> None:
+    given = [each.format(t=table) for each in words]
+    before = sorted(tmp_path.iterdir())
+    answer = cli("evaluate", model, "-d", table, *given)
+    assert answer.code == 2
+    assert (answer.out, answer.err.count("\n")) == ("", 1)
+    assert re.search(pattern, answer.err), answer.err
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,299 @@
+"""``dpadmm train``: from a study and a table to a model and its statement; one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from conftest import Answer, Cli
+from dpadmm.data.schema import Number
+from dpadmm.model import load_model
+from dpadmm.privacy.statement_file import read_statement
+from dpadmm.study import read_study
+from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
+
+N_ROWS = 900
+QUICK = {"n_rounds": 8}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """20 columns of mixed kinds, 5% of the cells missing."""
+    return write_csv(tmp_path / "rows.csv", make_cells(N_ROWS))
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    (tmp_path / "study.toml").write_text(to_toml(make_study(**QUICK)))
+    return tmp_path / "study.toml"
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- the way through ---------------------------------------------------------------------------------------
+
+
+def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
+    model, out = tmp_path / "m.dpadmm", tmp_path / "p.csv"
+    shown = cli("train", study, "--data", table, "--by", "site", "-o", model).succeeded().out
+    assert "900 rows × 40 features, 3 agents of 300 rows" in shown
+    assert re.search(r"total ε, exact +2\.0000", shown)
+    assert "not to be published" in shown
+    assert "protects nobody" not in shown
+    assert str(model) in shown
+    assert str(tmp_path / "m.statement.json") in shown
+    assert files(tmp_path) == ["m.dpadmm", "m.statement.json", "rows.csv", "study.toml"]
+
+    made = load_model(model)
+    assert made.study_hash == read_study(study).hash
+    statement = read_statement(tmp_path / "m.statement.json").statement
+    assert statement.as_json() == made.statement
+    assert (statement.sampler, statement.study_hash) == ("exact-discrete-gaussian", made.study_hash)
+    assert statement.groups[0].n_rows == {"a": 300, "b": 300, "c": 300}
+    cli("verify", tmp_path / "m.statement.json").succeeded()
+
+    cli("predict", model, "--data", table, "-o", out, "--keep", "row name").succeeded()
+    written = pa.csv.read_csv(out)
+    assert written.column_names == ["row name", "prediction", "probability well", "probability ill"]
+    assert written["row name"].to_pylist() == make_cells(N_ROWS)["row name"]
+    right = np.mean(np.array(written["prediction"].to_pylist()) == np.array(make_cells(N_ROWS)["outcome"]))
+    assert cli("evaluate", model, "--data", table, "--json").succeeded().json["accuracy"] == right
+
+
+def test_exact_noise_is_never_the_same_and_seeded_noise_is(
+    cli: Cli, tmp_path: Path, table: Path, study: Path
+):
+    def weights(*words: object) -> np.ndarray:
+        cli("train", study, "-d", table, "-o", tmp_path / "m", "--overwrite", "-q", *words).succeeded()
+        return load_model(tmp_path / "m").weights
+
+    assert not np.array_equal(weights(), weights())
+    first = weights("--seed", 3, "--agents", 4)
+    np.testing.assert_array_equal(first, weights("--seed", 3, "--agents", 4))
+    assert load_model(tmp_path / "m").statement["sampler"]["code"] == "simulated"
+    answer = cli("train", study, "-d", table, "-o", tmp_path / "m2", "--seed", 3).succeeded()
+    assert "protects nobody" in answer.out
+
+
+def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
+    answer = cli(
+        "train", study, "-d", table, "--agents", 3, "-o", tmp_path / "m.dpadmm", "--json"
+    ).succeeded()
+    found = answer.json
+    assert (found["rows"], found["agents"]) == (900, {f"agent {k}": 300 for k in (1, 2, 3)})
+    assert found["noise"] == "exact"
+    assert found["epsilon"] == pytest.approx(2.0, rel=1e-6)
+    assert found["epsilon_paper"] > found["epsilon"]
+    assert (found["rounds"], found["interrupted"]) == (8, False)
+    missing = sum(tally["missing"] for tally in found["owner_only"]["columns"].values())
+    assert missing == sum(value is None for c in SCHEMA.columns for value in make_cells(N_ROWS)[c.name])
+    assert "not to be published" in found["owner_only"]["note"]
+    assert answer.err == ""
+
+
+def test_quiet_says_nothing(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
+    answer = cli("train", study, "-d", table, "-o", tmp_path / "m", "--quiet").succeeded()
+    assert (answer.out, answer.err) == ("", "")
+    assert (tmp_path / "m.statement.json").exists()
+
+
+@pytest.mark.parametrize("loss", ["hinge", "softmax", "huber"])
+def test_other_losses_and_parquet(cli: Cli, tmp_path: Path, loss: str) -> None:
+    table, study = tmp_path / "rows.parquet", tmp_path / "s.toml"
+    pa.parquet.write_table(pa.table(make_cells(300)), table)
+    study.write_text(to_toml(make_study(loss, **QUICK)))
+    cli("train", study, "-d", table, "-o", tmp_path / "m", "-q").succeeded()
+    out = tmp_path / "p.parquet"
+    cli("predict", tmp_path / "m", "-d", table, "-o", out, "-q").succeeded()
+    written = pa.parquet.read_table(out)
+    expected = load_model(tmp_path / "m").predict_table(table)
+    assert written["prediction"].to_pylist() == expected.tolist()
+    assert len(written.column_names) == {"hinge": 1, "softmax": 4, "huber": 1}[loss]
+    if loss == "huber":
+        assert 0.0 < np.mean(expected) < 100.0
+    figures = cli("evaluate", tmp_path / "m", "-d", table, "--json").succeeded().json
+    assert ("rmse" in figures) == (loss == "huber")
+
+
+def test_wrong_units_are_warned_about(cli: Cli, tmp_path: Path, study: Path) -> None:
+    cells = make_cells(N_ROWS)
+    cells["n0"] = [None if value is None else 100.0 * value for value in cells["n0"]]
+    table = write_csv(tmp_path / "rows.csv", cells)
+    answer = cli("train", study, "-d", table, "-o", tmp_path / "m", columns=200).succeeded()
+    assert re.search(r"Warning: column 'n0': 9\d\.\d% of the cells were clamped", answer.out)
+    assert "Warning: column 'n1'" not in answer.out
+    for words in (["predict", tmp_path / "m", "-d", table, "-o", tmp_path / "p.csv"],
+                  ["evaluate", tmp_path / "m", "-d", table]):  # fmt: skip
+        assert "Warning: column 'n0'" in cli(*words, columns=200).succeeded().out
+
+
+# --- mistakes ----------------------------------------------------------------------------------------------
+
+Make = Callable[[Path], list[Any]]
+"""folder -> words that differ from a good command line."""
+
+
+def _cells(**changes: Callable[[list[Any]], list[Any]]) -> Make:
+    def make(folder: Path) -> list[Any]:
+        cells = make_cells(60)
+        for name, change in changes.items():
+            cells[name] = change(cells[name])
+        return ["--data", write_csv(folder / "bad.csv", cells)]
+
+    return make
+
+
+def _study(change: Callable[[str], str]) -> Make:
+    def make(folder: Path) -> list[Any]:
+        (folder / "study.toml").write_text(change(to_toml(make_study(**QUICK))))
+        return []
+
+    return make
+
+
+N0 = '[columns."n0"]'
+
+
+def _swapped(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new, 1)
+
+
+def _plain_features(text: str) -> str:
+    return (
+        'format = "dpadmm-study/1"\nname = "s"\nfeatures = ["n0"]\n[training]\nepsilon = 1.0\ndelta = 1e-5\n'
+    )
+
+
+MISTAKES: dict[str, tuple[Make, str]] = {
+    "no such table": (lambda folder: ["--data", folder / "none.csv"], "none.csv: there is no such file"),
+    "unknown column of agents": (lambda folder: ["--by", "sites"], "no column 'sites': did you mean 'site'"),
+    "agents by a feature": (lambda folder: ["--by", "region0"], "'region0' cannot be a feature too"),
+    "agents twice": (lambda folder: ["--by", "site", "--agents", 2], "--by says which agent"),
+    "no agents": (lambda folder: ["--agents", 0], "agents"),
+    "more agents than rows": (lambda folder: ["--agents", 901], "901 agents cannot share 900 rows"),
+    "agents of one row": (lambda folder: ["--agents", 900], "one row; every agent needs at least 2"),
+    "an agent of one row": (_cells(site=lambda each: ["z", *each[1:]]) , "agent z has one row"),
+    "a row of nobody": (_cells(site=lambda each: [None, *each[1:]]), "column 'site' has a missing cell"),
+    "text for a number": (_cells(n3=lambda each: ["much", *each[1:]]), "'n3'.*number"),
+    "decimal commas": (_cells(n3=lambda each: ["1,5", *each[1:]]), "'n3'.*written with a point"),
+    "an unknown class": (_cells(outcome=lambda each: [*each[:-1], "dead"]), "row 60 is none of the classes"),
+    "a folder for a model": (lambda folder: ["-o", folder], "is a folder; name a file"),
+    "a file for a folder": (lambda folder: ["-o", folder / "rows.csv" / "m"], "is not a folder"),
+    "a model that is there": (lambda folder: ["-o", folder / "rows.csv"], "exists; .*--overwrite"),
+    "a negative seed": (lambda folder: ["--seed", -1], "seed"),
+    "an unknown word": (_study(lambda text: text + "\nrounds = 3\n"), "rounds"),
+    "bounds the wrong way": (_study(_swapped("[-2.0, 2.0]", "[2.0, -2.0]")), "bounds must rise"),
+    "unconfirmed values": (_study(_swapped(N0, f"{N0}\npublic = false")), "these values public"),
+    "a plain list of features": (_study(_plain_features), r"needs \[columns\]"),
+    "no TOML": (_study(lambda text: "hello"), "study.toml"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+    name: str, cli: Cli, tmp_path: Path, table: Path, study: Path
+) -> None:
+    make, pattern = MISTAKES[name]
+    given = make(tmp_path)
+    words = ["train", study, *given]
+    words += [] if "--data" in given else ["--data", table]
+    words += ["--by", "site"] if "site" in name or name in ("an agent of one row", "a row of nobody") else []
+    words += [] if "-o" in given else ["-o", tmp_path / "m.dpadmm"]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    answer = cli(*words)
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    assert answer.err.startswith("dpadmm: ")
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.err
+    assert re.search(pattern, answer.err), answer.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_statement_that_is_there_is_not_replaced(
+    cli: Cli, tmp_path: Path, table: Path, study: Path
+) -> None:
+    (tmp_path / "m.statement.json").write_text("mine")
+    answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
+    assert answer.code == 2
+    assert "m.statement.json exists" in answer.err
+    assert not (tmp_path / "m.dpadmm").exists()
+
+
+def test_no_row_beyond_the_bounds_is_anybody_else_s_business(cli: Cli, tmp_path: Path, table: Path) -> None:
+    """The model of a run holds no count of clamped cells: those are for the owner."""
+    study = tmp_path / "s.toml"
+    tight = replace(SCHEMA, columns=(Number("n0", (-0.1, 0.1)), *SCHEMA.columns[1:]))
+    study.write_text(to_toml(make_study(schema=tight, **QUICK)))
+    cli("train", study, "-d", table, "-o", tmp_path / "m", "-q").succeeded()
+    model = load_model(tmp_path / "m")
+    public = json.dumps([model.study, model.statement, model.privacy])
+    assert "clamped" not in public
+    assert "missing" not in public.replace('"missing": "middle"', "").replace('"missing": "indicator"', "")
+
+
+# --- Ctrl-C ------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_keeps_the_rounds_done_and_charges_all(
+    command: list[str], tmp_path: Path, table: Path, study: Path
+) -> None:
+    study.write_text(to_toml(make_study(n_rounds=1_000_000, epsilon=5.0)))
+    screen, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*command, "train", study.name, "--data", table.name, "-o", "m.dpadmm"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+    ) as started:
+        os.close(theirs)
+        shown = b""
+        while not re.search(rb"[1-9]\d*/1000000", shown):
+            shown += os.read(screen, 4096)
+        started.send_signal(signal.SIGINT)
+        try:
+            while part := os.read(screen, 4096):
+                shown += part
+        except OSError:  # the other end is closed
+            pass
+        assert started.wait(60) == 130
+    assert b"Traceback" not in shown
+    last = shown.decode().strip().splitlines()[-1]
+    done = re.search(
+        r"interrupted after (\d+) of 1000000 rounds; their model is in m.dpadmm, and charged", last
+    )
+    assert done, last
+    (group,) = read_statement(tmp_path / "m.statement.json").statement.groups
+    assert [(each.released, each.charged) for each in group.releases] == [(int(done[1]), 1_000_000)]
+    assert np.isfinite(load_model(tmp_path / "m.dpadmm").weights).all()
+    assert files(tmp_path) == ["m.dpadmm", "m.statement.json", "rows.csv", "study.toml"]
+
+
+def test_ctrl_c_before_the_first_round_leaves_nothing(
+    cli: Cli, tmp_path: Path, table: Path, study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["dpadmm.cli.train"], "encode_table", interrupted)
+    answer: Answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
+    assert (answer.code, answer.err) == (130, "dpadmm: interrupted\n")
+    assert files(tmp_path) == ["rows.csv", "study.toml"]
