@@ -14,9 +14,10 @@ demo: $(READY)
 test: $(READY) browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# the long form of the fault tests: 10,000 kills, 10,000 flips and truncations, every write; about ten minutes
+# the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
+# 100,000 malformed requests, every write; about half an hour
 torture: $(READY)
-	DPADMM_TORTURE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy
+	DPADMM_TORTURE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy tests/properties
 
 # known bugs are put into the agent, one by one: does the audit find each?
 mutants: $(READY)

@@ -186,12 +186,24 @@ def test_a_file_that_others_may_write_is_told(folder):
     assert site.worries() == []
     os.chmod(site.path, 0o646)
     os.chmod(site.ledger, 0o777)
-    assert [
-        str(path) in told for path, told in zip((site.path, site.ledger), site.worries(), strict=True)
-    ] == [
-        True,
-        True,
-    ]
+    told = site.worries()
+    assert [str(path) in each for path, each in zip((site.path, site.ledger, site.ledger), told, strict=True)]
+    assert "others may read" in told[-1]
+
+
+def test_a_ledger_is_as_secret_as_the_table(folder):
+    site = opened(folder)
+    before = os.umask(0)
+    try:
+        site.begin()
+        with site.guard() as guard:
+            guard.enrol(a_study())
+            files = [site.ledger, *site.ledger.iterdir()]
+            assert {path.name: path.stat().st_mode & 0o077 for path in files} == dict.fromkeys(
+                [path.name for path in files], 0
+            )
+    finally:
+        os.umask(before)
 
 
 # The rows
@@ -199,7 +211,7 @@ def test_a_file_that_others_may_write_is_told(folder):
 
 def test_rows_in_the_order_of_the_study_and_no_other_column(folder):
     features, labels = dense(opened(folder).open_rows(a_study()))
-    assert features.tolist() == [[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0.60, 0.4]]
+    assert features.tolist() == np.float32([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0.60, 0.4]]).tolist()
     assert labels.tolist() == [1.0, -1.0, -1.0, -1.0]
     turned, _ = dense(opened(folder).open_rows(a_study(features=("income", "age"))))
     assert turned.tolist() == features[:, ::-1].tolist()
@@ -236,7 +248,9 @@ def test_without_a_column_the_owner_vouches(folder):
         ("1", "-1", False),
         ("10", "1", False),
         ("1e1", "10", False),
-        ("a", "A", False),
+        ("a", "A", True),
+        ("Zoe\u0308", "ZO\u00cb", True),
+        ("\uff17", "7", True),
         (12345678901234567890, "12345678901234567891", False),
         ("0" * 9000 + "1", "1", True),
     ],
@@ -310,7 +324,10 @@ def test_svmlight_columns_do_not_depend_on_the_rows(folder):
     site = opened(folder, data={"table": "table.svm", "label": None}, person={"column": None})
     study = a_study(features=("x1", "x9"), classes=None)
     path.write_text("1 1:0.5 9:0.1\n-1 2:0.5\n")
-    assert site.open_rows(study)._rows.features.toarray().tolist() == [[0.5, 0.1], [0.0, 0.0]]
+    assert (
+        site.open_rows(study)._rows.features.toarray().tolist()
+        == np.float32([[0.5, 0.1], [0.0, 0.0]]).tolist()
+    )
     path.write_text("1 1:0.5\n-1 2:0.5\n")  # the ninth column is of zeros, not missing
     assert site.open_rows(study)._rows.features.toarray().tolist() == [[0.5, 0.0], [0.0, 0.0]]
     path.write_text("1 1:0.5 9:0.1\n-1 0:0.5\n")  # would shift the columns of everyone
@@ -319,24 +336,44 @@ def test_svmlight_columns_do_not_depend_on_the_rows(folder):
 
 
 BAD_ROWS = [
-    ({"data": {"table": "none.csv"}}, {}, None, "none.csv does not exist"),
+    ({"data": {"table": "none.csv"}}, {}, None, "none.csv: there is no such file"),
     ({"data": {"table": "table.xls"}}, {}, None, "unknown ending '.xls'"),
     ({"data": {"label": "repayed"}}, {}, None, "did you mean 'repaid'"),
-    ({"data": {"label": None}}, {}, None, "name the label column"),
+    ({"data": {"label": None}}, {}, None, "data.label is missing"),
     ({"person": {"column": "whom"}}, {}, None, "did you mean 'who'"),
     ({}, {"features": ("age", "incom")}, None, "did you mean 'income'"),
-    ({}, {"features": ("age", "note")}, None, "column 'note', row 1: 'first' is text"),
     ({}, {"features": ("age", "who")}, None, "'who' is the person column"),
     ({}, {"features": ("age", "repaid")}, None, "'repaid' is the label column"),
-    ({}, {"classes": ("no", "perhaps")}, None, "column 'repaid', row 1: label 'yes' is not one of"),
-    ({}, {"classes": None, "training": {"loss": "squared"}}, None, "column 'repaid', row 1: label 'yes'"),
-    ({}, {}, "x,,7,0.1,no", "column 'income', row 6: the cell is missing"),
-    ({}, {}, "x,nan,7,0.1,no", "column 'income', row 6"),
-    ({}, {}, "x,0.1,,0.1,no", "column 'who', row 6"),
-    ({}, {}, "x,0.1,7,0.1,", "column 'repaid', row 6: the label is missing"),
-    ({}, {}, "x,0.1,7,1e300,no", "row 5 has a NaN, infinite or absurdly large feature"),
     ({}, {}, "x,0.1,7", "cannot be read as CSV"),
 ]
+ODD_CELLS = {
+    "a missing number": ("x,,new,0.1,no", [0.1, 0.0]),
+    "not a number": ("x,nan,new,0.1,no", [0.1, 0.0]),
+    "text for a number": ("x,much,new,0.1,no", [0.1, 0.0]),
+    "a huge number": ("x,0.0,new,1e300,no", [1.0, 0.0]),
+    "an infinite number": ("x,0.2,new,inf,no", [0.0, 0.2]),
+    "a person without a name": ("x,0.1,,0.2,no", [0.2, 0.1]),
+    "no label": ("x,0.1,new,0.1,", [0.0, 0.0]),
+    "a label that is no class": ("x,0.1,new,0.1,HIV", [0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize(("row", "encoded"), ODD_CELLS.values(), ids=ODD_CELLS)
+def test_no_cell_decides_whether_a_study_is_enrolled(folder, row, encoded):
+    """Else whoever writes studies could ask about single cells, for free: every cell has a meaning."""
+    with (folder / "table.csv").open("a") as file:
+        file.write(f"{row}\n")
+    site = opened(folder)
+    features, labels = dense(site.open_rows(a_study()))
+    assert len(features) == 5
+    np.testing.assert_allclose(features[-1], encoded, atol=1e-5)
+    site.begin()
+    with site.guard() as guard:
+        guard.enrol(a_study())
+    silent = site.open_rows(a_study(training={"intercept": True}))._rows
+    has_label = row.endswith(",no")
+    assert labels[-1] == -1.0
+    assert bool(silent.features[-1].any()) is has_label  # the constant column is silent too
 
 
 @pytest.mark.parametrize(("parts", "study", "row", "complaint"), BAD_ROWS, ids=[each[3] for each in BAD_ROWS])

@@ -18,7 +18,9 @@ class DataError(DpadmmError, ValueError):
 class Refusal(DpadmmError):
     """An agent, or the ledger of its data, says no.
 
-    ``code`` is fixed and short, for programs; the text is for people. Neither ever depends on rows.
+    ``code`` is fixed and short, for programs; the text is for people. What an agent says to a request depends
+    on public values alone. Enrolment is the owner's act: ``study-unfit`` and ``data-changed`` are about rows,
+    and the reason that the owner sees (``__cause__``) may name a cell. Over a wire goes :meth:`wire` alone.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -28,9 +30,13 @@ class Refusal(DpadmmError):
     def __str__(self) -> str:
         return str(self.args[1])
 
+    def wire(self) -> str:
+        """All that may leave the owner's machine."""
+        return self.code
+
 
 class BudgetExceeded(DpadmmError):
-    """A fit asks for more ε than its accountant has left; nothing was read from the rows.
+    """A fit asks for more ε than its accountant has left; nothing was released.
 
     ``asked``, ``allowed`` and ``left`` are total ε at the accountant's δ.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.dataset import encode_labels
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.raw_table import RawTable
+from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.data.tables import read_columns
 from dpadmm.errors import DataError, Refusal, StudyError
 from dpadmm.features import clip_rows, with_intercept
@@ -126,6 +128,10 @@ class Site:
             f"everyone on this machine may write to {path}, and so undo your limits: chmod o-w {path}"
             for path in (self.path, self.ledger)
             if path.exists() and path.stat().st_mode & stat.S_IWOTH
+        ] + [
+            f"others may read {path}, which can tell about rows as the table can: chmod -R go-rwx {path}"
+            for path in (self.ledger,)
+            if path.exists() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
         ]
 
     def _read(self, columns: Sequence[str]) -> RawTable:
@@ -140,11 +146,7 @@ class Site:
         counts: dict[str, int] = {}
         used = []
         for row, value in enumerate(persons.tolist()):
-            name = _person(value)
-            if not name:
-                raise DataError(
-                    f"{self.table}: column {self.person!r}, row {row + 1}: it does not say whose row it is"
-                )
+            name = _person(value)  # rows of nobody are taken to be one person's
             counts[name] = counts.get(name, 0) + 1
             if counts[name] <= self.policy.rows_per_person:
                 used.append(row)
@@ -158,10 +160,19 @@ class Site:
                 raise DataError(
                     f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature"
                 )
-        if study.schema is not None and study.label is not None:
-            label = replace(study.label, column=self.label or study.label.column)
+        if (named := self._schema(study)) is not None:
+            schema, label = named
+            if label.column == self.person:
+                raise DataError(
+                    f"{self.path}: {self.person!r} is the person column, and the study wants it as the label"
+                )
             intercept = study.settings.intercept
-            encoded = encode_table(self.table, study.schema, label, by=self.person, intercept=intercept)
+            try:
+                encoded = encode_table(
+                    self.table, schema, label, by=self.person, intercept=intercept, total=True
+                )
+            except StudyError as problem:
+                raise DataError(str(problem)) from None
             groups = None if encoded.groups is None else np.array(encoded.owners)[encoded.groups]
             used = self._used(len(encoded.labels), groups).used
             if len(used) == len(encoded.labels):  # as they are: they may be in a file
@@ -175,8 +186,21 @@ class Site:
             what = str(problem).partition(": declare")[0]
             column = f", column {self.label!r}" if self.label else ""
             raise DataError(f"{self.table}{column}, {what}; correct the row or leave it out") from None
-        features = clip_rows(raw.features[used])
+        features = clip_rows(raw.features[used].astype(np.float32))
         return with_intercept(features) if study.settings.intercept else features, labels[used]
+
+    def _schema(self, study: Study) -> tuple[Schema, Label] | None:
+        """The columns and the label to read from a table of named columns; None for other files."""
+        if study.schema is not None and study.label is not None:
+            return study.schema, replace(study.label, column=self.label or study.label.column)
+        if self.table.suffix.lower() not in (".csv", ".parquet"):
+            return None  # without names, or by numbers: such files are read as they are
+        if self.label is None:
+            raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
+        binary = study.problem.loss.task == "binary"
+        classes = study.classes or ((-1, 1) if binary else None)
+        label = Label(self.label, classes=classes, plain=classes is None)
+        return Schema(tuple(Plain(name) for name in study.features)), label
 
 
 class _Rehearsal(Ledger):
@@ -289,6 +313,10 @@ def _person(value: object) -> str:
     """A name for a person: 7, 7.0, "7", " 7" and "007" are one, since the other mistake would undercharge."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
-    text = "" if value is None or value != value else str(value).strip()
+    text = (
+        ""
+        if value is None or value != value
+        else unicodedata.normalize("NFKC", str(value)).casefold().strip()
+    )
     found = _NUMBER.fullmatch(text)
     return found[1] * (found[2] != "0") + found[2] if found else text

@@ -207,12 +207,18 @@ class Study:
         return sha256(text.encode("ascii")).hexdigest()
 
 
+KEYS = (
+    *(each.name for each in fields(Study) if each.name != "schema"),
+    *("format", "adjacency", "columns", "row_norm"),
+)
+"""What the file of a study may say."""
+
+
 def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
     """A study from a table such as a TOML file, or from :meth:`Study.as_json`; unknown names are refused."""
     if not isinstance(table, Mapping):
         raise StudyError(f"{where}: a study is a table of names and values, not {table!r:.60}")
-    known = [each.name for each in fields(Study) if each.name != "schema"]
-    check_names(table, [*known, "format", "adjacency", "columns", "row_norm"], where)
+    check_names(table, KEYS, where)
     if table.get("format") != FORMAT:
         raise StudyError(f'{where}: format must be "{FORMAT}", not {table.get("format")!r}')
     if table.get("adjacency", ADJACENCY) != ADJACENCY:

@@ -13,9 +13,25 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
 import dpadmm.privacy
 from dpadmm.agent import Agent
+from dpadmm.arrays import Floats
 from dpadmm.privacy.exact_noise import Grid
 from dpadmm.privacy.ledger import read_ledger
-from guards import POLICY, ROUNDS, STUDY, D, M, Z, consensus, guarded, own, play, refusal, rows, study
+from guards import (
+    POLICY,
+    ROUNDS,
+    STUDY,
+    D,
+    M,
+    TinyRows,
+    Z,
+    consensus,
+    guarded,
+    own,
+    play,
+    refusal,
+    rows,
+    study,
+)
 
 PARTS = ("guard", "policy", "ledger", "book", "exact_noise", "checks", "sensitivity")
 FOLDER = Path(dpadmm.privacy.__file__).parent
@@ -153,3 +169,16 @@ def test_a_policy_of_the_study_s_own_budget_is_enough(tmp_path: Path) -> None:
         whole = replace(STUDY, training={"epsilon": epsilon, "delta": 1e-6, "n_rounds": n_rounds})
         with guarded(tmp_path / str(k), policy=replace(POLICY, epsilon=epsilon, delta=1e-6)) as guard:
             guard.enrol(whole)
+
+
+def test_a_failure_says_nothing_of_the_rows(tmp_path: Path) -> None:
+    class Talkative(TinyRows):
+        def gradient_sum(self, point: Floats, bound: float) -> Floats:
+            raise ValueError(f"row 3 of patient Smith: {self.features[3]}")
+
+    with guarded(tmp_path, lambda study: Talkative(*rows())) as guard:
+        guard.enrol(STUDY)
+        refused = refusal(guard.answer, STUDY.hash, 1, np.zeros((D, 1)))
+    assert (refused.code, refused.wire()) == ("release-failed", "release-failed")
+    assert (refused.__cause__, refused.__context__) == (None, None)
+    assert not read_ledger(tmp_path).spent

@@ -20,6 +20,9 @@ from dpadmm.errors import DataError, StudyError
 # what pyarrow raises for a file that is not what its ending says
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 
+PARSE = pa.csv.ParseOptions(newlines_in_values=True)
+"""A line break within quotes must not depend on where a block of the file happens to end."""
+
 
 def read_csv(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None) -> RawTable:
     """A comma-separated file with a header line; all columns, or those chosen."""
@@ -30,13 +33,17 @@ def read_csv(path: Path, label: str | None, by: str | None, columns: Sequence[st
         chosen = {"include_columns": wanted, "column_types": {by: pa.string()} if by else {}}
     try:
         try:
-            table = pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(**chosen))
+            table = pa.csv.read_csv(
+                path, parse_options=PARSE, convert_options=pa.csv.ConvertOptions(**chosen)
+            )
         except pa.ArrowInvalid:
             # A column's type is guessed from its beginning: whole numbers may be followed by fractions or
             # text. Text always fits; the cells become numbers below, where a bad one can be named.
-            names = chosen.get("include_columns") or pa.csv.open_csv(path).schema.names
+            names = chosen.get("include_columns") or pa.csv.open_csv(path, parse_options=PARSE).schema.names
             chosen["column_types"] = {name: pa.string() for name in names}
-            table = pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(**chosen))
+            table = pa.csv.read_csv(
+                path, parse_options=PARSE, convert_options=pa.csv.ConvertOptions(**chosen)
+            )
     except _UNREADABLE as error:
         raise _unreadable(path, "CSV", error) from None
     return _from_table(path, table, label, by, columns)
@@ -64,7 +71,7 @@ def read_parquet(
 
 def _csv_names(path: Path) -> list[str]:
     try:
-        with pa.csv.open_csv(path) as file:
+        with pa.csv.open_csv(path, parse_options=PARSE) as file:
             return list(file.schema.names)
     except _UNREADABLE as error:
         raise _unreadable(path, "CSV", error) from None

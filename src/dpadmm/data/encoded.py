@@ -42,13 +42,16 @@ def encode_table(
     *,
     by: str | None = None,
     intercept: bool = False,
+    total: bool = False,
     memory_bytes: int = MEMORY_BYTES,
 ) -> EncodedTable:
     """Read a file once and encode it; ``by`` names a column that says whose a row is.
 
-    ``intercept`` appends the constant column.
+    ``intercept`` appends the constant column. Without a label, as for a table to predict on, there are none.
 
-    Without a label, as for a table to predict on, labels are empty.
+    ``total`` is for agents, whose "no" must not tell about a cell: every table with these columns is encoded.
+    What is no number is missing, and a row whose label is none of the classes is a row of zeros, which has no
+    gradient. It is counted in the report.
     """
     columns = [column.name for column in schema.columns]
     others = [name for name in (label.column if label else None, by) if name is not None]
@@ -58,24 +61,29 @@ def encode_table(
                 f"column {name!r} cannot be a feature too: it is the label, or says whose a row is"
             )
     numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
-    if label is not None and label.bounds is not None:
+    if label is not None and label.classes is None:
         numeric.add(label.column)
-    encoder = Encoder(schema, intercept=intercept)
+    numbers = frozenset() if total else frozenset(numeric)  # as text nothing is refused by the reader
+    encoder = Encoder(schema, intercept=intercept, total=total)
     with (
         closing(_Growing(memory_bytes)) as growing,
         closing(GrowingArray(np.float64, 1)) as labels,
         closing(_Owners()) as owners,
     ):
-        for batch in open_batches(path, [*columns, *others], numbers=frozenset(numeric)):
+        for batch in open_batches(path, [*columns, *others], numbers=numbers):
             where = f"{path}, rows {encoder.report.rows + 1} to {encoder.report.rows + batch.num_rows}"
             try:
+                bad = np.zeros(batch.num_rows, dtype=bool)
                 if label is not None:
-                    labels.append(encode_labels_of(label, batch.column(label.column), encoder.report.rows))
-                growing.append(encoder.encode(batch))
+                    values, bad = label_values(label, batch.column(label.column), total=total)
+                    _check_labels(~bad | total, label, encoder.report.rows)
+                    encoder.report.label.unknown += int(np.count_nonzero(bad))
+                    labels.append(values)
+                growing.append(_silent(encoder.encode(batch), bad))
             except DataError as error:
                 raise DataError(f"{where}: {error}") from None
             if by is not None:
-                owners.append(batch.column(by), by, where)
+                owners.append(batch.column(by), by, where, total=total)
         if not encoder.report.rows:
             raise DataError(f"{path} has no rows")
         groups, names = owners.finish() if by is not None else (None, ())
@@ -84,21 +92,45 @@ def encode_table(
 
 def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
-    if label.bounds is not None:
-        low, high = label.bounds
-        values = as_numbers(cells, label.column)
-        _check_labels(np.isfinite(values), label.column, "is missing", first)
-        return (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0
-    classes = tuple(map(str, label.classes or ()))
-    codes, _ = codes_of(cells, classes, label.column)
-    _check_labels(codes >= 0, label.column, f"is none of the classes {', '.join(classes[:8])}", first)
-    return codes * 2.0 - 1.0 if len(classes) == 2 else codes.astype(np.float64)
+    values, bad = label_values(label, cells)
+    _check_labels(~bad, label, first)
+    return values
 
 
-def _check_labels(good: NDArray[Any], column: str, what: str, first: int) -> None:
+def label_values(label: Label, cells: Any, *, total: bool = False) -> tuple[Floats, NDArray[np.bool_]]:
+    """Labels as the losses want them, and which cells are none (they get that of the first class, or 0)."""
+    if label.classes is None:
+        values = as_numbers(cells, label.column, total=total)
+        bad = ~np.isfinite(values)
+        values = np.where(bad, 0.0, values)
+        if label.bounds is not None:
+            low, high = label.bounds
+            values = np.where(bad, 0.0, (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0)
+        return values, bad
+    codes, _ = codes_of(cells, tuple(map(str, label.classes)), label.column)
+    bad = codes < 0
+    codes = np.where(bad, 0, codes)
+    return codes * 2.0 - 1.0 if len(label.classes) == 2 else codes.astype(np.float64), bad
+
+
+def _silent(features: Features, bad: NDArray[np.bool_]) -> Features:
+    """Rows without a label as zeros, the constant column too: their gradient is 0 at any point."""
+    if bad.any():
+        if isinstance(features, csr_array):
+            features.data.reshape(len(bad), -1)[bad] = 0.0
+        else:
+            features[bad] = 0.0
+    return features
+
+
+def _check_labels(good: NDArray[np.bool_], label: Label, first: int) -> None:
     if not good.all():
         row = first + int(np.argmin(good)) + 1
-        raise DataError(f"the label {column!r} of row {row} {what}; correct the cell or leave the row out")
+        classes = ", ".join(map(str, (label.classes or ())[:8]))
+        what = f"is none of the classes {classes}" if classes else "is missing"
+        raise DataError(
+            f"the label {label.column!r} of row {row} {what}; correct the cell or leave the row out"
+        )
 
 
 class _Owners:
@@ -108,16 +140,20 @@ class _Owners:
         self._numbers: dict[str, int] = {}
         self._parts = GrowingArray(np.int32, 1)
 
-    def append(self, cells: Any, by: str, where: str) -> None:
+    def append(self, cells: Any, by: str, where: str, *, total: bool) -> None:
         words, places = as_words(cells, by)
-        names = [(word or "").strip() for word in words.to_pylist()]
-        known = [self._numbers.setdefault(n, len(self._numbers)) if n else -1 for n in names]
-        owners = np.array([*known, -1], dtype=np.int32)[places]
-        if (owners < 0).any():
-            raise DataError(
-                f"{where}: column {by!r} has a missing cell, so it is not known whose that row is"
-            )
-        self._parts.append(owners)
+        names = [
+            *((word or "").strip() for word in words.to_pylist()),
+            "",
+        ]  # the last is that of missing cells
+        known = np.full(len(names), -1, dtype=np.int32)
+        for place in np.unique(places).tolist():
+            if not names[place] and not total:
+                raise DataError(
+                    f"{where}: column {by!r} has a missing cell, so it is not known whose that row is"
+                )
+            known[place] = self._numbers.setdefault(names[place], len(self._numbers))
+        self._parts.append(known[places])
 
     def finish(self) -> tuple[Integers, tuple[str, ...]]:
         names = sorted(self._numbers)

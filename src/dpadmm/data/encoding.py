@@ -37,6 +37,8 @@ DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 ONE = np.float32(1.0)
 HALF = np.float32(np.sqrt(0.5))
+HUGE = 1e18
+"""Plain numbers beyond are taken to be this: their rows are shortened to 1 anyway."""
 
 
 @dataclass
@@ -54,12 +56,14 @@ class Report:
 
     rows: int = 0
     columns: dict[str, Tally] = field(default_factory=dict)
+    label: Tally = field(default_factory=Tally)
 
 
 class Encoder:
     """Encodes batches of a table; ``report`` counts.
 
-    With an intercept rows are ``[a, 1]/√2``, as :func:`dpadmm.features.with_intercept` makes them.
+    With an intercept rows are ``[a, 1]/√2``, as :func:`dpadmm.features.with_intercept` makes them. ``total``
+    leaves no cell without a meaning: what is no number is missing, and a plain number that is missing is 0.
 
     Examples
     --------
@@ -72,8 +76,8 @@ class Encoder:
     Tally(clamped=1, unknown=0, missing=1)
     """
 
-    def __init__(self, schema: Schema, *, intercept: bool = False) -> None:
-        self.schema, self.intercept = schema, intercept
+    def __init__(self, schema: Schema, *, intercept: bool = False, total: bool = False) -> None:
+        self.schema, self.intercept, self.total = schema, intercept, total
         self.report = Report(columns={column.name: Tally() for column in schema.columns})
 
     def encode(self, batch: Any) -> Features:
@@ -81,7 +85,10 @@ class Encoder:
         n, first, rows = batch.num_rows, 0, self._empty(batch.num_rows)
         for column in self.schema.columns:
             tally = self.report.columns[column.name]
-            for place, value in ENCODERS[column.kind](column, batch.column(column.name), tally):
+            cells = batch.column(column.name)
+            if self.total and isinstance(column, Number | Plain):
+                cells = _numbers_of_any(cells, column, tally)
+            for place, value in ENCODERS[column.kind](column, cells, tally):
                 rows.append(place + first, value / np.float32(self.schema.scale))
             first += len(column.features)
         self.report.rows += n
@@ -185,7 +192,17 @@ def _plain(column: Plain, cells: Any, tally: Tally) -> Entries:
         raise DataError(
             f"column {column.name!r} has a missing or infinite cell, which a plain column may not have"
         )
-    return [(0, raw.astype(np.float32))]
+    return [(0, np.clip(raw, -HUGE, HUGE).astype(np.float32))]
+
+
+def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
+    """Numbers of whatever cells hold: what is none is missing, and 0 in a plain column."""
+    numbers = as_numbers(cells, column.name, total=True)
+    if isinstance(column, Plain):
+        missing = ~np.isfinite(numbers)
+        tally.missing += int(np.count_nonzero(missing))
+        numbers = np.where(missing, 0.0, numbers)
+    return pa.array(numbers)
 
 
 def _category(column: Category, cells: Any, tally: Tally) -> Entries:
@@ -271,8 +288,8 @@ def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
     return pc.cast(words, pa.string()), np.asarray(places)
 
 
-def as_numbers(cells: Any, name: str) -> NDArray[np.float64]:
-    """A column as numbers; missing cells are NaN."""
+def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.float64]:
+    """A column as numbers; missing cells are NaN, and with ``total`` also those that are no number."""
     cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
     kind = cells.type
     if any(is_kind(kind) for is_kind in TEXT):
@@ -284,12 +301,24 @@ def as_numbers(cells: Any, name: str) -> NDArray[np.float64]:
     try:
         numbers = pc.cast(cells, pa.float64(), safe=False)
     except pa.ArrowException as error:
+        if total:
+            words, places = as_words(cells, name)
+            return np.asarray(np.array([*map(_number_or_nan, words), np.nan])[places])
         found = re.search(r"'(.*)' as a scalar", str(error).splitlines()[0])
         cell = found[1][:60] if found else ""
         raise DataError(
             f"column {name!r} is a number in the study, but a cell is {cell!r}{comma_hint(cell)}"
         ) from None
     return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _number_or_nan(word: Any) -> float:
+    """By the same reader as a whole column."""
+    try:
+        number = pc.cast(word, pa.float64()).as_py()
+    except pa.ArrowException:
+        return math.nan
+    return math.nan if number is None else float(number)
 
 
 def _normal(texts: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
@@ -143,10 +143,14 @@ class Label:
     column: str
     classes: tuple[str | int, ...] | None = None
     bounds: tuple[float, float] | None = None
+    plain: bool = field(default=False, metadata={"file": False})
+    """A number that is taken as it is; studies of plain features have it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column.strip():
             raise StudyError(f"the label's column must be the name of a column, not {self.column!r}")
+        if self.plain and self.classes is None and self.bounds is None:
+            return
         if (self.classes is None) == (self.bounds is None):
             raise StudyError("the label needs either classes (negative first) or bounds [lowest, highest]")
         if self.classes is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from dpadmm.data.schema import KINDS, Column, Label, Schema
@@ -26,22 +26,21 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
     """The label and the schema of a study's table; refused while any of their values is not confirmed."""
     label = label_from(table.get("label"))
     schema = schema_from(table["columns"], table.get("row_norm"), label=label.column)
-    doubts = unconfirmed(table)
+    doubts = ", ".join(who for who, _ in unconfirmed(table))
     if doubts:
         raise StudyError(
-            f"are these values public? They were read off a table: {', '.join(doubts)}; "
+            f"are these values public? They were read off a table: {doubts}; "
             "correct them where needed and say public = true"
         )
     return label, schema
 
 
-def unconfirmed(table: Mapping[str, Any]) -> list[str]:
-    """What says ``public = false``, in words: the label, and columns."""
-    label = table.get("label")
-    found = [f"the label {label['column']!r}"] if isinstance(label, Mapping) and _is_marked(label) else []
-    return found + [
-        f"column {each['name']!r}" for each in _listed_columns(table["columns"]) if _is_marked(each)
-    ]
+def unconfirmed(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What says ``public = false``: the label and columns, in words, and all that is said about them."""
+    label = table["label"]
+    columns = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
+    every = [(f"the label {label['column']!r}", label), *columns]
+    return [(who, about) for who, about in every if about.get("public", True) is False]
 
 
 def problems(table: Mapping[str, Any]) -> list[str]:
@@ -84,7 +83,7 @@ def label_from(table: object) -> Label:
     """A label from its table."""
     if not isinstance(table, Mapping):
         raise StudyError("[label] must be a table with column, and with classes or bounds")
-    allowed = [each.name for each in fields(Label)]
+    allowed = [each.name for each in fields_in_file(Label)]
     _known(table, [*allowed, "public"], "[label]")
     if "column" not in table:
         raise StudyError("[label]: column is missing: the name of the column to predict")
@@ -94,7 +93,24 @@ def label_from(table: object) -> Label:
 
 def label_as_json(label: Label) -> dict[str, Any]:
     """The label's column, and its classes or bounds."""
-    return _listed({each.name: getattr(label, each.name) for each in fields(label)})
+    written = (each.name for each in fields_in_file(type(label)))
+    return _listed({name: getattr(label, name) for name in written})
+
+
+def is_identifier(name: str) -> bool:
+    """Whether a column's name says that it names persons or records.
+
+    Examples
+    --------
+    >>> [name for name in ("patient_id", "email", "idle", "PatientID", "valid") if is_identifier(name)]
+    ['patient_id', 'email', 'PatientID']
+    """
+    return bool(IDENTIFIER.fullmatch(name) or re.fullmatch(r".*[a-z](?:ID|Id|UUID)", name))
+
+
+def is_label_like(name: str, label: str) -> bool:
+    """Whether a column's name is that of the label, or begins with it."""
+    return bool(re.match(rf"{re.escape(label)}(?:[_\s.-]|$)", name, re.IGNORECASE))
 
 
 def _column(table: object, label: str | None) -> Column:
@@ -111,9 +127,9 @@ def _column(table: object, label: str | None) -> Column:
     if kind not in KINDS:
         raise StudyError(f"column {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}")
     _check_marks(name, table, label)
-    allowed = [each.name for each in fields(KINDS[kind])]
+    allowed = [each.name for each in fields_in_file(KINDS[kind])]
     _known(table, [*allowed, "kind", *MARKS], f"column {name!r}")
-    for each in fields(KINDS[kind]):
+    for each in fields_in_file(KINDS[kind]):
         if each.default is MISSING and each.name not in table:
             raise StudyError(
                 f"column {name!r}: {each.name} is missing, which a {kind} needs from public knowledge"
@@ -126,12 +142,12 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
         _check_mark(f"column {name!r}", mark, table)
     if table.get("allow", False):
         return
-    if IDENTIFIER.fullmatch(name):
+    if is_identifier(name):
         raise StudyError(
             f"column {name!r} looks like an identifier, from which nothing can be learnt but persons; "
             "leave it out, or say allow = true if it is none"
         )
-    if label is not None and (name == label or re.match(rf"{re.escape(label)}[_\s.-]", name, re.IGNORECASE)):
+    if label is not None and is_label_like(name, label):
         raise StudyError(
             f"column {name!r} looks like the label {label!r} itself, which would make a model that knows "
             "nothing; leave it out, or say allow = true if it is another thing"
@@ -141,10 +157,6 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
 def _check_mark(where: str, mark: str, table: Mapping[str, Any]) -> None:
     if not isinstance(table.get(mark, True), bool):
         raise StudyError(f"{where}: {mark} must be true or false, not {table[mark]!r:.60}")
-
-
-def _is_marked(table: object) -> bool:
-    return isinstance(table, Mapping) and table.get("public", True) is False
 
 
 def _known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
@@ -178,8 +190,16 @@ def _table(name: object, about: object) -> Mapping[str, Any]:
 
 def _as_json(column: Column) -> dict[str, Any]:
     return _listed(
-        {"kind": column.kind, **{each.name: getattr(column, each.name) for each in fields(column)}}
+        {
+            "kind": column.kind,
+            **{each.name: getattr(column, each.name) for each in fields_in_file(type(column))},
+        }
     )
+
+
+def fields_in_file(made: type[Column] | type[Label]) -> list[Field[Any]]:
+    """What a file may say of a column or a label."""
+    return [each for each in fields(made) if each.metadata.get("file", True)]
 
 
 def _tupled(table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

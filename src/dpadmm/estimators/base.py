@@ -146,12 +146,13 @@ class PrivateLinearModel(BaseEstimator):
             )
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
+        left_behind = [each for each in self.__dict__.get("_sent_from", ()) if not each.here]
         if self.accountant is None:
-            left_behind = [each for each in self.__dict__.get("_sent_from", ()) if not each.here]
             return [*open_accountants(), *left_behind]
         if not isinstance(self.accountant, BudgetAccountant):
             raise StudyError(f"accountant must be a BudgetAccountant or None, not {self.accountant!r:.60}")
-        return [self.accountant]
+        own = self.accountant
+        return [own, *(each for each in (*open_accountants(), *left_behind) if each is not own)]
 
     # Open accountants of this process do not exist in a worker process. An estimator that is sent there takes
     # word of them along, also to its clones, so that its fit is refused and not forgotten.

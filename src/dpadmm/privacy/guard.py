@@ -104,7 +104,7 @@ class Guard:
         """
         with self._one_at_a_time:
             enrolled = self._enrolled(study)
-            terms, rows, grid = enrolled
+            terms = enrolled.terms
             if type(round) is int and round > terms.n_rounds:
                 raise Refusal(
                     "round-over", f"the study has {terms.n_rounds} rounds, and asks for a later one"
@@ -112,14 +112,10 @@ class Guard:
             point, digest = _request(terms, round, point, memo)
             stored = self._ledger.replay(study, round, digest=digest)
             if stored is None:
-                try:
-                    upload = release_sum(
-                        rows.gradient_sum(point, grid.row_bound), grid, terms.noise_multiplier
-                    )
-                    stored = upload.astype("<i8").tobytes() + memo
-                except Exception:  # its text might depend on rows
-                    raise Refusal("release-failed", "the agent could not compute an answer") from None
-                price = self._policy.price(terms)
+                upload = _release(enrolled, point)
+                if upload is None:
+                    raise Refusal("release-failed", "the agent could not compute an answer")
+                stored, price = upload + memo, self._policy.price(terms)
                 self._ledger.spend(study, round, digest=digest, mu_squared=price, upload=stored)
             return _upload(stored, terms)
 
@@ -152,6 +148,16 @@ def _request(terms: Terms, round: int, point: Floats, memo: bytes) -> tuple[Floa
     point = np.array(point, order="C")
     head = f"dpadmm-request/1 {terms.hash} {round} {terms.shape} {len(memo)}\n".encode()
     return point, sha256(head + point.tobytes() + memo).hexdigest()
+
+
+def _release(enrolled: Enrolled, point: Floats) -> bytes | None:
+    """The answer; None for whatever went wrong, since what is said of it might depend on rows."""
+    terms, rows, grid = enrolled
+    try:
+        total = rows.gradient_sum(point, grid.row_bound)
+        return release_sum(total, grid, terms.noise_multiplier).astype("<i8").tobytes()
+    except Exception:
+        return None
 
 
 def _upload(stored: bytes, terms: Terms) -> Integers:

@@ -129,13 +129,14 @@ class Ledger(AbstractContextManager["Ledger"]):
         _require(mu_squared=cap)
         with _trouble(folder), ExitStack() as held:
             if create:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not (folder / MARK).exists():
                 read_ledger(folder)  # says what is missing
-            mark = os.open(folder / MARK, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o644)
+            mark = os.open(folder / MARK, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o600)
             held.callback(os.close, mark)
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if create and not _marked(folder):
+                os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
                 with closing(_connect(folder)) as database:
                     database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS", 1))
             book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
