@@ -17,8 +17,26 @@ def study_file(cli, tmp_path):
     return path
 
 
+PLAIN = """
+format = "dpadmm-study/1"
+name = "Example: repayment of loans"
+features = ["income", "age"]
+classes = ["no", "yes"]
+[training]
+loss = "logistic"      # and more
+epsilon = 1.0
+"""
+
+
+@pytest.fixture
+def plain_file(tmp_path):
+    path = tmp_path / "plain.toml"
+    path.write_text(PLAIN)
+    return path
+
+
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("words", [[], ["new"], ["show"]])
+@pytest.mark.parametrize("words", [[], ["new"], ["show"], ["check"], ["schema"]])
 def test_help_fits_the_screen(cli, words, columns):
     text = cli("study", *words, "--help", columns=columns).succeeded().out
     assert max(map(len, text.splitlines())) <= columns
@@ -42,8 +60,14 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     cells = dict(line.strip().split("  ", 1) for line in text.splitlines() if "  " in line.strip())
     cells = {name: value.strip() for name, value in cells.items()}
     z, t, delta = study.noise_multiplier, study.settings.n_rounds, study.settings.delta
-    assert cells["columns"] == "2: income, age"
-    assert cells["label"] == "no, yes"
+    assert cells["columns"] == "4, which make 8 features"
+    assert cells["label"] == "repaid: no, yes"
+    assert cells["rows are divided by R"] == "2, the square root of columns"
+    shown = " ".join(text.split())
+    assert "income number 100 to 1e+05, log 1" in shown
+    assert "age number 18 to 100; missing is said 2" in shown
+    assert "purpose category car, house, education 4" in shown
+    assert "employed boolean 1" in shown
     assert cells["rounds"] == "100"
     assert float(cells["noise multiplier z"]) == pytest.approx(z, abs=1e-4)
     exact, paper = exact_epsilon(math.sqrt(t) / z, delta), paper_epsilon(z, t, delta)
@@ -62,11 +86,11 @@ def test_show_as_json(cli, study_file):
     assert answer["mu_squared"] == pytest.approx(100 / study.noise_multiplier**2)
 
 
-def test_many_columns_and_a_long_name_fit(cli, study_file):
+def test_many_columns_and_a_long_name_fit(cli, plain_file):
     names = ", ".join(f'"measurement number {k} of [bold]the[/wrong] patient"' for k in range(40))
-    text = study_file.read_text().replace('"income", "age"', names)
-    study_file.write_text(text.replace("Example: repayment", "[red]" + "very long " * 15))
-    out = cli("study", "show", study_file).succeeded().out
+    text = plain_file.read_text().replace('"income", "age"', names)
+    plain_file.write_text(text.replace("Example: repayment", "[red]" + "very long " * 15))
+    out = cli("study", "show", plain_file).succeeded().out
     assert max(map(len, out.splitlines())) <= 80
     assert "and 28 more" in " ".join(out.split())
     assert "[red]very" in out
@@ -74,12 +98,13 @@ def test_many_columns_and_a_long_name_fit(cli, study_file):
     assert "…" not in out
 
 
-def test_a_study_of_numbers(cli, study_file):
-    text = study_file.read_text().replace('classes = ["no", "yes"]\n', "")
-    study_file.write_text(text.replace('"logistic"      #', '"huber"  #'))
-    assert "a number" in cli("study", "show", study_file).succeeded().out
-    study_file.write_text(text)
-    assert "-1, 1" in cli("study", "show", study_file).succeeded().out
+def test_a_study_of_numbers(cli, plain_file):
+    text = plain_file.read_text().replace('classes = ["no", "yes"]\n', "")
+    assert "2: income, age" in " ".join(cli("study", "show", plain_file).succeeded().out.split())
+    plain_file.write_text(text.replace('"logistic"      #', '"huber"  #'))
+    assert "a number" in cli("study", "show", plain_file).succeeded().out
+    plain_file.write_text(text)
+    assert "-1, 1" in cli("study", "show", plain_file).succeeded().out
 
 
 @pytest.mark.parametrize(
@@ -92,7 +117,7 @@ def test_a_study_of_numbers(cli, study_file):
         ('"logistic"  ', '"logistik"  ', "did you mean 'logistic'"),
         ("n_rounds", "rounds", "did you mean 'n_rounds'"),
         ("[training]", "[trainings]", "did you mean 'training'"),
-        ('["income", "age"]', "[]", "at least one"),
+        ('["car", "house", "education"]', "[]", "values must be a list of 1 to"),
         ("format", "form at", "not valid TOML"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``dpadmm study``: write the public contract of a run, and see what it asks of every agent."""
+"""``dpadmm study``: draft the public contract of a run, check it, and see what it asks of every agent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dpadmm.cli.columns import columns_table, counts_of, show_survey, surveyed
 from dpadmm.cli.ledger import rounded_up
 from dpadmm.cli.screen import say, say_path, table
+from dpadmm.data.batches import column_names
+from dpadmm.data.raw_table import listed
+from dpadmm.drafting import Draft, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.errors import StudyError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.study import Study, read_study
+from dpadmm.study_check import study_problems
+from dpadmm.study_schema import study_schema
+from dpadmm.toml_file import read_toml
 
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
@@ -30,18 +37,109 @@ Json = Annotated[bool, typer.Option("--json", help="Plain JSON on standard outpu
 @study_app.command("new")
 def new(
     file: Annotated[Path, typer.Argument(help="The file to write.", show_default=False, metavar="FILE")],
+    from_table: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="TABLE", help="A public or dummy table (.csv, .parquet). Never private rows."
+        ),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="COLUMN", help="The column to predict.")
+    ] = None,
+    dictionary: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-dictionary",
+            metavar="DICT.csv",
+            help="A data dictionary: a line for every column, with name, kind, low, high, values (a|b|c), "
+            "description.",
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="The study's name.")] = None,
 ) -> None:
-    """Write an example of a study with comments, to be changed."""
-    write_template("study.toml", file)
+    """Write a study with comments, to be changed: an example, or drafted for your columns.
+
+    What was read off a table is marked public = false; the study is refused until you have looked at each
+    value and said true. A dictionary is public, and needs no confirmation.
+    """
     console = Console()
+    if from_table is None and dictionary is None:
+        if label is not None or name is not None:
+            raise StudyError("--label and --name are for drafts: give --from TABLE or --from-dictionary too")
+        write_template("study.toml", file)
+        say_path(console, f"Written: {file}")
+        say(console, "Change it to what you want to ask; then see what it means:")
+        say_path(console, f"  dpadmm study show {file}")
+        return
+    _check_new(file)
+    draft = _drafted(from_table, dictionary, label)
+    text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}")
+    with atomic_file(file) as out:
+        out.write(text.encode())
     say_path(console, f"Written: {file}")
-    say(console, "Change it to what you want to ask; then see what it means:")
-    say_path(console, f"  dpadmm study show {file}")
+    for sentence in _draft_in_words(draft):
+        say(console, sentence)
+    say_path(console, f"  dpadmm study check {file}")
+
+
+@study_app.command("check")
+def check(
+    study_file: StudyFile,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="TABLE", help="Also count on your table what would be clamped."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell every problem of a study in a line, not only the first. Exit code 2 if there is one.
+
+    With a table, on its owner's machine: whether it has the columns, and how many cells would be clamped,
+    unknown or missing. Those counts are for the owner's eyes only.
+    """
+    problems = study_problems(read_toml(study_file))
+    survey = None
+    if not problems and data is not None:
+        study = read_study(study_file)
+        survey = surveyed(study, data, study.label)
+        problems = survey.problems
+    if as_json:
+        counts = counts_of(survey) if survey else None
+        typer.echo(json.dumps({"problems": problems, "table": counts}, indent=2, allow_nan=False))
+    else:
+        console = Console()
+        if survey and survey.rows:
+            show_survey(console, read_study(study_file), survey)
+        for each in problems:
+            say(console, f"- {each}")
+        if not problems:
+            _say_fine(console, read_study(study_file))
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise StudyError(f"{study_file}: {count}")
+
+
+@study_app.command("schema")
+def schema(
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write; else it is shown.")
+    ] = None,
+) -> None:
+    """Write the JSON Schema of study files, with which editors complete and check them.
+
+    Editors find it by the first line of a study: #:schema ./study.schema.json
+    """
+    text = json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with atomic_file(out) as file:
+        file.write(text.encode())
+    say_path(Console(), f"Written: {out}")
 
 
 @study_app.command("show")
 def show(study_file: StudyFile, as_json: Json = False) -> None:
-    """Check a study, and show its hash, its model, its noise and what it costs."""
+    """Check a study, and show its hash, its columns, its model, its noise and what it costs."""
     study = read_study(study_file)
     if as_json:
         typer.echo(json.dumps(figures(study), indent=2, allow_nan=False))
@@ -49,6 +147,8 @@ def show(study_file: StudyFile, as_json: Json = False) -> None:
     console = Console()
     say(console, study.name, style="bold")
     say_path(console, f"Hash, which every agent pins:\n{study.hash}")
+    if study.schema is not None:
+        console.print(columns_table(study.schema))
     out = table("", "")
     for words, value in _facts(study):
         out.add_row(words, Text(value))  # as it is: names of columns may look like markup
@@ -93,15 +193,9 @@ def in_words(study: Study) -> list[str]:
 
 def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.settings, figures(study)
-    columns = ", ".join(study.features[:12])
-    more = f" and {len(study.features) - 12} more" if len(study.features) > 12 else ""
-    classes = "a number" if study.classes is None else ", ".join(map(str, study.classes))
-    if study.classes is None and study.problem.loss.task == "binary":
-        classes = "-1, 1"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     return [
-        ("columns", f"{len(study.features)}: {columns}{more}"),
-        ("label", classes),
+        *_rows_in_words(study),
         ("model", f"{settings.loss} loss, {settings.regularizer} regularizer"),
         (
             "weights",
@@ -118,9 +212,69 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     ]
 
 
-def write_template(name: str, path: Path) -> None:
-    """A packaged example, to a file that must be new."""
+def _rows_in_words(study: Study) -> list[tuple[str, str]]:
+    """What the rows are made of."""
+    names = ", ".join(study.features[:12])
+    more = f" and {len(study.features) - 12} more" if len(study.features) > 12 else ""
+    classes = "a number" if study.classes is None else ", ".join(map(str, study.classes))
+    if study.schema is None or study.label is None:
+        if study.classes is None and study.problem.loss.task == "binary":
+            classes = "-1, 1"
+        return [("columns", f"{len(study.features)}: {names}{more}"), ("label", classes)]
+    if study.label.bounds is not None:
+        classes = f"a number from {study.label.bounds[0]:g} to {study.label.bounds[1]:g}"
+    declared = " (declared)" if study.schema.row_norm is not None else ", the square root of columns"
+    return [
+        ("label", f"{study.label.column}: {classes}"),
+        ("columns", f"{len(study.schema.columns)}, which make {len(study.features)} features"),
+        ("features", f"{names}{more}"),
+        ("rows are divided by R", f"{study.schema.scale:.4g}{declared}"),
+    ]
+
+
+def _say_fine(console: Console, study: Study) -> None:
+    columns = len(study.schema.columns) if study.schema else len(study.features)
+    say(console, f"No problem found: {columns} columns, {len(study.features)} features. Hash of the study:")
+    say_path(console, study.hash)
+
+
+def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
+    if from_table is not None and dictionary is not None:
+        raise StudyError("give either --from TABLE or --from-dictionary DICT.csv, not both")
+    if dictionary is not None:
+        return draft_from_dictionary(dictionary, label)
+    assert from_table is not None
+    if label is None:
+        names = listed(column_names(from_table))
+        raise StudyError(f"say which column is predicted: --label COLUMN; {from_table} has {names}")
+    return draft_from_table(from_table, label)
+
+
+def _draft_in_words(draft: Draft) -> list[str]:
+    used = sum(each.about is not None for each in draft.columns)
+    out = [each for each in draft.columns if each.about is None]
+    columns = "1 column" if used == 1 else f"{used} columns"
+    said = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
+    if out:
+        said.append(f"Left out: {'; '.join(f'{each.name!r} ({each.comment})' for each in out[:8])}"
+                    f"{f' and {len(out) - 8} more' if len(out) > 8 else ''}.")  # fmt: skip
+    if draft.confirm:
+        said.append(
+            "Its bounds, values and classes were read off the table, so each waits for you: open the file, "
+            "correct what is not public knowledge, and change public = false to true. What is left to do:"
+        )
+    else:
+        said.append("Choose the model and the privacy in [training]; then:")
+    return said
+
+
+def _check_new(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise StudyError(f"{path} exists and is left as it is; choose another name")
+
+
+def write_template(name: str, path: Path) -> None:
+    """A packaged example, to a file that must be new."""
+    _check_new(path)
     with atomic_file(path) as out:
         out.write(files("dpadmm").joinpath("templates", name).read_bytes())
