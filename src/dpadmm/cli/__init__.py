@@ -14,6 +14,7 @@ from dpadmm.cli.audit import audit
 from dpadmm.cli.compare import compare_command
 from dpadmm.cli.demo import demo
 from dpadmm.cli.evaluate import evaluate
+from dpadmm.cli.explain import explain
 from dpadmm.cli.ledger import ledger_app
 from dpadmm.cli.plan import plan
 from dpadmm.cli.predict import predict
@@ -41,6 +42,7 @@ app.command("simulate")(simulate_command)
 app.command("train")(train)
 app.command("predict")(predict)
 app.command("evaluate")(evaluate)
+app.command("explain")(explain)
 app.command("plan")(plan)
 app.command("privacy")(privacy)
 app.command("compare")(compare_command)
