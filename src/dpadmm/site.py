@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.dataset import encode_labels
-from dpadmm.data.encoded import encode_table
+from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.raw_table import RawTable
 from dpadmm.data.schema import Label, Plain, Schema
+from dpadmm.data.survey import Survey, survey_table
 from dpadmm.data.tables import read_columns
 from dpadmm.errors import DataError, Refusal, StudyError
 from dpadmm.features import clip_rows, with_intercept
@@ -43,6 +44,9 @@ SECTIONS = {
     "person": ("column", "rows"),
     "limits": ("epsilon", "delta", "methods", "losses", "max_rounds", "min_rows"),
 }
+REMARKABLE = 0.05
+"""The share of a column's cells from which an owner is told that they were clamped, unknown or missing."""
+
 _NUMBER = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
 
 
@@ -122,6 +126,32 @@ class Site:
         loss = study.problem.loss
         return {"loss": float(loss.value(labels, scores).mean()), "error": error(loss, labels, scores)}
 
+    def remarks(self, study: Study) -> list[str]:
+        """What of the table a study cannot use: for the owner only, since it depends on the rows."""
+        encoded = self._encoded_table(study)
+        if encoded is None:
+            return []
+        report, told = encoded.report, []
+        if report.label.unknown:
+            rows = f"{report.label.unknown:,} of {report.rows:,} rows"
+            told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")
+        for name, tally in report.columns.items():
+            for count, what in (
+                (tally.clamped, "clamped"),
+                (tally.unknown, "unknown"),
+                (tally.missing, "missing"),
+            ):
+                if count > REMARKABLE * report.rows:
+                    told.append(
+                        f"column {name!r}: {count:,} of {report.rows:,} cells are {what}; the same units?"
+                    )
+        return told
+
+    def survey(self, study: Study) -> Survey | None:
+        """What a study makes of the table's cells, for the owner only; None for files without columns."""
+        named = self._schema(study)
+        return None if named is None else survey_table(self.table, *named)
+
     def worries(self) -> list[str]:
         """Where others could undo the owner's limits."""
         return [
@@ -160,19 +190,7 @@ class Site:
                 raise DataError(
                     f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature"
                 )
-        if (named := self._schema(study)) is not None:
-            schema, label = named
-            if label.column == self.person:
-                raise DataError(
-                    f"{self.path}: {self.person!r} is the person column, and the study wants it as the label"
-                )
-            intercept = study.settings.intercept
-            try:
-                encoded = encode_table(
-                    self.table, schema, label, by=self.person, intercept=intercept, total=True
-                )
-            except StudyError as problem:
-                raise DataError(str(problem)) from None
+        if (encoded := self._encoded_table(study)) is not None:
             groups = None if encoded.groups is None else np.array(encoded.owners)[encoded.groups]
             used = self._used(len(encoded.labels), groups).used
             if len(used) == len(encoded.labels):  # as they are: they may be in a file
@@ -188,6 +206,20 @@ class Site:
             raise DataError(f"{self.table}{column}, {what}; correct the row or leave it out") from None
         features = clip_rows(raw.features[used].astype(np.float32))
         return with_intercept(features) if study.settings.intercept else features, labels[used]
+
+    def _encoded_table(self, study: Study) -> EncodedTable | None:
+        if (named := self._schema(study)) is None:
+            return None
+        schema, label = named
+        if label.column == self.person:
+            raise DataError(
+                f"{self.path}: {self.person!r} is the person column, and the study wants it as the label"
+            )
+        intercept = study.settings.intercept
+        try:
+            return encode_table(self.table, schema, label, by=self.person, intercept=intercept, total=True)
+        except StudyError as problem:
+            raise DataError(str(problem)) from None
 
     def _schema(self, study: Study) -> tuple[Schema, Label] | None:
         """The columns and the label to read from a table of named columns; None for other files."""

@@ -60,7 +60,7 @@ def text_of(answer):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("words", [[], ["init"], ["check"], ["begin"], ["review"], ["enrol"]])
+@pytest.mark.parametrize("words", [[], ["init"], ["check"], ["begin"], ["review"], ["enrol"], ["leave"]])
 def test_help_fits_the_screen(cli, words, columns):
     text = cli("agent", *words, "--help", columns=columns).succeeded().out
     assert max(map(len, text.splitlines())) <= columns
@@ -291,3 +291,66 @@ def test_a_mistake_in_the_site_is_one_sentence(cli, site_file, verb):
     assert answer.err == (
         f"dpadmm: {site_file}: limits.epsilon must be one number between 1e-06 and 100, not nan\n"
     )
+
+
+def test_leave_ends_a_study_and_frees_what_it_did_not_use(cli, begun, study_file):
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    answer = cli("agent", "leave", "repayment of [red]loans[/red]", "--site", begun).succeeded()
+    assert "after 0 rounds" in text_of(answer)
+    assert "left for others: 1.0000" in text_of(answer)
+    (account,) = read_ledger(begun.parent / "ledger").accounts.values()
+    assert account.closed
+    again = cli("agent", "enrol", study_file, "--site", begun)
+    assert again.code == 2
+    assert "[study-changed]" in again.err
+    unknown = cli("agent", "leave", "another", "--site", begun)
+    assert unknown.code == 2
+
+
+def test_rows_that_a_study_cannot_use_are_told_to_the_owner(cli, begun, study_file):
+    table = begun.parent / "table.csv"
+    table.write_text(table.read_text() + "x,much,f,0.5,perhaps\n")
+    for verb in ("review", "enrol"):
+        answer = text_of(cli("agent", verb, study_file, "--site", begun).succeeded())
+        assert "For your eyes only: 1 of 8 rows have no label that the study knows" in answer
+        assert "column 'income': 1 of 8 cells are missing" in answer
+
+
+TABLE_STUDY = """
+format = "dpadmm-study/1"
+name = "repayment"
+[label]
+column = "repaid"
+classes = ["no", "yes"]
+[columns.income]
+kind = "number"
+bounds = [0, 0.3]
+[columns.note]
+kind = "category"
+values = ["note 1", "note 2"]
+[columns.age]
+kind = "number"
+bounds = [0, 1]
+[training]
+epsilon = 0.3
+delta = 1e-6
+n_rounds = 20
+"""
+
+
+def test_check_counts_what_a_study_makes_of_the_cells(cli, site_file, study_file):
+    study_file.write_text(TABLE_STUDY)
+    answer = cli("agent", "check", site_file, "--study", study_file).succeeded()
+    assert max(len(line) for line in answer.out.splitlines() if str(site_file.parent) not in line) <= 80
+    said = text_of(answer)
+    assert "income 4 (57.1%) 0 0" in said
+    assert "note 0 5 (71.4%) 0" in said
+    assert "column 'income': 57% of the cells are beyond [0, 0.3] and clamped: other units?" in said
+    cells = cli("agent", "check", site_file, "--study", study_file, "--json").succeeded().json["cells"]
+    assert cells["columns"]["income"] == {"clamped": 4, "unknown": 0, "missing": 0}
+    assert cells["problems"] == []
+    table = site_file.parent / "table.csv"
+    table.write_text(table.read_text().replace(",yes", ",maybe").replace("0.5", "old"))
+    said = text_of(cli("agent", "check", site_file, "--study", study_file).succeeded())
+    assert "the label 'repaid' is none of the classes no, yes in 4 rows" in said
+    assert "column 'age' is a number in the study, but a cell is 'old'" in said

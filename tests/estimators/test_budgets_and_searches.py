@@ -63,7 +63,7 @@ def test_a_block_is_the_default_and_nested_blocks_all_count() -> None:
         own = budget()
         DPADMMClassifier(0.3, accountant=own, **KNOWN).fit(X, Y)
     DPADMMClassifier(0.3, **KNOWN).fit(X, Y)
-    assert (len(outer), len(inner), len(own)) == (2, 1, 1)
+    assert (len(outer), len(inner), len(own)) == (3, 1, 1)  # an own accountant does not replace a block's
 
 
 def test_clones_and_copies_charge_the_same_accountant() -> None:

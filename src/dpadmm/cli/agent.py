@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dpadmm.cli.columns import counts_of, show_survey
 from dpadmm.cli.costs import amount, epsilon_left, epsilon_of, left_of, limits, limits_table
-from dpadmm.cli.ledger import rounded_up
+from dpadmm.cli.ledger import chosen_study, rounded_up
 from dpadmm.cli.screen import say, say_path
 from dpadmm.cli.study import Json, StudyFile, figures, in_words, write_template
 from dpadmm.errors import Refusal
 from dpadmm.privacy.book import Book
-from dpadmm.privacy.ledger import read_ledger
+from dpadmm.privacy.ledger import Ledger, read_ledger
 from dpadmm.privacy.policy import Policy
 from dpadmm.site import Persons, Site, read_site
 from dpadmm.study import Study, read_study
@@ -48,13 +49,26 @@ def init(
 
 
 @agent_app.command("check")
-def check(site_file: SiteFile, as_json: Json = False) -> None:
-    """Read your table; show your limits and what is left of them. For your eyes only."""
-    site = _opened(site_file)
+def check(
+    site_file: SiteFile,
+    study_file: Annotated[
+        Path | None,
+        typer.Option("--study", metavar="STUDY", help="Also count what it would clamp, or not know."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read your table; show your limits and what is left of them. For your eyes only.
+
+    With a study: how many cells are beyond its bounds, none of its values, or missing. An agent takes such
+    cells as the study says, without a word to anybody: only you can see here whether they are a mistake.
+    """
+    site, study = _opened(site_file), read_study(study_file) if study_file else None
     persons = site.persons()
     book = _book(site)
+    survey = site.survey(study) if study else None
     if as_json:
-        typer.echo(json.dumps(_checked(site, persons, book), indent=2, allow_nan=False))
+        counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
+        typer.echo(json.dumps(_checked(site, persons, book) | counts, indent=2, allow_nan=False))
     else:
         console = Console()
         say_path(console, f"Table: {site.table}")
@@ -64,6 +78,13 @@ def check(site_file: SiteFile, as_json: Json = False) -> None:
         say(console, _ledger_in_words(site.policy, book))
         for worry in _doubts(site, persons):
             say(console, f"Note: {worry}")
+        if study is not None and survey is not None:
+            say(console, study.name, style="bold")
+            show_survey(console, study, survey)
+            for problem in survey.problems:
+                say(console, f"Warning: {problem}")
+        elif study is not None:
+            say(console, "Cells can be counted in .csv and .parquet tables only.")
 
 
 @agent_app.command("begin")
@@ -101,6 +122,7 @@ def review(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_
     if refusal:
         raise refusal
     if not as_json:
+        _say_remarks(study, site)
         say(Console(), _verdict(study, book))
 
 
@@ -129,7 +151,42 @@ def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_j
         f"Reserved: ε {epsilon_of(reserved, site.policy)} of {rounded_up(site.policy.epsilon)} at "
         f"δ = {site.policy.delta:g}; left for other studies: {epsilon_left(book.promised, site.policy)}.",
     )
+    _say_remarks(study, site)
     say(console, "Leave the table as it is until the study has ended: changed rows are refused.")
+
+
+@agent_app.command("leave")
+def leave(
+    study: Annotated[
+        str,
+        typer.Argument(
+            help="The study's name, or the beginning of its hash.", show_default=False, metavar="STUDY"
+        ),
+    ],
+    site_file: SiteOption = Path("site.toml"),
+) -> None:
+    """End a study here: it gets no more answers, and what it reserved and did not use is free again.
+
+    What was released stays spent. A study that was left cannot be enrolled again. Stop a running agent first.
+    """
+    site = _opened(site_file)
+    chosen = chosen_study(read_ledger(site.ledger), study)
+    with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
+        ledger.close_study(chosen)
+        book = ledger.status()
+    account, console = book.accounts[chosen], Console()
+    say(console, f"Left: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
+    say_path(console, chosen)
+    left = epsilon_left(book.promised, site.policy)
+    say(
+        console,
+        f"ε {epsilon_of(account.spent, site.policy)} was spent on it and stays so; left for others: {left}.",
+    )
+
+
+def _say_remarks(study: Study, site: Site) -> None:
+    for remark in site.remarks(study):
+        say(Console(), f"For your eyes only: {remark}")
 
 
 def _opened(path: Path) -> Site:

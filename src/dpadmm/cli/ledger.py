@@ -108,13 +108,14 @@ def statement(
 ) -> None:
     """Write the privacy statement of one study, to sign and to hand on; dpadmm verify checks it."""
     book = read_ledger(folder)
-    chosen = _chosen(book, study)
+    chosen = chosen_study(book, study)
     stated = of_account(chosen, book.accounts[chosen], site=site, version=dpadmm.__version__)
     _write(folder, output, stated.as_bytes())
     say_path(Console(), f"Statement: {output}")
 
 
-def _chosen(book: Book, study: str) -> str:
+def chosen_study(book: Book, study: str) -> str:
+    """The hash of the study that a name, or the beginning of a hash, means."""
     named = [each for each, account in book.accounts.items() if account.about.get("name") == study]
     found = named or [each for each in book.accounts if each.startswith(study)]
     if len(found) == 1:

@@ -40,7 +40,7 @@ SAMPLERS = {
     SIMULATED: "Floating-point noise simulated from a seed: an experiment, which protects nobody.",
 }
 HASH_IS = {
-    EXACT: "of the study, as every agent pinned it",
+    EXACT: "of the study that was agreed on",
     SIMULATED: "of the settings: there was no study to pin",
 }
 _PROMISE = (
