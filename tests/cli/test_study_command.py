@@ -64,7 +64,7 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     assert cells["label"] == "repaid: no, yes"
     assert cells["rows are divided by R"] == "2, the square root of columns"
     shown = " ".join(text.split())
-    assert "income number 100 to 1e+05, log 1" in shown
+    assert "income number 100 to 100,000, log 1" in shown
     assert "age number 18 to 100; missing is said 2" in shown
     assert "purpose category car, house, education 4" in shown
     assert "employed boolean 1" in shown

@@ -73,11 +73,15 @@ def _share(count: int, rows: int) -> str:
     return f"{count:,} ({count / rows:.1%})" if count else "0"
 
 
+def _number(value: float) -> str:
+    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e12 else f"{value:g}"
+
+
 def _holds(column: Column) -> str:
     if isinstance(column, Number):
         low, high = column.bounds
         bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
-        text = f"{low:g} to {high:g}{', log' if column.transform == 'log' else ''}{bins}"
+        text = f"{_number(low)} to {_number(high)}{', log' if column.transform == 'log' else ''}{bins}"
     elif isinstance(column, Category | Ordinal):
         between = " < " if isinstance(column, Ordinal) else ", "
         more = f" and {len(column.values) - 8} more" if len(column.values) > 8 else ""

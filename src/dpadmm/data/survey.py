@@ -83,13 +83,14 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
 def _count(column: Column | Label, cells: Any, survey: Survey) -> None:
     if not isinstance(column, Label):
         ENCODERS[column.kind](column, cells, survey.columns[column.name])
-    elif column.bounds is not None:
+    elif column.classes is None:
         values = as_numbers(cells, column.column)
         finite = values[np.isfinite(values)]
         survey.label.missing += len(values) - len(finite)
-        survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
+        if column.bounds is not None:
+            survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
     else:
-        codes, n_missing = codes_of(cells, tuple(map(str, column.classes or ())), column.column)
+        codes, n_missing = codes_of(cells, tuple(map(str, column.classes)), column.column)
         survey.label.missing += n_missing
         survey.label.unknown += int(np.count_nonzero(codes < 0)) - n_missing
 
