@@ -216,7 +216,7 @@ def _sentences(plan: Plan) -> list[str]:
         if best is not None:
             out.append(
                 f"{where}With {best.n_rounds} rounds the same ε reaches "
-                f"{plan_text([best.value], percent=percent)}."
+                f"{plan_text([best.value], percent=percent)}{_beyond(best.n_rounds, grid)}."
             )
         elif not several:
             out.append("No other number of rounds that was tried is clearly better at this ε.")
@@ -229,6 +229,10 @@ def _sentences(plan: Plan) -> list[str]:
                     f"{where}No ε and rounds that were tried reach the goal; more rows or agents would help."
                 )
     return out
+
+
+def _beyond(rounds: int, grid: Grid) -> str:
+    return "; more than were tried may do better still" if rounds == grid.rounds[-1] else ""
 
 
 def plan_text(values: Sequence[Value], *, percent: bool) -> str:

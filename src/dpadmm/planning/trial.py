@@ -25,10 +25,13 @@ MOST_AGENTS = 200
 """Agents that are computed with. Of more, this many stand for all, each with noise that is smaller by the
 root of the share, so that the mean over agents has the noise of the plan."""
 
-MOST_ENTRIES = 500_000
+MOST_WEIGHTS, LEAST_AGENTS = 500_000, 10
+"""Weights of all these agents together; it lowers their number where a model is wide, but not below ten."""
+
+MOST_ENTRIES = 200_000
 """Numbers in the rows of all agents that are computed with."""
 
-LEAST_ROWS = 20
+LEAST_ROWS = 50
 """Rows of every agent that are computed with, if it has as many."""
 
 
@@ -77,7 +80,8 @@ class PlannedNoise:
 
 def run(settings: Settings, problem: Problem, pool: Pool, sizes: Integers, *, seed: int) -> Floats:
     """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's."""
-    chosen = stand_ins(sizes)
+    n_weights = pool.features.shape[1] * problem.loss.n_outputs
+    chosen = stand_ins(sizes, n_weights)
     rng = np.random.default_rng(seed)
     dealt = pool.take(resampled(len(pool), int(computed(chosen, pool).sum()), rng))
     offsets = np.concatenate([[0], np.cumsum(computed(chosen, pool))])
@@ -94,17 +98,20 @@ def run(settings: Settings, problem: Problem, pool: Pool, sizes: Integers, *, se
     return outcome.weights(settings.average)
 
 
-def stand_ins(sizes: Integers) -> Integers:
+def stand_ins(sizes: Integers, n_weights: int = 1) -> Integers:
     """The agents that are computed with: all, or some of every size.
 
     Examples
     --------
     >>> stand_ins(np.array([30, 10, 20])).tolist(), len(stand_ins(np.full(1000, 5)))
     ([30, 10, 20], 200)
+    >>> len(stand_ins(np.full(1000, 5), n_weights=20_000))
+    25
     """
-    if len(sizes) <= MOST_AGENTS:
+    most = min(MOST_AGENTS, max(LEAST_AGENTS, MOST_WEIGHTS // n_weights))
+    if len(sizes) <= most:
         return sizes
-    places = (np.arange(MOST_AGENTS) + 0.5) * len(sizes) / MOST_AGENTS
+    places = (np.arange(most) + 0.5) * len(sizes) / most
     return np.asarray(np.sort(sizes)[places.astype(np.intp)])
 
 
@@ -124,7 +131,7 @@ def resampled(n_pool: int, n_rows: int, rng: np.random.Generator) -> Integers:
     Examples
     --------
     >>> np.bincount(resampled(3, 7, np.random.default_rng(0))).tolist()
-    [3, 2, 2]
+    [2, 2, 3]
     """
     rounds = -(-n_rows // n_pool)
     return np.concatenate([rng.permutation(n_pool) for _ in range(rounds)])[:n_rows]
