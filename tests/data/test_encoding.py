@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -157,6 +160,87 @@ def test_every_row_is_encoded_as_if_it_were_alone_and_is_at_most_1_long(
     assert together.tobytes() == alone.tobytes()
     assert together.dtype == np.float32
     assert (row_norms(together) <= 1.0 + 1e-6).all()
+
+
+NAMES = ["age", "dose", "bmi", "sex", "stage", "smoker", "place", "y"]
+CSV_NUMBERS = st.one_of(
+    st.none(),
+    st.integers(-(10**6), 10**6).map(str),
+    st.floats(allow_nan=False, width=64).map(repr),
+    st.sampled_from(["NA", "nan", "inf", "-inf", " 7 ", "1e400", ".5", "+3"]),
+)
+CSV_TEXTS = st.one_of(
+    st.none(),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6),
+    st.sampled_from(["f", "m", "1", "3.0", "TRUE", "no", " f ", 'say "x"', "a,b", "two\nlines"]),
+)
+CSV_ROWS = st.tuples(*[CSV_NUMBERS] * 3, *[CSV_TEXTS] * 4, st.sampled_from(["yes", "no", " yes", "no "]))
+
+
+def as_files(folder: Path, rows: list[Any]) -> list[Path]:
+    """The same cells as CSV and as Parquet with text."""
+    with (folder / "t.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerows([NAMES, *rows])
+    columns = [pa.array([row[j] for row in rows], pa.string()) for j in range(len(NAMES))]
+    pa.parquet.write_table(pa.table(columns, NAMES), folder / "t.parquet", row_group_size=3)
+    return [folder / "t.csv", folder / "t.parquet"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(CSV_ROWS, min_size=2, max_size=7),
+    st.sampled_from([DENSE, SPARSE, Schema(COLUMNS, row_norm=0.7)]),
+    st.integers(170, 1000),
+    st.data(),
+)
+def test_no_row_changes_a_byte_of_another_across_borders_of_blocks_and_files(
+    rows: list[Any], schema: Schema, block: int, data: Any
+) -> None:
+    """CSV in tiny blocks, Parquet in batches of two rows: as every row alone, and without any one of them."""
+    left_out = data.draw(st.integers(0, len(rows) - 1))
+    with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        whole = [encode_table(path, schema, LABEL) for path in as_files(Path(name), rows)]
+        patch.setattr("dpadmm.data.batches.BLOCK_BYTES", block)
+        patch.setattr("dpadmm.data.batches.BATCH_ROWS", 2)
+        whole += [encode_table(path, schema, LABEL) for path in as_files(Path(name), rows)]
+        alone = [encode_table(as_files(Path(name), [row])[0], schema, LABEL) for row in rows]
+        rest = rows[:left_out] + rows[left_out + 1 :]
+        without = [encode_table(path, schema, LABEL) for path in as_files(Path(name), rest)]
+    wanted = np.concatenate([dense(each.features) for each in alone])
+    labels = np.concatenate([each.labels for each in alone])
+    for found in whole:
+        assert dense(found.features).tobytes() == wanted.tobytes()
+        assert found.labels.tobytes() == labels.tobytes()
+        assert found.report == whole[0].report
+    for found in without:
+        assert dense(found.features).tobytes() == np.delete(wanted, left_out, axis=0).tobytes()
+    assert (row_norms(wanted) <= 1.0).all()
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_no_row_is_longer_than_1_by_rounding(intercept: bool) -> None:
+    for n_columns in (1, 2, 3, 5, 6, 7, 11, 23, 47, 101):
+        schema = Schema(tuple(Number(f"a{j}", (0, 1)) for j in range(n_columns)))
+        assert schema.bounded
+        batch = pa.record_batch({f"a{j}": [1.0, 0.0] for j in range(n_columns)})
+        rows = np.asarray(Encoder(schema, intercept=intercept).encode(batch), dtype=np.float64)
+        squares = (rows**2).sum(axis=1)
+        assert (squares <= 1.0).all()
+        assert (squares > 1.0 - 1e-6).all()
+
+
+def test_bounds_of_any_size(tmp_path: Path) -> None:
+    far = math.nextafter(2e300, 0.0)
+    for low, high, kind in (
+        (-8e307, 8e307, "none"), (0.0, 1e-323, "none"), (1.0, 1.0 + 2**-52, "none"), (-1e-300, 1e300, "none"),
+        (1e300, 1e300 * (1 + 1e-13), "log"), (5e-324, 1e300, "log"), (far, 3e300, "log"),
+    ):  # fmt: skip
+        schema = Schema((Number("age", (low, high), transform=kind),))
+        batch = pa.record_batch({"age": [low, high, -math.inf, math.nan, 1e308, -1e308]})
+        found = np.asarray(Encoder(schema).encode(batch))[:, 0]
+        assert found[:2] == pytest.approx([-1.0, 1.0])
+        assert (np.abs(found) <= 1.0).all()
 
 
 def encoded(folder: Path, text: str, columns: Any = COLUMNS[:1], label: Label = LABEL) -> EncodedTable:

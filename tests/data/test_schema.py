@@ -40,6 +40,12 @@ def test_many_values_are_stored_sparsely_and_few_are_not() -> None:
     [
         (lambda: Number("age", (120, 0)), "bounds must rise"),
         (lambda: Number("age", (0, 0)), "bounds must rise"),
+        (lambda: Number("age", (0, 5e-324)), "so far apart or so close"),
+        (lambda: Number("age", (-1e308, 1e308)), "so far apart or so close"),
+        (lambda: Number("age", (1e300, 1.0000000000000002e300), transform="log"), "too close for a log"),
+        (lambda: Label("y", bounds=(-1e308, 1e308)), "so far apart or so close"),
+        (lambda: Category("sex", ("f", "other")), "leave 'other' out"),
+        (lambda: Category("sex", ("f", " m")), "no blanks around"),
         (lambda: Number("age", (0,)), "bounds must be two numbers"),
         (lambda: Number("age", None), "bounds must be two numbers"),
         (lambda: Number("age", (0, float("nan"))), "must be finite numbers"),

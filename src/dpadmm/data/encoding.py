@@ -179,10 +179,12 @@ def _number(column: Number, cells: Any, tally: Tally) -> Entries:
         if missing is not None:
             places[missing] = len(column.bins) + 1
         return [(places, ONE)]
-    if column.transform == "log":
-        clamped, low, high = np.log(clamped), math.log(low), math.log(high)
-    clamped -= low / 2.0 + high / 2.0
-    clamped /= high / 2.0 - low / 2.0
+    if column.transform == "log":  # logarithms are rounded, here and there differently
+        low, high = math.log(low), math.log(high)
+        clamped = np.clip(np.log(clamped), low, high)
+    clamped -= low
+    clamped /= (high - low) / 2.0  # at most 2, whatever the rounding
+    clamped -= 1.0
     return _with_missing(clamped, missing, column)
 
 

@@ -39,12 +39,12 @@ class Number:
 
     def __post_init__(self) -> None:
         low, high = _pair(self.name, self.bounds)
-        if not low < high:
-            raise StudyError(f"column {self.name!r}: bounds must rise, not [{low:g}, {high:g}]")
         _one_of(self.name, "transform", self.transform, get_args(Transform))
         _one_of(self.name, "missing", self.missing, get_args(Missing))
         if self.transform == "log" and not low > 0.0:
             raise StudyError(f"column {self.name!r}: a log needs bounds above 0, not {low:g}")
+        if self.transform == "log" and not math.log(low) < math.log(high):
+            raise StudyError(f"column {self.name!r}: the bounds are too close for a log, {self.bounds!r}")
         edges = [_finite(self.name, "bins", edge) for edge in self.bins]
         if edges != sorted(set(edges)) or (edges and not low < edges[0] <= edges[-1] < high):
             raise StudyError(
@@ -157,10 +157,7 @@ class Label:
             _values(self.column, self.classes, least=2)
             object.__setattr__(self, "classes", tuple(self.classes))
         else:
-            low, high = _pair(self.column, self.bounds)
-            if not low < high:
-                raise StudyError(f"column {self.column!r}: bounds must rise, not [{low:g}, {high:g}]")
-            object.__setattr__(self, "bounds", (low, high))
+            object.__setattr__(self, "bounds", _pair(self.column, self.bounds))
 
 
 Column = Number | Category | Ordinal | Boolean | Plain
@@ -265,4 +262,9 @@ def _finite(name: str, what: str, value: object) -> float:
 def _pair(name: str, values: object) -> tuple[float, float]:
     if not isinstance(values, list | tuple) or len(values) != 2:
         raise StudyError(f"column {name!r}: bounds must be two numbers [lowest, highest], not {values!r}")
-    return _finite(name, "bounds", values[0]), _finite(name, "bounds", values[1])
+    low, high = _finite(name, "bounds", values[0]), _finite(name, "bounds", values[1])
+    if not low < high:
+        raise StudyError(f"column {name!r}: bounds must rise, not [{low:g}, {high:g}]")
+    if not 0.0 < (high - low) / 2.0 < math.inf:
+        raise StudyError(f"column {name!r}: bounds must not be so far apart or so close, [{low:g}, {high:g}]")
+    return low, high

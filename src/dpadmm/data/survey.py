@@ -28,9 +28,15 @@ class Survey:
     columns: dict[str, Tally] = field(default_factory=dict)
     label: Tally = field(default_factory=Tally)
     problems: list[str] = field(default_factory=list)
+    lines: int = 0
 
     def warnings(self, schema: Schema) -> Iterator[str]:
-        """Where much was clamped, or belongs to no value."""
+        """Where much was clamped, or belongs to no value, or lines became no rows."""
+        if self.lines - 1 > self.rows + max(10, MUCH * self.rows):
+            yield (
+                f"{self.lines:,} lines of the file make {self.rows:,} rows: is a quotation mark open, or do "
+                "cells have line breaks?"
+            )
         for column in schema.columns:
             tally = self.columns.get(column.name, Tally())
             if isinstance(column, Number) and tally.clamped > MUCH * self.rows:
@@ -75,9 +81,18 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     else:
         if open_columns and not survey.rows:
             survey.problems.append(f"{path} has no rows")
+    survey.lines = _n_lines(path)
     if label is not None:
         survey.problems += _label_problems(label, survey.label)
     return survey
+
+
+def _n_lines(path: Path) -> int:
+    """Lines of a CSV; 0 for other files."""
+    if path.suffix.lower() != ".csv":
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
 def _count(column: Column | Label, cells: Any, survey: Survey) -> None:

@@ -1,0 +1,169 @@
+"""Files as streams of batches: what a file may look like, and one sentence for those that are no table."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from dpadmm.data import batches
+from dpadmm.data.batches import column_names, open_batches
+from dpadmm.data.encoded import encode_table
+from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
+from dpadmm.errors import DpadmmError
+
+SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
+LABEL = Label("y", classes=("no", "yes"))
+WANTED = [[0.25, 1, 0, 0], [0.75, 0, 1, 0]]
+
+
+def features(path: Path, schema: Schema = SCHEMA, label: Label | None = LABEL) -> Any:
+    found = encode_table(path, schema, label)
+    return np.asarray(found.features) * schema.scale
+
+
+def csv_file(folder: Path, content: str | bytes) -> Path:
+    path = folder / "table.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+ROWS = "age,sex,y\n62.5,f,yes\n87.5,m,no\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ROWS,
+        "\ufeff" + ROWS,
+        ROWS.replace("\n", "\r\n"),
+        ROWS.replace("\n", "\r"),
+        ROWS.rstrip("\n"),
+        ROWS + "\n\n",
+        '"age","sex","y"\n"62.5","f","yes"\n"87.5","m","no"\n',
+        "note,y,sex,age\nx,yes, f ,62.5\ny,no,m, 87.5 \n",
+        'y,sex,age,note\nyes,f,62.5,"two\nlines, ""quoted"""\nno,m,87.5,\n',
+        "age,sex,y,age2,age2\n6.25e1,f,yes,1,2\n+87.50,m,no,3,4\n",
+    ],
+    ids=["plain", "BOM", "CRLF", "CR", "no end", "empty lines", "quoted", "blanks", "line break", "repeated"],
+)
+def test_files_that_say_the_same_in_another_way(content: str, tmp_path: Path) -> None:
+    np.testing.assert_allclose(features(csv_file(tmp_path, content)), WANTED, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (ROWS.encode("utf-16"), "is written in UTF-16; save it as CSV in UTF-8"),
+        (ROWS.encode("utf-16-le"), "is written in UTF-16"),
+        (ROWS.encode("utf-16-be"), "is written in UTF-16"),
+        ("ägé,sex,y\n".encode("latin-1"), "the first line is not UTF-8"),
+        ("age,sex,y\n1,ä,yes\n".encode("latin-1"), "column 'sex'.* is not UTF-8 text"),
+        (ROWS.replace(",", ";").replace(".", ","), "separated by semicolons; save it with commas"),
+        (ROWS.replace(",", "\t"), "separated by tabs"),
+        ('age,sex,y\n"62,5",f,yes\n', "column 'age'.* is a number in the study, but .*'62,5'; decimals are"),
+        ("age,sex,y\n6 ft,f,yes\n", "column 'age'.* is a number in the study, but .*'6 ft'"),
+        ("age,sex,age,y\n1,f,1,yes\n", "column 'age' occurs more than once"),
+        ("age,sex\n1,f\n", "has no column 'y'"),
+        ("age,sex,y\n1,f\n", "cannot be read as CSV: .*Expected 3 columns, got 2"),
+        ('age,sex,"y\n1,f,yes\n', "is a quotation mark open"),
+        (b"", "is empty"),
+        ("age,sex,y\n", "has no rows"),
+        (b"\0\0\0\0", "UTF-16"),
+        (",".join(f"c{i}" for i in range(1_000_000)) + "\n", "has 1,000,000 columns; at most 100,000"),
+        ("x" * 2**24, "more than 16 million bytes"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) and value[:2] != "xx" else None,
+)
+def test_a_file_that_is_no_table_gets_one_sentence(content: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DpadmmError, match=words) as refused:
+        features(csv_file(tmp_path, content))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_wide_table_is_read_where_rows_are_longer_than_a_block(tmp_path: Path) -> None:
+    names = [f"column number {i}" for i in range(30_000)]
+    cells = ["1234567890" * 6] * len(names)
+    path = csv_file(tmp_path, f"{','.join(names)}\n{','.join(cells)}\n")
+    assert path.stat().st_size > 2 * batches.BLOCK_BYTES
+    assert [batch.num_rows for batch in open_batches(path, names[-1:])] == [1]
+    assert column_names(path) == names
+
+
+KINDS: dict[str, tuple[list[Any], Any]] = {
+    "int8": ([1, None, 0], pa.int8()),
+    "uint64": ([1, None, 0], pa.uint64()),
+    "float": ([1.0, float("nan"), 0.0], pa.float32()),
+    "half": (np.array([1.0, np.nan, 0.0], np.float16).tolist(), pa.float16()),
+    "decimal": ([Decimal("1.00"), None, Decimal("0.00")], pa.decimal128(9, 2)),
+    "bool": ([True, None, False], pa.bool_()),
+    "text": (["1", "", "0"], pa.string()),
+    "large": (["1.0", " ", "0.0"], pa.large_string()),
+    "view": (["1", None, "0"], pa.string_view()),
+    "coded text": (["1", None, "0"], pa.dictionary(pa.int8(), pa.string())),
+    "coded numbers": ([1, None, 0], pa.dictionary(pa.int16(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_of_parquet_columns(kind: str, tmp_path: Path) -> None:
+    """Whatever holds a 1 or a 0, it is a number, a category or a boolean, and missing is missing."""
+    values, arrow = KINDS[kind]
+    cells = pa.array(values, arrow)
+    path = tmp_path / "table.parquet"
+    stored = pa.table({"n": cells, "c": cells, "b": cells})
+    pa.parquet.write_table(stored, path)
+    columns = (Number("n", (0, 1), missing="indicator"), Category("c", ("0", "1")), Boolean("b"))
+    found = encode_table(path, Schema(columns, row_norm=9.0), None)
+    true = 0.0 if kind == "bool" else 1.0  # as text it is "true", which is another value
+    wanted = [[1, 0, 0, true, 1 - true, 1], [0, 1, 0, 0, 1, 0], [-1, 0, true, 0, 1 - true, -1]]
+    np.testing.assert_allclose(np.asarray(found.features) * 9.0, wanted, atol=1e-6)
+    assert (found.report.columns["n"].missing, found.report.columns["b"].missing) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (pa.array([0], pa.timestamp("us")), "column 'n' holds timestamp.us. values"),
+        (pa.array([0], pa.duration("s")), "column 'n' holds duration"),
+        (pa.array([b"1"], pa.large_binary()), "column 'n' holds large_binary values"),
+        (pa.array([[1]], pa.list_(pa.int8())), "column 'n' holds list"),
+        (pa.array([{"a": 1}]), "column 'n' holds struct"),
+    ],
+    ids=["time", "duration", "bytes", "list", "struct"],
+)
+def test_parquet_columns_that_hold_something_else(cells: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    pa.parquet.write_table(pa.table({"n": cells}), path)
+    for column in (Number("n", (0, 1)), Category("n", ("0",)), Boolean("n")):
+        if column.kind == "number" or not pa.types.is_timestamp(cells.type):  # dates may be categories
+            with pytest.raises(DpadmmError, match=words):
+                encode_table(path, Schema((column,)), None)
+
+
+def test_a_broken_parquet_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    pa.parquet.write_table(pa.table({"age": [1.0] * 5000, "sex": ["f"] * 5000, "y": ["no"] * 5000}), path)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:4], b"PAR1" + b"\0" * 40 + b"PAR1"):
+        path.write_bytes(content)
+        with pytest.raises(DpadmmError, match="cannot be read as PARQUET") as refused:
+            features(path)
+        assert "\n" not in str(refused.value)
+
+
+def test_columns_of_missing_cells_are_missing(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, "age,sex,y\n,,yes\nNA,,no\n")
+    found = encode_table(path, SCHEMA, LABEL)
+    assert [(each.missing, each.unknown) for each in found.report.columns.values()] == [(2, 0), (2, 0)]
+    path = tmp_path / "table.parquet"
+    pa.parquet.write_table(pa.table({"age": pa.nulls(2), "sex": pa.nulls(2), "y": ["yes", "no"]}), path)
+    again = encode_table(path, SCHEMA, LABEL)
+    assert np.asarray(again.features).tobytes() == np.asarray(found.features).tobytes()
+    assert again.report.columns == found.report.columns
