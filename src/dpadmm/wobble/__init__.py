@@ -2,8 +2,8 @@
 
 Along its path the consensus obeys a linear recursion: every round adds noise of known size, and the
 curvature of the mean loss pulls back what earlier rounds added (``recursion``). The curvature depends on the
-rows. It is guessed many times over from the public schema (``typical``); each guess is corrected by the public
-transcript and counts by how well it explains that (``transcript``). Nothing here ever sees a row.
+rows. It is guessed many times over from the public schema (``typical``); each guess is corrected by the
+public transcript and counts by how well it explains that (``transcript``). Nothing here ever sees a row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dpadmm.wobble.typical import Guess, guess
 
 __all__ = ["Wobble", "wobble_of"]
 
-GUESSES, FEWER_GUESSES = 24, 8
+GUESSES, FEWER_GUESSES = 32, 12
 MANY_WEIGHTS, MOST_WEIGHTS = 150, 600
 """Beyond: fewer guesses; beyond: weights are taken one by one."""
 
-CORRECTED = 8
+CORRECTED = 12
 """Guesses that are corrected by the transcript: those that explain it best."""
 
-KINK_PASSES, KINK_SHIFTS = 3, (-1.0, 0.0, 1.0)
+KINK_PASSES, KINK_SHIFTS = 3, (-1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,17 @@ def _covariance(
     if not kinks:
         return free
     local = recursion.local_variance(float(np.trace(matrix)) / len(matrix))[-1]
-    settled = []
-    for shift in KINK_SHIFTS:  # another run's model may be at the kink, or away
-        out, center = free, model + shift * np.sqrt(np.diag(free))
+
+    def settled(center: Floats, out: Floats) -> Floats:
         for _ in range(KINK_PASSES):
             pull = smooth + kinks * _kink_curvature(center, np.diag(out) + local)
             out = _propagated(matrix + np.diag(pull), recursion, guessed.relative)
-        settled.append(out)
-    return np.asarray(np.mean(settled, axis=0))
+        return out
+
+    here = settled(model, free)
+    # in another run a weight may be at the kink, or away from it
+    others = [settled(model + shift * np.sqrt(np.diag(here)), here) for shift in KINK_SHIFTS]
+    return np.asarray(np.mean([here, *others], axis=0))
 
 
 def _propagated(curvature: Floats, recursion: Recursion, relative: Floats) -> Floats:

@@ -21,8 +21,13 @@ N_ROWS = 1000
 MISSING = 0.03
 """Share of missing cells, and of categories that are none of the public ones."""
 
-CENTER, WIDTH, WIDTH_SPREAD = 0.3, 0.3, 0.5
-"""Numbers within −1 … 1: spread of their means, typical standard deviation, and its spread (logarithmic)."""
+LOW, TOGETHER_LOW, CENTER = -0.15, 0.2, 0.25
+"""Means of numbers within −1 … 1: rather low, as most have a long tail; all alike, and each on its own."""
+
+WELL_WITHIN = 0.6
+
+WIDTH, WIDTH_SPREAD = 0.33, 0.6
+"""Standard deviation of numbers within −1 … 1: typical, and its (logarithmic) spread."""
 
 TOGETHER = 0.5
 """Strength with which columns go along with two hidden ones."""
@@ -119,10 +124,11 @@ def _unknown(d: int, hidden: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _of_schema(schema: Schema, hidden: Floats, rng: np.random.Generator) -> Floats:
-    return np.column_stack([_column(column, hidden, rng) for column in schema.columns]) / schema.scale
+    low = rng.normal(LOW, TOGETHER_LOW)
+    return np.column_stack([_column(column, low, hidden, rng) for column in schema.columns]) / schema.scale
 
 
-def _column(column: Column, hidden: Floats, rng: np.random.Generator) -> Floats:
+def _column(column: Column, low: float, hidden: Floats, rng: np.random.Generator) -> Floats:
     shape, width = _shape(hidden, rng), len(column.features)
     if isinstance(column, Category) or (isinstance(column, Number) and column.bins):
         shares = np.append(rng.dirichlet(np.ones(width - 1)) * (1.0 - MISSING), MISSING)
@@ -134,13 +140,23 @@ def _column(column: Column, hidden: Floats, rng: np.random.Generator) -> Floats:
     if isinstance(column, Boolean):
         values = np.where(_ranks(shape) < rng.random(), 1.0, -1.0)
     else:
-        values = rng.normal(0.0, CENTER) + shape * rng.lognormal(np.log(WIDTH), WIDTH_SPREAD)
+        values = _center(column, low, rng) + shape * rng.lognormal(np.log(WIDTH), WIDTH_SPREAD)
         if not isinstance(column, Plain):
             values = np.clip(values, -1.0, 1.0)
     if width == 1:
         return values[:, None]
     missing = rng.random(len(shape)) < MISSING
     return np.column_stack([np.where(missing, 0.0, values), missing])
+
+
+def _center(column: Column, low: float, rng: np.random.Generator) -> float:
+    """The mean of a number within −1 … 1: near zero itself where that lies well within the bounds."""
+    if isinstance(column, Number) and column.transform == "none":
+        bottom, top = column.bounds
+        zero = -(bottom + top) / (top - bottom)
+        if abs(zero) < WELL_WITHIN:
+            return rng.normal(zero, 0.5 * CENTER)
+    return rng.normal(low, CENTER)
 
 
 def _shape(hidden: Floats, rng: np.random.Generator) -> Floats:
