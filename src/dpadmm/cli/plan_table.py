@@ -225,10 +225,16 @@ def _sentences(plan: Plan) -> list[str]:
             if found is not None and found[0] > grid.own[0]:
                 out.append(f"{where}The goal would take ε = {found[0]:.4g}, in {found[1]} rounds.")
             elif found is None:
-                out.append(
-                    f"{where}No ε and rounds that were tried reach the goal; more rows or agents would help."
-                )
+                way_out = _way_out(outlook, verdict, higher=plan.higher)
+                out.append(f"{where}No ε and rounds that were tried reach the goal; {way_out}.")
     return out
+
+
+def _way_out(outlook: Outlook, verdict: Verdict, *, higher: bool) -> str:
+    missed = verdict.goal - outlook.ceiling.mean
+    return (
+        "nor would a model without privacy" if missed * (1 if higher else -1) > 0 else "more rows would help"
+    )
 
 
 def _beyond(rounds: int, grid: Grid) -> str:

@@ -179,7 +179,7 @@ def _value(
     """Half-way from the error on other rows to the error on own ones, as far as the plan has more rows."""
     test, train = np.array(errors).T
     share = 1.0 - min(1.0, len(scenario.folds[0][0]) / float(sizes.sum()))
-    mean = test.mean() - 0.5 * share * max(0.0, test.mean() - train.mean())
+    mean = test.mean() - 0.5 * share * (test.mean() - train.mean())
     tested = np.array([len(pool) for _, pool in scenario.folds])
     trained = np.array([len(pool) for pool, _ in scenario.folds])
     # On all rows of a scenario the folds differ by their noise, hardly by who was tested
