@@ -22,8 +22,8 @@ from dpadmm.model import Model
 from dpadmm.study import Study
 from dpadmm.wobble import Wobble, wobble_of
 
-PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step up"
-TRUE_FALSE, AGAINST_AVERAGE, MISSING = "true, not false", "against the average", "if missing"
+PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
+TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
 NOISE = 2.0
 """A coefficient below so many wobbles may be noise."""
 
@@ -128,7 +128,8 @@ def explain(model: Model) -> Explanation:
     schema = model.schema or Schema(tuple(map(Plain, model.feature_names or _numbered(model))), row_norm=1.0)
     half = math.sqrt(0.5) if model.intercept else 1.0
     scale, shift = units(model) if model.task == "regression" else (1.0, 0.0)
-    terms, constant = [], np.zeros(len(model.weights))
+    terms: list[_Term] = []
+    constant = np.zeros(len(model.weights))
     for column, first in _places(schema):
         terms += _terms(column, first)
         constant[first : first + len(column.features)] = _offset(column) / schema.scale
