@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -138,3 +139,119 @@ def test_a_file_that_is_not_there(cli, tmp_path):
     answer = cli("study", "show", tmp_path / "none.toml")
     assert answer.code == 2
     assert "no such file" in answer.err
+
+
+TABLE = "age,ward,note,repaid\n" + "".join(
+    f"{20 + i % 50},{'AB'[i % 2]},text {i},{'yes' if i % 3 else 'no'}\n" for i in range(60)
+)
+
+
+@pytest.fixture
+def table_file(tmp_path):
+    path = tmp_path / "dummy.csv"
+    path.write_text(TABLE)
+    return path
+
+
+def text_of(answer):
+    return " ".join(answer.out.split())
+
+
+def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
+    path = tmp_path / "drafted.toml"
+    answer = cli("study", "new", path, "--from", table_file, "--label", "repaid").succeeded()
+    assert "2 columns and the label 'repaid' from dummy.csv." in text_of(answer)
+    assert "'note' (every row has another value" in text_of(answer)
+    for verb in ("show", "check"):
+        refused = cli("study", verb, path)
+        assert refused.code == 2
+        assert refused.err.count("\n") == 1
+    assert "label 'repaid', column 'age', column 'ward'" in cli("study", "show", path).err
+    waiting = cli("study", "check", path)
+    assert len([line for line in waiting.out.splitlines() if line.startswith("- ")]) == 3
+    assert "column 'age': is this public, bounds 20, 70?" in text_of(waiting)
+    assert waiting.err.endswith("3 problems\n")
+    path.write_text(path.read_text().replace("public = false", "public = true"))
+    fine = cli("study", "check", path, "--data", table_file).succeeded()
+    assert "60 rows" in fine.out
+    assert read_study(path).hash in fine.out
+    before = path.read_bytes()
+    again = cli("study", "new", path, "--from", table_file, "--label", "repaid")
+    assert (again.code, path.read_bytes()) == (2, before)
+
+
+def test_from_a_dictionary(cli, tmp_path):
+    words = tmp_path / "words.csv"
+    words.write_text("name,kind,low,high,values\nage,number,0,120,\nill,category,,,no|yes\n")
+    path = tmp_path / "drafted.toml"
+    cli("study", "new", path, "--from-dictionary", words, "--label", "ill", "--name", "Flu").succeeded()
+    assert "No problem found" in cli("study", "check", path).succeeded().out
+    assert read_study(path).name == "Flu"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--from", "{table}"], "--label COLUMN; {table} has 'age', 'ward', 'note', 'repaid'"),
+        (["--from", "{table}", "--label", "repayed"], "did you mean 'repaid'"),
+        (["--from", "{table}", "--from-dictionary", "{table}"], "not both"),
+        (["--label", "repaid"], "are for drafts"),
+        (["--from", "none.csv", "--label", "repaid"], "there is no such file"),
+        (["--from-dictionary", "{table}"], "needs one column 'name'"),
+    ],
+)
+def test_nothing_is_written_where_nothing_can_be_drafted(cli, tmp_path, table_file, options, complaint):
+    before = sorted(tmp_path.iterdir())
+    answer = cli("study", "new", tmp_path / "x.toml", *(each.format(table=table_file) for each in options))
+    assert (answer.code, answer.out) == (2, "")
+    assert complaint.format(table=table_file) in answer.err
+    assert answer.err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_check_counts_what_a_table_has_beyond_the_study(cli, study_file, tmp_path):
+    table = tmp_path / "table.csv"
+    rows = [f"{10.0**k},{k},{'car' if k % 2 else 'boat'},{'' if k < 2 else 'yes'},yes" for k in range(10)]
+    table.write_text("income,age,purpose,employed,repaid\n" + "\n".join(rows) + "\n")
+    answer = cli("study", "check", study_file, "--data", table).succeeded()
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert "income 6 (60.0%) 0 0" in text_of(answer)
+    assert "purpose 0 5 (50.0%) 0" in text_of(answer)
+    assert "employed 0 0 2 (20.0%)" in text_of(answer)
+    assert "'age': 100% of the cells are beyond [18, 100] and clamped: other units?" in text_of(answer)
+    found = cli("study", "check", study_file, "--data", table, "--json").succeeded().json
+    assert found["problems"] == []
+    assert found["table"]["columns"]["employed"] == {"clamped": 0, "unknown": 0, "missing": 2}
+
+
+def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text('Income,age,purpose,purpose,employed,repaid\n1,"4,5",a,a,yes,maybe\n1,5,a,a,yes,\n')
+    answer = cli("study", "check", study_file, "--data", table)
+    assert answer.code == 2
+    said = text_of(answer)
+    for words in (
+        "has no column 'income': did you mean 'Income'?",
+        "column 'purpose' occurs more than once",
+        "column 'age' is a number in the study, but a cell is '4,5'; decimals are written with a point",
+        "the label 'repaid' is missing in 1 rows",
+        "the label 'repaid' is none of the classes no, yes in 1 rows",
+    ):
+        assert words in said
+    assert answer.err.endswith("5 problems\n")
+
+
+def test_check_tells_that_a_quotation_mark_is_open(cli, study_file, tmp_path):
+    table = tmp_path / "table.csv"
+    lines = ["50,50,car,yes,yes,x"] * 100
+    lines[40] = '50,50,car,yes,yes,"x'
+    table.write_text("income,age,purpose,employed,repaid,note\n" + "\n".join(lines) + "\n")
+    answer = cli("study", "check", study_file, "--data", table).succeeded()
+    assert "101 lines of the file make 41 rows: is a quotation mark open" in text_of(answer)
+
+
+def test_the_json_schema(cli, tmp_path):
+    shown = cli("study", "schema").succeeded().json
+    assert shown["$schema"].endswith("2020-12/schema")
+    cli("study", "schema", "-o", tmp_path / "study.schema.json").succeeded()
+    assert json.loads((tmp_path / "study.schema.json").read_text(encoding="utf-8")) == shown

@@ -152,6 +152,6 @@ def _values(line: Mapping[str, str], path: Path) -> tuple[str, ...]:
     values = tuple(value.strip() for value in line["values"].split("|") if value.strip())
     if not values:
         raise DataError(
-            f"{path}: column {line['name']!r} is a {line['kind']} and needs values, with | between"
+            f"{path}: column {line['name']!r} is of kind {line['kind']} and needs values, with | between"
         )
     return values

@@ -246,8 +246,9 @@ def _is_readable(kind: Any) -> bool:
 
 
 def _check_commas(name: str, seen: Seen, path: Path) -> None:
-    if seen.counts and all(_COMMA.fullmatch(text) or _WHOLE.fullmatch(text) for text in seen.counts):
-        raise DataError(f"{path}: column {name!r} holds {seen.no_number!r}{comma_hint(seen.no_number or '')}")
+    odd = seen.no_number or ""
+    if _COMMA.fullmatch(odd) and all(_COMMA.fullmatch(x) or _WHOLE.fullmatch(x) for x in seen.counts):
+        raise DataError(f"{path}: column {name!r} holds {odd!r}{comma_hint(odd)}")
 
 
 def _check_values(name: str, values: tuple[str, ...], path: Path) -> None:
