@@ -146,8 +146,8 @@ def _laid_out(table: EncodedTable, deal: Partition) -> Rows:
         )
     if len(deal.names) == 1:
         return make_rows(table.features, table.labels, offsets=deal.offsets, names=deal.names)
-    labels = table.labels[deal.order]
-    return make_rows(in_order(table.features, deal.order), labels, offsets=deal.offsets, names=deal.names)
+    features = in_order(table.features, deal.order)
+    return make_rows(features, table.labels[deal.order], offsets=deal.offsets, names=deal.names)
 
 
 def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> Partition:

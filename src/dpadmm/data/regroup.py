@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from dpadmm.arrays import Features, Integers
 from dpadmm.data.compact import compact_csr
 from dpadmm.errors import DataError
-from dpadmm.paging import row_portions
+from dpadmm.paging import PORTION_BYTES, row_portions
 
 
 def in_order(features: Features, order: Integers) -> Features:
@@ -28,8 +28,10 @@ def in_order(features: Features, order: Integers) -> Features:
     >>> in_order(np.array([[1.0], [2.0], [3.0]]), np.array([2, 0, 1])).tolist()
     [[3.0], [1.0], [2.0]]
     """
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
+    kind = np.int32 if len(order) < np.iinfo(np.int32).max else np.int64
+    places = np.empty(len(order), kind)
+    for start in range(0, len(order), 2**20):
+        places[order[start : start + 2**20]] = np.arange(start, min(start + 2**20, len(order)), dtype=kind)
     if not isinstance(features, csr_array):
         return _scattered(features, features, places)
     n, stored = features.shape[0], features.nnz // max(1, features.shape[0])
@@ -41,13 +43,13 @@ def in_order(features: Features, order: Integers) -> Features:
     return compact_csr(data.reshape(-1), indices.reshape(-1), features.indptr, features.shape)
 
 
-def _scattered(rows: NDArray[Any], features: Features, places: Integers) -> NDArray[Any]:
+def _scattered(rows: NDArray[Any], features: Features, places: NDArray[Any]) -> NDArray[Any]:
     """Row j to ``places[j]`` of a new file."""
     with tempfile.TemporaryFile() as file:
         file.truncate(max(1, rows.nbytes))
         out = np.memmap(file, rows.dtype, "r+", shape=rows.shape)
     mapping: Any = out.base
-    for part in row_portions(features):
+    for part in row_portions(features, PORTION_BYTES // 4):  # as many pages of the new file are looked at
         out[places[part]] = rows[part]
         if isinstance(mapping, mmap.mmap):
             mapping.madvise(mmap.MADV_DONTNEED)
