@@ -202,7 +202,7 @@ def _sentences(plan: Plan) -> list[str]:
     out, grid, percent = [], plan.grid, plan.higher
     several = len(plan.outlooks) > 1
     for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True):
-        where = f"With {outlook.name}: " if several else ""
+        where = outlook.name if several else ""
         own, best = outlook.at(*grid.own), best_rounds(outlook, grid, higher=plan.higher)
         if not several:
             asked = "" if plan.goal_given else ", half-way from no learning to no privacy"
@@ -215,19 +215,26 @@ def _sentences(plan: Plan) -> list[str]:
             )
         if best is not None:
             out.append(
-                f"{where}With {best.n_rounds} rounds the same ε reaches "
-                f"{plan_text([best.value], percent=percent)}{_beyond(best.n_rounds, grid)}."
+                _of(
+                    where,
+                    f"With {best.n_rounds} rounds the same ε reaches "
+                    f"{plan_text([best.value], percent=percent)}{_beyond(best.n_rounds, grid)}.",
+                )
             )
         elif not several:
             out.append("No other number of rounds that was tried is clearly better at this ε.")
         if verdict.word != "go":
             found = least_epsilon(outlook, grid, verdict, higher=plan.higher)
             if found is not None and found[0] > grid.own[0]:
-                out.append(f"{where}The goal would take ε = {found[0]:.4g}, in {found[1]} rounds.")
+                out.append(_of(where, f"The goal would take ε = {found[0]:.4g}, in {found[1]} rounds."))
             elif found is None:
                 way_out = _way_out(outlook, verdict, higher=plan.higher)
-                out.append(f"{where}No ε and rounds that were tried reach the goal; {way_out}.")
+                out.append(_of(where, f"No ε and rounds that were tried reach the goal; {way_out}."))
     return out
+
+
+def _of(where: str, sentence: str) -> str:
+    return f"With {where}, {sentence[0].lower()}{sentence[1:]}" if where else sentence
 
 
 def _way_out(outlook: Outlook, verdict: Verdict, *, higher: bool) -> str:
