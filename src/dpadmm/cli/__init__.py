@@ -71,7 +71,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 done, 2 the user can cure it (one sentence says how), 130 interrupted."""
+    """Run a command. Exit codes: 0 done, 1 an audit failed, 2 the user can cure it, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where ε cannot be shown, ? is
