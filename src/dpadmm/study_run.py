@@ -92,8 +92,7 @@ def run_study(
 
     With a ``seed`` the noise is simulated: an experiment that can be repeated and protects nobody.
     """
-    deal = _deal(table, n_agents, seed)
-    rows = _laid_out(table, deal)
+    rows, names = _laid_out(table, n_agents, seed)
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
     settings, planned = study.settings, np.full(rows.n_agents, study.settings.n_rounds)
@@ -123,7 +122,7 @@ def run_study(
         name=study.name,
         settings_hash=study.hash,
         version=VERSION,
-        names=deal.names,
+        names=names,
     )
     return StudyResult(
         study=study,
@@ -131,23 +130,23 @@ def run_study(
         history=history.as_array(),
         privacy=privacy,
         statement=statement,
-        names=deal.names,
+        names=names,
         n_rows=tuple(rows.n_rows.tolist()),
         outcome=outcome,
         rows=rows,
     )
 
 
-def _laid_out(table: EncodedTable, deal: Partition) -> Rows:
-    """The rows of a cohort; those in a file are written anew, agent by agent, to be read in order."""
-    if not is_mapped(table.features):
-        return make_rows(
-            table.features, table.labels, order=deal.order, offsets=deal.offsets, names=deal.names
-        )
-    if len(deal.names) == 1:
-        return make_rows(table.features, table.labels, offsets=deal.offsets, names=deal.names)
-    features = in_order(table.features, deal.order)
-    return make_rows(features, table.labels[deal.order], offsets=deal.offsets, names=deal.names)
+def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, tuple[str, ...]]:
+    """The rows of a cohort and its names; rows in a file are written anew, agent by agent."""
+    deal = _deal(table, n_agents, seed)
+    features, labels, names, offsets = table.features, table.labels, deal.names, deal.offsets
+    if not is_mapped(features):
+        return make_rows(features, labels, order=deal.order, offsets=offsets, names=names), names
+    if len(names) > 1:
+        features, labels = in_order(features, deal.order), labels[deal.order]
+    del deal  # as large as the labels
+    return make_rows(features, labels, offsets=offsets, names=names), names
 
 
 def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> Partition:
