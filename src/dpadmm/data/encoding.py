@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -36,6 +36,7 @@ TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 ONE = np.float32(1.0)
+FEW_WORDS = 256
 HALF = np.float32(np.sqrt(0.5))
 HUGE = 1e18
 """Plain numbers beyond are taken to be this: their rows are shortened to 1 anyway."""
@@ -266,12 +267,35 @@ def codes_of(
     Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set.
     """
     words, places = as_words(cells, name)
-    words = _normal(words)
-    found = pc.index_in(pc.utf8_lower(words) if fold else words, value_set=_value_set(values))
-    known = np.array(pc.if_else(pc.is_null(words), -2, pc.fill_null(found, -1)), dtype=np.int64)
-    codes = np.append(known, -2)[places]
+    codes = np.array([*_word_codes(words, values, fold), -2])[places]
     n_missing = int(np.count_nonzero(codes == -2))
     return np.maximum(codes, -1) if n_missing else codes, n_missing
+
+
+def _word_codes(words: Any, values: tuple[str, ...], fold: bool) -> list[int]:
+    """Places of words among the values, −1 for others, −2 for blanks; few words are looked up once only."""
+    if len(words) > FEW_WORDS:
+        return _looked_up(words, values, fold)
+    known, texts = _known_words(values, fold), words.to_pylist()
+    new = [text for text in texts if text not in known]
+    if new:
+        if len(known) > 100 * FEW_WORDS:
+            known.clear()
+            new = texts
+        known.update(zip(new, _looked_up(_strings(new), values, fold), strict=True))
+    return [known[text] for text in texts]
+
+
+@lru_cache(maxsize=256)
+def _known_words(values: tuple[str, ...], fold: bool) -> dict[str | None, int]:
+    return {}
+
+
+def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> list[int]:
+    words = _normal(words)
+    found = pc.index_in(pc.utf8_lower(words) if fold else words, value_set=_value_set(values))
+    codes: list[int] = pc.if_else(pc.is_null(words), -2, pc.fill_null(found, -1)).to_pylist()
+    return codes
 
 
 def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
@@ -334,5 +358,5 @@ def _value_set(values: tuple[str, ...]) -> Any:
     return _normal(_strings(values))
 
 
-def _strings(values: tuple[str, ...]) -> Any:
+def _strings(values: Sequence[str | None]) -> Any:
     return pa.array(values, pa.string())
