@@ -10,7 +10,7 @@ from scipy.sparse import csr_array, diags_array, hstack
 
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
-from dpadmm.paging import PORTION_BYTES, row_portions
+from dpadmm.paging import row_portions
 
 NORM_SLACK = 1e-6
 """Rows may exceed norm 1 by this much (float32 rounding); their gradients are clipped to c1 all the same."""
@@ -45,11 +45,11 @@ def row_norms(features: Features) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         if not isinstance(features, csr_array):
             out = np.empty(features.shape[0])
-            for part in row_portions(features, PORTION_BYTES // 4):
+            for part in row_portions(features):
                 out[part] = np.einsum("ij,ij->i", features[part], features[part], dtype=np.float64)
             return np.sqrt(out, out=out)
         out = np.zeros(features.shape[0])
-        for part in row_portions(features, PORTION_BYTES // 4):
+        for part in row_portions(features):
             pointers = features.indptr[part.start : part.stop + 1]
             filled = np.flatnonzero(np.diff(pointers))
             if len(filled):

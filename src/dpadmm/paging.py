@@ -14,11 +14,11 @@ import numpy as np
 
 from dpadmm.arrays import Features, Integers
 
-PORTION_BYTES = 2**28
+PORTION_BYTES = 2**26
 
 
-def portions(features: Features, sizes: Integers, most: int | None = None) -> Iterator[slice]:
-    """Slices of consecutive units of ``sizes`` bytes: all at once, or about 256 MB each of a nameless file.
+def portions(features: Features, sizes: Integers) -> Iterator[slice]:
+    """Slices of consecutive units of ``sizes`` bytes: all at once, or about 64 MB each of a nameless file.
 
     Other mappings are somebody else's: to let go of a page can undo what was written to it (copy on write).
 
@@ -31,25 +31,25 @@ def portions(features: Features, sizes: Integers, most: int | None = None) -> It
     if not maps:
         yield slice(0, len(sizes))
         return
-    start, total, most = 0, np.cumsum(sizes), most or PORTION_BYTES
+    start, total = 0, np.cumsum(sizes)
     while start < len(sizes):
         before = total[start - 1] if start else 0
-        stop = max(start + 1, int(np.searchsorted(total, before + most, side="right")))
+        stop = max(start + 1, int(np.searchsorted(total, before + PORTION_BYTES, side="right")))
         yield slice(start, stop)
         for each in maps:
             each.madvise(mmap.MADV_DONTNEED)
         start = stop
 
 
-def row_portions(features: Features, most: int | None = None) -> Iterator[slice]:
-    """The same for rows: all of them, or about 256 MB at a time of a mapped file."""
-    n, most = features.shape[0], most or PORTION_BYTES
+def row_portions(features: Features) -> Iterator[slice]:
+    """The same for rows: all of them, or about 64 MB at a time of a mapped file."""
+    n = features.shape[0]
     if not is_mapped(features):
         yield slice(0, n)
         return
-    some = max(1, most // 64 // max(1, sum(part.nbytes for part in _parts(features)) // max(1, n)))
-    sizes = np.full(-(-n // some), most // 64)
-    for part in portions(features, sizes, most):
+    some = max(1, PORTION_BYTES // 64 // max(1, sum(part.nbytes for part in _parts(features)) // max(1, n)))
+    sizes = np.full(-(-n // some), PORTION_BYTES // 64)
+    for part in portions(features, sizes):
         yield slice(part.start * some, min(n, part.stop * some))
 
 

@@ -9,7 +9,6 @@ import pytest
 from scipy.sparse import csr_array
 
 from dpadmm import paging
-from dpadmm.data import regroup
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.growing import GrowingArray
 from dpadmm.data.regroup import in_order
@@ -31,7 +30,6 @@ def mapped(rows: np.ndarray) -> np.ndarray:
 @pytest.fixture(autouse=True)
 def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "PORTION_BYTES", 2**12)
-    monkeypatch.setattr(regroup, "PORTION_BYTES", 2**12)
 
 
 def test_rows_come_in_the_order_that_was_asked_for() -> None:

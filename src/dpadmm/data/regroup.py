@@ -1,4 +1,4 @@
-"""Rows in a file, written anew in another order: one pass, a few hundred megabytes of memory at a time."""
+"""Rows in a file, written anew in another order: one pass, a few megabytes of memory at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from dpadmm.arrays import Features, Integers
 from dpadmm.data.compact import compact_csr
 from dpadmm.errors import DataError
-from dpadmm.paging import PORTION_BYTES, row_portions
+from dpadmm.paging import row_portions
 
 
 def in_order(features: Features, order: Integers) -> Features:
@@ -49,7 +49,7 @@ def _scattered(rows: NDArray[Any], features: Features, places: NDArray[Any]) -> 
         file.truncate(max(1, rows.nbytes))
         out = np.memmap(file, rows.dtype, "r+", shape=rows.shape)
     mapping: Any = out.base
-    for part in row_portions(features, PORTION_BYTES // 4):  # as many pages of the new file are looked at
+    for part in row_portions(features):
         out[places[part]] = rows[part]
         if isinstance(mapping, mmap.mmap):
             mapping.madvise(mmap.MADV_DONTNEED)
