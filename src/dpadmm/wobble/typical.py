@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import expit
 
 from dpadmm.arrays import Floats
-from dpadmm.data.schema import Boolean, Category, Column, Number, Plain, Schema
+from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.losses.base import Loss, slopes
 from dpadmm.study import Study
 from dpadmm.wobble.recursion import Recursion
@@ -28,6 +28,9 @@ WELL_WITHIN = 0.6
 
 WIDTH, WIDTH_SPREAD = 0.33, 0.6
 """Standard deviation of numbers within −1 … 1: typical, and its (logarithmic) spread."""
+
+RARE = 0.7
+"""Booleans: shares of a beta distribution of this shape, since many are rare, or nearly always true."""
 
 TOGETHER = 0.5
 """Strength with which columns go along with two hidden ones."""
@@ -138,7 +141,13 @@ def _column(column: Column, low: float, hidden: Floats, rng: np.random.Generator
         out[np.arange(len(shape)), order[place]] = 1.0
         return out
     if isinstance(column, Boolean):
-        values = np.where(_ranks(shape) < rng.random(), 1.0, -1.0)
+        values = np.where(
+            _ranks(shape) < rng.beta(0.5, 0.5), 1.0, -1.0
+        )  # many are rare, or nearly always true
+    elif isinstance(column, Ordinal):
+        steps = len(column.values) - 1
+        shares = rng.dirichlet(np.ones(steps + 1))
+        values = np.searchsorted(np.cumsum(shares)[:-1], _ranks(shape)) * (2.0 / steps) - 1.0
     else:
         values = _center(column, low, rng) + shape * rng.lognormal(np.log(WIDTH), WIDTH_SPREAD)
         if not isinstance(column, Plain):
