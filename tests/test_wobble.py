@@ -187,3 +187,18 @@ def test_combinations_use_the_covariance():
 def test_a_history_that_is_not_of_the_study_is_refused(shape):
     with pytest.raises(DataError, match="history"):
         wobble_of(one_weight(), np.zeros(shape), np.array([50]))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e3])
+def test_a_loss_that_is_flat_along_the_path_pulls_nothing_back(size):
+    """A hinge's slope changes nowhere near scores of 0, nor near very large ones."""
+    study = Study(
+        name="flat",
+        features=("x", "y"),
+        training={"loss": "hinge", "regularizer": "none", "noise_multiplier": 3.0, "n_rounds": 5},
+    )
+    history = np.full((6, 2, 1), size)
+    found, recursion = wobble_of(study, history, np.array([50])), recursion_of(study, np.array([50]), 5)
+    free = np.sqrt(recursion.variance(np.zeros(1), np.ones(5))[0])
+    assert (found.std <= free * (1.0 + 1e-9)).all()
+    assert (found.std > 0.8 * free).all()

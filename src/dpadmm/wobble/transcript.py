@@ -30,6 +30,8 @@ MOST_DIRECTIONS = 120
 FLAT = 1e-7
 """Curvature below this share of the largest is none."""
 
+TINY = 1e-12
+
 ITERATIONS = 80
 
 
@@ -74,6 +76,8 @@ class Evidence:
     def correction(self) -> Floats:
         """``B (U − 1) Bᵀ`` with the most plausible U: what to add to the guess."""
         r = len(self.curvature)
+        if r == 0:
+            return np.zeros((len(self.basis), len(self.basis)))
 
         def cost(flat: Floats) -> tuple[float, Floats]:
             root = flat.reshape(r, r)
@@ -95,7 +99,7 @@ class Evidence:
 def evidence(transcript: Transcript, problem: Problem, guess: Floats, relative: Floats) -> Evidence:
     """The transcript beside a guess (dp, dp) of curvature, whose size by round is ``relative`` (t,)."""
     size, directions = np.linalg.eigh(guess)
-    chosen = size > FLAT * size[-1]
+    chosen = size > FLAT * max(size[-1], TINY)
     chosen[:-MOST_DIRECTIONS] = False
     size, directions = size[chosen], directions[:, chosen]
     basis = directions * np.sqrt(size)
@@ -105,7 +109,7 @@ def evidence(transcript: Transcript, problem: Problem, guess: Floats, relative: 
     places, weights = way @ basis, transcript.weights[:, None]
     loss = problem.loss
     gain = SIGNAL * loss.lipschitz**2 / (loss.smoothness or 1.0)
-    start = gain * size * 0.5 * (1.0 / len(size) + size / size.sum())  # variance of b
+    start = gain * size * 0.5 * (1.0 / max(len(size), 1) + size / max(size.sum(), TINY))  # variance of b
     known = 1.0 / (weights.sum() + 1.0 / start)
     first, seen = (weights * places).sum(axis=0), (weights * (transcript.gradients @ basis)).sum(axis=0)
     cross = (weights * (transcript.gradients @ basis)).T @ places - np.outer(known * seen, first)

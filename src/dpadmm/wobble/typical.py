@@ -67,10 +67,13 @@ def guess(study: Study, recursion: Recursion, history: Floats, *, seed: int, dia
         scores += np.sqrt(local[k]) * lengths[:, None] * rng.normal(size=scores.shape)
         found.append(_curvatures(loss, scores, rng))
     sizes = np.array([np.einsum("nhh,n->", each, lengths**2) for each in found])
-    late = [each for k, each in zip(at, found, strict=True) if 3 * k >= rounds - 1]
-    late_size = np.mean([size for k, size in zip(at, sizes, strict=True) if 3 * k >= rounds - 1])
-    relative = np.interp(np.arange(rounds), at, sizes / max(late_size, np.finfo(float).tiny))
-    return Guess(_mean_outer(rows, np.mean(late, axis=0), diagonal=diagonal), relative)
+    late = 3 * at >= rounds - 1
+    if not sizes[late].any():  # a loss with kinks may be flat there, on these rows
+        late[:] = True
+    size = sizes[late].mean()
+    relative = np.interp(np.arange(rounds), at, sizes / size) if size > 0.0 else np.ones(rounds)
+    found = [each for each, used in zip(found, late, strict=True) if used]
+    return Guess(_mean_outer(rows, np.mean(found, axis=0), diagonal=diagonal), relative)
 
 
 def _mean_outer(rows: Floats, curvature: Floats, *, diagonal: bool) -> Floats:
@@ -141,9 +144,7 @@ def _column(column: Column, low: float, hidden: Floats, rng: np.random.Generator
         out[np.arange(len(shape)), order[place]] = 1.0
         return out
     if isinstance(column, Boolean):
-        values = np.where(
-            _ranks(shape) < rng.beta(0.5, 0.5), 1.0, -1.0
-        )  # many are rare, or nearly always true
+        values = np.where(_ranks(shape) < rng.beta(RARE, RARE), 1.0, -1.0)
     elif isinstance(column, Ordinal):
         steps = len(column.values) - 1
         shares = rng.dirichlet(np.ones(steps + 1))
