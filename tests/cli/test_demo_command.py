@@ -19,7 +19,9 @@ from dpadmm.model import load_model
 module = importlib.import_module("dpadmm.cli.demo")  # the name in the package is the command
 
 CLOSED = "http://127.0.0.1:9"  # nothing listens there
-MODELS = {f"model-{e}-{k}.npz" for e in ("0.05", "0.1") for k in (1, 2, 3)}
+RUNS = [f"{e}-{k}" for e in ("0.05", "0.1") for k in (1, 2, 3)]
+MODELS = {f"model-{run}.npz" for run in RUNS}
+STATEMENTS = {f"statement-{run}.json" for run in RUNS}
 
 
 def offline(cache: Path) -> dict[str, str]:
@@ -46,7 +48,7 @@ def read_summary(folder: Path) -> dict:
 def check_folder(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     files = {"settings.toml", "trace.csv", "summary.json", "convergence.png", "convergence.svg"}
-    assert names == files | MODELS
+    assert names == files | MODELS | STATEMENTS
     assert (folder / "convergence.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert ElementTree.parse(folder / "convergence.svg").getroot().tag.endswith("svg")
     for name in MODELS:
