@@ -109,7 +109,14 @@ def test_a_mistake_is_one_sentence(old: str, new: str, words: str) -> None:
 
 def test_what_looks_like_an_identifier_may_be_allowed() -> None:
     allowed = TOML.replace("columns.age", "columns.grid_id").replace("[0, 120]", "[0, 120]\nallow = true")
-    assert parsed(allowed).features[0] == "grid_id"
+    study = parsed(allowed)
+    assert study.features[0] == "grid_id"
+    assert study_from(study.as_json()).hash == study.hash
+
+
+def test_softmax_is_for_three_classes_or_more() -> None:
+    with pytest.raises(StudyError, match="for two classes take the loss logistic"):
+        parsed(training={"loss": "softmax", "epsilon": 1.0})
 
 
 def test_a_site_encodes_its_table_by_the_study_s_schema(tmp_path: Path) -> None:

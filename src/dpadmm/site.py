@@ -229,8 +229,10 @@ class Site:
             return None  # without names, or by numbers: such files are read as they are
         if self.label is None:
             raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
-        binary = study.problem.loss.task == "binary"
-        classes = study.classes or ((-1, 1) if binary else None)
+        task = study.problem.loss.task
+        if task == "multiclass" and len(study.classes or ()) == 2:
+            raise DataError("for two classes take the loss logistic; softmax is for three or more")
+        classes = study.classes or ((-1, 1) if task == "binary" else None)
         label = Label(self.label, classes=classes, plain=classes is None)
         return Schema(tuple(Plain(name) for name in study.features)), label
 

@@ -128,6 +128,8 @@ class Study:
         if self.label is not None and (self.label.bounds is None) == (task == "regression"):
             wanted = "bounds, since it predicts a number" if task == "regression" else "classes"
             raise StudyError(f"study: with the loss {settings.loss} the label needs {wanted}")
+        if self.label is not None and task == "multiclass" and len(self.label.classes or ()) == 2:
+            raise StudyError("study: for two classes take the loss logistic; softmax is for three or more")
         resolve_classes(task, self.classes)
         _check_provenance(settings, self.provenance)
         _ = self.terms  # the noise and the step sizes exist
@@ -186,7 +188,8 @@ class Study:
     def as_json(self) -> dict[str, Any]:
         """All of it as plain values, every setting written out."""
         if self.schema is not None and self.label is not None:
-            rows: dict[str, Any] = {**schema_as_json(self.schema), "label": label_as_json(self.label)}
+            columns = schema_as_json(self.schema, label=self.label.column)
+            rows: dict[str, Any] = {**columns, "label": label_as_json(self.label)}
         else:
             classes = None if self.classes is None else list(self.classes)
             rows = {"features": list(self.features), "classes": classes}

@@ -74,9 +74,13 @@ def schema_from(columns: object, row_norm: object = None, *, label: str | None =
     return Schema(made, row_norm)  # type: ignore[arg-type]  # it is checked there
 
 
-def schema_as_json(schema: Schema) -> dict[str, Any]:
-    """The columns in order, and R where it was declared."""
-    return {"columns": [_as_json(each) for each in schema.columns], "row_norm": schema.row_norm}
+def schema_as_json(schema: Schema, *, label: str | None = None) -> dict[str, Any]:
+    """The columns in order, and R where it was declared; ``schema_from`` takes it back."""
+    columns = [_as_json(each) for each in schema.columns]
+    for column in columns:
+        if is_identifier(column["name"]) or (label is not None and is_label_like(column["name"], label)):
+            column["allow"] = True  # whoever made it a column said so
+    return {"columns": columns, "row_norm": schema.row_norm}
 
 
 def label_from(table: object) -> Label:
