@@ -1,7 +1,7 @@
-"""Does the time of an answer tell neighbours apart? ``python benchmarks/timing.py``, a few minutes.
+"""Does the time of an answer tell neighbours apart? ``python benchmarks/timing.py``, a minute.
 
-Five guards over the same 400 × 104 rows but for one: as it is (twice, for comparison), subnormal, of length 1,
-of zeros. Answers are asked in random turns; AUC 0.5 means that times say nothing (standard error about 0.01).
+Five guards over the same 400 × 104 rows but for one: as it is (twice, to compare), subnormal, of length 1, of
+zeros. Answers are asked in random turns; AUC 0.5 means that times say nothing (standard error about 0.01).
 """
 
 from __future__ import annotations
