@@ -135,16 +135,15 @@ class Site:
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
             told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")
-        for name, tally in report.columns.items():
-            for count, what in (
-                (tally.clamped, "clamped"),
-                (tally.unknown, "unknown"),
-                (tally.missing, "missing"),
-            ):
-                if count > REMARKABLE * report.rows:
-                    told.append(
-                        f"column {name!r}: {count:,} of {report.rows:,} cells are {what}; the same units?"
-                    )
+        for kind, doubt in (
+            ("clamped", "; the same units?"),
+            ("unknown", "; the same spelling?"),
+            ("missing", ""),
+        ):
+            counts = {name: getattr(tally, kind) for name, tally in report.columns.items()}
+            many = [f"{name!r} {n:,}" for name, n in counts.items() if n > REMARKABLE * report.rows]
+            if many:
+                told.append(f"of {report.rows:,} cells {kind} in columns {', '.join(many)}{doubt}")
         return told
 
     def survey(self, study: Study) -> Survey | None:

@@ -313,7 +313,7 @@ def test_rows_that_a_study_cannot_use_are_told_to_the_owner(cli, begun, study_fi
     for verb in ("review", "enrol"):
         answer = text_of(cli("agent", verb, study_file, "--site", begun).succeeded())
         assert "For your eyes only: 1 of 8 rows have no label that the study knows" in answer
-        assert "column 'income': 1 of 8 cells are missing" in answer
+        assert "of 8 cells missing in columns 'income' 1" in answer
 
 
 TABLE_STUDY = """

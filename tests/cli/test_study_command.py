@@ -255,3 +255,18 @@ def test_the_json_schema(cli, tmp_path):
     assert shown["$schema"].endswith("2020-12/schema")
     cli("study", "schema", "-o", tmp_path / "study.schema.json").succeeded()
     assert json.loads((tmp_path / "study.schema.json").read_text(encoding="utf-8")) == shown
+
+
+def test_the_column_that_says_whose_a_row_is_can_be_left_out(cli, tmp_path):
+    rows = "\n".join(f"{k % 7}.5,{'abc'[k % 3]},{'no' if k % 2 else 'yes'}" for k in range(40))
+    (tmp_path / "t.csv").write_text(f"age,hospital,ill\n{rows}\n")
+    given = ("--from", tmp_path / "t.csv", "--label", "ill", "--by")
+    cli("study", "new", tmp_path / "s.toml", *given, "hospital").succeeded()
+    text = (tmp_path / "s.toml").read_text()
+    assert "[columns.age]" in text
+    assert "[columns.hospital]" not in text
+    assert "says whose a row is" in text
+    wrong = cli("study", "new", tmp_path / "other.toml", *given, "hospitol")
+    assert wrong.code == 2
+    assert "did you mean 'hospital'" in wrong.err
+    assert not (tmp_path / "other.toml").exists()

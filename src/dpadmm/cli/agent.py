@@ -160,7 +160,9 @@ def leave(
     study: Annotated[
         str,
         typer.Argument(
-            help="The study's name, or the beginning of its hash.", show_default=False, metavar="STUDY"
+            help="The study's file, its name, or the beginning of its hash.",
+            show_default=False,
+            metavar="STUDY",
         ),
     ],
     site_file: SiteOption = Path("site.toml"),
@@ -170,7 +172,8 @@ def leave(
     What was released stays spent. A study that was left cannot be enrolled again. Stop a running agent first.
     """
     site = _opened(site_file)
-    chosen = chosen_study(read_ledger(site.ledger), study)
+    book = read_ledger(site.ledger)
+    chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(book, study)
     with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
         ledger.close_study(chosen)
         book = ledger.status()

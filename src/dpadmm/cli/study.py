@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +17,9 @@ from dpadmm.cli.columns import columns_table, counts_of, show_survey, surveyed
 from dpadmm.cli.ledger import rounded_up
 from dpadmm.cli.screen import say, say_path, table
 from dpadmm.data.batches import column_names
-from dpadmm.data.raw_table import listed
+from dpadmm.data.raw_table import listed, unknown_name
 from dpadmm.drafting import Draft, draft_from_dictionary, draft_from_table, study_text
+from dpadmm.drafting.draft import DraftColumn
 from dpadmm.errors import StudyError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
@@ -55,6 +57,10 @@ def new(
             "description.",
         ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="COLUMN", help="A column that says whose a row is: left out."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="The study's name.")] = None,
 ) -> None:
     """Write a study with comments, to be changed: an example, or drafted for your columns.
@@ -64,15 +70,17 @@ def new(
     """
     console = Console()
     if from_table is None and dictionary is None:
-        if label is not None or name is not None:
-            raise StudyError("--label and --name are for drafts: give --from TABLE or --from-dictionary too")
+        if label is not None or name is not None or by is not None:
+            raise StudyError(
+                "--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too"
+            )
         write_template("study.toml", file)
         say_path(console, f"Written: {file}")
         say(console, "Change it to what you want to ask; then see what it means:")
         say_path(console, f"  dpadmm study show {file}")
         return
     _check_new(file)
-    draft = _drafted(from_table, dictionary, label)
+    draft = _without(_drafted(from_table, dictionary, label), by)
     text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}")
     with atomic_file(file) as out:
         out.write(text.encode())
@@ -248,6 +256,17 @@ def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None
         names = listed(column_names(from_table))
         raise StudyError(f"say which column is predicted: --label COLUMN; {from_table} has {names}")
     return draft_from_table(from_table, label)
+
+
+def _without(draft: Draft, by: str | None) -> Draft:
+    """The draft without the column that says whose a row is."""
+    if by is None:
+        return draft
+    names = [each.name for each in draft.columns]
+    if by not in names:
+        raise unknown_name("column", by, names, draft.source)
+    kept = (DraftColumn(by, None, "says whose a row is") if c.name == by else c for c in draft.columns)
+    return replace(draft, columns=tuple(kept))
 
 
 def _draft_in_words(draft: Draft) -> list[str]:

@@ -58,7 +58,8 @@ def encode_table(
     for name in others:
         if name in columns:
             raise DataError(
-                f"column {name!r} cannot be a feature too: it is the label, or says whose a row is"
+                f"column {name!r} cannot be a feature too: it is the label, or says whose a row is; "
+                "take it out of the study's columns"
             )
     numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
     if label is not None and label.classes is None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dpadmm.arrays import Features
 from dpadmm.data.batches import MISSING, comma_hint
 from dpadmm.data.compact import compact_csr
-from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.errors import DataError
 
 Values = NDArray[np.float32]
@@ -209,7 +209,8 @@ def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
 
 
 def _category(column: Category, cells: Any, tally: Tally) -> Entries:
-    codes, others = _tallied(cells, column.values, column.name, tally)
+    # a cell that says "other" means that bucket, and is no unknown value
+    codes, others = _tallied(cells, (*column.values, OTHER), column.name, tally)
     if others is not None:
         codes[others] = len(column.values)
     return [(codes, ONE)]

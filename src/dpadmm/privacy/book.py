@@ -87,7 +87,13 @@ class Book:
         """Refuse a record that may not come next."""
         if record.kind == "reserve":
             if record.study in self.accounts:
-                raise Refusal("study-changed", "this study is in the ledger, closed or with other numbers")
+                closed = self.accounts[record.study].closed
+                what = (
+                    "was left here and cannot be enrolled again"
+                    if closed
+                    else "was enrolled with other numbers"
+                )
+                raise Refusal("study-changed", f"this study {what}")
             _afford("budget-cap", record.mu_squared, self.cap, self.promised)
         elif record.kind == "spend":
             account = self.account(record.study)
