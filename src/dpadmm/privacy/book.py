@@ -86,14 +86,9 @@ class Book:
     def check(self, record: Record) -> None:
         """Refuse a record that may not come next."""
         if record.kind == "reserve":
-            if record.study in self.accounts:
-                closed = self.accounts[record.study].closed
-                what = (
-                    "was left here and cannot be enrolled again"
-                    if closed
-                    else "was enrolled with other numbers"
-                )
-                raise Refusal("study-changed", f"this study {what}")
+            if known := self.accounts.get(record.study):
+                what = "left here, which is for good" if known.closed else "enrolled with other numbers"
+                raise Refusal("study-changed", f"this study was {what}")
             _afford("budget-cap", record.mu_squared, self.cap, self.promised)
         elif record.kind == "spend":
             account = self.account(record.study)
