@@ -20,7 +20,7 @@ from dpadmm.planning.forecast import _value as value_of
 from dpadmm.planning.scenarios import STRENGTHS, Scenario, public_scenario, synthetic_scenarios
 from dpadmm.planning.trial import LEAST_ROWS, MOST_AGENTS, PlannedNoise, Pool, computed, resampled, run
 from dpadmm.privacy import exact_epsilon
-from dpadmm.privacy.noise import SimulatedNoise
+from dpadmm.privacy.noise import GradientsWanted, SimulatedNoise
 from dpadmm.problem import make_rows
 from dpadmm.study import Study, read_study
 from dpadmm.study_run import run_study
@@ -59,9 +59,8 @@ def test_noise_is_that_of_the_planned_rows(pool):
     rows = make_rows(pool.features[:80], pool.labels[:80], offsets=np.array([0, 40, 80]))
     normals = SimulatedNoise(3, 2, (rows.n_features, 1))
     points, z = np.zeros((2, rows.n_features, 1)), np.array([5.0, 6.0])
-    noisy = PlannedNoise(normals, np.array([1000, 4000]), scale=0.5).mean_gradients(
-        rows, points, Logistic(), noise_multiplier=z, round=1
-    )
+    planned = PlannedNoise(normals, np.array([1000, 4000]), scale=0.5)
+    noisy = planned.mean_gradients(GradientsWanted(rows, Logistic(), points, z, round=1))
     added = noisy - kernels.gradient(rows, points, Logistic())
     wanted = 0.5 * np.array([5.0 * 2.0 / 1000, 6.0 * 2.0 / 4000])
     np.testing.assert_allclose(added, wanted[:, None, None] * normals.draw(1), atol=1e-15)

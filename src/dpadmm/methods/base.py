@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
 from dpadmm.arrays import Floats, Integers
-from dpadmm.privacy.noise import Noise
+from dpadmm.privacy.noise import GradientsWanted, Noise
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.problem import Problem, Rows, Sizes
 
@@ -35,6 +35,12 @@ class Round:
     consensus: Floats
     noise: Noise
     active: Integers | None = None
+
+    def gradients_wanted(self, points: Floats, noise_multiplier: Floats) -> GradientsWanted:
+        """What to ask ``noise`` for: this round's mean gradients at ``points`` (n, d, p)."""
+        return GradientsWanted(
+            self.rows, self.problem.loss, points, noise_multiplier, self.number, self.active
+        )
 
 
 class State(Protocol):

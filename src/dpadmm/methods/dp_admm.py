@@ -52,10 +52,7 @@ class DpAdmm:
 
     def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats]:
         points = self.points(state, now.consensus)
-        gradient = now.noise.mean_gradients(
-            now.rows, points, now.problem.loss,
-            noise_multiplier=self.noise_multiplier, round=now.number, active=now.active,
-        )  # fmt: skip
+        gradient = now.noise.mean_gradients(now.gradients_wanted(points, self.noise_multiplier))
         new, uploads = self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
         released = keep_absent(new.released, state.released, now.active)
         return AdmmState(released, keep_absent(new.dual, state.dual, now.active)), uploads

@@ -68,10 +68,7 @@ class DpSgd:
         if self.sampling < 1.0:
             gradient = self._sampled_gradient(points, now)
         else:
-            gradient = now.noise.mean_gradients(
-                now.rows, points, now.problem.loss,
-                noise_multiplier=self.noise_multiplier, round=now.number, active=now.active,
-            )  # fmt: skip
+            gradient = now.noise.mean_gradients(now.gradients_wanted(points, self.noise_multiplier))
         return self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
 
     def points(self, state: SgdState, consensus: Floats) -> Floats:

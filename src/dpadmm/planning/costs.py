@@ -12,7 +12,7 @@ import numpy as np
 from dpadmm.arrays import Floats, Integers
 from dpadmm.planning.trial import Pool
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
-from dpadmm.privacy.noise import ExactNoise
+from dpadmm.privacy.noise import ExactNoise, GradientsWanted
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.problem import Problem, make_rows
 from dpadmm.study import Study
@@ -124,6 +124,6 @@ def _round_seconds(problem: Problem, pool: Pool, points: Floats, z: float) -> fl
     times = []
     for k in range(1, 4):  # the first one is warm-up
         started = perf_counter()
-        noise.mean_gradients(rows, points, problem.loss, noise_multiplier=multiplier, round=k)
+        noise.mean_gradients(GradientsWanted(rows, problem.loss, points, multiplier, k))
         times.append(perf_counter() - started)
     return min(times[1:])

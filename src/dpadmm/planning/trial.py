@@ -6,18 +6,15 @@ smaller. An agent's noise is ``z·2c1/m``: with the planned m in it, a run on fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from dpadmm import kernels
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.assembly import make_method
-from dpadmm.losses.base import Loss
-from dpadmm.privacy.noise import SimulatedNoise, release
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
-from dpadmm.problem import Problem, PublicSizes, Rows, make_rows
+from dpadmm.privacy.noise import GradientsWanted, SimulatedNoise, with_normals
+from dpadmm.problem import Problem, PublicSizes, make_rows
 from dpadmm.settings import Settings
 from dpadmm.training import train
 
@@ -63,19 +60,9 @@ class PlannedNoise:
     def draw(self, round: int, stream: int = 0) -> Floats:
         return self.normals.draw(round, stream)
 
-    def mean_gradients(
-        self,
-        rows: Rows,
-        points: Floats,
-        loss: Loss,
-        *,
-        noise_multiplier: Floats,
-        round: int,
-        active: Integers | None = None,
-    ) -> Floats:
-        gradient = kernels.gradient(rows, points, loss, active)
-        noise_std = self.scale * noise_multiplier * mean_gradient_sensitivity(loss.lipschitz, self.n_rows)
-        return release(gradient, noise_std=noise_std[:, None, None], noise=self.draw(round))
+    def mean_gradients(self, wanted: GradientsWanted) -> Floats:
+        scaled = replace(wanted, noise_multiplier=self.scale * wanted.noise_multiplier)
+        return with_normals(scaled, self, self.n_rows)
 
 
 def run(settings: Settings, problem: Problem, pool: Pool, sizes: Integers, *, seed: int) -> Floats:

@@ -23,6 +23,36 @@ from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.problem import Rows
 
 
+@dataclass(frozen=True)
+class GradientsWanted:
+    """Noisy mean gradients that a method wants in a round.
+
+    Attributes
+    ----------
+    rows, loss
+        Of whom, and of what.
+    points : (n, d, p)
+        Where: each agent's own point.
+    noise_multiplier : (n,)
+        z of every agent; all 0 for no noise.
+    round : int
+        k, from 1.
+    active : (agents,), optional
+        Who takes part; None: all. Of the others nothing is computed, and no value may be used.
+    """
+
+    rows: Rows
+    loss: Loss
+    points: Floats
+    noise_multiplier: Floats
+    round: int
+    active: Integers | None = None
+
+    def clean(self, *, bound: float | None = None) -> Floats:
+        """The mean gradients without noise (n, d, p), of rows that are clipped to ``bound`` (None: c1)."""
+        return kernels.gradient(self.rows, self.points, self.loss, self.active, bound=bound)
+
+
 class Noise(Protocol):
     """Noise for every agent and round."""
 
@@ -31,20 +61,8 @@ class Noise(Protocol):
     def draw(self, round: int, stream: int = 0) -> Floats:
         """(n_agents, d, p) standard normal numbers for this round; different streams are independent."""
 
-    def mean_gradients(
-        self,
-        rows: Rows,
-        points: Floats,
-        loss: Loss,
-        *,
-        noise_multiplier: Floats,
-        round: int,
-        active: Integers | None = None,
-    ) -> Floats:
-        """``h_i = g_i + N(0, (z_i·2c1/m_i)² I)`` at each agent's point: (n, d, p) -> (n, d, p).
-
-        Of agents that are not in ``active`` (None: all are) nothing is computed, and no value may be used.
-        """
+    def mean_gradients(self, wanted: GradientsWanted) -> Floats:
+        """``h_i = g_i + N(0, (z_i·2c1/m_i)² I)`` at each agent's point: (n, d, p)."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +94,17 @@ class SimulatedNoise:
         numbers = standard_normals(self.seed, round + (stream << 40), self.n_agents, int(np.prod(self.shape)))
         return numbers.reshape(self.n_agents, *self.shape)
 
-    def mean_gradients(
-        self,
-        rows: Rows,
-        points: Floats,
-        loss: Loss,
-        *,
-        noise_multiplier: Floats,
-        round: int,
-        active: Integers | None = None,
-    ) -> Floats:
-        gradient = kernels.gradient(rows, points, loss, active)
-        if not np.any(noise_multiplier):
-            return gradient
-        sensitivity = mean_gradient_sensitivity(loss.lipschitz, rows.n_rows)
-        noise_std = (noise_multiplier * sensitivity)[:, None, None]
-        return release(gradient, noise_std=noise_std, noise=self.draw(round))
+    def mean_gradients(self, wanted: GradientsWanted) -> Floats:
+        return with_normals(wanted, self, wanted.rows.n_rows)
+
+
+def with_normals(wanted: GradientsWanted, noise: Noise, n_rows: Integers) -> Floats:
+    """The mean gradients with normal noise for agents of ``n_rows`` rows."""
+    gradient = wanted.clean()
+    if not np.any(wanted.noise_multiplier):
+        return gradient
+    noise_std = wanted.noise_multiplier * mean_gradient_sensitivity(wanted.loss.lipschitz, n_rows)
+    return release(gradient, noise_std=noise_std[:, None, None], noise=noise.draw(wanted.round))
 
 
 @dataclass(frozen=True)
@@ -109,24 +122,13 @@ class ExactNoise:
     def draw(self, round: int, stream: int = 0) -> Floats:
         raise StudyError("exact noise is there for mean gradients only: for dp_admm, and dp_sgd of all rows")
 
-    def mean_gradients(
-        self,
-        rows: Rows,
-        points: Floats,
-        loss: Loss,
-        *,
-        noise_multiplier: Floats,
-        round: int,
-        active: Integers | None = None,
-    ) -> Floats:
-        n_weights, out = points[0].size, np.zeros(points.shape)
-        bound = Grid(loss.lipschitz, n_weights, 1).row_bound
-        gradients = kernels.gradient(rows, points, loss, active, bound=bound)
-        for i in range(rows.n_agents) if active is None else active.tolist():
-            grid = Grid(loss.lipschitz, n_weights, int(rows.n_rows[i]))
-            draw = self.source(i, round) if self.source else None
-            upload = release_sum(gradients[i] * rows.n_rows[i], grid, float(noise_multiplier[i]), draw=draw)
-            out[i] = as_mean(upload, grid)
+    def mean_gradients(self, wanted: GradientsWanted) -> Floats:
+        rows, c1, n_weights = wanted.rows, wanted.loss.lipschitz, wanted.points[0].size
+        gradients, out = wanted.clean(bound=Grid(c1, n_weights, 1).row_bound), np.zeros(wanted.points.shape)
+        for i in range(rows.n_agents) if wanted.active is None else wanted.active.tolist():
+            grid, z = Grid(c1, n_weights, int(rows.n_rows[i])), float(wanted.noise_multiplier[i])
+            draw = self.source(i, wanted.round) if self.source else None
+            out[i] = as_mean(release_sum(gradients[i] * rows.n_rows[i], grid, z, draw=draw), grid)
         return out
 
 
