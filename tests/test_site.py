@@ -19,7 +19,8 @@ from dpadmm.errors import DataError, Refusal, StudyError
 from dpadmm.features import clip_rows
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.policy import Policy
-from dpadmm.site import FORMAT, _person, read_site, site_from
+from dpadmm.site import FORMAT, read_site, site_from
+from dpadmm.site_rows import person_of
 from dpadmm.study import METHODS, Study
 
 FILE = {
@@ -222,7 +223,7 @@ def test_rows_in_the_order_of_the_study_and_no_other_column(folder):
 def test_at_most_so_many_rows_of_a_person_the_first_ones(folder):
     for k, used in ((1, [0, 1, 4]), (2, USED), (3, [0, 1, 2, 3, 4])):
         site = opened(folder, person={"rows": k})
-        persons = site.persons()
+        persons = site.rows.persons()
         assert persons.used.tolist() == used
         assert (persons.n_rows, persons.n_persons, persons.n_above) == (5, 3, int(k < 3))
         assert site.open_rows(a_study()).n_rows == len(used)
@@ -230,7 +231,7 @@ def test_at_most_so_many_rows_of_a_person_the_first_ones(folder):
 
 def test_without_a_column_the_owner_vouches(folder):
     site = opened(folder, person={"column": None})
-    assert site.persons().n_persons is None
+    assert site.rows.persons().n_persons is None
     assert site.open_rows(a_study()).n_rows == 5
     assert site.policy.rows_per_person == 2  # and is charged for it
 
@@ -256,12 +257,12 @@ def test_without_a_column_the_owner_vouches(folder):
     ],
 )
 def test_one_person_written_in_two_ways(one, other, same):
-    assert (_person(one) == _person(other)) is same
+    assert (person_of(one) == person_of(other)) is same
 
 
 @pytest.mark.parametrize("value", ["", "  ", None, float("nan")])
 def test_a_row_of_nobody(value):
-    assert _person(value) == ""
+    assert person_of(value) == ""
 
 
 def test_who_is_who_does_not_depend_on_other_rows(folder):
@@ -270,7 +271,7 @@ def test_who_is_who_does_not_depend_on_other_rows(folder):
     for last in ("5", "b5", "12345678901234567890123"):
         rows = [f"x,0.1,{who},0.2,no" for who in [*ids, last]]
         (folder / "table.csv").write_text(HEAD + "\n".join(rows) + "\n")
-        assert opened(folder, person={"rows": 1}).persons().used.tolist() == [0, 1, 3]
+        assert opened(folder, person={"rows": 1}).rows.persons().used.tolist() == [0, 1, 3]
 
 
 def test_a_class_that_no_row_has_changes_nothing(folder):

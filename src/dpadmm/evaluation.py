@@ -14,8 +14,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from dpadmm.arrays import Floats, Integers
+from dpadmm.data.cells import as_numbers
 from dpadmm.data.encoded import encode_labels_of
-from dpadmm.data.encoding import Report, as_numbers
+from dpadmm.data.encoding import Report
 from dpadmm.data.schema import Label
 from dpadmm.errors import DataError
 from dpadmm.losses import LOSSES

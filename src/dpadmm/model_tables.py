@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from dpadmm.arrays import Floats
 from dpadmm.data.batches import open_batches
-from dpadmm.data.encoding import Encoder, as_numbers
+from dpadmm.data.cells import as_numbers
+from dpadmm.data.encoding import Encoder
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import Number, Plain, Schema
 from dpadmm.errors import DataError

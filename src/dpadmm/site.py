@@ -6,27 +6,18 @@ on rows of one person and the ledger are the owner's alone.
 
 from __future__ import annotations
 
-import re
 import stat
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpadmm.arrays import Features, Floats, Integers
-from dpadmm.data.dataset import encode_labels
-from dpadmm.data.encoded import EncodedTable, encode_table
-from dpadmm.data.raw_table import RawTable
-from dpadmm.data.schema import Label, Plain, Schema
-from dpadmm.data.survey import Survey, survey_table
-from dpadmm.data.tables import read_columns
-from dpadmm.errors import DataError, Refusal, StudyError
-from dpadmm.features import clip_rows, with_intercept
+from dpadmm.arrays import Floats
+from dpadmm.errors import Refusal, StudyError
 from dpadmm.losses import LOSSES
 from dpadmm.metrics import error
 from dpadmm.own_rows import OwnRows
@@ -35,6 +26,7 @@ from dpadmm.privacy.guard import Enrolled, Guard
 from dpadmm.privacy.ledger import MARK, Ledger
 from dpadmm.privacy.policy import Policy
 from dpadmm.settings import check_names, nearest
+from dpadmm.site_rows import SiteRows
 from dpadmm.study import METHODS, Study
 from dpadmm.toml_file import read_toml
 
@@ -44,19 +36,6 @@ SECTIONS = {
     "person": ("column", "rows"),
     "limits": ("epsilon", "delta", "methods", "losses", "max_rounds", "min_rows"),
 }
-REMARKABLE = 0.05
-"""The share of a column's cells from which an owner is told that they were clamped, unknown or missing."""
-
-_NUMBER = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
-
-
-class Persons(NamedTuple):
-    """Rows in the table, persons they belong to (None: not said), and which rows are used, in file order."""
-
-    n_rows: int
-    n_persons: int | None
-    n_above: int
-    used: Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +62,14 @@ class Site:
     person: str | None
     policy: Policy
 
-    def persons(self) -> Persons:
-        """Whose rows there are: for the owner only."""
-        raw = self._read(())
-        return self._used(len(raw.labels), raw.groups)
+    @cached_property
+    def rows(self) -> SiteRows:
+        """The table, and what a study makes of it: for the owner only."""
+        return SiteRows(self.path, self.table, self.label, self.person, self.policy.rows_per_person)
 
     def open_rows(self, study: Study) -> OwnRows:
         """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
-        features, labels = self._encoded(study)
+        features, labels = self.rows.encoded(study)
         return OwnRows(features, labels, study.problem.loss)
 
     @contextmanager
@@ -121,35 +100,10 @@ class Site:
         weights = np.asarray(weights, dtype=np.float64)
         if weights.shape != study.shape or not np.isfinite(weights).all():
             raise StudyError(f"the model must be finite numbers of shape {study.shape}, as the study says")
-        features, labels = self._encoded(study)
+        features, labels = self.rows.encoded(study)
         scores = np.asarray(features @ weights)
         loss = study.problem.loss
         return {"loss": float(loss.value(labels, scores).mean()), "error": error(loss, labels, scores)}
-
-    def remarks(self, study: Study) -> list[str]:
-        """What of the table a study cannot use: for the owner only, since it depends on the rows."""
-        encoded = self._encoded_table(study)
-        if encoded is None:
-            return []
-        report, told = encoded.report, []
-        if report.label.unknown:
-            rows = f"{report.label.unknown:,} of {report.rows:,} rows"
-            told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")
-        for kind, doubt in (
-            ("clamped", "; the same units?"),
-            ("unknown", "; the same spelling?"),
-            ("missing", ""),
-        ):
-            counts = {name: getattr(tally, kind) for name, tally in report.columns.items()}
-            many = [f"{name!r} {n:,}" for name, n in counts.items() if n > REMARKABLE * report.rows]
-            if many:
-                told.append(f"of {report.rows:,} cells {kind} in columns {', '.join(many)}{doubt}")
-        return told
-
-    def survey(self, study: Study) -> Survey | None:
-        """What a study makes of the table's cells, for the owner only; None for files without columns."""
-        named = self._schema(study)
-        return None if named is None else survey_table(self.table, *named)
 
     def worries(self) -> list[str]:
         """Where others could undo the owner's limits."""
@@ -162,78 +116,6 @@ class Site:
             for path in (self.ledger,)
             if path.exists() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
         ]
-
-    def _read(self, columns: Sequence[str]) -> RawTable:
-        try:
-            return read_columns(self.table, columns, label=self.label, by=self.person)
-        except StudyError as problem:
-            raise DataError(str(problem)) from None
-
-    def _used(self, n: int, persons: NDArray[Any] | None) -> Persons:
-        if self.person is None or persons is None:
-            return Persons(n, None, 0, np.arange(n))
-        counts: dict[str, int] = {}
-        used = []
-        for row, value in enumerate(persons.tolist()):
-            name = _person(value)  # rows of nobody are taken to be one person's
-            counts[name] = counts.get(name, 0) + 1
-            if counts[name] <= self.policy.rows_per_person:
-                used.append(row)
-        above = sum(count > self.policy.rows_per_person for count in counts.values())
-        return Persons(n, len(counts), above, np.array(used, dtype=np.int64))
-
-    def _encoded(self, study: Study) -> tuple[Features, Floats]:
-        """Features with the constant column if there is one, and labels, of the rows that are used."""
-        for role, column in (("label", self.label), ("person", self.person)):
-            if column is not None and column in study.features:
-                raise DataError(
-                    f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature"
-                )
-        if (encoded := self._encoded_table(study)) is not None:
-            groups = None if encoded.groups is None else np.array(encoded.owners)[encoded.groups]
-            used = self._used(len(encoded.labels), groups).used
-            if len(used) == len(encoded.labels):  # as they are: they may be in a file
-                return encoded.features, encoded.labels
-            return encoded.features[used], encoded.labels[used]
-        raw = self._read(study.features)
-        used = self._used(len(raw.labels), raw.groups).used
-        try:
-            labels = encode_labels(raw.labels, task=study.problem.loss.task, classes=study.classes)
-        except DataError as problem:
-            what = str(problem).partition(": declare")[0]
-            column = f", column {self.label!r}" if self.label else ""
-            raise DataError(f"{self.table}{column}, {what}; correct the row or leave it out") from None
-        features = clip_rows(raw.features[used].astype(np.float32))
-        return with_intercept(features) if study.settings.intercept else features, labels[used]
-
-    def _encoded_table(self, study: Study) -> EncodedTable | None:
-        if (named := self._schema(study)) is None:
-            return None
-        schema, label = named
-        if label.column == self.person:
-            raise DataError(
-                f"{self.path}: {self.person!r} is the person column, and the study wants it as the label"
-            )
-        intercept = study.settings.intercept
-        try:
-            return encode_table(self.table, schema, label, by=self.person, intercept=intercept, total=True)
-        except StudyError as problem:
-            raise DataError(str(problem)) from None
-
-    def _schema(self, study: Study) -> tuple[Schema, Label] | None:
-        """The columns and the label to read from a table of named columns; None for other files."""
-        if study.schema is not None and study.label is not None:
-            return study.schema, replace(study.label, column=self.label or study.label.column)
-        if self.table.suffix.lower() not in (".csv", ".parquet"):
-            return None  # without names, or by numbers: such files are read as they are
-        if self.label is None:
-            raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
-        task = study.problem.loss.task
-        if task == "multiclass" and len(study.classes or ()) == 2:
-            raise DataError("for two classes take the loss logistic; softmax is for three or more")
-        classes = study.classes or ((-1, 1) if task == "binary" else None)
-        label = Label(self.label, classes=classes, plain=classes is None)
-        return Schema(tuple(Plain(name) for name in study.features)), label
 
 
 class _Rehearsal(Ledger):
@@ -340,16 +222,3 @@ _WHY = {"person.rows": ": the most rows that are used of any one person, all of 
 def _shown(value: object) -> str:
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _person(value: object) -> str:
-    """A name for a person: 7, 7.0, "7", " 7" and "007" are one, since the other mistake would undercharge."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", errors="replace")
-    text = (
-        ""
-        if value is None or value != value
-        else unicodedata.normalize("NFKC", str(value)).casefold().strip()
-    )
-    found = _NUMBER.fullmatch(text)
-    return found[1] * (found[2] != "0") + found[2] if found else text

@@ -19,7 +19,8 @@ from dpadmm.errors import Refusal
 from dpadmm.privacy.book import Book
 from dpadmm.privacy.ledger import Ledger, read_ledger
 from dpadmm.privacy.policy import Policy
-from dpadmm.site import Persons, Site, read_site
+from dpadmm.site import Site, read_site
+from dpadmm.site_rows import Persons
 from dpadmm.study import Study, read_study
 
 agent_app = typer.Typer(
@@ -63,9 +64,9 @@ def check(
     cells as the study says, without a word to anybody: only you can see here whether they are a mistake.
     """
     site, study = _opened(site_file), read_study(study_file) if study_file else None
-    persons = site.persons()
+    persons = site.rows.persons()
     book = _book(site)
-    survey = site.survey(study) if study else None
+    survey = site.rows.survey(study) if study else None
     if as_json:
         counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
         typer.echo(json.dumps(_checked(site, persons, book) | counts, indent=2, allow_nan=False))
@@ -110,7 +111,7 @@ def review(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_
     except Refusal as error:
         refusal = error
     if n_rows is None and refusal is not None and refusal.code != "study-unfit":
-        n_rows = len(site.persons().used)
+        n_rows = len(site.rows.persons().used)
     lines = limits(study, site.policy, book, n_rows)
     if as_json:
         said = {"code": refusal.code, "text": str(refusal)} if refusal else None
@@ -188,7 +189,7 @@ def leave(
 
 
 def _say_remarks(study: Study, site: Site) -> None:
-    for remark in site.remarks(study):
+    for remark in site.rows.remarks(study):
         say(Console(), f"For your eyes only: {remark}")
 
 

@@ -8,10 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dpadmm.cli.screen import say, table
-from dpadmm.data.encoding import Report
-
-MUCH = 0.05
-"""A share of clamped cells that is more than outliers: wrong units, or bounds of another population."""
+from dpadmm.data.encoding import Report, much
 
 OWNER_ONLY = "For the owner of the table only, not to be published: it was counted without noise."
 SHOWN = 20
@@ -19,16 +16,17 @@ SHOWN = 20
 
 def worries(report: Report) -> list[str]:
     """A sentence for every column of which a lot was clamped, or unknown."""
-    out = []
-    for name, tally in report.columns.items():
-        for count, what, advice in (
-            (tally.clamped, "clamped to the bounds", "are its units those of the study?"),
-            (tally.unknown, "none of the study's values", "is it written as in the study?"),
-        ):
-            if count > MUCH * report.rows:
-                share = f"{100.0 * count / report.rows:.1f}%"
-                out.append(f"column {name!r}: {share} of the cells were {what}; {advice}")
-    return out
+    doubts = {
+        "clamped": "clamped to the bounds; are its units those of the study?",
+        "unknown": "none of the study's values; is it written as in the study?",
+    }
+    counts = {kind: much(report.columns, report.rows, kind) for kind in doubts}
+    return [
+        f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {doubt}"
+        for name in report.columns
+        for kind, doubt in doubts.items()
+        if name in counts[kind]
+    ]
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from scipy.sparse import csr_array
 
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.batches import open_batches
+from dpadmm.data.cells import as_numbers, as_words, codes_of
 from dpadmm.data.compact import compact_csr
-from dpadmm.data.encoding import Encoder, Report, as_numbers, as_words, codes_of
+from dpadmm.data.encoding import Encoder, Report
 from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
 from dpadmm.data.schema import Label, Number, Plain, Schema
 from dpadmm.errors import DataError

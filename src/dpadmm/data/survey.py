@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.batches import column_names, open_batches
-from dpadmm.data.encoding import ENCODERS, Tally, as_numbers, codes_of
+from dpadmm.data.cells import as_numbers, codes_of
+from dpadmm.data.encoding import ENCODERS, MUCH, Tally, much
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
 from dpadmm.errors import DataError, DpadmmError
-
-MUCH = 0.05
-"""A larger share of clamped or unknown cells is worth a look."""
 
 
 @dataclass
@@ -37,18 +35,18 @@ class Survey:
                 f"{self.lines:,} lines of the file make {self.rows:,} rows: is a quotation mark open, or do "
                 "cells have line breaks?"
             )
+        clamped, unknown = (much(self.columns, self.rows, kind) for kind in ("clamped", "unknown"))
         for column in schema.columns:
-            tally = self.columns.get(column.name, Tally())
-            if isinstance(column, Number) and tally.clamped > MUCH * self.rows:
+            if isinstance(column, Number) and column.name in clamped:
                 low, high = column.bounds
                 yield (
-                    f"column {column.name!r}: {tally.clamped / self.rows:.0%} of the cells are beyond "
+                    f"column {column.name!r}: {clamped[column.name] / self.rows:.0%} of the cells are beyond "
                     f"[{low:g}, {high:g}] and clamped: other units?"
                 )
-            elif isinstance(column, Category | Ordinal) and tally.unknown > MUCH * self.rows:
+            elif isinstance(column, Category | Ordinal) and column.name in unknown:
                 yield (
-                    f"column {column.name!r}: {tally.unknown / self.rows:.0%} of the cells are none of its "
-                    "values: other spellings?"
+                    f"column {column.name!r}: {unknown[column.name] / self.rows:.0%} of the cells are none "
+                    "of its values: other spellings?"
                 )
 
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpadmm.data.batches import column_names, column_types, comma_hint, open_batches, repeated
-from dpadmm.data.encoding import FALSE, TRUE, as_numbers, as_words
+from dpadmm.data.cells import as_numbers, as_words
+from dpadmm.data.encoding import FALSE, TRUE
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import OTHER, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
