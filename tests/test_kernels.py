@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from cases import LOSS_CASES, prove, random_labels, random_rows
-from dpadmm import kernels, problem
+from dpadmm import formulas, kernels, problem
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import PerformanceWarning
 from dpadmm.losses import Loss, Softmax, slopes
@@ -252,7 +252,7 @@ def _all_exp(x):  # type: ignore[no-untyped-def]
     return out
 
 
-kernels_exp = kernels._exp
+kernels_exp = formulas._exp
 
 
 def test_compiled_exp_is_within_4_ulp() -> None:
@@ -331,7 +331,7 @@ MODULE = """
 SCRIPT = """
     import numba
     import numpy as np
-    from dpadmm import kernels
+    from dpadmm import formulas, kernels
     from my_loss import Mine
 
     @numba.njit
@@ -339,7 +339,7 @@ SCRIPT = """
         compiled(labels, scores, parameters, out)
 
     out = np.empty((1, 1))
-    call(kernels._compiled_slopes(Mine.formula), np.ones(1), np.ones((1, 1)), np.ones(0), out)
+    call(formulas.compiled_slopes(Mine.formula), np.ones(1), np.ones((1, 1)), np.ones(0), out)
     print(out[0, 0])
 """
 
