@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
+import scipy  # its parts load when they are first used
 
 from dpadmm.arrays import Floats, Integers
 from dpadmm.data.cells import as_numbers
@@ -140,7 +140,7 @@ def auc(positive: Any, scores: Floats) -> float | None:
     n_positive = int(np.count_nonzero(positive))
     if n_positive in (0, n):
         return None
-    ranks = rankdata(scores)[np.asarray(positive, bool)].sum()
+    ranks = scipy.stats.rankdata(scores)[np.asarray(positive, bool)].sum()
     return float((ranks - n_positive * (n_positive + 1) / 2.0) / (n_positive * (n - n_positive)))
 
 

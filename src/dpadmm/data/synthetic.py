@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy  # its parts load when they are first used
 from scipy.special import expit, softmax
 
 from dpadmm.arrays import Features, Floats, Integers
@@ -227,7 +227,8 @@ def _root(loss: Loss, labels: Floats, l2: float) -> Floats:
     reach = 1.0
     while derivative(-reach) > 0.0 or derivative(reach) < 0.0:
         reach *= 2.0
-    return np.array([brentq(derivative, -reach, reach, xtol=1e-16, rtol=4.0 * float(np.finfo(float).eps))])
+    tightest = 4.0 * float(np.finfo(float).eps)
+    return np.array([scipy.optimize.brentq(derivative, -reach, reach, xtol=1e-16, rtol=tightest)])
 
 
 def _softmax_root(loss: Loss, labels: Floats, l2: float) -> Floats:

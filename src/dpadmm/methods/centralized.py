@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import minimize
+import scipy  # its parts load when they are first used
 
 from dpadmm import kernels
 from dpadmm.arrays import Floats
@@ -100,7 +99,8 @@ def _model_step(problem: Problem, weights: Floats, slope: Floats, hessian: Float
     if share == 0.0 or regularizer.smoothness is not None:
         curved = hessian + share * (regularizer.smoothness or 0.0) * np.eye(len(hessian))
         full_slope = slope + share * regularizer.gradient(weights)
-        return np.asarray(-cho_solve(cho_factor(curved), full_slope.ravel()).reshape(shape))
+        factors = scipy.linalg.cho_factor(curved)
+        return np.asarray(-scipy.linalg.cho_solve(factors, full_slope.ravel()).reshape(shape))
 
     def smooth(point: Floats) -> tuple[float, Floats]:
         step = (point - weights).ravel()
@@ -134,7 +134,7 @@ def _quasi_newton(problem: Problem, rows: Rows, weights: Floats, max_evaluations
         "gtol": 1e-8,
         "maxcor": 20,
     }
-    answer = minimize(objective, weights.ravel(), jac=True, method="L-BFGS-B", options=options)
+    answer = scipy.optimize.minimize(objective, weights.ravel(), jac=True, method="L-BFGS-B", options=options)
     if answer.nfev >= max_evaluations:
         _warn(f"{answer.nfev} evaluations")
     return np.asarray(answer.x, dtype=float).reshape(weights.shape)
@@ -173,7 +173,7 @@ def _split_solve(
         "gtol": 1e-12,
         "maxcor": 30,
     }
-    answer = minimize(
+    answer = scipy.optimize.minimize(
         halves, first, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * (2 * size), options=options
     )
     if warn and answer.nfev >= max_evaluations:

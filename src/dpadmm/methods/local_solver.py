@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import scipy  # its parts load when they are first used
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from dpadmm import kernels
 from dpadmm.arrays import Floats, Integers
@@ -257,7 +257,8 @@ def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Intege
         if weights.size <= _NEWTON_WEIGHTS:
             curved = data_hessian(problems.problem, alone.rows, weights)
             curved[np.diag_indices_from(curved)] += float(alone.pull[0]) + own
-            step = -cho_solve(cho_factor(curved), gradient.ravel()).reshape(shape)
+            factors = scipy.linalg.cho_factor(curved)
+            step = -scipy.linalg.cho_solve(factors, gradient.ravel()).reshape(shape)
         length = 1.0
         while True:
             passes[agent] += 1

@@ -17,7 +17,6 @@ from dpadmm import kernels
 from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import StudyError
 from dpadmm.losses.base import Loss
-from dpadmm.normals import standard_normals
 from dpadmm.privacy.exact_noise import Draw, Grid, as_mean, release_sum
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.problem import Rows
@@ -90,6 +89,8 @@ class SimulatedNoise:
     kind: ClassVar[str] = "simulated"
 
     def draw(self, round: int, stream: int = 0) -> Floats:
+        from dpadmm.normals import standard_normals  # loads the compiler
+
         # Rounds are hashed as 64-bit words and stay below 2⁴⁰
         numbers = standard_normals(self.seed, round + (stream << 40), self.n_agents, int(np.prod(self.shape)))
         return numbers.reshape(self.n_agents, *self.shape)
