@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -26,9 +26,11 @@ from dpadmm.privacy.guard import Enrolled, Guard
 from dpadmm.privacy.ledger import MARK, Ledger
 from dpadmm.privacy.policy import Policy
 from dpadmm.settings import check_names, nearest
-from dpadmm.site_rows import SiteRows
 from dpadmm.study import METHODS, Study
 from dpadmm.toml_file import read_toml
+
+if TYPE_CHECKING:
+    from dpadmm.site_rows import SiteRows
 
 FORMAT = "dpadmm-site/1"
 SECTIONS = {
@@ -65,6 +67,8 @@ class Site:
     @cached_property
     def rows(self) -> SiteRows:
         """The table, and what a study makes of it: for the owner only."""
+        from dpadmm.site_rows import SiteRows  # loads the readers of tables
+
         return SiteRows(self.path, self.table, self.label, self.person, self.policy.rows_per_person)
 
     def open_rows(self, study: Study) -> OwnRows:

@@ -1,4 +1,4 @@
-"""The command line: one file per command."""
+"""The command line: one file per command, loaded when it is run."""
 
 from __future__ import annotations
 
@@ -9,50 +9,20 @@ from typing import Annotated
 import typer
 
 import dpadmm
-from dpadmm.cli.agent import agent_app
-from dpadmm.cli.audit import audit
-from dpadmm.cli.compare import compare_command
-from dpadmm.cli.demo import demo
-from dpadmm.cli.evaluate import evaluate
-from dpadmm.cli.explain import explain
-from dpadmm.cli.ledger import ledger_app
-from dpadmm.cli.plan import plan
-from dpadmm.cli.predict import predict
-from dpadmm.cli.privacy import privacy
-from dpadmm.cli.report import report
-from dpadmm.cli.reproduce import reproduce
-from dpadmm.cli.screen import Interrupted
-from dpadmm.cli.simulate import simulate_command
-from dpadmm.cli.study import study_app
-from dpadmm.cli.train import train
-from dpadmm.cli.verify import verify
+from dpadmm.cli.commands import Commands
+from dpadmm.cli.interrupted import Interrupted
 from dpadmm.errors import DpadmmError, Refusal
 
 INTERRUPTED = 130
 
 app = typer.Typer(
     name="dpadmm",
+    cls=Commands,
     help="Train one linear model across data owners with differential privacy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo)
-app.command("simulate")(simulate_command)
-app.command("train")(train)
-app.command("predict")(predict)
-app.command("evaluate")(evaluate)
-app.command("explain")(explain)
-app.command("plan")(plan)
-app.command("privacy")(privacy)
-app.command("compare")(compare_command)
-app.command("reproduce")(reproduce)
-app.command("report")(report)
-app.command("audit")(audit)
-app.command("verify")(verify)
-app.add_typer(study_app, name="study")
-app.add_typer(agent_app, name="agent")
-app.add_typer(ledger_app, name="ledger")
 
 
 def _version(wanted: bool) -> None:

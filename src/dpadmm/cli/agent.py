@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,8 +20,10 @@ from dpadmm.privacy.book import Book
 from dpadmm.privacy.ledger import Ledger, read_ledger
 from dpadmm.privacy.policy import Policy
 from dpadmm.site import Site, read_site
-from dpadmm.site_rows import Persons
 from dpadmm.study import Study, read_study
+
+if TYPE_CHECKING:
+    from dpadmm.site_rows import Persons
 
 agent_app = typer.Typer(
     help="For data owners: your table, your limits, and the studies that you agree to.", no_args_is_help=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +12,10 @@ from rich.text import Text
 
 from dpadmm.cli.screen import say, table
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Schema
-from dpadmm.data.survey import Survey, plain_schema, survey_table
 from dpadmm.study import Study
+
+if TYPE_CHECKING:
+    from dpadmm.data.survey import Survey
 
 MOST_SHOWN = 60
 
@@ -35,11 +37,15 @@ def columns_table(schema: Schema) -> Table:
 
 def surveyed(study: Study, path: Path, label: Label | None) -> Survey:
     """What a study would make of a table's cells."""
+    from dpadmm.data.survey import plain_schema, survey_table
+
     return survey_table(path, study.schema or plain_schema(study.features), label)
 
 
 def show_survey(console: Console, study: Study, survey: Survey) -> None:
     """Counts by column, and warnings: for the owner's eyes only."""
+    from dpadmm.data.survey import plain_schema
+
     say(console, f"{survey.rows:,} rows. For your eyes only: what the study makes of their cells.")
     out = table("column", "clamped", "unknown", "missing")
     out.columns[0].overflow = "fold"

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,8 +15,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dpadmm.metrics import spread
-from dpadmm.training import Observer, RoundView
+from dpadmm.cli.interrupted import Interrupted
+
+if TYPE_CHECKING:
+    from dpadmm.training import Observer, RoundView
+
+__all__ = [
+    "NAMES",
+    "CtrlC",
+    "Interrupted",
+    "epsilon_text",
+    "mean_and_spread",
+    "number_range",
+    "progress",
+    "progress_bar",
+    "say",
+    "say_path",
+    "table",
+]
 
 NAMES = {
     "train_loss_global": "training loss, global model",
@@ -28,10 +45,6 @@ NAMES = {
     "seconds": "seconds in rounds",
 }
 """Measures in words, in the order they are shown."""
-
-
-class Interrupted(Exception):
-    """Ctrl-C ended a command early; the message says what is left of it."""
 
 
 @contextmanager
@@ -100,6 +113,8 @@ def table(*headings: str) -> Table:
 
 def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:
     """``0.4312 ± 0.0067``, or percent for error rates."""
+    from dpadmm.metrics import spread
+
     percent = is_rate and "error" in name
     scale, unit, digits = (100.0, "%", 2) if percent else (1.0, "", 4)
     mean = f"{np.mean(values) * scale:.{digits}f}"

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,17 +16,16 @@ from rich.text import Text
 from dpadmm.cli.columns import columns_table, counts_of, show_survey, surveyed
 from dpadmm.cli.ledger import rounded_up
 from dpadmm.cli.screen import say, say_path, table
-from dpadmm.data.batches import column_names
 from dpadmm.data.raw_table import listed, unknown_name
-from dpadmm.drafting import Draft, draft_from_dictionary, draft_from_table, study_text
-from dpadmm.drafting.draft import DraftColumn
 from dpadmm.errors import StudyError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.study import Study, read_study
 from dpadmm.study_check import study_problems
-from dpadmm.study_schema import study_schema
 from dpadmm.toml_file import read_toml
+
+if TYPE_CHECKING:
+    from dpadmm.drafting import Draft
 
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
@@ -79,6 +78,8 @@ def new(
         say(console, "Change it to what you want to ask; then see what it means:")
         say_path(console, f"  dpadmm study show {file}")
         return
+    from dpadmm.drafting import study_text
+
     _check_new(file)
     draft = _without(_drafted(from_table, dictionary, label), by)
     text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}")
@@ -136,6 +137,8 @@ def schema(
 
     Editors find it by the first line of a study: #:schema ./study.schema.json
     """
+    from dpadmm.study_schema import study_schema
+
     text = json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)
@@ -247,6 +250,9 @@ def _say_fine(console: Console, study: Study) -> None:
 
 
 def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
+    from dpadmm.data.batches import column_names
+    from dpadmm.drafting import draft_from_dictionary, draft_from_table
+
     if from_table is not None and dictionary is not None:
         raise StudyError("give either --from TABLE or --from-dictionary DICT.csv, not both")
     if dictionary is not None:
@@ -260,6 +266,8 @@ def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None
 
 def _without(draft: Draft, by: str | None) -> Draft:
     """The draft without the column that says whose a row is."""
+    from dpadmm.drafting.draft import DraftColumn
+
     if by is None:
         return draft
     names = [each.name for each in draft.columns]
