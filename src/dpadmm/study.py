@@ -78,6 +78,11 @@ class Study:
         Where a constant comes from that is not the default: public, assumed, or derived from public data.
     absences : bool
         Whether agents may miss rounds.
+    quorum : int, optional
+        With absences: the least number of sites whose answers make a round; all if not given.
+    deadline : float, optional
+        With absences: seconds after which a round goes on without those that are missing, if there are
+        enough; if not given, sites that are there are waited for.
 
     Examples
     --------
@@ -94,6 +99,8 @@ class Study:
     classes: tuple[Any, ...] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     absences: bool = False
+    quorum: int | None = None
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("name", str), ("training", Mapping), ("provenance", Mapping), ("absences", bool)):
@@ -103,6 +110,7 @@ class Study:
                 )
         if not self.name.strip() or len(self.name) > 200 or not self.name.isprintable():
             raise StudyError("study: give it a name of one line, of at most 200 characters")
+        _check_rounds(self)
         for name in ("training", "provenance"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         if (self.schema is None) != (self.label is None):
@@ -201,7 +209,14 @@ class Study:
             "training": {name: _number(name, getattr(self.settings, name)) for name in TRAINING},
             "provenance": dict(self.provenance),
             "absences": self.absences,
+            **{name: each for name in ("quorum", "deadline") if (each := getattr(self, name)) is not None},
         }
+
+    def quorum_of(self, n_sites: int) -> int:
+        """How many of so many sites must answer a round."""
+        if self.quorum is not None and self.quorum > n_sites:
+            raise StudyError(f"study: quorum = {self.quorum}, but only {n_sites} sites are to take part")
+        return n_sites if self.quorum is None else self.quorum
 
     @cached_property
     def hash(self) -> str:
@@ -250,6 +265,18 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
 def read_study(path: Path) -> Study:
     """A study from its TOML file."""
     return study_from(read_toml(path), str(path))
+
+
+def _check_rounds(study: Study) -> None:
+    quorum, deadline = study.quorum, study.deadline
+    if quorum is not None and (type(quorum) is not int or not 1 <= quorum <= 10**6):
+        raise StudyError(f"study: quorum must be a number of sites, at least 1, not {quorum!r:.60}")
+    if deadline is not None:
+        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0.1 <= deadline <= 1e7:
+            raise StudyError(f"study: deadline must be seconds, from 0.1 to 1e7, not {deadline!r:.60}")
+        object.__setattr__(study, "deadline", float(deadline))
+    if not study.absences and (quorum is not None or deadline is not None):
+        raise StudyError("study: quorum and deadline need absences = true: that sites may miss rounds")
 
 
 def _check_features(features: object) -> None:

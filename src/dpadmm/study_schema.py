@@ -52,6 +52,8 @@ def study_schema() -> dict[str, Any]:
         "training": _training(),
         "provenance": _object({name: {"enum": list(PROVENANCE)} for name in CONSTANTS}),
         "absences": {"type": "boolean"},
+        "quorum": {"type": "integer", "minimum": 1, "maximum": 10**6},
+        "deadline": {"type": "number", "minimum": 0.1, "maximum": 1e7},
     }
     about = _described(Study)
     properties = {name: _with_description(made[name], about.get(name, "")) for name in KEYS}

@@ -1,0 +1,1 @@
+"""Studies across organisations: one aggregator, many sites, and a broker that carries messages."""

@@ -1,0 +1,156 @@
+"""A site's side of its studies, without any network: a message comes in, an answer goes out.
+
+What is said depends on the rows through the guard's answers alone. Reasons stay here, in the owner's log;
+what leaves with a "no" is its code.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from logging import Logger
+from time import monotonic
+
+from dpadmm.agent import Agent
+from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.federation.messages import BadMessage, Kind, Message, digest_of, packed, unpacked
+from dpadmm.privacy.guard import Guard
+from dpadmm.study import Study
+
+OpenGuard = Callable[[], AbstractContextManager[Guard]]
+
+REOPEN_AFTER = 2.0
+"""Seconds before a ledger that failed is opened again."""
+
+
+@dataclass
+class Served:
+    """A study that is answered: its agent, and the last answer, by the digest of its request."""
+
+    study: Study
+    agent: Agent
+    n_rows: int
+    last: tuple[str, bytes] = ("", b"")
+
+
+class Desk:
+    """Answers for the studies that the owner accepted: ``answer(study, data)``; it never raises."""
+
+    def __init__(self, open_guard: OpenGuard, rows_per_person: int, log: Logger) -> None:
+        self._open_guard, self._rows_per_person, self._log = open_guard, rows_per_person, log
+        self._held = ExitStack()
+        self._guard: Guard | None = None
+        self._wanted: dict[str, Study] = {}
+        self._served: dict[str, Served] = {}
+        self._again = 0.0
+        self._one_at_a_time = threading.RLock()
+
+    def open(self) -> None:
+        """Hold the ledger; refused while another process does."""
+        with self._one_at_a_time:
+            self._guard = self._held.enter_context(self._open_guard())
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        with self._one_at_a_time:
+            self._served, self._guard = {}, None
+            self._held.close()
+
+    def accept(self, study: Study) -> Refusal | None:
+        """Answer this study from now on; the reason where that cannot be, which is for the owner."""
+        with self._one_at_a_time:
+            self._wanted[study.hash] = study
+            return self._enrolled(study)
+
+    def leave(self, study: Study) -> None:
+        """Answer it no more, and give back what it reserved."""
+        with self._one_at_a_time:
+            self._wanted.pop(study.hash, None)
+            if self._served.pop(study.hash, None) is not None and self._guard is not None:
+                self._guard.leave(study.hash)
+
+    def rounds(self) -> dict[str, int]:
+        """The last round that was answered, by study."""
+        with self._one_at_a_time:
+            return {name: served.agent.last_round for name, served in self._served.items()}
+
+    def answer(self, study: str, data: bytes) -> bytes | None:
+        """What to say to a message of a study; None for nothing."""
+        with self._one_at_a_time:
+            self._reopened()
+            served = self._served.get(study)
+            if served is None:
+                return _no(study, data, "study-unknown") if study in self._wanted else None
+            digest = digest_of(data)
+            if served.last[0] == digest:
+                return served.last[1]
+            try:
+                said = self._said(served, digest, data)
+            except BadMessage as problem:
+                self._log.warning("%s: a message was refused: %s", _short(study), problem)
+                return _no(study, data, "request-malformed")
+            except Refusal as refusal:
+                self._log.warning("%s: refused (%s): %s", _short(study), refusal.code, refusal)
+                if refusal.code in ("ledger-failed", "ledger-damaged"):
+                    self._give_up(refusal)
+                return _no(study, data, refusal.wire())
+            except Exception:  # whatever it is: nobody outside learns of it
+                self._log.exception("%s: could not be answered", _short(study))
+                return _no(study, data, "release-failed")
+            if said is not None:
+                served.last = (digest, said)
+            return said
+
+    def _said(self, served: Served, digest: str, data: bytes) -> bytes | None:
+        study = served.study
+        asked = unpacked(data, study=study.hash, shape=study.shape, from_site=False)
+        k = self._rows_per_person
+        answer = Message(Kind.PRESENT, study.hash, digest=digest, n_rows=served.n_rows, rows_per_person=k)
+        if asked.kind is Kind.CALL:
+            return packed(answer)
+        if asked.kind is Kind.END or asked.values is None:
+            self._log.info("%s: ended after %d rounds, says the aggregator", _short(study.hash), asked.round)
+            return None
+        upload = served.agent.step(asked.round, asked.values)
+        return packed(answer._replace(kind=Kind.UPLOAD, round=asked.round, values=upload))
+
+    def _enrolled(self, study: Study) -> Refusal | None:
+        if self._guard is None:
+            return Refusal("ledger-closed", "the ledger is not open")
+        try:
+            agent = Agent(self._guard, study)
+            n_rows = self._guard.enrol(study).grid.n_rows
+        except Refusal as refusal:
+            why = f"{refusal} ({refusal.__cause__})" if refusal.__cause__ else str(refusal)
+            self._log.error("%s: not taken part in (%s): %s", _short(study.hash), refusal.code, why)
+            return refusal
+        self._served[study.hash] = Served(study, agent, n_rows)
+        self._log.info("%s: taken part in, %d rounds answered", _short(study.hash), agent.last_round)
+        return None
+
+    def _give_up(self, refusal: Refusal) -> None:
+        self._log.error("the ledger is closed until it can be used again: %s", refusal)
+        self.close()
+        self._again = monotonic() + REOPEN_AFTER
+
+    def _reopened(self) -> None:
+        if self._guard is not None or monotonic() < self._again:
+            return
+        try:
+            self.open()
+        except DpadmmError as problem:
+            self._again = monotonic() + REOPEN_AFTER
+            self._log.error("the ledger cannot be opened: %s", problem)
+            return
+        for study in self._wanted.values():
+            self._enrolled(study)
+
+
+def _no(study: str, data: bytes, code: str) -> bytes:
+    return packed(Message(Kind.REFUSED, study, digest=digest_of(data), code=code))
+
+
+def _short(study: str) -> str:
+    return study[:12]

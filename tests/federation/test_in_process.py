@@ -1,0 +1,154 @@
+"""A study through the messages, the journal and the desks of sites, with nothing but the network left out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cohorts import cohort
+from dpadmm.arrays import Integers
+from dpadmm.assembly import make_method
+from dpadmm.federation.conduct import conduct
+from dpadmm.federation.coordinator import Coordinator
+from dpadmm.federation.desk import Desk
+from dpadmm.federation.journal import Journal
+from dpadmm.federation.messages import Kind, unpacked
+from dpadmm.federation.transport import InProcess
+from dpadmm.losses import LOSSES, Logistic
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy import exact_noise
+from dpadmm.privacy.guard import Guard
+from dpadmm.privacy.ledger import Ledger
+from dpadmm.privacy.noise import ExactNoise
+from dpadmm.privacy.policy import Policy
+from dpadmm.problem import Rows
+from dpadmm.study import Study
+from dpadmm.training import PlannedParticipation, train
+
+SIZES, D, ROUNDS = (7, 40, 300), 5, 6
+NAMES = ("a", "b", "c")
+POLICY = Policy(1e3, 1e-5, frozenset({"dp_admm", "dp_sgd"}), frozenset(LOSSES), ROUNDS, 2)
+LOG = logging.getLogger("test")
+
+
+def study(**more: object) -> Study:
+    training = {"n_rounds": ROUNDS, "noise_multiplier": 3.0, "intercept": False}
+    return Study(name="together", features=tuple("vwxyz"), classes=(-1, 1), training=training, **more)  # type: ignore[arg-type]
+
+
+def seeded(agent: int, round: int):
+    def draw(scale: int, count: int) -> Integers:
+        return np.rint(scale * np.random.default_rng([agent, round]).normal(size=count)).astype(np.int64)
+
+    return draw
+
+
+class Sites:
+    """Three sites with their own rows, guards and ledgers; the noise of each is a function of its round."""
+
+    def __init__(self, folder: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.rows, self.turn, self.away = folder, rows, [0, 0], set[tuple[str, int]]()
+        self.lost: set[tuple[str, int]] = set()
+        self.desks: dict[str, Desk] = {}
+        monkeypatch.setattr(
+            exact_noise, "discrete_gaussian", lambda scale, count: seeded(*self.turn)(scale, count)
+        )
+
+    def start(self, name: str, accepted: Study) -> None:
+        alone = self.rows.agent(NAMES.index(name))
+        own = OwnRows(alone.features[alone.order], alone.labels, Logistic())
+
+        def open_guard():
+            from contextlib import contextmanager
+
+            @contextmanager
+            def opened() -> Iterator[Guard]:
+                with Ledger.open(self.folder / name, cap=POLICY.cap, create=True) as ledger:
+                    yield Guard(POLICY, ledger, lambda study: own)
+
+            return opened()
+
+        if name in self.desks:
+            self.desks[name].close()
+        self.desks[name] = Desk(open_guard, 1, LOG)
+        self.desks[name].open()
+        assert self.desks[name].accept(accepted) is None
+
+    def answers(self, name: str, accepted: Study):
+        def answer(data: bytes) -> bytes | None:
+            message = unpacked(data, study=accepted.hash, shape=accepted.shape, from_site=False)
+            if (name, message.round) in self.away:
+                return None
+            self.turn[:] = [NAMES.index(name), message.round]
+            said = self.desks[name].answer(accepted.hash, data)
+            return None if (name, message.round) in self.lost else said
+
+        return answer
+
+    def transport(self, accepted: Study) -> InProcess:
+        return InProcess({name: self.answers(name, accepted) for name in NAMES})
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return cohort(Logistic(), sizes=SIZES, d=D)
+
+
+@pytest.fixture
+def sites(tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sites]:
+    made = Sites(tmp_path, rows, monkeypatch)
+    yield made
+    for desk in made.desks.values():
+        desk.close()
+
+
+def reference(accepted: Study, rows: Rows, mask: np.ndarray) -> np.ndarray:
+    method, _ = make_method(accepted.settings, accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    history: list[np.ndarray] = []
+    train(
+        method, accepted.problem, rows, n_rounds=ROUNDS, noise=ExactNoise(seeded),
+        participation=PlannedParticipation(mask), observers=[lambda view: history.append(view.consensus.copy())],
+    )  # fmt: skip
+    return np.array(history)
+
+
+def run(accepted: Study, sites: Sites, file: Path) -> list[np.ndarray]:
+    if not file.exists():
+        Journal.begin(file, accepted, NAMES)
+    with Journal.open(file) as journal:
+        asyncio.run(conduct(Coordinator(journal), sites.transport(accepted)))
+        return list(journal.consensus())
+
+
+def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path: Path) -> None:
+    accepted = study()
+    for name in NAMES:
+        sites.start(name, accepted)
+    got = run(accepted, sites, tmp_path / "s" / "journal.sqlite")
+    assert np.array_equal(got, reference(accepted, rows, np.ones((ROUNDS, 3), bool)))
+    with ExitStack() as held:
+        journal = held.enter_context(Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True))
+        assert journal.answered() == dict.fromkeys(NAMES, ROUNDS)
+        assert [event.text for event in journal.events()][-1] == f"done after {ROUNDS} rounds"
+
+
+def test_a_site_that_misses_rounds_and_comes_back(sites: Sites, rows: Rows, tmp_path: Path) -> None:
+    accepted = study(absences=True, quorum=2, deadline=0.1)
+    for name in NAMES:
+        sites.start(name, accepted)
+    sites.away = {("b", 2), ("b", 3), ("c", 5)}
+    mask = np.ones((ROUNDS, 3), bool)
+    mask[[1, 2], 1] = mask[4, 2] = False
+    got = run(accepted, sites, tmp_path / "s" / "journal.sqlite")
+    assert np.array_equal(got, reference(accepted, rows, mask))
+    with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
+        assert journal.answered() == {"a": 6, "b": 4, "c": 5}
+        told = [event.text for event in journal.events()]
+    assert "b: was not there in time for round 2" in told
+    assert "b: is back" in told
