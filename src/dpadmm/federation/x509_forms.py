@@ -1,0 +1,228 @@
+"""The kinds of certificates: authority, broker, aggregator, site. Keys are EC P-256; each may do one thing.
+
+The authority signs certificates of one level (path length 0) and nothing else; the broker's may only serve,
+at its host names; the others may only be clients, named by the e-mail of their user. Of a request nothing is
+taken over but its key: what else it asks for is not read.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+from dpadmm.federation.packages import MissingPackages
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError:
+    raise MissingPackages from None
+
+SKEW = timedelta(hours=1)
+"""Certificates hold from an hour ago, since clocks differ."""
+
+Key = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+
+
+def now_or(moment: datetime | None) -> datetime:
+    """A moment, or this one, in whole seconds as certificates have them."""
+    return (moment or datetime.now(UTC)).replace(microsecond=0)
+
+
+def new_key() -> Key:
+    """A secret key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def new_serial() -> int:
+    """A serial number that nobody can foresee: 127 random bits below a leading one."""
+    return secrets.randbits(127) | 1 << 127
+
+
+def serial_hex(certificate: x509.Certificate) -> str:
+    """A serial number as it stands in names of users."""
+    return f"{certificate.serial_number:x}"
+
+
+def fingerprint_of(thing: x509.Certificate | PublicKey) -> str:
+    """SHA-256 as ``AB:CD:...``, for people to compare: of a whole certificate, or of a public key."""
+    if isinstance(thing, x509.Certificate):
+        digest = thing.fingerprint(hashes.SHA256())
+    else:
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        hashed = hashes.Hash(hashes.SHA256())
+        hashed.update(thing.public_bytes(serialization.Encoding.DER, form))
+        digest = hashed.finalize()
+    return digest.hex(":").upper()
+
+
+def key_pem(key: Key) -> bytes:
+    """A secret key, for a file of mode 0600."""
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def read_key(data: bytes) -> Key | None:
+    """The key in a PEM text, if it is a P-256 key without a password."""
+    try:
+        key = serialization.load_pem_private_key(data, None)
+    except (ValueError, TypeError):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) and _p256(key.public_key()) else None
+
+
+def read_certificate(data: bytes) -> x509.Certificate | None:
+    """The one certificate in a PEM text, if it has a P-256 key."""
+    try:
+        (certificate,) = x509.load_pem_x509_certificates(data)
+        return certificate if public_key_of(certificate) else None
+    except ValueError:
+        return None
+
+
+def public_key_of(signed: x509.Certificate | x509.CertificateSigningRequest) -> PublicKey | None:
+    """The P-256 key that a certificate or request is for; other keys are none."""
+    try:
+        key = signed.public_key()
+    except Exception:  # cryptography has many errors for keys that it does not know
+        return None
+    return key if isinstance(key, ec.EllipticCurvePublicKey) and _p256(key) else None
+
+
+def _p256(key: PublicKey) -> bool:
+    return isinstance(key.curve, ec.SECP256R1)
+
+
+def pem(signed: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
+    """A certificate or request as text."""
+    return signed.public_bytes(serialization.Encoding.PEM)
+
+
+def new_request(key: Key, name: str) -> x509.CertificateSigningRequest:
+    """Ask for a certificate: the name and the key, signed with the key."""
+    return x509.CertificateSigningRequestBuilder().subject_name(_called(name)).sign(key, hashes.SHA256())
+
+
+def common_name(signed: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """What a certificate or request calls itself; empty where it does not."""
+    named = signed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(named[0].value) if len(named) == 1 else ""
+
+
+def user_in(certificate: x509.Certificate) -> str:
+    """The user of the broker that a client's certificate is for; empty where it is for none, or for more."""
+    try:
+        names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        usage = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except (x509.ExtensionNotFound, ValueError):
+        return ""
+    if usage != [ExtendedKeyUsageOID.CLIENT_AUTH] or len(names) != 1:
+        return ""
+    return names[0].value if isinstance(names[0], x509.RFC822Name) else ""
+
+
+def names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    """Whom or what a certificate is for."""
+    return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Does a certificate say that it signs others, and has it signed itself?"""
+    try:
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+    return basic.ca and signed_by(certificate, certificate)
+
+
+def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Has this authority signed this certificate?"""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except Exception:  # a wrong signature, issuer, or kind of signature: each has an error of its own
+        return False
+    return True
+
+
+def authority_certificate(key: Key, *, days: int, now: datetime) -> x509.Certificate:
+    """The certificate that everybody in a federation trusts."""
+    named = _called(f"dpadmm authority {secrets.token_hex(4)}")
+    usage = _usage(key_cert_sign=True, crl_sign=True)
+    return (
+        x509.CertificateBuilder(issuer_name=named, subject_name=named, public_key=key.public_key())
+        .serial_number(new_serial())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def broker_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """Host names and addresses as they stand in the broker's certificate."""
+    names: list[x509.GeneralName] = []
+    for host in hosts:
+        try:
+            names.append(x509.IPAddress(ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return names
+
+
+def leaf_certificate(
+    authority: tuple[x509.Certificate, Key],
+    public_key: PublicKey,
+    *,
+    name: str,
+    names: Sequence[x509.GeneralName],
+    serial: int,
+    days: int,
+    now: datetime,
+    server: bool = False,
+) -> x509.Certificate:
+    """A certificate for the broker (``server``) or a client; it ends with the authority's at the latest."""
+    issuer, key = authority
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+    issuer_key = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return (
+        x509.CertificateBuilder(issuer_name=issuer.subject, subject_name=_called(name), public_key=public_key)
+        .serial_number(serial)
+        .not_valid_before(now - SKEW)
+        .not_valid_after(min(now + timedelta(days=days), issuer.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
