@@ -51,8 +51,8 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._ask(f"{domain}.enable")
 
-    def open(self, page: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
-        """Show a file at a width in CSS pixels and wait until it has loaded."""
+    def open(self, page: Path | str, *, width: int, height: int = 900, dark: bool = False) -> None:
+        """Show a file or an address at a width in CSS pixels and wait until it has loaded."""
         self.events.clear()
         self._ask(
             "Emulation.setDeviceMetricsOverride",
@@ -63,7 +63,7 @@ class Browser:
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._ask("Emulation.setEmulatedMedia", media="", features=scheme)
-        self._ask("Page.navigate", url=page.absolute().as_uri())
+        self._ask("Page.navigate", url=page if isinstance(page, str) else page.absolute().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._read()
 
@@ -96,7 +96,7 @@ class Browser:
     def press(self, key: str) -> None:
         """Press a key, such as Tab."""
         for kind in ("keyDown", "keyUp"):
-            code = {"Tab": 9, "Enter": 13}[key]
+            code = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             self._ask(
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text

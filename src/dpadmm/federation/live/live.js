@@ -1,0 +1,250 @@
+// The page: one connection that tells, and everything it tells put in its place.
+const KEY = "dpadmm-token";
+const token = (() => {
+  const given = new URLSearchParams(location.search).get("token") ?? "";
+  try { sessionStorage.setItem(KEY, given); } catch { /* kept in memory alone */ }
+  history.replaceState(null, "", location.pathname + location.hash);
+  return given;
+})();
+const at = path => `${path}?token=${encodeURIComponent(token)}`;
+
+const chart = new Chart(find("plot"), {
+  readout: find("readout"), summary: find("chart-summary"), details: find("values"), rows: find("values-rows"),
+});
+const page = { told: null, heard: 0, ahead: 0, source: null, ended: false, onlySites: "all", onlyEvents: "all" };
+const rows = new Map(), eventRows = new Map(), siteChips = new Map(), wasState = new Map();
+
+// ---- speaking: changes of state, gathered so that a busy run does not chatter
+const toSay = [];
+let saying = null;
+function say(words) {
+  toSay.push(words);
+  saying ??= setTimeout(() => {
+    saying = null;
+    const all = toSay.splice(0);
+    put(find("spoken"), all.length > 4 ? `${all.slice(-3).join(" ")} And ${all.length - 3} changes more.` : all.join(" "));
+  }, 700);
+}
+
+// ---- the run
+const all = () => page.told.sites ?? [];
+const here = () => all().filter(site => site.state === "present" || site.state === "late").length;
+
+function stateWords({ state, round, rounds_done: done, quorum, study }) {
+  const of = `of ${study.n_rounds}`;
+  if (state === "waiting") {
+    const needed = `${here()} of ${counted(all().length, "site")} here, ${quorum} needed`;
+    return done ? `Waiting for sites after round ${done} ${of}: ${needed}` : `Waiting for sites: ${needed}`;
+  }
+  if (state === "running") return `Running: round ${round} ${of}`;
+  if (state === "done") return `Done: all ${counted(study.n_rounds, "round")}`;
+  if (state === "stopped") return `Stopped after round ${done} ${of}`;
+  return String(state);
+}
+
+function showRun() {
+  const { told } = page, { study } = told, done = told.rounds_done, total = study.n_rounds;
+  put(find("name"), study.name);
+  put(find("hash"), String(study.hash).slice(0, 12));
+  mark(find("hash"), "title", study.hash);
+  put(find("state-words"), stateWords(told));
+  put(find("state-sign"), RUN_SIGNS.get(told.state) ?? "–");
+  mark(find("state"), "data-state", RUN_SIGNS.has(told.state) ? told.state : "");
+  mark(find("bar"), "aria-valuemax", total);
+  mark(find("bar"), "aria-valuenow", done);
+  mark(find("bar"), "aria-valuetext", `${done} of ${total}`);
+  find("bar-fill").style.width = `${Math.min(100, 100 * done / Math.max(1, total))}%`;
+  put(find("rounds"), `${done} of ${total}`);
+  put(find("present"), `${here()} of ${all().length}`);
+  const title = told.state === "running" ? `${done}/${total}` : told.state;
+  if (document.title !== `${title} · ${study.name}`) document.title = `${title} · ${study.name}`;
+  if (wasState.get("run") !== told.state) {
+    if (wasState.has("run")) say(`${stateWords(told)}.`);
+    wasState.set("run", told.state);
+  }
+  chart.update(told.changes ?? [], total);
+  const [d, p] = study.shape ?? [];
+  facts([
+    ["Method", study.method], ["Loss", study.loss], ["Parameters", isNumber(d) && isNumber(p) ? (p > 1 ? `${d} × ${p}` : d) : "–"], ["Rounds", total],
+    ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", number(study.noise_multiplier)],
+    ["Quorum", `${told.quorum} of ${all().length}`],
+    ["Median round", isNumber(told.median_seconds) ? (told.median_seconds < 1 ? `${number(told.median_seconds * 1000)} ms` : `${number(told.median_seconds)} s`) : "–"],
+  ]);
+}
+
+function facts(pairs) {
+  const list = find("facts");
+  if (list.childElementCount !== pairs.length)
+    list.replaceChildren(...pairs.map(([name]) => make("div", "", make("dt", "", name), make("dd"))));
+  pairs.forEach(([, value], i) => put(list.children[i].lastChild, value ?? "–"));
+}
+
+function showTimes() { // what goes on between two messages
+  const { told } = page;
+  if (!told) return;
+  const gone = (performance.now() - page.heard) / 1000, live = told.state === "running" || told.state === "waiting";
+  const left = base => (live && isNumber(base) ? Math.max(0, base - gone) : null);
+  put(find("left"), isNumber(left(told.seconds_left)) ? `about ${duration(left(told.seconds_left))}` : "–");
+  put(find("deadline"), duration(left(told.deadline_in)));
+  for (const site of all()) {
+    const row = rows.get(site.name);
+    if (row) put(row.seen, ago(site.last_seen, Date.now() + page.ahead));
+  }
+}
+
+// ---- sites
+function newRow(name) {
+  const cell = (className, ...inside) => { const td = make("td", className, ...inside); td.setAttribute("role", "cell"); return td; };
+  const row = { sign: make("span", "sign"), word: make("span"), answered: make("span"), spent: make("span"), planned: make("span", "note"), fill: make("span"), seen: make("span") };
+  row.sign.setAttribute("aria-hidden", "true");
+  const head = make("th", "site", name);
+  head.scope = "row";
+  head.setAttribute("role", "rowheader");
+  row.state = cell("state", row.sign, " ", row.word);
+  row.seenCell = cell("seen", row.seen);
+  row.node = make("tr", "", head, row.state, cell("answered", row.answered),
+    cell("epsilon", row.spent, " ", row.planned, make("span", "meter", row.fill)), row.seenCell);
+  row.node.setAttribute("role", "row");
+  return row;
+}
+
+function showSites() {
+  const { told } = page, body = find("site-rows"), planned = told.study.epsilon, tally = new Map([["all", 0]]);
+  const names = new Set(all().map(site => site.name));
+  for (const [name, row] of rows) if (!names.has(name)) { row.node.remove(); rows.delete(name); wasState.delete(`site ${name}`); }
+  all().forEach((site, i) => {
+    let row = rows.get(site.name);
+    if (!row) rows.set(site.name, row = newRow(site.name));
+    if (body.children[i] !== row.node) body.insertBefore(row.node, body.children[i] ?? null);
+    const known = SITE_STATES.has(site.state) ? site.state : "unseen", words = site.code ? `${site.state}: ${site.code}` : String(site.state);
+    put(row.sign, SITE_STATES.get(known));
+    put(row.word, words);
+    if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
+    put(row.answered, `${site.answered} of ${told.study.n_rounds}`);
+    put(row.spent, fixed(site.epsilon));
+    put(row.planned, `of ${number(planned)}`);
+    row.fill.style.width = isNumber(site.epsilon) && planned > 0 ? `${Math.min(100, 100 * site.epsilon / planned)}%` : "0";
+    mark(row.seenCell, "title", site.last_seen ?? "");
+    tally.set("all", tally.get("all") + 1);
+    tally.set(known, (tally.get(known) ?? 0) + 1);
+    row.shown = known;
+    const before = wasState.get(`site ${site.name}`);
+    if (before !== undefined && before !== site.state) say(`${site.name} is ${words}.`);
+    wasState.set(`site ${site.name}`, site.state);
+  });
+  find("no-sites").hidden = all().length > 0;
+  for (const kind of ["all", ...SITE_STATES.keys()]) {
+    const count = tally.get(kind) ?? 0, chip = siteChips.get(kind);
+    chip.node.hidden = count === 0 && kind !== "all" && kind !== "present" && page.onlySites !== kind;
+    put(chip.count, count);
+  }
+  filterSites();
+}
+
+function filterSites() {
+  for (const row of rows.values()) row.node.hidden = page.onlySites !== "all" && row.shown !== page.onlySites;
+  for (const [kind, chip] of siteChips) mark(chip.node, "aria-pressed", kind === page.onlySites);
+}
+
+for (const kind of ["all", ...SITE_STATES.keys()]) {
+  const count = make("span", "", "0"), sign = make("b", kind, SITE_STATES.get(kind) ?? "");
+  sign.setAttribute("aria-hidden", "true");
+  const node = make("button", "", ...(kind === "all" ? [] : [sign, " "]), `${kind[0].toUpperCase()}${kind.slice(1)} `, count);
+  node.type = "button";
+  node.hidden = kind !== "all" && kind !== "present";
+  node.addEventListener("click", () => { page.onlySites = kind; filterSites(); });
+  siteChips.set(kind, { node, count });
+  find("site-filter").append(node);
+}
+
+// ---- events
+function showEvents() {
+  const list = find("event-rows"), events = page.told.events ?? [], now = new Set(events.map(event => event.seq));
+  for (const [seq, row] of eventRows) if (!now.has(seq)) { row.node.remove(); eventRows.delete(seq); }
+  for (const event of events) {
+    if (eventRows.has(event.seq)) continue;
+    const level = LEVELS.has(event.level) ? event.level : "info", sign = make("span", `sign ${level}`, LEVELS.get(level));
+    sign.setAttribute("role", "img");
+    sign.setAttribute("aria-label", level);
+    const time = make("time", "note", clock(event.at));
+    time.dateTime = event.at;
+    time.title = event.at;
+    const row = { calm: level === "info", node: make("li", level, time, sign, make("span", "text", String(event.text))) };
+    eventRows.set(event.seq, row);
+    list.prepend(row.node);
+  }
+  put(find("count-all"), eventRows.size);
+  put(find("count-warnings"), [...eventRows.values()].filter(row => !row.calm).length);
+  filterEvents();
+}
+
+function filterEvents() {
+  let shown = 0;
+  for (const row of eventRows.values()) {
+    row.node.hidden = page.onlyEvents === "warnings" && row.calm;
+    shown += !row.node.hidden;
+  }
+  find("no-events").hidden = shown > 0;
+  put(find("no-events"), page.onlyEvents === "warnings" ? "No warning." : "Nothing yet.");
+  for (const button of find("event-filter").children) mark(button, "aria-pressed", button.dataset.only === page.onlyEvents);
+}
+find("event-filter").addEventListener("click", event => {
+  const button = event.target.closest("button");
+  if (button) { page.onlyEvents = button.dataset.only; filterEvents(); }
+});
+
+// ---- the hash
+find("copy").addEventListener("click", async () => {
+  const button = find("copy");
+  try { await navigator.clipboard.writeText(find("hash").title); put(button, "Copied"); }
+  catch { // no clipboard: the whole hash, selected, to copy by hand
+    put(find("hash"), find("hash").title);
+    getSelection().selectAllChildren(find("hash"));
+    put(button, "Selected");
+  }
+  setTimeout(() => put(button, "Copy"), 2000);
+});
+
+// ---- the line
+function line(kind, words, notice = "") {
+  if (find("line").dataset.line !== kind && kind !== "opening") say(notice || `${words}.`);
+  mark(find("line"), "data-line", kind);
+  put(find("line-words"), words);
+  put(find("lost"), notice);
+  find("lost").hidden = !notice;
+}
+
+function hear(event) {
+  const { at: told, snapshot } = JSON.parse(event.data);
+  Object.assign(page, { told: snapshot, heard: performance.now(), ahead: told * 1000 - Date.now(), ended: false });
+  line("live", "Live");
+  showRun(); showSites(); showEvents(); showTimes();
+}
+
+async function lost() {
+  if (page.ended) return line("ended", "Ended", "The aggregator has stopped serving. What you see is the last it told.");
+  line("lost", "Connection lost", "Connection lost. What you see is the last that was told; trying again.");
+  if (page.source.readyState !== EventSource.CLOSED) return; // it tries again by itself
+  try {
+    if ((await fetch(at("/snapshot"), { method: "HEAD" })).status === 403)
+      line("lost", "Token refused", "The aggregator has a new token. Open the address that it printed.");
+  } catch { /* not there: try again */ }
+  setTimeout(listen, 3000);
+}
+
+function listen() {
+  page.source?.close();
+  const source = page.source = new EventSource(at("/events"));
+  page.news = performance.now();
+  const news = () => { page.news = performance.now(); };
+  source.addEventListener("snapshot", event => { news(); hear(event); });
+  source.addEventListener("beat", () => { news(); if (page.told) line("live", "Live"); });
+  source.addEventListener("trouble", () => { news(); line("lost", "No news", "The aggregator cannot tell its state just now. What you see is the last it told."); });
+  source.addEventListener("bye", () => { page.ended = ["done", "stopped"].includes(page.told?.state); });
+  source.addEventListener("error", lost);
+}
+listen();
+setInterval(() => {
+  showTimes();
+  if (performance.now() - page.news > 30000) { lost(); listen(); } // a line that died in silence
+}, 500);

@@ -1,0 +1,66 @@
+// Numbers, times and states in words, and putting them on the page as text (never as markup).
+const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+const raised = n => (n < 0 ? "⁻" : "") + [...String(Math.abs(n))].map(digit => SUPERSCRIPT[digit]).join("");
+const isNumber = value => typeof value === "number" && Number.isFinite(value);
+
+function number(value, digits = 3) {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value);
+  if (value === 0 || (size >= 1e-3 && size < 1e5)) return String(Number(value.toPrecision(digits)));
+  const [front, power] = value.toExponential(digits - 1).split("e");
+  const shown = String(Number(front));
+  return (shown === "1" ? "" : shown + " × ") + "10" + raised(Number(power));
+}
+
+function fixed(value) { // as many places for every site, so that columns stand still
+  return isNumber(value) ? (Math.abs(value) < 100 ? value.toFixed(3) : number(value)) : "–";
+}
+
+function duration(seconds) {
+  if (!isNumber(seconds)) return "–";
+  const s = Math.max(0, Math.round(seconds)), two = n => String(n).padStart(2, "0");
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${two(s % 60)} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${two(Math.floor(s / 60) % 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor(s / 3600) % 24} h`;
+}
+
+function ago(iso, now) {
+  const then = Date.parse(iso ?? "");
+  if (Number.isNaN(then)) return "never";
+  const s = (now - then) / 1000;
+  if (s < 10) return "just now";
+  if (s < 60) return `${Math.floor(s / 10) * 10} s ago`; // in steps: a column that does not flicker
+  if (s < 3600) return `${Math.floor(s / 60)} min ago`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ago`;
+  return new Date(then).toLocaleDateString(undefined, { day: "numeric", month: "short" });
+}
+
+function clock(iso) {
+  const at = new Date(iso ?? "");
+  return Number.isNaN(at.getTime()) ? "" : at.toLocaleTimeString("en-GB");
+}
+
+const counted = (n, one, many = one + "s") => `${n} ${n === 1 ? one : many}`;
+
+const SITE_STATES = new Map([
+  ["present", "✓"], ["late", "◐"], ["absent", "○"], ["refused", "✗"], ["revoked", "⊘"], ["unseen", "–"],
+]);
+const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["done", "✓"], ["stopped", "■"]]);
+const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);
+
+const find = id => document.getElementById(id);
+function put(node, text) { // only what changed touches the page
+  text = String(text);
+  if (node.textContent !== text) node.textContent = text;
+}
+function mark(node, name, value) {
+  value = String(value);
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+function make(tag, className, ...inside) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  node.append(...inside); // strings become text nodes
+  return node;
+}

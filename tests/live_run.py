@@ -1,0 +1,96 @@
+"""A run that is only told: snapshots for the live page, as the aggregator would give them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+
+@dataclass
+class LiveRun:
+    """Calling it gives a snapshot; what happens is played by the other methods."""
+
+    n_sites: int = 10
+    n_rounds: int = 100
+    name: str = "Income above 50,000"
+    state: str = "waiting"
+    done: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.sites = [self._site(f"site-{i:02d}") for i in range(1, self.n_sites + 1)]
+
+    def _site(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "state": "unseen",
+            "answered": 0,
+            "epsilon": 0.0,
+            "last_seen": None,
+            "code": None,
+        }
+
+    def arrive(self) -> None:
+        for site in self.sites:
+            site.update(state="present", last_seen=_now())
+        self.say(f"all {self.n_sites} sites are here")
+
+    def play(self, rounds: int) -> None:
+        """So many rounds more, answered by whoever is present; the last one ends the run."""
+        self.state = "running"
+        for _ in range(rounds):
+            self.done += 1
+            for site in self.sites:
+                if site["state"] == "present":
+                    site["answered"] += 1
+                    spent = math.sqrt(site["answered"] / self.n_rounds)
+                    site.update(epsilon=0.9987 * spent, last_seen=_now())
+        if self.done == self.n_rounds:
+            self.state = "done"
+            self.say("the study is done")
+
+    def turn(self, index: int, state: str, *, code: str | None = None, ago: float = 0.0) -> None:
+        """A site changes its state."""
+        site = self.sites[index]
+        site.update(state=state, code=code, last_seen=_now(ago))
+        self.say(f"{site['name']} is {state}", "info" if state == "present" else "warning")
+
+    def say(self, text: str, level: str = "info") -> None:
+        self.events.append({"seq": len(self.events) + 1, "at": _now(), "level": level, "text": text})
+
+    def changes(self) -> list[float]:
+        return [2.0 / k * (1.0 + 0.5 * math.sin(12.9898 * k * k)) + 0.004 for k in range(1, self.done + 1)]
+
+    def __call__(self) -> dict[str, Any]:
+        self.asked += 1
+        running = self.state == "running"
+        return {
+            "study": {
+                "name": self.name,
+                "hash": "0123456789abcdef" * 4,
+                "method": "dp_admm",
+                "loss": "logistic",
+                "n_rounds": self.n_rounds,
+                "epsilon": 1.0,
+                "delta": 1e-5,
+                "noise_multiplier": 41.7,
+                "shape": [104, 1],
+            },
+            "state": self.state,
+            "round": self.done + 1 if running else self.done,
+            "rounds_done": self.done,
+            "deadline_in": 27.0 if running else None,
+            "quorum": max(1, self.n_sites * 7 // 10),
+            "median_seconds": 0.043 if self.done else None,
+            "seconds_left": 0.7 * (self.n_rounds - self.done) if running else None,
+            "sites": [dict(site) for site in self.sites],
+            "changes": self.changes(),
+            "events": list(self.events[-200:]),
+        }
+
+
+def _now(ago: float = 0.0) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
