@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 ENTRIES_PER_BLOCK = 2**17
 """An agent with more feature entries than this is cut into several blocks."""
 
+SMALL = 2**20
+"""Agents of at most so many feature entries, ``m·d``, are summed without the compiler by ``guarded_sums``."""
+
 # --- cutting -----------------------------------------------------------------------------------------------
 
 
@@ -135,6 +138,26 @@ def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
     return portions(rows.features, (blocks[2] - blocks[1]) * row_bytes)
 
 
+def guarded_sums(
+    rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float
+) -> Floats:
+    """``Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound)`` of every agent, (n, d, p): what exact noise is added to.
+
+    Small agents, by ``m_i·d``, which is public, are summed in plain NumPy: it takes milliseconds, and a site
+    that serves no other needs no compiler. An agent alone and in a cohort has the same sum, to the last bit.
+    """
+    agents = np.arange(rows.n_agents) if active is None else active
+    small = rows.n_rows[agents] * rows.n_features <= SMALL
+    out = np.zeros(points.shape)
+    if not small.all():
+        means = gradient(rows, points, loss, agents[~small], bound=bound)
+        for i in agents[~small]:
+            out[i] = means[i] * rows.n_rows[i]
+    for i in agents[small]:
+        out[i] = _plain_sum(rows, int(i), points[i], loss, bound)
+    return out
+
+
 def reference_gradient(
     rows: Rows,
     points: Floats,
@@ -143,19 +166,33 @@ def reference_gradient(
     *,
     bound: float | None = None,
 ) -> Floats:
-    """The same as ``gradient`` in plain NumPy: all scores, all slopes, then all sums."""
+    """The same as ``gradient`` in plain NumPy."""
     bound = loss.lipschitz if bound is None else bound
-    agents = range(rows.n_agents) if active is None else active
-    parts = [rows.features[rows.order[rows.offsets[i] : rows.offsets[i + 1]]] for i in agents]
-    labels = [rows.labels[rows.offsets[i] : rows.offsets[i + 1]] for i in agents]
-    norms = [rows.norms[rows.offsets[i] : rows.offsets[i + 1]] for i in agents]
     out = np.zeros(points.shape)
-    with np.errstate(over="ignore", invalid="ignore"):  # far out, scores overflow; the clipping sees to it
-        all_scores = [np.asarray(part @ points[i]) for i, part in zip(agents, parts, strict=True)]
-        all_slopes = [slopes(loss, b, s) for b, s in zip(labels, all_scores, strict=True)]
-    for i, part, slope, norm in zip(agents, parts, all_slopes, norms, strict=True):
-        out[i] = (part.T @ _clipped(slope, norm, bound)) / max(len(slope), 1)
+    for i in range(rows.n_agents) if active is None else active:
+        out[i] = _plain_sum(rows, int(i), points[i], loss, bound) / max(int(rows.n_rows[i]), 1)
     return out
+
+
+def _plain_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) -> Floats:
+    """The sum of an agent's clipped gradients in NumPy, some rows at a time.
+
+    No BLAS: its sums depend on the number of threads.
+    """
+    first, last = int(rows.offsets[agent]), int(rows.offsets[agent + 1])
+    step, total = max(1, ENTRIES_PER_BLOCK // rows.n_features), np.zeros(point.shape)
+    is_sparse = isinstance(rows.features, csr_array)
+    for start in range(first, last, step):
+        some = slice(start, min(start + step, last))
+        part = rows.features[rows.order[some]]
+        part = part if is_sparse else part.astype(np.float64, copy=False)
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # scores overflow far out; clipping sees to it
+            scores = part @ point if is_sparse else np.einsum("ij,jp->ip", part, point)
+            slope = _clipped(slopes(loss, rows.labels[some], np.asarray(scores)), rows.norms[some], bound)
+        total += np.asarray(part.T @ slope) if is_sparse else np.einsum("ij,ip->jp", part, slope)
+    return total
 
 
 def _clipped(slope: Floats, norms: Floats, bound: float) -> Floats:

@@ -42,9 +42,8 @@ class OwnRows:
         return total.hexdigest()
 
     def gradient_sum(self, point: Floats, bound: float) -> Floats:
-        """``Σ_j clip(ℓ'(a_j, b_j, point), bound)``, by the kernel that simulations use."""
-        mean = kernels.gradient(self._rows, point[None], self._loss, bound=bound)[0]
-        return np.asarray(mean * self.n_rows)
+        """``Σ_j clip(ℓ'(a_j, b_j, point), bound)``, by the lines that simulations of exact noise use."""
+        return np.asarray(kernels.guarded_sums(self._rows, point[None], self._loss, bound=bound)[0])
 
     def _parts(self) -> list[np.ndarray]:
         features = self._rows.features

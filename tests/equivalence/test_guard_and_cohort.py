@@ -12,10 +12,11 @@ from scipy.sparse import csr_array
 
 from cases import LOSS_CASES
 from cohorts import cohort
+from dpadmm import kernels
 from dpadmm.agent import Agent
 from dpadmm.arrays import Floats, Integers
 from dpadmm.assembly import make_method
-from dpadmm.losses import LOSSES, Loss
+from dpadmm.losses import LOSSES, Logistic, Loss
 from dpadmm.methods import Round
 from dpadmm.own_rows import OwnRows
 from dpadmm.privacy import exact_noise
@@ -118,3 +119,12 @@ def test_guards_and_cohort_upload_the_same_bits(
                 assert np.array_equal(agents[i].step(k, consensus), uploads[i])
             assert np.array_equal(uploads, expected[k - 1])
             consensus = aggregate(uploads, consensus=consensus, problem=study.problem)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("small", [0, 250], ids=["all compiled", "some compiled"])
+def test_agents_that_are_too_large_for_plain_sums(
+    small: int, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "SMALL", small)
+    test_guards_and_cohort_upload_the_same_bits(Logistic(), "dp_admm", "some", sparse, tmp_path, monkeypatch)

@@ -18,7 +18,7 @@ from dpadmm.federation.conduct import conduct
 from dpadmm.federation.coordinator import Coordinator
 from dpadmm.federation.desk import Desk
 from dpadmm.federation.journal import Journal
-from dpadmm.federation.messages import Kind, unpacked
+from dpadmm.federation.messages import unpacked
 from dpadmm.federation.transport import InProcess
 from dpadmm.losses import LOSSES, Logistic
 from dpadmm.own_rows import OwnRows
@@ -113,7 +113,8 @@ def reference(accepted: Study, rows: Rows, mask: np.ndarray) -> np.ndarray:
     history: list[np.ndarray] = []
     train(
         method, accepted.problem, rows, n_rounds=ROUNDS, noise=ExactNoise(seeded),
-        participation=PlannedParticipation(mask), observers=[lambda view: history.append(view.consensus.copy())],
+        participation=PlannedParticipation(mask),
+        observers=[lambda view: history.append(view.consensus.copy())],
     )  # fmt: skip
     return np.array(history)
 

@@ -47,9 +47,13 @@ class GradientsWanted:
     round: int
     active: Integers | None = None
 
-    def clean(self, *, bound: float | None = None) -> Floats:
-        """The mean gradients without noise (n, d, p), of rows that are clipped to ``bound`` (None: c1)."""
-        return kernels.gradient(self.rows, self.points, self.loss, self.active, bound=bound)
+    def clean(self) -> Floats:
+        """The mean gradients without noise (n, d, p), of rows that are clipped to c1."""
+        return kernels.gradient(self.rows, self.points, self.loss, self.active)
+
+    def sums(self, *, bound: float) -> Floats:
+        """The sums of gradients without noise (n, d, p), of rows that are clipped to ``bound``."""
+        return kernels.guarded_sums(self.rows, self.points, self.loss, self.active, bound=bound)
 
 
 class Noise(Protocol):
@@ -125,11 +129,11 @@ class ExactNoise:
 
     def mean_gradients(self, wanted: GradientsWanted) -> Floats:
         rows, c1, n_weights = wanted.rows, wanted.loss.lipschitz, wanted.points[0].size
-        gradients, out = wanted.clean(bound=Grid(c1, n_weights, 1).row_bound), np.zeros(wanted.points.shape)
+        sums, out = wanted.sums(bound=Grid(c1, n_weights, 1).row_bound), np.zeros(wanted.points.shape)
         for i in range(rows.n_agents) if wanted.active is None else wanted.active.tolist():
             grid, z = Grid(c1, n_weights, int(rows.n_rows[i])), float(wanted.noise_multiplier[i])
             draw = self.source(i, wanted.round) if self.source else None
-            out[i] = as_mean(release_sum(gradients[i] * rows.n_rows[i], grid, z, draw=draw), grid)
+            out[i] = as_mean(release_sum(sums[i], grid, z, draw=draw), grid)
         return out
 
 
