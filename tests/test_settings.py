@@ -96,7 +96,7 @@ def test_bad_names(name: str, bad: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "typed", "meant"),
     [
-        ("loss", "logistc", "logistic"), ("regularizer", "l3", "l2"), ("method", "dpadmm", "dp_admm"),
+        ("loss", "logistc", "logistic"), ("regularizer", "L2", "l2"), ("method", "dpadmm", "dp_admm"),
         ("partition", "group", "groups"), ("average", "tails", "tail"), ("calibration", "exakt", "exact"),
     ],
 )  # fmt: skip

@@ -5,7 +5,6 @@ Settings are public: none of them is read off the rows.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -15,6 +14,7 @@ import numpy as np
 
 from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
+from dpadmm.near_names import near_name
 from dpadmm.problem import Problem
 from dpadmm.regularizers import REGULARIZERS, ElasticNet, Regularizer
 from dpadmm.training import AVERAGES, AverageName, StopWhenStill
@@ -66,7 +66,7 @@ class Settings:
     reg_share : float
         λ/n: weight of the regularizer beside the mean loss.
     intercept : bool
-        Add a constant column (rows are scaled by √½ to keep norm ≤ 1).
+        Add a constant column (0.28, and rows are scaled by 0.96 to keep norm ≤ 1).
     clip_rows : bool
         Shorten rows with L2 norm > 1 instead of refusing them.
     epsilon : float or sequence of float, optional
@@ -263,8 +263,8 @@ def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """'did you mean ...?' or the list of what there is."""
     known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    near = near_name(name, known)
+    return f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
 
 
 def _plain(value: object) -> object:

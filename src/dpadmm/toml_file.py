@@ -8,11 +8,20 @@ from typing import Any
 
 from dpadmm.errors import StudyError
 
+MOST_BYTES = 4_000_000
+"""Some 50,000 columns; what is larger is refused unread, since to parse it would take a minute."""
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The table that a TOML file holds."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise StudyError(
+                f"{path}: larger than {MOST_BYTES // 10**6} MB, which no such file is; was another file meant?"
+            )
+        table = tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
         _check_numbers(table)
         return table
     except FileNotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from scipy.sparse import csr_array
 
 from dpadmm.arrays import Features
 from dpadmm.errors import StudyError
+from dpadmm.near_names import near_name
 
 _BLOCK_CELLS = 1 << 20
 
@@ -71,10 +71,10 @@ def first_nonfinite(features: Features) -> tuple[int, int] | None:
 
 def unknown_name(kind: str, name: str, known: Sequence[str], where: object) -> StudyError:
     """The error for a column or array that the file does not have, with the nearest name that it has."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = near_name(name, known)
     return StudyError(
         f"{where} has no {kind} {name!r}: "
-        + (f"did you mean {near[0]!r}?" if near else f"it has {listed(known)}")
+        + (f"did you mean {near!r}?" if near else f"it has {listed(known)}")
     )
 
 

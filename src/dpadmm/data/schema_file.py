@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -10,6 +9,7 @@ from typing import Any
 
 from dpadmm.data.schema import KINDS, Column, Label, Schema
 from dpadmm.errors import StudyError
+from dpadmm.near_names import near_name
 
 IDENTIFIER = re.compile(
     r"(?:.*[_\s.-])?(?:id|uuid|guid|ssn|iban|email|e-mail|phone|telephone|passport|surname|firstname|lastname)s?",
@@ -166,8 +166,8 @@ def _check_mark(where: str, mark: str, table: Mapping[str, Any]) -> None:
 def _known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for name in table:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            near = near_name(name, known)
+            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
             raise StudyError(f"{where}: unknown name {name!r}; {hint}")
 
 
