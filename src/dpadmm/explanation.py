@@ -17,6 +17,7 @@ import numpy as np
 
 from dpadmm.arrays import Floats
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT
 from dpadmm.linear_parts import units
 from dpadmm.model import Model
 from dpadmm.study import Study
@@ -126,7 +127,7 @@ class _Term(NamedTuple):
 def explain(model: Model) -> Explanation:
     """The coefficients of a model, in its columns' and its label's units; nothing of any row is needed."""
     schema = model.schema or Schema(tuple(map(Plain, model.feature_names or _numbered(model))), row_norm=1.0)
-    half = math.sqrt(0.5) if model.intercept else 1.0
+    share = BESIDE_INTERCEPT if model.intercept else 1.0
     scale, shift = units(model) if model.task == "regression" else (1.0, 0.0)
     terms: list[_Term] = []
     constant = np.zeros(len(model.weights))
@@ -134,12 +135,12 @@ def explain(model: Model) -> Explanation:
         terms += _terms(column, first)
         constant[first : first + len(column.features)] = _offset(column) / schema.scale
     if model.intercept:
-        constant[-1] = 1.0
+        constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
     outputs, names = _outputs(model)
     unknown, wobble = _wobble(model)
 
     def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0) -> Iterator[Coefficient]:
-        rows = rows * (half * scale)
+        rows = rows * (share * scale)
         values = rows @ model.weights @ outputs.T + shift
         for h, mixture in enumerate(outputs):
             spreads = [None] * len(rows) if wobble is None else wobble.std_of(np.kron(rows, mixture)).tolist()

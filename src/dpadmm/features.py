@@ -15,6 +15,12 @@ from dpadmm.paging import row_portions
 NORM_SLACK = 1e-6
 """Rows may exceed norm 1 by this much (float32 rounding); their gradients are clipped to c1 all the same."""
 
+INTERCEPT, BESIDE_INTERCEPT = 0.28, 0.96
+"""The constant column's value, and what all other features are multiplied by: their squares add up to 1.
+
+Rows seldom come near their bound, the constant always does: with an equal share for both, noise and steps are
+made for the constant, and features learn slowly (docs/decisions/0011)."""
+
 
 def as_matrix(features: Features) -> Features:
     """Two-dimensional, C-contiguous or canonical CSR, float32 or float64; anything else is converted once."""
@@ -99,19 +105,19 @@ def clip_rows(features: Features) -> Features:
 
 
 def with_intercept(features: Features) -> Features:
-    """Append a constant column and scale, so that rows of norm ≤ 1 keep it: ``[a, 1] / √2``.
+    """Append a constant column and scale, so that rows of norm ≤ 1 keep it: ``[0.96·a, 0.28]``.
 
     Examples
     --------
     >>> with_intercept(np.array([[1.0, 0.0]])).round(3).tolist()
-    [[0.707, 0.0, 0.707]]
+    [[0.96, 0.0, 0.28]]
     """
     features = as_matrix(features)
-    half = features.dtype.type(np.sqrt(0.5))
-    column = np.full((features.shape[0], 1), half, dtype=features.dtype)
+    share = features.dtype.type(BESIDE_INTERCEPT)
+    column = np.full((features.shape[0], 1), INTERCEPT, dtype=features.dtype)
     if isinstance(features, csr_array):
-        return csr_array(hstack([features * half, csr_array(column)]))
-    return np.hstack([features * half, column])
+        return csr_array(hstack([features * share, csr_array(column)]))
+    return np.hstack([features * share, column])
 
 
 def _count(rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> str:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpadmm.arrays import Floats
+from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT
 
 if TYPE_CHECKING:
     from dpadmm.model import Model
 
 
 def split(model: Model) -> tuple[Floats, Floats]:
-    """Coefficients (p, features) and constants (p,): rows were ``[a, 1]/√2`` where there is an intercept."""
+    """Coefficients (p, features) and constants (p,); with an intercept rows were ``[0.96·a, 0.28]``."""
     if not model.intercept:
         return np.ascontiguousarray(model.weights.T), np.zeros(model.weights.shape[1])
-    half = np.sqrt(0.5)
-    return np.ascontiguousarray(model.weights[:-1].T) * half, model.weights[-1] * half
+    return np.ascontiguousarray(model.weights[:-1].T) * BESIDE_INTERCEPT, model.weights[-1] * INTERCEPT
 
 
 def units(model: Model) -> tuple[float, float]:

@@ -40,8 +40,8 @@ def test_C_means_what_it_means_in_logistic_regression(C: float, how: str) -> Non
     scaling: dict[str, Any] = {"data_norm": NORM}
     if how == "bounds":  # C is for rows that are mapped to [−1, 1]
         scaling, rows = {"bounds": (-2.0, 2.0)}, X / 2.0
-    if how == "intercept":  # it is penalised, as the weight of a constant column of the size of data_norm
-        rows = np.column_stack([X, np.full(len(X), NORM)])
+    if how == "intercept":  # it is penalised, as the weight of a constant column of 0.28/0.96 of data_norm
+        rows = np.column_stack([X, np.full(len(X), 0.28 / 0.96 * NORM)])
     oracle = LogisticRegression(C=C, fit_intercept=False, tol=1e-8, max_iter=1000).fit(rows, y)
     model = DPADMMClassifier(
         LOUD, C=C, fit_intercept=how == "intercept", max_iter=1500, random_state=0, classes=classes, **scaling
@@ -49,7 +49,7 @@ def test_C_means_what_it_means_in_logistic_regression(C: float, how: str) -> Non
     scores = oracle.decision_function(rows)
     assert_allclose(model.decision_function(X), scores, atol=0.02 * np.abs(scores).max())
     if how == "intercept":
-        assert model.intercept_ == pytest.approx(NORM * oracle.coef_[:, -1], rel=0.02)
+        assert model.intercept_ == pytest.approx(0.28 / 0.96 * NORM * oracle.coef_[:, -1], rel=0.02)
 
 
 @SEEDED

@@ -20,11 +20,11 @@ from dpadmm.data.cells import as_numbers, codes_of
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.errors import DataError
+from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT
 
 Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 ONE = np.float32(1.0)
-HALF = np.float32(np.sqrt(0.5))
 HUGE = 1e18
 """Plain numbers beyond are taken to be this: their rows are shortened to 1 anyway."""
 
@@ -60,8 +60,9 @@ class Report:
 class Encoder:
     """Encodes batches of a table; ``report`` counts.
 
-    With an intercept rows are ``[a, 1]/√2``, as :func:`dpadmm.features.with_intercept` makes them. ``total``
-    leaves no cell without a meaning: what is no number is missing, and a plain number that is missing is 0.
+    With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.features.with_intercept` makes them.
+    ``total`` leaves no cell without a meaning: what is no number is missing, and a missing plain number
+    is 0.
 
     Examples
     --------
@@ -120,8 +121,8 @@ class _Dense:
     def finish(self) -> Features:
         _shorten(self._out, self._squares)
         if self._intercept:
-            self._out *= HALF
-            self._out[:, -1] = HALF
+            self._out *= np.float32(BESIDE_INTERCEPT)
+            self._out[:, -1] = INTERCEPT
         return self._out
 
 
@@ -145,8 +146,8 @@ class _Sparse:
     def finish(self) -> Features:
         _shorten(self._values, self._squares)
         if self._intercept:
-            self._values *= HALF
-            self._values[:, -1] = HALF
+            self._values *= np.float32(BESIDE_INTERCEPT)
+            self._values[:, -1] = INTERCEPT
         n, stored = self._values.shape
         pointers = np.arange(0, n * stored + 1, stored)
         return compact_csr(self._values.ravel(), self._places.ravel(), pointers, self._shape)

@@ -31,10 +31,10 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
 
     Minimises, with m rows, what :class:`sklearn.linear_model.LogisticRegression` does:
     ``mean loss + (l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)/(C·m)``, with two differences: the intercept is
-    penalised too, as the weight of a constant column of value ``data_norm``, and with groups every agent
+    penalised too, as the weight of a constant column of 0.29 times ``data_norm``, and with groups every agent
     counts the same, whatever the number of its rows. w is in the units of X (of X mapped to [−1, 1] where
     ``bounds`` are given). The paper's λ/n, that is ``reg_share`` elsewhere in dpadmm, is
-    ``1/(2·C·m·data_norm²)`` for the L2 penalty with an intercept, and twice that without.
+    ``0.92/(C·m·data_norm²)`` for the L2 penalty with an intercept, and ``1/(C·m·data_norm²)`` without.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     max_iter : int
         Rounds. More of them share the same ε: each has more noise.
     rho, weight_radius : float
-        ADMM's penalty, and a public guess of the norm of the scaled weights (about ``√2·data_norm`` times
+        ADMM's penalty, and a public guess of the norm of the scaled weights (about ``data_norm`` times
         that of ``coef_``): both shape the steps and not the privacy.
     random_state : None, int or RandomState
         None: exact noise from the operating system. A number: simulated noise, the same in every fit, for

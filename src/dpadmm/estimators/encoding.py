@@ -1,6 +1,6 @@
 """From rows in any units to rows of norm ≤ 1 and back, by public constants; each row on its own.
 
-``a = (clamp(x) − centre)/half/norm``. With weights w for ``[a, 1]·√½`` (see
+``a = (clamp(x) − centre)/half/norm``. With weights w for ``[0.96·a, 0.28]`` (see
 :func:`dpadmm.features.with_intercept`) the score of a row that is not clipped is ``coef·x + intercept``.
 """
 
@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError, StudyError
-from dpadmm.features import as_matrix, row_norms
+from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,13 @@ class Encoding:
 
     def scale(self, intercept: bool) -> float:
         """What a row's numbers are multiplied by, after the bounds."""
-        return (float(np.sqrt(0.5)) if intercept else 1.0) / self.norm
+        return (BESIDE_INTERCEPT if intercept else 1.0) / self.norm
 
     def coefficients(self, weights: Floats, intercept: bool) -> tuple[Floats, Floats]:
         """Weights (d or d + 1, p) in the units of the rows as they came: (p, d), and the intercept's (p,)."""
         d = len(self.half)
         coef = weights[:d].T * self.scale(intercept) / self.half
-        constant = weights[d] * np.sqrt(0.5) if intercept else np.zeros(weights.shape[1])
+        constant = weights[d] * INTERCEPT if intercept else np.zeros(weights.shape[1])
         return coef, constant - coef @ self.centre
 
 

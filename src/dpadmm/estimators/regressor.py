@@ -24,7 +24,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     ``mean of ½(y − ŷ)² + alpha/m·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)``, except that the weight of the
     constant column is penalised too and that with groups every agent counts the same. w is in the units of X
     and y (of X mapped to [−1, 1] where ``bounds`` are given). The paper's λ/n, ``reg_share`` elsewhere in
-    dpadmm, is ``alpha/(2·m·data_norm²)`` for the L2 penalty with an intercept, and twice that without.
+    dpadmm, is ``0.92·alpha/(m·data_norm²)`` for the L2 penalty with an intercept, and ``alpha/(m·data_norm²)`` without.
 
     Parameters
     ----------

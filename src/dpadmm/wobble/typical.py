@@ -13,6 +13,7 @@ from scipy.special import expit
 
 from dpadmm.arrays import Floats
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.features import with_intercept
 from dpadmm.losses.base import Loss, slopes
 from dpadmm.study import Study
 from dpadmm.wobble.recursion import Recursion
@@ -118,7 +119,7 @@ def typical_rows(study: Study, rng: np.random.Generator) -> Floats:
         rows = _of_schema(study.schema, hidden, rng)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
     if study.settings.intercept:
-        rows = np.column_stack([rows, np.ones(N_ROWS)]) * np.sqrt(0.5)
+        rows = np.asarray(with_intercept(rows))
     return rows
 
 
