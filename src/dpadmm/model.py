@@ -26,6 +26,7 @@ from dpadmm.linear_parts import units
 from dpadmm.losses.base import Task
 from dpadmm.model_file import BROKEN, FORMATS, damaged, read_model, write_model
 from dpadmm.model_file import FORMAT as FORMAT
+from dpadmm.model_line import in_a_line
 from dpadmm.model_tables import Scorer, batches_of, is_table, score_file
 from dpadmm.version import VERSION
 
@@ -44,7 +45,7 @@ class Predicted(NamedTuple):
     kept: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """Weights and what is needed to use them.
 
@@ -95,6 +96,9 @@ class Model:
     statement: Mapping[str, Any] = field(default_factory=dict)
     history: Floats = field(default_factory=lambda: np.empty((0, 0, 0)))
     version: str = VERSION
+
+    def __repr__(self) -> str:
+        return in_a_line(self)
 
     @property
     def study_hash(self) -> str:
