@@ -268,3 +268,15 @@ def test_a_mistake_in_a_dictionary_is_a_sentence(old: str, new: str, words: str,
     with pytest.raises(DpadmmError, match=words) as refused:
         study_text(draft_from_dictionary(path), "x")
     assert "\n" not in str(refused.value)
+
+
+def test_the_weight_radius_of_classes_grows_with_the_columns_and_that_of_numbers_stays() -> None:
+    columns = tuple(DraftColumn(f"x{j}", {"kind": "boolean"}) for j in range(9))
+    columns += (DraftColumn("name", None, "left out"),)
+    found = {
+        len(label.get("classes", ())): study_from(
+            tomllib.loads(study_text(Draft(columns, {"column": "y", **label}, "t.csv"), "x"))
+        ).settings.weight_radius
+        for label in ({"classes": ("a", "b")}, {"classes": ("a", "b", "c")}, {"bounds": (0, 1)})
+    }
+    assert found == {2: 30.0, 3: 30.0, 0: 10.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from dpadmm.study import TRAINING
 
 CONFIRM = "# confirm: public?"
 WIDTH = 100
+RADIUS = 10.0
+"""Norm of the best weights of a classifier for features of size 1, assumed (docs/decisions/0011)."""
 
 
 def study_text(draft: Draft, name: str) -> str:
@@ -86,6 +89,8 @@ def _training(draft: Draft) -> Iterator[str]:
     n_classes = len(draft.label.get("classes", ()))
     loss = {0: "squared", 2: "logistic"}.get(n_classes, "softmax")
     section = re.sub(r'(?m)^loss = "\w+" *', f'loss = "{loss}"'.ljust(23), section)
+    if n_classes:
+        section = re.sub(r"(?m)^weight_radius = [0-9.]+ *", _radius(draft).ljust(23), section)
     training, _, provenance = section.partition("\n[provenance]")
     said = tomllib.loads(training)["training"]
     default = {each.name: each.default for each in fields(Settings)}
@@ -95,6 +100,15 @@ def _training(draft: Draft) -> Iterator[str]:
         if name not in said and default[name] is not None:
             yield f"# {name} = {_value(default[name])}"
     yield f"\n[provenance]{provenance}"
+
+
+def _radius(draft: Draft) -> str:
+    """``10·√columns``: rows are divided by √columns, so the best weights grow with it. Public, as columns are.
+
+    Numbers keep the template's: their labels are scaled to −1 … 1, and so are the weights that tell them.
+    """
+    n_columns = sum(each.about is not None for each in draft.columns)
+    return f"weight_radius = {RADIUS * math.sqrt(n_columns):.1f}"
 
 
 def _commented(comment: str) -> list[str]:
