@@ -67,7 +67,7 @@ class Chart {
   draw() {
     const width = this.box.clientWidth, height = this.box.clientHeight, narrow = width < 480;
     if (!width) return;
-    const left = 52, right = width - 14, top = 12, bottom = height - 40;
+    const left = 52, right = width - 20, top = 12, bottom = height - 40;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const values = this.points.map(point => point[1]);
     const [low, high] = values.length ? Chart.around(Chart.least(values), Chart.most(values)) : [0.1, 1];
@@ -101,14 +101,14 @@ class Chart {
   }
 
   line(x, y) { // where points crowd, the median of each stretch, inside a band from least to most
-    const stretches = [], apart = 3;
+    const stretches = [], crowded = this.points.length > 40 && x(this.points[1][0]) - x(this.points[0][0]) < 2, apart = 6;
     for (const [round, value] of this.points) {
       const at = Math.floor(x(round) / apart);
       if (stretches.at(-1)?.at === at) stretches.at(-1).values.push(value);
       else stretches.push({ at, x: x(round), values: [value] });
     }
-    const crowded = this.points.length > 1.5 * stretches.length, place = (px, v) => `${px.toFixed(1)} ${y(v).toFixed(1)}`;
-    const middle = s => [...s.values].sort((a, b) => a - b)[s.values.length >> 1];
+    const place = (px, v) => `${px.toFixed(1)} ${y(v).toFixed(1)}`;
+    const middle = s => { const v = [...s.values].sort((a, b) => a - b), h = v.length >> 1; return v.length % 2 ? v[h] : Math.sqrt(v[h - 1] * v[h]); };
     this.curve.setAttribute("d", crowded
       ? "M" + stretches.map(s => place(s.x, middle(s))).join("L")
       : this.points.length ? "M" + this.points.map(([round, value]) => place(x(round), value)).join("L") : "");
@@ -119,7 +119,7 @@ class Chart {
 
   tell(x, y, top, bottom) {
     const last = this.points.length - 1, at = this.at ?? last, point = this.points[at];
-    this.svg.classList.toggle("empty", !point);
+    this.svg.classList.toggle("bare", !point);
     mark(this.box, "aria-valuemin", this.points[0]?.[0] ?? 0);
     mark(this.box, "aria-valuemax", this.points[last]?.[0] ?? 0);
     if (!point) return;

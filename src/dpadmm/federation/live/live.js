@@ -28,7 +28,7 @@ function say(words) {
 
 // ---- the run
 const all = () => page.told.sites ?? [];
-const here = () => all().filter(site => site.state === "present" || site.state === "late").length;
+const here = () => all().filter(site => site.state === "present").length;
 
 function stateWords({ state, round, rounds_done: done, quorum, study }) {
   const of = `of ${study.n_rounds}`;
@@ -56,6 +56,8 @@ function showRun() {
   find("bar-fill").style.width = `${Math.min(100, 100 * done / Math.max(1, total))}%`;
   put(find("rounds"), `${done} of ${total}`);
   put(find("present"), `${here()} of ${all().length}`);
+  put(find("pace"), isNumber(told.median_seconds) ? `${pace(told.median_seconds)} per round` : "");
+  put(find("needed"), isNumber(told.quorum) ? `${told.quorum} needed` : "");
   const title = told.state === "running" ? `${done}/${total}` : told.state;
   if (document.title !== `${title} · ${study.name}`) document.title = `${title} · ${study.name}`;
   if (wasState.get("run") !== told.state) {
@@ -68,7 +70,7 @@ function showRun() {
     ["Method", study.method], ["Loss", study.loss], ["Parameters", isNumber(d) && isNumber(p) ? (p > 1 ? `${d} × ${p}` : d) : "–"], ["Rounds", total],
     ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", number(study.noise_multiplier)],
     ["Quorum", `${told.quorum} of ${all().length}`],
-    ["Median round", isNumber(told.median_seconds) ? (told.median_seconds < 1 ? `${number(told.median_seconds * 1000)} ms` : `${number(told.median_seconds)} s`) : "–"],
+    ["Median round", pace(told.median_seconds)],
   ]);
 }
 
@@ -84,7 +86,7 @@ function showTimes() { // what goes on between two messages
   if (!told) return;
   const gone = (performance.now() - page.heard) / 1000, live = told.state === "running" || told.state === "waiting";
   const left = base => (live && isNumber(base) ? Math.max(0, base - gone) : null);
-  put(find("left"), isNumber(left(told.seconds_left)) ? `about ${duration(left(told.seconds_left))}` : "–");
+  put(find("left"), duration(left(told.seconds_left)));
   put(find("deadline"), duration(left(told.deadline_in)));
   for (const site of all()) {
     const row = rows.get(site.name);
@@ -95,12 +97,12 @@ function showTimes() { // what goes on between two messages
 // ---- sites
 function newRow(name) {
   const cell = (className, ...inside) => { const td = make("td", className, ...inside); td.setAttribute("role", "cell"); return td; };
-  const row = { sign: make("span", "sign"), word: make("span"), answered: make("span"), spent: make("span"), planned: make("span", "note"), fill: make("span"), seen: make("span") };
+  const row = { sign: make("span", "sign"), word: make("span"), code: make("span", "code"), answered: make("span"), spent: make("span"), planned: make("span", "note"), fill: make("span"), seen: make("span") };
   row.sign.setAttribute("aria-hidden", "true");
   const head = make("th", "site", name);
   head.scope = "row";
   head.setAttribute("role", "rowheader");
-  row.state = cell("state", row.sign, " ", row.word);
+  row.state = cell("state", row.sign, " ", row.word, " ", row.code);
   row.seenCell = cell("seen", row.seen);
   row.node = make("tr", "", head, row.state, cell("answered", row.answered),
     cell("epsilon", row.spent, " ", row.planned, make("span", "meter", row.fill)), row.seenCell);
@@ -116,9 +118,10 @@ function showSites() {
     let row = rows.get(site.name);
     if (!row) rows.set(site.name, row = newRow(site.name));
     if (body.children[i] !== row.node) body.insertBefore(row.node, body.children[i] ?? null);
-    const known = SITE_STATES.has(site.state) ? site.state : "unseen", words = site.code ? `${site.state}: ${site.code}` : String(site.state);
+    const known = SITE_STATES.has(site.state) ? site.state : "unseen", words = site.code ? `${site.state}, ${site.code}` : String(site.state);
     put(row.sign, SITE_STATES.get(known));
-    put(row.word, words);
+    put(row.word, site.state);
+    put(row.code, site.code ?? "");
     if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
     put(row.answered, `${site.answered} of ${told.study.n_rounds}`);
     put(row.spent, fixed(site.epsilon));

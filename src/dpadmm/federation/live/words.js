@@ -25,6 +25,11 @@ function duration(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor(s / 3600) % 24} h`;
 }
 
+function pace(seconds) {
+  if (!isNumber(seconds)) return "–";
+  return seconds < 1 ? `${number(seconds * 1000, 2)} ms` : seconds < 60 ? `${number(seconds, 2)} s` : duration(seconds);
+}
+
 function ago(iso, now) {
   const then = Date.parse(iso ?? "");
   if (Number.isNaN(then)) return "never";
