@@ -19,6 +19,7 @@ from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.dataset import encode_labels
 from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.encoding import much
+from dpadmm.data.lines import swallowed
 from dpadmm.data.raw_table import RawTable
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.survey import Survey, plain_schema, survey_table
@@ -86,7 +87,7 @@ class SiteRows:
         encoded = self._encoded_table(study)
         if encoded is None:
             return []
-        report, told = encoded.report, []
+        report, told = encoded.report, swallowed(self.table, encoded.report.rows)
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
             told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")

@@ -354,3 +354,15 @@ def test_check_counts_what_a_study_makes_of_the_cells(cli, site_file, study_file
     said = text_of(cli("agent", "check", site_file, "--study", study_file).succeeded())
     assert "the label 'repaid' is none of the classes no, yes in 4 rows" in said
     assert "column 'age' is a number in the study, but a cell is 'old'" in said
+
+
+def test_an_open_quotation_mark_is_told_to_the_owner_and_refuses_nothing(cli, begun, study_file):
+    table = begun.parent / "table.csv"
+    lines = [f"note {k},0.5,p{k},0.5,{'no' if k % 2 else 'yes'}" for k in range(20)]
+    lines[12] = 'note 12,0.5,p12,0.5,"yes'
+    table.write_text("note,income,who,age,repaid\n" + "\n".join(lines) + "\n")
+    warned = "21 lines of the file make 13 rows: is a quotation mark open"
+    assert warned in text_of(cli("agent", "check", begun).succeeded())
+    assert warned in " ".join(cli("agent", "check", begun, "--json").succeeded().json["notes"])
+    assert warned in text_of(cli("agent", "review", study_file, "--site", begun).succeeded())
+    assert warned in text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded())

@@ -274,7 +274,9 @@ def _ledger_in_words(policy: Policy, book: Book | None) -> str:
 
 
 def _doubts(site: Site, persons: Persons) -> list[str]:
-    told, used = [], len(persons.used)
+    from dpadmm.data.lines import swallowed
+
+    told, used = swallowed(site.table, persons.n_rows), len(persons.used)
     if used < site.policy.min_rows:
         told.append(
             f"{used:,} rows are fewer than your min_rows = {site.policy.min_rows:,}: no study will fit."

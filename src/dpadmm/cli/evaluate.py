@@ -65,7 +65,7 @@ def evaluate(
     if figure is not None:
         _draw(model, found, figure, data)
     if as_json:
-        answer = {**found.as_json(), "owner_only": owner_report.as_json(found.report)}
+        answer = {**found.as_json(), "owner_only": owner_report.as_json(found.report, data)}
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
         return
     _show(found, data, figure)
@@ -90,7 +90,7 @@ def _show(found: Evaluation, data: Path, figure: Path | None) -> None:
     console.print(out)
     if 0 < len(found.classes) <= MOST_CLASSES:
         console.print(_confusion(found))
-    for sentence in owner_report.worries(found.report):
+    for sentence in owner_report.worries(found.report, data):
         say(console, f"Warning: {sentence}", style="bold")
     say(console, NOT_TO_PUBLISH)
     if figure is not None:

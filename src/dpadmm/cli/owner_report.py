@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,19 +10,20 @@ from rich.text import Text
 
 from dpadmm.cli.screen import say, table
 from dpadmm.data.encoding import Report, much
+from dpadmm.data.lines import swallowed
 
 OWNER_ONLY = "For the owner of the table only, not to be published: it was counted without noise."
 SHOWN = 20
 
 
-def worries(report: Report) -> list[str]:
-    """A sentence for every column of which a lot was clamped, or unknown."""
+def worries(report: Report, path: Path) -> list[str]:
+    """A sentence for every column of which a lot was clamped, or unknown, and for lines that made no rows."""
     doubts = {
         "clamped": "clamped to the bounds; are its units those of the study?",
         "unknown": "none of the study's values; is it written as in the study?",
     }
     counts = {kind: much(report.columns, report.rows, kind) for kind in doubts}
-    return [
+    return swallowed(path, report.rows) + [
         f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {doubt}"
         for name in report.columns
         for kind, doubt in doubts.items()
@@ -29,13 +31,13 @@ def worries(report: Report) -> list[str]:
     ]
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: Report, path: Path) -> dict[str, Any]:
     """Plain values, with the note that goes with them."""
     columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
-    return {"note": OWNER_ONLY, "rows": report.rows, "columns": columns, "warnings": worries(report)}
+    return {"note": OWNER_ONLY, "rows": report.rows, "columns": columns, "warnings": worries(report, path)}
 
 
-def show(console: Console, report: Report) -> None:
+def show(console: Console, report: Report, path: Path) -> None:
     """The columns with anything to tell, and warnings."""
     told = {
         name: tally
@@ -52,7 +54,7 @@ def show(console: Console, report: Report) -> None:
             out.caption = f"and {len(told) - SHOWN} more columns; --json has them all"
         console.print(out)
         say(console, OWNER_ONLY, style="dim")
-    for sentence in worries(report):
+    for sentence in worries(report, path):
         say(console, f"Warning: {sentence}", style="bold")
 
 

@@ -60,7 +60,7 @@ def predict(
         _write(out, suffix, _tables(model, scorer, data, kept))
     if not quiet:
         console = Console()
-        for sentence in owner_report.worries(scorer.report):
+        for sentence in owner_report.worries(scorer.report, data):
             say(console, f"Warning: {sentence}", style="bold")
         say_path(console, f"{scorer.report.rows:,} predictions: {output}")
 

@@ -81,7 +81,7 @@ def train(
         out.write(result.statement.as_bytes())
     model_of(result).save(output)
     if as_json:
-        typer.echo(json.dumps(_plain(result, rows, output), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_plain(result, rows, data, output), indent=2, allow_nan=False))
     elif not quiet:
         _show(result, rows, data, output)
     if result.interrupted:
@@ -120,7 +120,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
         raise StudyError(f"{path} cannot be written, since {folder} is not a folder")
 
 
-def _plain(result: StudyResult, rows: EncodedTable, output: Path) -> dict[str, Any]:
+def _plain(result: StudyResult, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
     worst = result.statement.as_json()["worst"]
     return {
         "study": {"name": result.study.name, "hash": result.study.hash},
@@ -134,7 +134,7 @@ def _plain(result: StudyResult, rows: EncodedTable, output: Path) -> dict[str, A
         "rows": sum(result.n_rows),
         "rounds": result.outcome.rounds,
         "interrupted": result.interrupted,
-        "owner_only": owner_report.as_json(rows.report),
+        "owner_only": owner_report.as_json(rows.report, data),
     }
 
 
@@ -143,7 +143,7 @@ def _names(result: StudyResult) -> list[str]:
 
 
 def _show(result: StudyResult, rows: EncodedTable, data: Path, output: Path) -> None:
-    console, plain = Console(), _plain(result, rows, output)
+    console, plain = Console(), _plain(result, rows, data, output)
     study, count = result.study, len(result.n_rows)
     who = f"{count} agents of {number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
     say(console, f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
@@ -156,7 +156,7 @@ def _show(result: StudyResult, rows: EncodedTable, data: Path, output: Path) -> 
     out.add_row("δ", f"{result.privacy.delta:g}")
     out.add_row("noise multiplier z", number_range(result.privacy.noise_multiplier))
     console.print(out)
-    owner_report.show(console, rows.report)
+    owner_report.show(console, rows.report, data)
     if not result.privacy.exact_noise:
         say(console, EXPERIMENT, style="bold")
     else:

@@ -12,7 +12,8 @@ import numpy as np
 
 from dpadmm.data.batches import column_names, open_batches
 from dpadmm.data.cells import as_numbers, codes_of
-from dpadmm.data.encoding import ENCODERS, MUCH, Tally, much
+from dpadmm.data.encoding import ENCODERS, Tally, much
+from dpadmm.data.lines import swallowed
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
 from dpadmm.errors import DataError, DpadmmError
@@ -26,15 +27,11 @@ class Survey:
     columns: dict[str, Tally] = field(default_factory=dict)
     label: Tally = field(default_factory=Tally)
     problems: list[str] = field(default_factory=list)
-    lines: int = 0
+    remarks: list[str] = field(default_factory=list)
 
     def warnings(self, schema: Schema) -> Iterator[str]:
         """Where much was clamped, or belongs to no value, or lines became no rows."""
-        if self.lines - 1 > self.rows + max(10, MUCH * self.rows):
-            yield (
-                f"{self.lines:,} lines of the file make {self.rows:,} rows: is a quotation mark open, or do "
-                "cells have line breaks?"
-            )
+        yield from self.remarks
         clamped, unknown = (much(self.columns, self.rows, kind) for kind in ("clamped", "unknown"))
         for column in schema.columns:
             if isinstance(column, Number) and column.name in clamped:
@@ -79,18 +76,10 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     else:
         if open_columns and not survey.rows:
             survey.problems.append(f"{path} has no rows")
-    survey.lines = _n_lines(path)
+    survey.remarks = swallowed(path, survey.rows)
     if label is not None:
         survey.problems += _label_problems(label, survey.label)
     return survey
-
-
-def _n_lines(path: Path) -> int:
-    """Lines of a CSV; 0 for other files."""
-    if path.suffix.lower() != ".csv":
-        return 0
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
 def _count(column: Column | Label, cells: Any, survey: Survey) -> None:
