@@ -62,8 +62,12 @@ class Ear:
         await self.settled()
 
     async def settled(self) -> None:
-        """The broker has taken note of all that was sent before, and its objections are here."""
-        await self.client.flush(5)
+        """The broker has taken note of all that was sent before, and its objections are here.
+
+        They come before the answer to a ping, but nats-py tells them in tasks of their own: hence three.
+        """
+        for _ in range(3):
+            await self.client.flush(5)
 
 
 @asynccontextmanager
