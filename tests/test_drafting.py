@@ -270,13 +270,12 @@ def test_a_mistake_in_a_dictionary_is_a_sentence(old: str, new: str, words: str,
     assert "\n" not in str(refused.value)
 
 
-def test_the_weight_radius_of_classes_grows_with_the_columns_and_that_of_numbers_stays() -> None:
+def test_constants_suit_classes_and_grow_with_the_columns_and_those_of_numbers_are_the_examples() -> None:
     columns = tuple(DraftColumn(f"x{j}", {"kind": "boolean"}) for j in range(9))
     columns += (DraftColumn("name", None, "left out"),)
-    found = {
-        len(label.get("classes", ())): study_from(
-            tomllib.loads(study_text(Draft(columns, {"column": "y", **label}, "t.csv"), "x"))
-        ).settings.weight_radius
-        for label in ({"classes": ("a", "b")}, {"classes": ("a", "b", "c")}, {"bounds": (0, 1)})
-    }
-    assert found == {2: 30.0, 3: 30.0, 0: 10.0}
+    found = []
+    for label in ({"classes": ("a", "b")}, {"classes": ("a", "b", "c")}, {"bounds": (0, 1)}):
+        study = study_from(tomllib.loads(study_text(Draft(columns, {"column": "y", **label}, "t.csv"), "x")))
+        found.append((study.settings.weight_radius, study.settings.n_rounds, study.settings.rho))
+        assert set(study.provenance.values()) == {"assumed"}
+    assert found == [(30.0, 200, 0.01), (30.0, 200, 0.01), (10.0, 100, 0.1)]

@@ -20,8 +20,9 @@ from dpadmm.study import TRAINING
 
 CONFIRM = "# confirm: public?"
 WIDTH = 100
-RADIUS = 10.0
-"""Norm of the best weights of a classifier for features of size 1, assumed (docs/decisions/0011)."""
+RADIUS, ROUNDS = 10.0, 200
+"""Of a classifier: norm of the best weights for features of size 1, assumed; see docs/decisions/0011."""
+PENALTY = "rho = 0.01             # ADMM's penalty: how much agents are held together; smaller steps further"
 
 
 def study_text(draft: Draft, name: str) -> str:
@@ -90,7 +91,9 @@ def _training(draft: Draft) -> Iterator[str]:
     loss = {0: "squared", 2: "logistic"}.get(n_classes, "softmax")
     section = re.sub(r'(?m)^loss = "\w+" *', f'loss = "{loss}"'.ljust(23), section)
     if n_classes:
-        section = re.sub(r"(?m)^weight_radius = [0-9.]+ *", _radius(draft).ljust(23), section)
+        for name, value in _of_classes(draft).items():
+            section = re.sub(rf"(?m)^{name} = [0-9.]+ *", f"{name} = {value}".ljust(23), section)
+        section = section.replace("\n\n[provenance]", f"\n{PENALTY}\n\n[provenance]") + '\nrho = "assumed"'
     training, _, provenance = section.partition("\n[provenance]")
     said = tomllib.loads(training)["training"]
     default = {each.name: each.default for each in fields(Settings)}
@@ -102,13 +105,14 @@ def _training(draft: Draft) -> Iterator[str]:
     yield f"\n[provenance]{provenance}"
 
 
-def _radius(draft: Draft) -> str:
-    """``10·√columns``: rows are divided by √columns, so the best weights grow with it. Public, as columns are.
+def _of_classes(draft: Draft) -> dict[str, str]:
+    """What suits classes: ``10·√columns`` as radius, for rows are divided by √columns; and more rounds.
 
-    Numbers keep the template's: their labels are scaled to −1 … 1, and so are the weights that tell them.
+    Numbers keep the template's: labels scaled to −1 … 1 take smaller weights, which are found sooner.
     """
     n_columns = sum(each.about is not None for each in draft.columns)
-    return f"weight_radius = {RADIUS * math.sqrt(n_columns):.1f}"
+    rounds = f"{ROUNDS}         # fewer may suit small tables: dpadmm plan tells"
+    return {"weight_radius": f"{RADIUS * math.sqrt(n_columns):.1f}", "n_rounds": rounds}
 
 
 def _commented(comment: str) -> list[str]:
