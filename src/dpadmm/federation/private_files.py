@@ -101,8 +101,9 @@ def read_short(path: Path) -> bytes:
 
 def read_fields(path: Path, *, format: str, what: str, fields: tuple[str, ...]) -> dict[str, object]:
     """A JSON object with just these fields beside its ``format``, or a sentence why it is not ``what``."""
+    data = read_short(path)
     try:
-        table = json.loads(read_short(path).decode("utf-8"), object_pairs_hook=_no_twins)
+        table = json.loads(data.decode("utf-8"), object_pairs_hook=_no_twins)
     except (ValueError, RecursionError):
         raise StudyError(f"{path}: is not {what}: it is not readable as JSON") from None
     if not isinstance(table, dict) or "format" not in table:
