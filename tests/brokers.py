@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,9 +23,12 @@ def up(name: str) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
+    """A port that is free, below those that the system gives to outgoing connections."""
+    while True:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 def new_authority(folder: Path) -> Authority:
