@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from typing import Any
 
 from rich.table import Table
 
-from dpadmm.cli.ledger import rounded_up
+from dpadmm.cli.ledger import left_in
+from dpadmm.cli.rounding import rounded_down, rounded_up
 from dpadmm.cli.screen import table
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.book import Book
@@ -43,7 +43,7 @@ def limits(study: Study, policy: Policy, book: Book, n_rows: int | None) -> list
 
 def left_of(policy: Policy, promised: Fraction) -> Fraction:
     """Σμ² that nobody was promised."""
-    return max(Fraction(0), Fraction(policy.cap) - promised)
+    return left_in(Fraction(policy.cap), promised)
 
 
 def amount(mu_squared: Fraction, policy: Policy) -> dict[str, float]:
@@ -59,11 +59,6 @@ def epsilon_of(mu_squared: Fraction, policy: Policy) -> str:
 def epsilon_left(promised: Fraction, policy: Policy) -> str:
     """What is left, rounded down."""
     return rounded_down(amount(left_of(policy, promised), policy)["epsilon"])
-
-
-def rounded_down(epsilon: float) -> str:
-    """Four digits; what lies within 1e-9 of a digit is rounding, not privacy."""
-    return f"{math.floor(epsilon * 1e4 * (1.0 + 1e-9)) / 1e4:.4f}"
 
 
 def limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:

@@ -14,19 +14,26 @@ from rich.table import Table
 from rich.text import Text
 
 import dpadmm
+from dpadmm.cli.rounding import rounded_down
+from dpadmm.cli.rounding import rounded_up as rounded_up
 from dpadmm.cli.screen import say, say_path, table
-from dpadmm.errors import DataError, StudyError
+from dpadmm.errors import DataError, DpadmmError, StudyError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, require_delta
 from dpadmm.privacy.book import START, Account, Book
 from dpadmm.privacy.ledger import DATABASE, MARK, read_ledger
-from dpadmm.privacy.statement import of_account
+from dpadmm.privacy.statement import Statement, of_account
 
 MEANING = (
     "ε is exact, for each person in this data set with all the rows that one may have, replace-one "
     "neighbours, against everyone who sees all messages of all studies. Σμ² of several releases adds up; ε "
     "does not."
 )
+ENDED_EARLY = (
+    "A study that ended early counts in the ledger, and against your limit, with what it released; "
+    "its statement charges all rounds that were agreed on, since its readers cannot know why it ended."
+)
+DELTA = 1e-5
 CHECK = (
     "The chain of a record is the SHA-256 of the chain before it (64 zeros at first), a line break, and the "
     "record as a JSON array, as Python's json.dumps writes it: [kind, study, mu_squared, round, digest, seq, "
@@ -47,20 +54,29 @@ Folder = Annotated[
     Path, typer.Argument(help="The ledger's folder at the data owner.", show_default=False, metavar="FOLDER")
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.", show_default=False)]
-Delta = Annotated[float, typer.Option("--delta", help="δ at which ε is given.")]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        "--delta",
+        help="δ at which ε is given.",
+        show_default="that of the site.toml beside the ledger, or 1e-5",
+    ),
+]
+DUST = Fraction(1, 2**40)
+"""A smaller part of a limit than this is what rounding leaves, and is shown as nothing."""
 
 
 @ledger_app.command("show")
 def show(
     folder: Folder,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
     as_json: Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")] = False,
 ) -> None:
     """Show what is spent, reserved and left, in all and by study.
 
     An agent that is running may go on running. Everything is verified before it is shown.
     """
-    require_delta(delta)
+    delta, whose = _delta(folder, delta)
     book = read_ledger(folder)
     if as_json:
         typer.echo(json.dumps(summary(book, delta), indent=2, allow_nan=False))
@@ -70,7 +86,9 @@ def show(
     console.print(_totals_table(book, delta))
     if book.accounts:
         console.print(_studies_table(book, delta))
-    say(console, MEANING)
+    say(console, f"δ = {delta:g} {whose}. {MEANING}")
+    if any(_ended_early(account) for account in book.accounts.values()):
+        say(console, ENDED_EARLY)
     say_path(console, f"{book.seq} records, all verified. Fingerprint, to note down:\n{book.fingerprint}")
 
 
@@ -87,10 +105,10 @@ def verify(folder: Folder) -> None:
 def export(
     folder: Folder,
     output: Output,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
 ) -> None:
     """Write a JSON file that anyone can check: all records with their hashes, without uploads."""
-    require_delta(delta)
+    delta, _ = _delta(folder, delta)
     book = read_ledger(folder)
     text = json.dumps({**summary(book, delta), **_records(book)}, indent=2, allow_nan=False)
     _write(folder, output, f"{text}\n".encode())
@@ -111,7 +129,10 @@ def statement(
     chosen = chosen_study(book, study)
     stated = of_account(chosen, book.accounts[chosen], site=site, version=dpadmm.__version__)
     _write(folder, output, stated.as_bytes())
-    say_path(Console(), f"Statement: {output}")
+    console, account = Console(), book.accounts[chosen]
+    say_path(console, f"Statement: {output}")
+    if len(account.rounds) < stated.groups[0].releases[0].charged:
+        say(console, _both_charges(account, stated))
 
 
 def chosen_study(book: Book, study: str) -> str:
@@ -171,14 +192,54 @@ def _records(book: Book) -> dict[str, Any]:
 
 
 def _totals(book: Book) -> list[tuple[str, str, Fraction]]:
-    left = max(Fraction(0), Fraction(book.cap) - book.promised)
+    cap, promised = Fraction(book.cap), book.promised
     return [
         ("spent", "released so far", book.spent),
-        ("reserved", "reserved by open studies, not yet released", book.promised - book.spent),
-        ("promised", "both: when all studies have ended", book.promised),
-        ("left", "left for new studies", left),
+        ("reserved", "reserved by open studies, not yet released", left_in(promised, book.spent)),
+        ("promised", "both: when all studies have ended", promised),
+        ("left", "left for new studies", left_in(cap, promised)),
         ("cap", "the owner's limit", Fraction(book.cap)),
     ]
+
+
+def left_in(whole: Fraction, used: Fraction) -> Fraction:
+    """What is left of a Σμ²; nothing, where rounding alone left it."""
+    left = whole - used
+    return left if left > whole * DUST else Fraction(0)
+
+
+def _delta(folder: Path, given: float | None) -> tuple[float, str]:
+    """The δ to show ε at, and whose it is: as asked, or the owner's, whose site.toml is beside the ledger."""
+    if given is not None:
+        require_delta(given)
+        return given, "as you asked"
+    from dpadmm.site import read_site
+
+    path = folder.absolute().parent / "site.toml"
+    try:
+        site = read_site(path)
+        if site.ledger.resolve() == folder.resolve():
+            return site.policy.delta, "is your own, of the site.toml beside the ledger"
+    except (DpadmmError, OSError):
+        pass  # whatever is wrong with it, the ledger can be shown
+    return DELTA, "is as good as any: no site.toml beside the ledger says yours (choose with --delta)"
+
+
+def _ended_early(account: Account) -> bool:
+    return account.closed and account.spent < Fraction(account.reservation.mu_squared) * (1 - DUST)
+
+
+def _both_charges(account: Account, stated: Statement) -> str:
+    (group,) = stated.groups
+    charged = sum(each.charged for each in group.releases)
+    whole, spent = (
+        rounded_up(exact_epsilon(mu, stated.delta)) for mu in (group.person_mu, account.spent**0.5)
+    )
+    return (
+        f"It charges all {charged} rounds that were agreed on, ε {whole} for a person at the study's "
+        f"δ = {stated.delta:g}, since its readers cannot know why a study ends; your ledger counts the "
+        f"{len(account.rounds)} that were released, ε {spent}."
+    )
 
 
 def _figures(amount: Fraction, delta: float) -> dict[str, float]:
@@ -193,7 +254,7 @@ def _totals_table(book: Book, delta: float) -> Table:
         out.add_row(
             words,
             f"{figures['mu_squared']:.6g}",
-            rounded_up(figures["epsilon"]),
+            (rounded_down if name == "left" else rounded_up)(figures["epsilon"]),
             end_section=name == "promised",
         )
     return out
@@ -213,8 +274,3 @@ def _studies_table(book: Book, delta: float) -> Table:
             *(rounded_up(each["epsilon"]) for each in figures),
         )
     return out
-
-
-def rounded_up(epsilon: float) -> str:
-    """Four digits, rounded up: a guarantee must not be understated."""
-    return f"{math.ceil(epsilon * 1e4 * (1.0 - 1e-9)) / 1e4:.4f}"

@@ -87,8 +87,9 @@ class Book:
         """Refuse a record that may not come next."""
         if record.kind == "reserve":
             if known := self.accounts.get(record.study):
-                what = "left here, which is for good" if known.closed else "enrolled with other numbers"
-                raise Refusal("study-changed", f"this study was {what}")
+                left = "left here before, which is for good; under another name it is another study"
+                other = "already enrolled, with other numbers: was the limit of rows per person changed?"
+                raise Refusal("study-changed", f"this study was {left if known.closed else other}")
             _afford("budget-cap", record.mu_squared, self.cap, self.promised)
         elif record.kind == "spend":
             account = self.account(record.study)

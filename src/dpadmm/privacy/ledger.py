@@ -40,7 +40,8 @@ MAX_UPLOAD = 2**28
 def read_ledger(folder: Path) -> Book:
     """All records, each verified, against the mark; works beside a running agent and changes nothing."""
     if not (folder / DATABASE).exists() and not (folder / MARK).exists():
-        raise Refusal("ledger-missing", f"there is no ledger in {folder}: check the name, or begin one there")
+        text = f"there is no ledger in {folder}: check the name, or begin one with dpadmm agent begin SITE"
+        raise Refusal("ledger-missing", text)
     book, expected = Book(), bytearray()
     try:
         before = _marked(folder)
