@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from threading import RLock
 from typing import Any
 
 
@@ -19,6 +20,7 @@ class LiveRun:
     done: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     asked: int = 0
+    lock: Any = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
         self.sites = [self._site(f"site-{i:02d}") for i in range(1, self.n_sites + 1)]
@@ -34,12 +36,17 @@ class LiveRun:
         }
 
     def arrive(self) -> None:
-        for site in self.sites:
-            site.update(state="present", last_seen=_now())
+        with self.lock:
+            for site in self.sites:
+                site.update(state="present", last_seen=_now())
         self.say(f"all {self.n_sites} sites are here")
 
     def play(self, rounds: int) -> None:
         """So many rounds more, answered by whoever is present; the last one ends the run."""
+        with self.lock:
+            self._play(rounds)
+
+    def _play(self, rounds: int) -> None:
         self.state = "running"
         for _ in range(rounds):
             self.done += 1
@@ -65,6 +72,10 @@ class LiveRun:
         return [2.0 / k * (1.0 + 0.5 * math.sin(12.9898 * k * k)) + 0.004 for k in range(1, self.done + 1)]
 
     def __call__(self) -> dict[str, Any]:
+        with self.lock:
+            return self._told()
+
+    def _told(self) -> dict[str, Any]:
         self.asked += 1
         running = self.state == "running"
         return {

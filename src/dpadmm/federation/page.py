@@ -13,9 +13,10 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from socketserver import TCPServer
 from types import TracebackType
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from dpadmm.errors import DpadmmError
 from dpadmm.federation.news import News, Snapshot, message
+from dpadmm.federation.page_parts import document, guarded
 
 STREAMS = 16
 """At most so many pages are kept up to date at once."""
@@ -98,6 +100,7 @@ class _Server(ThreadingHTTPServer):
         self.closing = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
         self._open: set[socket.socket] = set()
+        self._busy: set[socket.socket] = set()
         self._changed = threading.Condition()
         super().__init__(("127.0.0.1", port), _Visit)
 
@@ -116,15 +119,26 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
         with self._changed:
             self._open.discard(request)
-            self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a visit to the live page broke off")
 
-    def finish(self, patience: float) -> None:
-        """Wait for open connections to end, then end them."""
+    @contextmanager
+    def answering(self, request: socket.socket) -> Iterator[None]:
+        """While a request is answered, which the end waits for."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._open, patience)
+            self._busy.add(request)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(request)
+                self._changed.notify_all()
+
+    def finish(self, patience: float) -> None:
+        """Wait for answers under way, then end every connection (browsers open some ahead of need)."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy, patience)
             for connection in self._open:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -159,6 +173,12 @@ class _Visit(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:
+        with self.server.answering(self.connection):
+            self._answer()
+
+    do_HEAD = do_GET
+
+    def _answer(self) -> None:
         address = urlsplit(self.path)
         way = self._ways.get(address.path)
         if way is None:
@@ -170,8 +190,6 @@ class _Visit(BaseHTTPRequestHandler):
                 self._say(HTTPStatus.FORBIDDEN, _NO_TOKEN)
         else:
             getattr(self, way)()
-
-    do_HEAD = do_GET
 
     def _known(self, query: str) -> bool:
         try:
@@ -236,24 +254,8 @@ class _Visit(BaseHTTPRequestHandler):
         self, status: HTTPStatus, kind: str, body: bytes | None, *, nonce: str = "", **headers: str
     ) -> None:
         """Head and body; without a body, the head of a stream that ends with the connection."""
-        own = f"'nonce-{nonce}'" if nonce else "'none'"
-        policy = (
-            f"default-src 'none'; script-src {own}; style-src {own}; img-src data:; connect-src 'self'; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-        )
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Content-Security-Policy": policy,
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Connection": "close",
-            **headers,
-        }.items():
+        for name, value in {"Content-Type": kind, **guarded(nonce), **headers}.items():
             self.send_header(name, value)
         if body is not None:
             self.send_header("Content-Length", str(len(body)))
@@ -272,19 +274,3 @@ class _Visit(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a request's line holds the token."""
-
-
-def document(name: str) -> str:
-    """A page of this package as one text: what it names as {{live.css}} and the like is put in its place.
-
-    Examples
-    --------
-    >>> "EventSource" in document("live.html"), "src=" in document("live.html")
-    (True, False)
-    """
-    folder = files("dpadmm.federation").joinpath("live")
-    return re.sub(
-        r"\{\{([a-z]+\.(?:css|js))\}\}",
-        lambda found: folder.joinpath(found[1]).read_text(encoding="utf-8"),
-        folder.joinpath(name).read_text(encoding="utf-8"),
-    )

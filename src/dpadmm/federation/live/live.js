@@ -11,18 +11,18 @@ const at = path => `${path}?token=${encodeURIComponent(token)}`;
 const chart = new Chart(find("plot"), {
   readout: find("readout"), summary: find("chart-summary"), details: find("values"), rows: find("values-rows"),
 });
-const page = { told: null, heard: 0, ahead: 0, source: null, ended: false, onlySites: "all", onlyEvents: "all" };
+const page = { told: null, heard: 0, ahead: 0, source: null, ended: false, refused: false, onlySites: "all", onlyEvents: "all" };
 const rows = new Map(), eventRows = new Map(), siteChips = new Map(), wasState = new Map();
 
 // ---- speaking: changes of state, gathered so that a busy run does not chatter
-const toSay = [];
+const toSay = [], ofSites = [];
 let saying = null;
-function say(words) {
-  toSay.push(words);
+function say(words, list = toSay) {
+  list.push(words);
   saying ??= setTimeout(() => {
     saying = null;
-    const all = toSay.splice(0);
-    put(find("spoken"), all.length > 4 ? `${all.slice(-3).join(" ")} And ${all.length - 3} changes more.` : all.join(" "));
+    const sites = ofSites.splice(0);
+    put(find("spoken"), [...toSay.splice(0), ...(sites.length > 3 ? [`${sites.length} sites changed their state.`] : sites)].join(" "));
   }, 700);
 }
 
@@ -122,6 +122,7 @@ function showSites() {
     put(row.sign, SITE_STATES.get(known));
     put(row.word, site.state);
     put(row.code, site.code ?? "");
+    mark(row.code, "title", site.code ?? "");
     if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
     put(row.answered, `${site.answered} of ${told.study.n_rounds}`);
     put(row.spent, fixed(site.epsilon));
@@ -132,7 +133,7 @@ function showSites() {
     tally.set(known, (tally.get(known) ?? 0) + 1);
     row.shown = known;
     const before = wasState.get(`site ${site.name}`);
-    if (before !== undefined && before !== site.state) say(`${site.name} is ${words}.`);
+    if (before !== undefined && before !== site.state) say(`${site.name} is ${words}.`, ofSites);
     wasState.set(`site ${site.name}`, site.state);
   });
   find("no-sites").hidden = all().length > 0;
@@ -210,7 +211,8 @@ find("copy").addEventListener("click", async () => {
 
 // ---- the line
 function line(kind, words, notice = "") {
-  if (find("line").dataset.line !== kind && kind !== "opening") say(notice || `${words}.`);
+  const before = find("line").dataset.line;
+  if (before !== kind && !(before === "opening" && kind === "live")) say(notice || `${words}.`);
   mark(find("line"), "data-line", kind);
   put(find("line-words"), words);
   put(find("lost"), notice);
@@ -219,20 +221,21 @@ function line(kind, words, notice = "") {
 
 function hear(event) {
   const { at: told, snapshot } = JSON.parse(event.data);
-  Object.assign(page, { told: snapshot, heard: performance.now(), ahead: told * 1000 - Date.now(), ended: false });
+  Object.assign(page, { told: snapshot, heard: performance.now(), ahead: told * 1000 - Date.now(), ended: false, refused: false });
   line("live", "Live");
   showRun(); showSites(); showEvents(); showTimes();
 }
 
 async function lost() {
-  if (page.ended) return line("ended", "Ended", "The aggregator has stopped serving. What you see is the last it told.");
-  line("lost", "Connection lost", "Connection lost. What you see is the last that was told; trying again.");
-  if (page.source.readyState !== EventSource.CLOSED) return; // it tries again by itself
+  const source = page.source;
+  if (page.ended) line("ended", "Ended", "The aggregator has stopped serving. What you see is the last it told.");
+  else if (!page.refused) line("lost", "Connection lost", "Connection lost. What you see is the last that was told; trying again.");
+  if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
   try {
-    if ((await fetch(at("/snapshot"), { method: "HEAD" })).status === 403)
-      line("lost", "Token refused", "The aggregator has a new token. Open the address that it printed.");
+    page.refused = (await fetch(at("/snapshot"), { method: "HEAD" })).status === 403;
+    if (page.refused) line("refused", "Token refused", "The aggregator has a new token. Open the address that it printed.");
   } catch { /* not there: try again */ }
-  setTimeout(listen, 3000);
+  setTimeout(() => { if (page.source === source) listen(); }, 3000);
 }
 
 function listen() {

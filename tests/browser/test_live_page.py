@@ -1,0 +1,283 @@
+"""The live page in a real browser: a run to its end, a line that breaks, strings that are not ours."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from contrast import CONTRAST
+from dpadmm.federation.page import Page
+from live_run import LiveRun
+from page_visits import TOKEN
+
+SHIFTS = """
+window.shifted = [];
+new PerformanceObserver(list => {
+  for (const entry of list.getEntries())
+    shifted.push([entry.value, ...entry.sources.map(({ node }) => node?.className || node?.nodeName)]);
+}).observe({ type: "layout-shift" });
+"""
+
+
+def wait(browser, expression, wanted=True):
+    """Until the page shows it."""
+    deadline = time.monotonic() + 20
+    while (seen := browser.js(expression)) != wanted:
+        assert time.monotonic() < deadline, f"{expression} is {seen!r}, not {wanted!r}"
+        time.sleep(0.03)
+
+
+def text(name):
+    return f"document.getElementById('{name}').textContent"
+
+
+def is_shown(browser, name):
+    return browser.js(f"document.getElementById('{name}').checkVisibility()")
+
+
+def sites(browser):
+    """Site -> its cells as they can be read."""
+    rows = "[...document.querySelectorAll('#site-rows tr')].filter(row => row.checkVisibility())"
+    cells = f"{rows}.map(row => [...row.cells].map(cell => cell.innerText.trim().replace(/\\s+/g, ' ')))"
+    return {name: rest for name, *rest in browser.js(cells)}
+
+
+def show(browser, page, *, width=1440, dark=False):
+    browser.open(page.url, width=width, dark=dark)
+    wait(browser, text("line-words"), "Live")
+
+
+@pytest.fixture(autouse=True)
+def _left(browser):
+    """The browser is left with an empty page, which asks for nothing."""
+    yield
+    browser.open("about:blank", width=390)
+
+
+@pytest.fixture
+def run():
+    return LiveRun()
+
+
+@pytest.fixture
+def page(run):
+    with Page(run, token=TOKEN) as page:
+        yield page
+
+
+def test_a_run_from_waiting_to_done(browser, page, run):
+    show(browser, page)
+    assert browser.js(text("name")) == "Income above 50,000"
+    assert browser.js(text("hash")) == "0123456789ab"
+    assert browser.js(text("state-words")) == "Waiting for sites: 0 of 10 sites here, 7 needed"
+    assert sites(browser)["site-03"] == ["– unseen", "0 of 100", "0.000 of 1", "never"]
+    browser.js(SHIFTS)
+
+    run.arrive()
+    run.play(40)
+    wait(browser, text("state-words"), "Running: round 41 of 100")
+    assert browser.js("document.getElementById('bar').ariaValueNow") == "40"
+    assert browser.js("document.title") == "40/100 · Income above 50,000"
+    assert browser.js(text("deadline")) in ("27 s", "26 s")
+    assert browser.js(text("left")) in ("42 s", "41 s")
+    assert sites(browser)["site-03"] == ["✓ present", "40 of 100", "0.632 of 1", "just now"]
+    wait(browser, text("readout"), f"Latest, round 40: {run.changes()[-1]:.3g}")
+    wait(browser, text("spoken") + ".includes('Running: round 41 of 100.')")
+
+    run.turn(2, "absent", ago=95)
+    run.play(10)
+    wait(browser, text("rounds"), "50 of 100")
+    assert sites(browser)["site-03"] == ["○ absent", "40 of 100", "0.632 of 1", "1 min ago"]
+    assert sites(browser)["site-04"][1] == "50 of 100"
+    assert browser.js(text("present")) == "9 of 10"
+    assert browser.js(text("count-warnings")) == "1"
+    wait(browser, text("spoken"), "site-03 is absent.")
+
+    run.turn(2, "present")
+    run.turn(4, "refused", code="budget-cap")
+    run.play(50)
+    wait(browser, text("state-words"), "Done: all 100 rounds")
+    assert sites(browser)["site-03"] == ["✓ present", "90 of 100", "0.947 of 1", "just now"]
+    assert sites(browser)["site-05"][0] == "✗ refused budget-cap"
+    assert browser.js(text("left")) == "–"
+    assert browser.js("document.title") == "done · Income above 50,000"
+    assert browser.js("shifted") == []
+    assert browser.problems() == []
+    assert {address.split("?")[0] for address in browser.requests()} == {
+        f"http://127.0.0.1:{page.port}/events"
+    }
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 1440])
+def test_it_fits_and_reads(browser, dark, width):
+    run = LiveRun(n_sites=50, n_rounds=1000)
+    run.arrive()
+    run.turn(1, "late")
+    run.turn(2, "absent")
+    run.turn(3, "refused", code="request-malformed")
+    run.turn(4, "revoked")
+    run.sites[5]["state"] = "unseen"
+    run.sites[6]["name"] = "a" * 40
+    run.say("x" * 300, "error")
+    run.play(640)
+    with Page(run) as page:
+        show(browser, page, width=width, dark=dark)
+        assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
+        assert browser.js(
+            "[...document.querySelectorAll('.scroll')].every(b => b.scrollWidth <= b.clientWidth)"
+        )
+        assert browser.js(CONTRAST) == []
+        assert browser.problems() == []
+
+
+def test_strings_of_others_are_text(browser, page, run):
+    evil = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+    run.name = evil
+    run.sites[0]["name"] = evil
+    run.sites[1].update(name="constructor", state="__proto__", code=evil)
+    run.say(evil, "warning")
+    run.say("level", evil)
+    show(browser, page)
+    assert browser.js(text("name")) == evil
+    assert browser.js("document.querySelector('#site-rows th').textContent") == evil
+    assert browser.js("document.querySelectorAll('#site-rows tr')[1].cells[1].textContent").endswith(evil)
+    assert evil in browser.js(
+        "[...document.querySelectorAll('#event-rows .text')].map(node => node.textContent)"
+    )
+    assert browser.js("document.images.length") == 0
+    assert browser.js("document.scripts.length") == 1
+    assert not browser.js("document.title").startswith("broken")
+    # and if the page itself were wrong, the browser would not follow
+    with pytest.raises(AssertionError, match="TrustedHTML"):
+        browser.js("document.body.innerHTML = '<b>markup</b>'")
+
+
+def test_the_token_leaves_the_address_and_survives_a_reload(browser, page):
+    show(browser, page)
+    home = f"http://127.0.0.1:{page.port}/"
+    assert browser.js("location.href") == home
+    browser.js("window.old = true; setTimeout(() => location.reload())")
+    wait(browser, "!window.old && document.getElementById('line-words')?.textContent", "Live")
+    assert browser.js("location.href") == home
+    assert TOKEN not in browser.js("document.documentElement.outerHTML")
+
+
+def test_without_a_token_it_says_what_to_do_and_tries_a_wrong_one_once(browser, page):
+    show(browser, page)
+    browser.js("sessionStorage.setItem('dpadmm-token', 'wrong')")
+    browser.open(f"http://127.0.0.1:{page.port}/", width=390)
+    wait(browser, "location.search", "?token=wrong")
+    wait(browser, "document.querySelector('h1')?.textContent", "The token is missing or wrong")
+    assert browser.js("sessionStorage.length") == 0
+
+
+def test_it_comes_back_after_a_restart(browser, run):
+    run.arrive()
+    run.play(10)
+    page = Page(run, token=TOKEN)
+    page.start()
+    show(browser, page)
+    page.close()
+    wait(browser, text("line-words"), "Connection lost")
+    assert is_shown(browser, "lost")
+    assert browser.js(text("rounds")) == "10 of 100"
+    wait(browser, text("spoken") + ".includes('Connection lost.')")
+    run.play(5)
+    with Page(run, port=page.port, token=TOKEN):
+        wait(browser, text("line-words"), "Live")
+        assert browser.js(text("rounds")) == "15 of 100"
+        assert not is_shown(browser, "lost")
+        run.play(85)
+        wait(browser, text("state-words"), "Done: all 100 rounds")
+    wait(browser, text("line-words"), "Ended")  # a run that is done needs no alarm
+    assert "has stopped serving" in browser.js(text("lost"))
+    with Page(run, port=page.port):
+        wait(browser, text("line-words"), "Token refused")
+
+
+def test_a_state_that_cannot_be_read_keeps_the_last(browser, run):
+    state = {"broken": False}
+
+    def snapshot():
+        return run() if not state["broken"] else 1 / 0
+
+    with Page(snapshot) as page:
+        show(browser, page)
+        state["broken"] = True
+        wait(browser, text("line-words"), "No news")
+        assert browser.js(text("name")) == run.name
+        state["broken"] = False
+        wait(browser, text("line-words"), "Live")
+
+
+def test_the_chart_is_read_by_keyboard(browser, page, run):
+    run.arrive()
+    run.play(60)
+    show(browser, page, width=390)
+    wait(browser, text("readout") + ".startsWith('Latest, round 60')")
+    plot = "document.getElementById('plot')"
+    browser.js(f"{plot}.focus()")
+    values = run.changes()
+    for key, round_ in (("ArrowLeft", 59), ("ArrowLeft", 58), ("ArrowRight", 59), ("Home", 1), ("End", 60)):
+        browser.press(key)
+        wait(browser, f"{plot}.ariaValueNow", str(round_))
+        assert (
+            browser.js(f"{plot}.ariaValueText") == f"round {round_}: {float(f'{values[round_ - 1]:.3g}'):g}"
+        )
+    assert browser.js(text("chart-summary")).startswith(f"From {values[0]:.3g} in round 1 to ")
+    browser.js("document.getElementById('values').open = true")
+    wait(browser, "document.querySelectorAll('#values-rows tr').length", 25)
+    assert browser.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_the_curve_is_inside_its_frame(browser, page, run):
+    run.n_rounds = 1000
+    run.play(900)
+    show(browser, page)
+    wait(browser, text("readout") + ".startsWith('Latest, round 900')")
+    inside = """
+    (() => {
+      const box = name => document.querySelector('#plot .' + name).getBBox();
+      const frame = box('grid'), fits = box => box.width > 100 && box.height > 20
+        && box.x >= frame.x - 1 && box.y >= frame.y - 1
+        && box.x + box.width <= frame.x + frame.width + 1 && box.y + box.height <= frame.y + frame.height + 1;
+      return fits(box('curve')) && fits(box('band'));
+    })()"""
+    assert browser.js(inside)
+
+
+def test_sites_and_events_are_filtered(browser, page, run):
+    run.arrive()
+    run.turn(2, "absent")
+    run.turn(7, "late")
+    run.play(3)
+    show(browser, page)
+    chips = "[...document.querySelectorAll('#site-filter button')]"
+    browser.js(f"{chips}.find(chip => chip.innerText === '○ Absent 1').click()")
+    assert list(sites(browser)) == ["site-03"]
+    run.turn(3, "absent")
+    wait(browser, text("present"), "7 of 10")
+    assert list(sites(browser)) == ["site-03", "site-04"]
+    browser.js("document.querySelector('[data-only=warnings]').click()")
+    shown = "[...document.querySelectorAll('#event-rows li')].filter(line => line.checkVisibility())"
+    assert browser.js(f"{shown}.map(line => line.lastChild.textContent)") == [
+        "site-04 is absent",
+        "site-08 is late",
+        "site-03 is absent",
+    ]
+    assert browser.js("document.querySelector('[data-only=warnings]').ariaPressed") == "true"
+
+
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser, page, run):
+    run.arrive()
+    show(browser, page)
+    reached = []
+    while browser.press("Tab") or browser.js("document.activeElement !== document.body"):
+        assert browser.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        reached.append(
+            browser.js("document.activeElement.id || document.activeElement.innerText.split('\\n')[0].trim()")
+        )
+    for part in ("copy", "plot", "All 10", "Values as a table", "What the states mean"):
+        assert part in reached
