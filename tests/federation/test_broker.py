@@ -89,7 +89,10 @@ def test_another_port_moves_the_broker(tmp_path):
         assert elsewhere.alive()
         assert elsewhere.url != first.url
         site = joined(authority, tmp_path / "site", "site-a")
-        elsewhere.reload()
+        pid = (authority.folder / "broker.pid").read_text()
+        Broker(Authority.open(authority.folder)).reload()  # as another process would: the port stays
+        assert (authority.folder / "broker.pid").read_text() == pid
+        assert not elsewhere.refresh()
 
         async def talk():
             async with connected(site, url=elsewhere.url) as a:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,10 @@ from dpadmm.federation.private_files import one_at_a_time, write_private
 __all__ = ["Broker", "broker_config"]
 
 _PATIENCE = 10.0
+_LISTEN = re.compile(r'^listen: ".*:([0-9]+)"$', re.MULTILINE)
+_CHILDREN: list[subprocess.Popen[bytes]] = []
+"""Brokers that this process started: kept until they ended, whoever ends them, so that the system can let go."""
+
 _RELOADED, _NOT_RELOADED = "Reloaded server configuration", "Failed to reload"
 
 
@@ -34,6 +39,7 @@ class Broker:
 
     def __init__(self, authority: Authority, *, port: int | None = None) -> None:
         self._authority = authority
+        self._asked = port
         self._port = port or authority.settings.port
         self._process: subprocess.Popen[bytes] | None = None
         self._config = authority.folder / "broker.conf"
@@ -47,15 +53,17 @@ class Broker:
     def start(self) -> None:
         """Adopt and reload the broker of this folder if one runs, else start one; then it answers."""
         with self._alone():
+            self._port = self._asked or self._authority.settings.port
             self._start()
 
     def reload(self) -> None:
         """Tell the broker who may connect now: a revoked or expired site's connections are closed at once.
 
         A broker that does not take the new configuration is replaced, so that nobody stays in by its failure.
-        Where none runs, the next start reads it.
+        Where none runs, the next start reads it. It stays at its port, unless this ``Broker`` has another.
         """
         with self._alone():
+            self._port = self._asked or self._found_port() or self._authority.settings.port
             self._write_config()
             pid = self._pid()
             if pid is not None and not self._reloaded(pid):
@@ -64,6 +72,7 @@ class Broker:
 
     def refresh(self) -> bool:
         """Reload if there is a reason (approved, revoked, expired, renewed): cheap, for every few seconds."""
+        self._port = self._asked or self._found_port() or self._authority.settings.port
         renewed = self._authority.renew_own()
         if (
             not renewed
@@ -102,6 +111,7 @@ class Broker:
             start_new_session=True,  # Ctrl-C is for the aggregator, which then stops the broker in order
         )
         process = self._process
+        _CHILDREN.append(process)
         _wait(lambda: process.poll() is not None or (self._pid() is not None and self._answers()))
         if process.poll() is None and self._answers():
             return
@@ -146,7 +156,7 @@ class Broker:
         if "address already in use" in said:
             return (
                 f"port {self._port} is in use by another program, so the broker cannot listen at {where}: "
-                f"end that program, or choose another port (aggregator.toml in {self._authority.folder})"
+                f"end that program, or choose another port (--port, or aggregator.toml)"
             )
         if "cannot assign requested address" in said:
             address = self._authority.settings.listen
@@ -157,13 +167,19 @@ class Broker:
 
     def _pid(self) -> int | None:
         """The number of this folder's running broker: by its own note, and by what that process is."""
-        if self._process is not None:
-            self._process.poll()  # an ended child is let go
+        _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
         try:
             pid = int((self._authority.folder / "broker.pid").read_text(encoding="ascii"))
         except (OSError, ValueError):
             return None
         return pid if pid > 1 and str(self._config) in _words(pid) else None
+
+    def _found_port(self) -> int | None:
+        """The port of the running broker, which another process may have chosen."""
+        if not self.alive():
+            return None
+        found = _LISTEN.search(self._config.read_text(encoding="utf-8"))
+        return int(found[1]) if found else None
 
     def _wanted(self) -> str:
         return broker_config(self._authority, port=self._port)
