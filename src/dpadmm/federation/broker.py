@@ -26,7 +26,7 @@ __all__ = ["Broker", "broker_config"]
 _PATIENCE = 10.0
 _LISTEN = re.compile(r'^listen: ".*:([0-9]+)"$', re.MULTILINE)
 _CHILDREN: list[subprocess.Popen[bytes]] = []
-"""Brokers that this process started: kept until they ended, whoever ends them, so that the system can let go."""
+"""Brokers that this process started, kept until they ended: whoever ends them, they are let go."""
 
 _RELOADED, _NOT_RELOADED = "Reloaded server configuration", "Failed to reload"
 
