@@ -34,10 +34,23 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
 def _of_rows(table: Mapping[str, Any]) -> list[str]:
     if "columns" not in table or "features" in table:
         return []
-    return rows_problems(table) or [
-        f"{who}: is this public, {_shown(about)}? Correct it, and say public = true"
+    return rows_problems(table) or list(confirmations(table))
+
+
+def confirmations(table: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Sentences about values that wait to be confirmed -> the column's name, and the values.
+
+    They are among the problems where there is no other problem with the columns.
+    """
+    if "columns" not in table or "features" in table or rows_problems(table):
+        return {}
+    return {
+        _plain(f"{who}: is this public, {_shown(about)}? Correct it, and say public = true"): (
+            about.get("name") or f"{about['column']} (label)",
+            _shown(about),
+        )
         for who, about in unconfirmed(table)
-    ]
+    }
 
 
 def _shown(about: Mapping[str, Any]) -> str:

@@ -168,8 +168,10 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
         assert refused.err.count("\n") == 1
     assert "label 'repaid', column 'age', column 'ward'" in cli("study", "show", path).err
     waiting = cli("study", "check", path)
-    assert len([line for line in waiting.out.splitlines() if line.startswith("- ")]) == 3
-    assert "column 'age': is this public, bounds 20, 70?" in text_of(waiting)
+    assert "repaid (label) classes no, yes age bounds 20, 70 ward values" in text_of(waiting)
+    assert "change public = false to public = true" in text_of(waiting)
+    listed = cli("study", "check", path, "--json").json["problems"]
+    assert "column 'age': is this public, bounds 20, 70? Correct it, and say public = true" in listed
     assert waiting.err.endswith("3 problems\n")
     path.write_text(path.read_text().replace("public = false", "public = true"))
     fine = cli("study", "check", path, "--data", table_file).succeeded()
@@ -270,3 +272,17 @@ def test_the_column_that_says_whose_a_row_is_can_be_left_out(cli, tmp_path):
     assert wrong.code == 2
     assert "did you mean 'hospital'" in wrong.err
     assert not (tmp_path / "other.toml").exists()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_problems_are_a_table_that_fits_the_screen(cli, study_file, columns):
+    text = study_file.read_text().replace("epsilon = 1.0", "epsilonn = 1.0")
+    study_file.write_text(text.replace("[columns.age]", f"[columns.{'a' * 60}]\nkind = 3\n[columns.age]"))
+    answer = cli("study", "check", study_file, columns=columns)
+    assert answer.code == 2
+    assert max(map(len, answer.out.splitlines())) <= columns
+    assert "…" not in answer.out
+    said = text_of(answer)
+    assert "training unknown setting 'epsilonn'; did you mean 'epsilon'?" in said
+    assert "the study give exactly one of epsilon" in said
+    assert "a" * 20 in said

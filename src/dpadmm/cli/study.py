@@ -15,13 +15,14 @@ from rich.text import Text
 
 from dpadmm.cli.columns import columns_table, counts_of, show_survey, surveyed
 from dpadmm.cli.ledger import rounded_up
+from dpadmm.cli.problems import show_problems
 from dpadmm.cli.screen import say, say_path, table
 from dpadmm.data.raw_table import listed, unknown_name
 from dpadmm.errors import StudyError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.study import Study, read_study
-from dpadmm.study_check import study_problems
+from dpadmm.study_check import confirmations, study_problems
 from dpadmm.toml_file import read_toml
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def check(
     With a table, on its owner's machine: whether it has the columns, and how many cells would be clamped,
     unknown or missing. Those counts are for the owner's eyes only.
     """
-    problems = study_problems(read_toml(study_file))
-    survey = None
+    said = read_toml(study_file)
+    problems, waiting, survey = study_problems(said), confirmations(said), None
     if not problems and data is not None:
         study = read_study(study_file)
         survey = surveyed(study, data, study.label)
@@ -118,8 +119,7 @@ def check(
         console = Console()
         if survey and survey.rows:
             show_survey(console, read_study(study_file), survey)
-        for each in problems:
-            say(console, f"- {each}")
+        show_problems(console, problems, waiting, place="the table" if survey else "the study")
         if not problems:
             _say_fine(console, read_study(study_file))
     if problems:
