@@ -13,10 +13,11 @@ from page_visits import TOKEN
 
 SHIFTS = """
 window.shifted = [];
+new Promise(painted => requestAnimationFrame(() => requestAnimationFrame(painted))).then(() =>
 new PerformanceObserver(list => {
   for (const entry of list.getEntries())
     shifted.push([entry.value, ...entry.sources.map(({ node }) => node?.className || node?.nodeName)]);
-}).observe({ type: "layout-shift" });
+}).observe({ type: "layout-shift" }));
 """
 
 

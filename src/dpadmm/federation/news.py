@@ -84,8 +84,10 @@ def clean(value: Any) -> Any:
     >>> clean({"changes": (1.5, float("nan")), "round": 2})
     {'changes': [1.5, None], 'round': 2}
     """
-    if value is None or isinstance(value, str | bool):
+    if value is None or isinstance(value, str | int):
         return value
+    if isinstance(value, float):  # before the slower questions: most of a snapshot
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): clean(each) for key, each in value.items()}
     if isinstance(value, Integral):
