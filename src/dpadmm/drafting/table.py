@@ -24,11 +24,15 @@ from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import OTHER, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.drafting.draft import Draft, DraftColumn, check_name
+from dpadmm.drafting.ordered import grade_hint, order_hint
 from dpadmm.errors import DataError
 
 MOST_CATEGORIES, MOST_CLASSES = 50, 20
 MOST_DISTINCT = 10_000
 MOST_DRAFTED = 10_000
+MOST_STEPS = 10
+"""Bounds are whole multiples of a round number, of which there are at most this many between them."""
+
 _WHOLE, _COMMA = re.compile(r"([+-]?[0-9]+)(?:\.0*)?"), re.compile(r"[+-]?[0-9]+,[0-9]+")
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
 
@@ -135,7 +139,8 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
     if is_boolean(seen):
         return DraftColumn(name, {"kind": "boolean"})
     if seen.is_number:
-        return DraftColumn(name, {"kind": "number", "bounds": friendly(seen.low, seen.high)})
+        grades = "" if seen.overflow else grade_hint(seen.low, seen.high, len(seen.counts))
+        return DraftColumn(name, {"kind": "number", "bounds": friendly(seen.low, seen.high)}, grades)
     _check_commas(name, seen, path)
     odd = f"; {seen.no_number!r} is not a number" if _is_mostly_numbers(seen) else ""
     if seen.overflow or len(seen.counts) > MOST_CATEGORIES:
@@ -143,7 +148,8 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
         return DraftColumn(name, None, f"text with {n} different values{odd}")
     values = tuple(value for value, _ in _by_frequency(seen.counts) if value != OTHER)
     _check_values(name, values, path)
-    return DraftColumn(name, {"kind": "category", "values": values}, odd.removeprefix("; "))
+    hint = odd.removeprefix("; ") or order_hint(values)
+    return DraftColumn(name, {"kind": "category", "values": values}, hint)
 
 
 def _useless(name: str, seen: Seen, label: str) -> str:
@@ -211,7 +217,7 @@ def friendly(low: float, high: float) -> tuple[float, float]:
     Examples
     --------
     >>> friendly(17, 90), friendly(0.0, 99_999.0), friendly(-0.731, 2.2), friendly(5.0, 5.0)
-    ((15, 90), (0, 100000), (-0.8, 2.2), (0, 10))
+    ((10, 90), (0, 100000), (-1, 2.5), (0, 10))
     """
     if low == high:
         low, high = min(0.0, 2.0 * low), max(0.0, 2.0 * high) or 1.0
@@ -220,7 +226,7 @@ def friendly(low: float, high: float) -> tuple[float, float]:
         if not math.isfinite(span) or span < 1e-300:
             return low, high
         power = math.floor(math.log10(span))
-        step = next(s for s in (1, 2, 5, 10) if span / (s * 10.0 ** (power - 1)) <= 20)
+        step = next(s for s in (1, 2, 5, 10) if span / (s * 10.0 ** (power - 1)) <= MOST_STEPS)
         digits = max(0, 1 - power)
         unit = step * 10.0 ** (power - 1)
         found = _outward(low, unit, digits, math.floor), _outward(high, unit, digits, math.ceil)
