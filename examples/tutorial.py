@@ -1,0 +1,319 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From a table to a private model
+#
+# Five hospitals want to know which patients will be back within a month. No hospital may show its rows to
+# another one, nor to us. In this tutorial they train one model together, and nobody who sees all of their
+# messages can tell much about any single patient. How much is a number, ε, which we choose beforehand.
+#
+# It runs from top to bottom: `python examples/tutorial.py`. As a notebook: `pip install jupytext notebook`,
+# then `jupytext --to ipynb examples/tutorial.py`; or open this file in VS Code or PyCharm, which know the
+# `# %%` marks. You need `pip install 'dpadmm[sklearn]'`. It takes half a minute and no network.
+
+# %%
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from dpadmm import BudgetAccountant, BudgetExceeded, DPADMMClassifier, load_model
+
+kept = tempfile.TemporaryDirectory(prefix="dpadmm-tutorial-")  # it goes when we are done
+folder = Path(kept.name)
+command = shutil.which("dpadmm", path=str(Path(sys.executable).parent)) or "dpadmm"
+
+
+def dpadmm(*words: str, fails: bool = False) -> str:
+    """Run the command as you would type it, in the tutorial's folder, and show what it says."""
+    done = subprocess.run(
+        [command, *words], cwd=folder, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"}
+    )
+    print("$ dpadmm", *words)
+    if "--json" not in words:
+        print(done.stdout + done.stderr)
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stdout
+
+
+# %% [markdown]
+# ## The tables
+#
+# We make them up: 20 columns of mixed kinds, and one cell in twenty is missing. There are three tables.
+#
+# * `patients.csv`: 30,000 rows of the five hospitals. **Private.** We will touch it only with `train`.
+# * `sample.csv`: 1,500 rows, one twentieth, say of an older survey that anyone may download. **Public.**
+# * `later.csv`: patients who come next month, to predict and to see how well it went.
+
+# %%
+VALUES = {
+    "region": ["north", "east", "south", "west"],
+    "insurance": ["public", "private", "none"],
+    "diet": ["mixed", "vegetarian", "vegan"],
+    "work": ["employed", "student", "retired", "at home", "seeking"],
+    "referral": ["doctor", "emergency", "self"],
+    "pain": ["none", "mild", "severe"],
+    "activity": ["low", "middle", "high"],
+}
+FLAGS = ["smoker", "diabetic", "allergy", "stayed_before", "lives_alone"]
+NUMBERS = {  # mean and spread
+    "age": (55, 17), "bmi": (27, 5), "pulse": (75, 11), "systolic": (130, 17),
+    "glucose": (100, 20), "temperature": (36.9, 0.5), "visits": (4, 2), "distance": (20, 8),
+}  # fmt: skip
+PULL = {  # what the label depends on; all other columns say nothing
+    "age": 0.9, "glucose": 0.6, "visits": 0.7, "bmi": 0.3,
+    "pain": 0.6, "activity": -0.5, "smoker": 0.8, "stayed_before": 1.0, "lives_alone": 0.5,
+}  # fmt: skip
+
+
+def make_rows(n: int, seed: int) -> pa.Table:
+    """Patients, with missing cells, a case number, a hospital and the label."""
+    rng = np.random.default_rng(seed)
+    cells: dict[str, Any] = {}
+    score = np.zeros(n)
+    for name, (mean, spread) in NUMBERS.items():
+        z = rng.normal(size=n)
+        cells[name] = (mean + spread * z).clip(0).round(1)
+        score += PULL.get(name, 0.0) * z
+    for name, values in VALUES.items():
+        place = rng.integers(len(values), size=n)
+        cells[name] = np.array(values)[place]
+        score += PULL.get(name, 0.0) * (place - (len(values) - 1) / 2)
+    for name in FLAGS:
+        truth = rng.random(n) < 0.4
+        cells[name] = np.where(truth, "yes", "no")
+        score += PULL.get(name, 0.0) * (truth - 0.4)
+    columns = {name: pa.array(cell, mask=rng.random(n) < 0.05) for name, cell in cells.items()}
+    back = rng.random(n) < 1 / (1 + np.exp(0.7 - 1.5 * score))
+    return pa.table(
+        {
+            "case": [f"c{j:06d}" for j in range(n)],
+            "hospital": rng.choice(list("ABCDE"), n),
+            **columns,
+            "back": np.where(back, "yes", "no"),
+        }
+    )
+
+
+TABLES = {
+    "patients": make_rows(30_000, seed=1),
+    "sample": make_rows(1_500, seed=4),
+    "later": make_rows(8_000, seed=9),
+}
+for name, rows in TABLES.items():
+    pa.csv.write_csv(rows, folder / f"{name}.csv")
+features = [name for name in TABLES["sample"].column_names if name not in ("case", "hospital", "back")]
+missing = sum(TABLES["patients"][name].null_count for name in features) / (30_000 * len(features))
+assert len(features) == 20
+assert 0.045 < missing < 0.055
+print(f"{len(features)} columns, {missing:.1%} of the cells are missing")
+
+# %% [markdown]
+# ## 1. A study
+#
+# A model needs numbers, and rows of limited length: the noise hides one row only if no row can be arbitrarily
+# large. Usually one would take the smallest and the largest value of each column. But then the oldest patient
+# decides how everyone is scaled, and that tells about this patient, whatever ε says.
+#
+# So all that the encoding needs is written down beforehand, from public knowledge, in a *study*. We need not
+# start from an empty page: `study new` drafts one from the public sample.
+
+# %%
+dpadmm("study", "new", "study.toml", "--from", "sample.csv", "--label", "back", "--by", "hospital")
+draft = (folder / "study.toml").read_text()
+print(draft[: draft.index("[columns.pulse]")])
+
+# %% [markdown]
+# The draft found out that `case` is a name for rows, and left it out. Everything that it read off the table
+# is marked `public = false`, and is refused until somebody has confirmed it. That is you. For each value ask:
+# *could I have written this down without seeing any patient?* If you drafted from a table that is public in
+# truth, yes. If you drafted from your own rows, no: correct it until it comes from the questionnaire, a
+# textbook, or common sense.
+
+# %%
+assert draft.count("public = false") == 16  # the label, 8 numbers, 7 lists of values; flags need none
+dpadmm("study", "check", "study.toml", fails=True)
+
+
+# %% [markdown]
+# You would do this in an editor. Two corrections are worth it, and then we confirm.
+#
+# * Bounds that a textbook would give, in place of those that 1,500 people happened to have.
+# * `pain` and `activity` have an order, which no draft can know: they are of kind `ordinal`.
+
+
+# %%
+def corrected(text: str, column: str, *lines: str) -> str:
+    """The study with other lines for one column."""
+    section = "\n".join([f"[columns.{column}]", *lines, "public = true", "", ""])
+    return re.sub(rf"\[columns\.{column}\]\n(.+\n)+\n", section, text)
+
+
+study = draft
+for column, low, high in (("age", 0, 110), ("bmi", 10, 50), ("glucose", 40, 180), ("visits", 0, 10)):
+    study = corrected(study, column, 'kind = "number"', f"bounds = [{low}, {high}]")
+for column in ("pain", "activity"):
+    study = corrected(study, column, 'kind = "ordinal"', f"values = {json.dumps(VALUES[column])}")
+study = study.replace("public = false", "public = true")  # we made the tables, so we know: look before you do
+(folder / "study.toml").write_text(study)
+dpadmm("study", "check", "study.toml")
+
+# %% [markdown]
+# ## 2. Is it worth it?
+#
+# ε is spent by training, and spent for good. So we ask first what we may hope for. `plan` runs the whole
+# study on the public sample, with the noise of the planned numbers of rows. No private row is read.
+# You also see whether another number of rounds, or another ε, would do better.
+
+# %%
+sizes = ("--agents", "5", "--rows", "6000")
+dpadmm("plan", "study.toml", *sizes, "--public", "sample.csv", "--rounds", "50", "-o", "plan")
+plan = json.loads((folder / "plan" / "forecast.json").read_text())
+forecast = plan["scenarios"][0]["own"]
+assert plan["private_rows_read"] == 0
+assert plan["verdict"] == "go"
+print(f"forecast: {forecast['mean']:.1%} ± {forecast['spread']:.1%}")
+
+# %% [markdown]
+# ## 3. Train
+#
+# Every hospital is an agent. In every round each one computes the mean gradient of its own rows, adds noise,
+# and sends the sum; nothing else leaves it. Here all agents run in this process, with the very noise that
+# deployed ones add. It comes from the operating system, so no two runs are alike.
+
+# %%
+dpadmm("train", "study.toml", "--data", "patients.csv", "--by", "hospital", "-o", "model.dpadmm")
+model = load_model(folder / "model.dpadmm")
+assert model.privacy["epsilon"] <= 1.0
+
+# %% [markdown]
+# `model.statement.json` says what was given away. Anyone can check it: `dpadmm verify` derives ε again.
+#
+# ## 4. How good is it?
+#
+# `evaluate` has no noise, so its figures tell about the rows of its table: use it on public rows or your own.
+
+# %%
+dpadmm("evaluate", "model.dpadmm", "--data", "later.csv")
+truth = TABLES["later"]["back"].to_numpy()
+predicted = model.predict(TABLES["later"])
+reached, guess = np.mean(predicted == truth), np.mean(truth == "no")
+print(f"forecast {forecast['mean']:.1%}, reached {reached:.1%}, always saying no {guess:.1%}")
+assert abs(forecast["mean"] - reached) < 0.03
+assert reached > guess + 0.1
+
+# %% [markdown]
+# ## 5. Predict
+#
+# From a file to a file, or in Python from a pandas or polars data frame, an Arrow table or a plain dict.
+# Missing cells are fine: the study says what becomes of them.
+
+# %%
+dpadmm("predict", "model.dpadmm", "--data", "later.csv", "--keep", "case", "-o", "answers.csv")
+answers = pa.csv.read_csv(folder / "answers.csv")
+assert answers["prediction"].to_pylist() == predicted.tolist()
+print(answers.slice(0, 3).to_pylist())
+
+# %% [markdown]
+# ## 6. Explain
+#
+# Coefficients are in the units of your columns: what one more year of age, or one step more of pain, does to
+# the score. Beside each stands its *wobble*: how much it would change by the privacy noise alone if the same
+# rows were trained on again. It is worked out from what was published, so it costs no ε. A coefficient that
+# is marked `noise?` may be nothing at all; and of those that are nothing, one in twenty gets no mark, by luck.
+
+# %%
+explained = json.loads(dpadmm("explain", "model.dpadmm", "--json"))
+for each in explained["coefficients"][:12]:
+    name = f"{each['column']}={each['value']}" if each["value"] else each["column"]
+    doubt = "noise?" if each["may_be_noise"] else ""
+    print(f"{name:<20}{each['coefficient']:>8.3f} ± {each['wobble']:.3f}  {each['per']:<10} {doubt}")
+real = {each["column"] for each in explained["coefficients"] if not each["may_be_noise"]}
+assert {"age", "glucose", "visits", "stayed_before", "smoker"} <= real
+print("more than noise:", ", ".join(sorted(real)))
+
+# %% [markdown]
+# ## The same with scikit-learn
+#
+# `DPADMMClassifier` takes a matrix of numbers. The rule is the same: what turns cells into numbers may be
+# public knowledge, and nothing else. An imputer or a scaler that is *fitted* on private rows leaks, and
+# no ε counts it. So a missing number becomes the middle of its public bounds, and each public value of a
+# category becomes a column of 0 and 1.
+
+# %%
+BOUNDS = {
+    "age": (0, 110), "bmi": (10, 50), "pulse": (30, 120), "systolic": (60, 200),
+    "glucose": (40, 180), "temperature": (34, 40), "visits": (0, 10), "distance": (0, 50),
+}  # fmt: skip
+
+
+def to_matrix(rows: pa.Table) -> Any:
+    """Numbers as they are, 0 and 1 for every public value; nothing is learnt from the rows."""
+    columns = [rows[name].fill_null(sum(pair) / 2).to_numpy() for name, pair in BOUNDS.items()]
+    for name, values in {**VALUES, **{flag: ["yes"] for flag in FLAGS}}.items():
+        cells = rows[name].to_numpy()
+        columns += [np.asarray(cells == value, dtype=float) for value in values]
+    return np.column_stack(columns)
+
+
+X, y = to_matrix(TABLES["patients"]), TABLES["patients"]["back"].to_numpy()
+hospital = TABLES["patients"]["hospital"].to_numpy()
+ones = [1.0] * (X.shape[1] - len(BOUNDS))
+low = [pair[0] for pair in BOUNDS.values()] + [0.0] * len(ones)
+high = [pair[1] for pair in BOUNDS.values()] + ones
+
+# %% [markdown]
+# A `BudgetAccountant` adds up what all fits on these rows cost, and refuses one that would go beyond the
+# total, before it starts. Two fits of ε = 1 cost less than 2, since noise does not line up, but more than
+# the 1.2 that we allow here. So the second one is refused.
+
+# %%
+private = DPADMMClassifier(
+    epsilon=1.0,
+    delta=1e-6,
+    bounds=(low, high),
+    classes=["no", "yes"],
+    max_iter=200,  # rounds and constants as in the study; the defaults are for smaller tables
+    rho=0.01,
+    weight_radius=60.0,
+)
+with warnings.catch_warnings(), BudgetAccountant(epsilon=1.2, delta=1e-5):
+    warnings.simplefilter("error")  # a leak would be a PrivacyLeakWarning: there is none
+    private.fit(X, y, groups=hospital)
+    try:
+        private.fit(X, y, groups=hospital)
+    except BudgetExceeded as refusal:
+        print("refused:", refusal)
+    else:
+        raise AssertionError("the second fit is beyond the budget")
+
+score = private.score(to_matrix(TABLES["later"]), truth)
+print(f"accuracy {score:.1%} at ε = {private.privacy_['epsilon']:.4f}; noise: {private.privacy_['noise']}")
+assert private.privacy_["epsilon"] <= 1.0
+assert score > guess + 0.1
+
+# %% [markdown]
+# ## What to remember
+#
+# * Bounds, values and classes come from public knowledge. The study writes them down, and you confirm them.
+# * Ask `plan` before you spend ε. What was spent on rows adds up, whatever it was spent on.
+# * Believe a coefficient only if it is larger than its wobble.

@@ -1,0 +1,56 @@
+"""The tutorial runs from top to bottom as a script, and what it shows is what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "tutorial.py"
+
+
+@pytest.fixture(scope="module")
+def shown() -> str:
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
+    steps = ["study new", "study check", "study check", "plan", "train", "evaluate", "predict", "explain"]
+    assert [" ".join(re.findall(r"^[a-z]+", each)) for each in re.findall(r"\$ dpadmm (.+)", shown)] == [
+        each.split()[0] for each in steps
+    ]
+    assert "20 columns, 5.0% of the cells are missing" in shown
+    assert "study.toml: 16 problems" in shown
+    assert "No problem found: 20 columns" in shown
+    assert re.search(r"total ε, exact +1\.0000", shown)
+    assert "GO: " in shown
+
+
+def test_the_forecast_is_near_what_is_reached(shown: str) -> None:
+    found = re.search(r"forecast ([0-9.]+)%, reached ([0-9.]+)%, always saying no ([0-9.]+)%", shown)
+    assert found is not None
+    forecast, reached, guess = map(float, found.groups())
+    assert abs(forecast - reached) < 3.0
+    assert reached > guess + 10.0
+
+
+def test_a_fit_beyond_the_budget_is_refused_and_the_other_one_is_private(shown: str) -> None:
+    assert re.search(r"refused: .*allowed ε = 1\.2", shown)
+    assert re.search(r"accuracy [0-9.]+% at ε = 1\.0000; noise: exact discrete Gaussian", shown)
+
+
+def test_every_cell_has_its_mark_so_that_it_opens_as_a_notebook() -> None:
+    text = SCRIPT.read_text(encoding="utf-8")
+    cells = re.split(r"(?m)^# %%", text)[1:]
+    assert len(cells) >= 20
+    for cell in cells:
+        if cell.startswith(" [markdown]"):
+            assert all(line.startswith("#") or not line for line in cell.splitlines()[1:]), cell
+        else:
+            compile(cell.partition("\n")[2], "cell", "exec")
