@@ -13,17 +13,18 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from dpadmm.data.ahead import ahead
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.errors import DataError
 
 BLOCK_BYTES = 2**20
 """Of a CSV at a time: larger blocks are slower and need more memory; a row must fit into one."""
 
-WIDE_HEADER, WIDE_BLOCK_BYTES = 2**13, 2**25
-"""Where the header alone is this long, rows may be too, and blocks are larger."""
+WIDE_HEADER, WIDE_BLOCK_BYTES = 2**9, 2**25
+"""Where the header alone is this long, rows may be too: blocks are as much larger, up to so many bytes."""
 
 LONGEST_HEADER = 2**24
-BATCH_ROWS = 2**15
+BATCH_ROWS = 2**14
 MOST_COLUMNS = 100_000
 MISSING = ("", *(word for word in pyarrow.csv.ConvertOptions().null_values if word))
 """Cells that say that there is no number."""
@@ -40,12 +41,13 @@ def open_batches(
 ) -> Iterator[Any]:
     """Record batches with these columns; those in ``numbers`` are read as numbers, others of a CSV as text.
 
-    What a cell becomes depends on no other cell: types are never guessed from the file.
+    What a cell becomes depends on no other cell: types are never guessed from the file. The next batches are
+    read while one is looked at.
     """
     names = column_names(path)
     wanted = list(dict.fromkeys(columns))
     _check(path, names, wanted)
-    return _csv(path, names, wanted, numbers) if _is_csv(path) else _parquet(path, wanted)
+    return ahead(_csv(path, names, wanted, numbers) if _is_csv(path) else _parquet(path, wanted, numbers))
 
 
 def column_names(path: Path) -> list[str]:
@@ -81,8 +83,8 @@ def repeated(names: Sequence[str]) -> list[str]:
 def _csv(path: Path, names: list[str], wanted: list[str], numbers: frozenset[str]) -> Iterator[Any]:
     types = {name: pa.float64() if name in numbers else TEXT for name in wanted}
     convert = pa.csv.ConvertOptions(include_columns=wanted, column_types=types)
-    block = WIDE_BLOCK_BYTES if _header(path)[1] > WIDE_HEADER else BLOCK_BYTES
-    options = pa.csv.ReadOptions(block_size=block)
+    wide = _header(path)[1] // WIDE_HEADER
+    options = pa.csv.ReadOptions(block_size=min(WIDE_BLOCK_BYTES, BLOCK_BYTES * max(1, wide)))
     # A line break within quotes must not depend on where a block happens to end
     parse = pa.csv.ParseOptions(newlines_in_values=True)
     try:
@@ -92,9 +94,11 @@ def _csv(path: Path, names: list[str], wanted: list[str], numbers: frozenset[str
         raise _unreadable(path, error, names) from None
 
 
-def _parquet(path: Path, wanted: list[str]) -> Iterator[Any]:
+def _parquet(path: Path, wanted: list[str], numbers: frozenset[str]) -> Iterator[Any]:
+    types, texts = column_types(path), (pa.string(), pa.large_string())
+    words = [name for name in wanted if name not in numbers and types[name] in texts]
     try:
-        with pa.parquet.ParquetFile(path) as file:
+        with pa.parquet.ParquetFile(path, read_dictionary=words) as file:
             yield from file.iter_batches(batch_size=BATCH_ROWS, columns=wanted)
     except _UNREADABLE as error:
         raise _unreadable(path, error) from None

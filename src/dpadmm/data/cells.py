@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,8 @@ NUMERIC = (
 TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 FEW_WORDS = 256
+INK = bytes(range(ord("!"), ord("~") + 1))
+"""Characters that are surely no blanks."""
 
 
 def codes_of(
@@ -35,23 +37,45 @@ def codes_of(
 
     Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set.
     """
+    codes, places = word_codes(cells, values, name, fold=fold)
+    return np.maximum(codes, -1)[places], count_cells(codes == -2, places)
+
+
+def word_codes(
+    cells: Any, values: tuple[str, ...], name: str, *, fold: bool = False
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """As :func:`codes_of`, for every different cell once, with −2 for missing ones; and which each cell is.
+
+    The last of the codes is that of cells without text: −1, the place of missing cells, points at it.
+    """
     words, places = as_words(cells, name)
-    codes = np.array([*_word_codes(words, values, fold), -2])[places]
-    n_missing = int(np.count_nonzero(codes == -2))
-    return np.maximum(codes, -1) if n_missing else codes, n_missing
+    if len(words) <= FEW_WORDS:
+        return np.array([*_few_codes(words, values, fold), -2], dtype=np.int64), places
+    last = _last_words(name, values, fold)  # batches of a Parquet file often share them
+    if not last or not words.equals(last[0]):
+        last[:] = words, np.append(_looked_up(words, values, fold), -2)
+    codes: NDArray[np.int64] = last[1]
+    return codes, places
 
 
-def _word_codes(words: Any, values: tuple[str, ...], fold: bool) -> list[int]:
-    """Places of words among the values, −1 for others, −2 for blanks; few words are looked up once only."""
-    if len(words) > FEW_WORDS:
-        return _looked_up(words, values, fold)
+def count_cells(which: NDArray[np.bool_], places: NDArray[Any]) -> int:
+    """How many cells are one of these words, of which there are usually none or few."""
+    chosen = np.flatnonzero(which)
+    if len(chosen) > 3:
+        return int(np.count_nonzero(which[places]))
+    last = len(which) - 1
+    return sum(int(np.count_nonzero(places == (-1 if word == last else word))) for word in chosen.tolist())
+
+
+def _few_codes(words: Any, values: tuple[str, ...], fold: bool) -> list[int]:
+    """Places of words among the values, −1 for others, −2 for blanks; a word is looked up once only."""
     known, texts = _known_words(values, fold), words.to_pylist()
     new = [text for text in texts if text not in known]
     if new:
         if len(known) > 100 * FEW_WORDS:
             known.clear()
             new = texts
-        known.update(zip(new, _looked_up(_strings(new), values, fold), strict=True))
+        known.update(zip(new, _looked_up(_strings(new), values, fold).tolist(), strict=True))
     return [known[text] for text in texts]
 
 
@@ -60,38 +84,63 @@ def _known_words(values: tuple[str, ...], fold: bool) -> dict[str | None, int]:
     return {}
 
 
-def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> list[int]:
+@lru_cache(maxsize=256)
+def _last_words(name: str, values: tuple[str, ...], fold: bool) -> list[Any]:
+    """The words that were looked up last, and their codes."""
+    return []
+
+
+def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> NDArray[np.int64]:
     words = _normal(words)
     found = pc.index_in(pc.utf8_lower(words) if fold else words, value_set=_value_set(values))
-    codes: list[int] = pc.if_else(pc.is_null(words), -2, pc.fill_null(found, -1)).to_pylist()
-    return codes
+    codes = np.asarray(found.fill_null(-1), dtype=np.int64)
+    return np.where(np.asarray(words.is_null()), -2, codes) if words.null_count else codes
 
 
 def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
     """The different cells of a column as text, and which of them each cell is: −1 for missing cells."""
-    kind = cells.type.value_type if pa.types.is_dictionary(cells.type) else cells.type
-    if not any(is_kind(kind) for is_kind in (*TEXT, *NUMERIC, *DATES)):
+    coded = pa.types.is_dictionary(cells.type)
+    kind = cells.type.value_type if coded else cells.type
+    if not _is_any(kind, (*TEXT, *NUMERIC, *DATES)):
         raise DataError(
             f"column {name!r} holds {kind} values; the study wants text, whole numbers or true/false"
         )
-    if not pa.types.is_dictionary(cells.type):
+    if not coded:
         cells = (pc.cast(cells, pa.string()) if pa.types.is_string_view(kind) else cells).dictionary_encode()
-    words = cells.dictionary
+    words, indices = cells.dictionary, cells.indices
+    if indices.null_count:
+        indices = (
+            pc.cast(indices, pa.int64()) if pa.types.is_unsigned_integer(indices.type) else indices
+        ).fill_null(-1)
+    places = np.asarray(indices)
+    if len(words) > FEW_WORDS + 4 * len(places):  # those of a whole file, perhaps
+        words, places = _used(words, places)
     if pa.types.is_floating(kind):  # not a number is no value
         words = pc.if_else(pc.is_nan(words), pa.scalar(None, kind), words)
-    places = pc.fill_null(cells.indices, -1) if cells.null_count else cells.indices
-    return pc.cast(words, pa.string()), np.asarray(places)
+    return words if pa.types.is_string(words.type) else pc.cast(words, pa.string()), places
+
+
+def _used(words: Any, places: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
+    """Only those words that there is a cell of."""
+    used = np.zeros(len(words) + 1, dtype=bool)
+    used[places] = True
+    used[-1] = False
+    numbers = np.cumsum(used) - 1
+    numbers[-1] = -1
+    return words.filter(pa.array(used[:-1])), numbers[places]
 
 
 def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.float64]:
     """A column as numbers; missing cells are NaN, and with ``total`` also those that are no number."""
     cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
     kind = cells.type
-    if any(is_kind(kind) for is_kind in TEXT):
+    if pa.types.is_float64(kind):
+        return np.asarray(cells.to_numpy(zero_copy_only=False))
+    if _is_any(kind, TEXT):
         cells = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))
         none = pc.is_in(cells, value_set=_strings(MISSING))
         cells = pc.if_else(none, pa.scalar(None, pa.string()), cells)
-    elif not any(is_kind(kind) for is_kind in NUMERIC):
+    elif not _is_any(kind, NUMERIC):
         raise DataError(f"column {name!r} holds {kind} values; the study says it is a number")
     try:
         numbers = pc.cast(cells, pa.float64(), safe=False)
@@ -107,6 +156,11 @@ def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.floa
     return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
+@lru_cache(maxsize=256)
+def _is_any(kind: Any, wanted: tuple[Callable[[Any], bool], ...]) -> bool:
+    return any(is_kind(kind) for is_kind in wanted)
+
+
 def _number_or_nan(word: Any) -> float:
     """By the same reader as a whole column."""
     try:
@@ -118,7 +172,12 @@ def _number_or_nan(word: Any) -> float:
 
 def _normal(texts: Any) -> Any:
     """Text without blanks around, missing where nothing is left; 1.0 is 1."""
-    texts = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"^([+-]?[0-9]+)\.0*$", r"\1")
+    content = texts.buffers()[2]  # what need not be looked for in every text is not
+    content = content.to_pybytes() if content is not None else b""
+    if content.translate(None, INK):
+        texts = pc.utf8_trim_whitespace(texts)
+    if b"." in content:
+        texts = pc.replace_substring_regex(texts, r"^([+-]?[0-9]+)\.0*$", r"\1")
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 

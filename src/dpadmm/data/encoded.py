@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from dpadmm.arrays import Features, Floats, Integers
+from dpadmm.data.ahead import ahead
 from dpadmm.data.batches import open_batches
-from dpadmm.data.cells import as_numbers, as_words, codes_of
+from dpadmm.data.cells import as_numbers, as_words, word_codes
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.encoding import Encoder, Report
 from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
@@ -67,29 +67,44 @@ def encode_table(
         numeric.add(label.column)
     numbers = frozenset() if total else frozenset(numeric)  # as text nothing is refused by the reader
     encoder = Encoder(schema, intercept=intercept, total=total)
-    with (
-        closing(_Growing(memory_bytes)) as growing,
-        closing(GrowingArray(np.float64, 1)) as labels,
-        closing(_Owners()) as owners,
-    ):
+    owners = _Owners(by, total=total) if by is not None else None
+
+    def encoded() -> Iterator[tuple[tuple[NDArray[Any], ...], Floats | None, NDArray[np.int32] | None]]:
         for batch in open_batches(path, [*columns, *others], numbers=numbers):
-            where = f"{path}, rows {encoder.report.rows + 1} to {encoder.report.rows + batch.num_rows}"
+            first = encoder.report.rows
             try:
-                bad = np.zeros(batch.num_rows, dtype=bool)
+                values = bad = None
                 if label is not None:
                     values, bad = label_values(label, batch.column(label.column), total=total)
-                    _check_labels(~bad | total, label, encoder.report.rows)
+                    _check_labels(~bad | total, label, first)
                     encoder.report.label.unknown += int(np.count_nonzero(bad))
-                    labels.append(values)
-                growing.append(_silent(encoder.encode(batch), bad))
+                blocks = _silent(encoder.encode_blocks(batch), bad)
+                yield blocks, values, owners.numbers_of(batch.column(by)) if owners else None
             except DataError as error:
-                raise DataError(f"{where}: {error}") from None
-            if by is not None:
-                owners.append(batch.column(by), by, where, total=total)
+                raise DataError(f"{path}, rows {first + 1} to {first + batch.num_rows}: {error}") from None
+
+    with (
+        closing(_Growing(len(schema.features) + intercept, memory_bytes)) as growing,
+        closing(GrowingArray(np.float64, 1)) as labels,
+        closing(GrowingArray(np.int32, 1)) as groups,  # 4 bytes a row count in a large table
+        closing(ahead(encoded())) as parts,
+    ):
+        for blocks, values, numbers_of_owners in parts:
+            growing.append(blocks)
+            if values is not None:
+                labels.append(values)
+            if numbers_of_owners is not None:
+                groups.append(numbers_of_owners)
         if not encoder.report.rows:
             raise DataError(f"{path} has no rows")
-        groups, names = owners.finish() if by is not None else (None, ())
-        return EncodedTable(growing.finish(), labels.finish().reshape(-1), groups, names, encoder.report)
+        places, names = owners.sorted() if owners else (None, ())
+        return EncodedTable(
+            growing.finish(),
+            labels.finish().reshape(-1),
+            None if places is None else places[groups.finish().reshape(-1)],
+            names,
+            encoder.report,
+        )
 
 
 def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
@@ -109,20 +124,17 @@ def label_values(label: Label, cells: Any, *, total: bool = False) -> tuple[Floa
             low, high = label.bounds
             values = np.where(bad, 0.0, (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0)
         return values, bad
-    codes, _ = codes_of(cells, tuple(map(str, label.classes)), label.column)
-    bad = codes < 0
-    codes = np.where(bad, 0, codes)
-    return codes * 2.0 - 1.0 if len(label.classes) == 2 else codes.astype(np.float64), bad
+    codes, places = word_codes(cells, tuple(map(str, label.classes)), label.column)
+    known = np.maximum(codes, 0)
+    by_word = known * 2.0 - 1.0 if len(label.classes) == 2 else known.astype(np.float64)
+    return by_word[places], (codes < 0)[places]
 
 
-def _silent(features: Features, bad: NDArray[np.bool_]) -> Features:
+def _silent(blocks: tuple[NDArray[Any], ...], bad: NDArray[np.bool_] | None) -> tuple[NDArray[Any], ...]:
     """Rows without a label as zeros, the constant column too: their gradient is 0 at any point."""
-    if bad.any():
-        if isinstance(features, csr_array):
-            features.data.reshape(len(bad), -1)[bad] = 0.0
-        else:
-            features[bad] = 0.0
-    return features
+    if bad is not None and bad.any():
+        blocks[0][bad] = 0.0
+    return blocks
 
 
 def _check_labels(good: NDArray[np.bool_], label: Label, first: int) -> None:
@@ -138,57 +150,50 @@ def _check_labels(good: NDArray[np.bool_], label: Label, first: int) -> None:
 class _Owners:
     """Whose rows are, as numbers: text is kept once for every owner."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: str, *, total: bool) -> None:
+        self._by, self._total = by, total
         self._numbers: dict[str, int] = {}
-        self._parts = GrowingArray(np.int32, 1)
+        self._spelt: dict[str | None, int] = {}
 
-    def append(self, cells: Any, by: str, where: str, *, total: bool) -> None:
-        words, places = as_words(cells, by)
-        names = [
-            *((word or "").strip() for word in words.to_pylist()),
-            "",
-        ]  # the last is that of missing cells
-        known = np.full(len(names), -1, dtype=np.int32)
-        for place in np.unique(places).tolist():
-            if not names[place] and not total:
-                raise DataError(
-                    f"{where}: column {by!r} has a missing cell, so it is not known whose that row is"
-                )
-            known[place] = self._numbers.setdefault(names[place], len(self._numbers))
-        self._parts.append(known[places])
+    def numbers_of(self, cells: Any) -> NDArray[np.int32]:
+        """The number of every row's owner, in the order of their first rows."""
+        words, places = as_words(cells, self._by)
+        texts = [*words.to_pylist(), None]  # the last is that of missing cells
+        known: NDArray[np.int32] = np.array([self._spelt.get(text, -1) for text in texts], dtype=np.int32)
+        new = np.zeros(len(texts), dtype=bool)
+        new[places] = True
+        for place in np.flatnonzero(new & (known < 0)).tolist():
+            known[place] = self._spelt[texts[place]] = self._number(texts[place])
+        numbers: NDArray[np.int32] = known[places]
+        return numbers
 
-    def finish(self) -> tuple[Integers, tuple[str, ...]]:
+    def _number(self, text: str | None) -> int:
+        name = (text or "").strip()
+        if not name and not self._total:
+            raise DataError(f"column {self._by!r} has a missing cell, so it is not known whose that row is")
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def sorted(self) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+        """Sorted names, and which of them every number is."""
         names = sorted(self._numbers)
-        places = np.empty(len(names), np.int32)  # 4 bytes a row count in a large table
+        places = np.empty(len(names), np.int32)
         places[[self._numbers[name] for name in names]] = np.arange(len(names))
-        return places[self._parts.finish().reshape(-1)], tuple(names)
-
-    def close(self) -> None:
-        self._parts.close()
+        return places, tuple(names)
 
 
 class _Growing:
-    """A matrix that grows: dense rows, or rows with a fixed number of stored entries."""
+    """A matrix that grows: dense rows, or rows with a fixed number of stored entries and their places."""
 
-    def __init__(self, memory_bytes: int) -> None:
-        self._width, self._memory_bytes = 0, memory_bytes
+    def __init__(self, width: int, memory_bytes: int) -> None:
+        self._width, self._memory_bytes = width, memory_bytes
         self._parts: list[GrowingArray] = []
 
-    def append(self, features: Features) -> None:
-        self._width = features.shape[1]
-        blocks = list(self._blocks(features))
+    def append(self, blocks: tuple[NDArray[Any], ...]) -> None:
         if not self._parts:
             limit = self._memory_bytes // len(blocks)
             self._parts = [GrowingArray(b.dtype, b.shape[1], memory_bytes=limit) for b in blocks]
         for part, block in zip(self._parts, blocks, strict=True):
             part.append(block)
-
-    def _blocks(self, features: Features) -> Iterator[NDArray[Any]]:
-        if isinstance(features, csr_array):
-            yield features.data.reshape(features.shape[0], -1)
-            yield features.indices.reshape(features.shape[0], -1).astype(np.int32)
-        else:
-            yield features
 
     def close(self) -> None:
         for part in self._parts:

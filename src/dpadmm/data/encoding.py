@@ -16,13 +16,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpadmm.arrays import Features
-from dpadmm.data.cells import as_numbers, codes_of
+from dpadmm.data.cells import as_numbers, count_cells, word_codes
 from dpadmm.data.compact import compact_csr
+from dpadmm.data.filling import DenseRows, SparseRows, Values
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.errors import DataError
-from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT
 
-Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 ONE = np.float32(1.0)
 HUGE = 1e18
@@ -61,8 +60,8 @@ class Encoder:
     """Encodes batches of a table; ``report`` counts.
 
     With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.features.with_intercept` makes them.
-    ``total`` leaves no cell without a meaning: what is no number is missing, and a missing plain number
-    is 0.
+    ``total`` leaves no cell without a meaning: what is no number is missing, and a plain number that is
+    missing is 0.
 
     Examples
     --------
@@ -81,81 +80,28 @@ class Encoder:
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        n, first, rows = batch.num_rows, 0, self._empty(batch.num_rows)
+        values, *places = self.encode_blocks(batch)
+        if not places:
+            return values
+        n, stored = values.shape
+        pointers = np.arange(0, n * stored + 1, stored)
+        width = len(self.schema.features) + self.intercept
+        return compact_csr(values.reshape(-1), places[0].reshape(-1), pointers, (n, width))
+
+    def encode_blocks(self, batch: Any) -> tuple[NDArray[Any], ...]:
+        """The same: dense rows, or as many stored entries for each row and their places."""
+        n, first = batch.num_rows, 0
+        rows = (SparseRows if self.schema.sparse else DenseRows)(n, self.schema, intercept=self.intercept)
         for column in self.schema.columns:
             tally = self.report.columns[column.name]
             cells = batch.column(column.name)
             if self.total and isinstance(column, Number | Plain):
                 cells = _numbers_of_any(cells, column, tally)
             for place, value in ENCODERS[column.kind](column, cells, tally):
-                rows.append(place + first, value / np.float32(self.schema.scale))
+                rows.append(place + first, value)
             first += len(column.features)
         self.report.rows += n
         return rows.finish()
-
-    def _empty(self, n: int) -> _Dense | _Sparse:
-        return (_Sparse if self.schema.sparse else _Dense)(n, self.schema, self.intercept)
-
-
-class _Dense:
-    """Rows that are filled feature by feature, and shortened to 1 where they are longer.
-
-    Every operation is on single cells in the same order, so that not even a rounding depends on other rows.
-    """
-
-    def __init__(self, n: int, schema: Schema, intercept: bool) -> None:
-        width = len(schema.features) + intercept
-        self._intercept, self._starts = intercept, np.arange(0, n * width, width)
-        self._squares = None if schema.bounded else np.zeros(n)
-        self._out = np.zeros((n, width), dtype=np.float32)
-
-    def append(self, place: Any, value: Any) -> None:
-        """Set one feature of all rows, or another one in every row."""
-        if self._squares is not None:
-            self._squares += np.multiply(value, value, dtype=np.float64)
-        if isinstance(place, int):
-            self._out[:, place] = value
-        else:
-            self._out.reshape(-1)[self._starts + place] = value
-
-    def finish(self) -> Features:
-        _shorten(self._out, self._squares)
-        if self._intercept:
-            self._out *= np.float32(BESIDE_INTERCEPT)
-            self._out[:, -1] = INTERCEPT
-        return self._out
-
-
-class _Sparse:
-    """As :class:`_Dense`, with the places of the entries beside them."""
-
-    def __init__(self, n: int, schema: Schema, intercept: bool) -> None:
-        self._shape, self._intercept = (n, len(schema.features) + intercept), intercept
-        self._squares = None if schema.bounded else np.zeros(n)
-        self._values = np.zeros((n, schema.n_stored + intercept), np.float32)
-        self._places = np.full(self._values.shape, self._shape[1] - 1, np.int32)
-        self._filled = 0
-
-    def append(self, place: Any, value: Any) -> None:
-        """Append an entry to every row."""
-        if self._squares is not None:
-            self._squares += np.multiply(value, value, dtype=np.float64)
-        self._values[:, self._filled], self._places[:, self._filled] = value, place
-        self._filled += 1
-
-    def finish(self) -> Features:
-        _shorten(self._values, self._squares)
-        if self._intercept:
-            self._values *= np.float32(BESIDE_INTERCEPT)
-            self._values[:, -1] = INTERCEPT
-        n, stored = self._values.shape
-        pointers = np.arange(0, n * stored + 1, stored)
-        return compact_csr(self._values.ravel(), self._places.ravel(), pointers, self._shape)
-
-
-def _shorten(values: Values, squares: NDArray[np.float64] | None) -> None:
-    if squares is not None and (long := squares > 1.0).any():
-        values[long] *= ((1.0 - 2.0**-20) / np.sqrt(squares[long, None])).astype(np.float32)
 
 
 Entries = list[tuple[Any, Any]]
@@ -165,26 +111,27 @@ Entries = list[tuple[Any, Any]]
 def _number(column: Number, cells: Any, tally: Tally) -> Entries:
     raw = as_numbers(cells, column.name)
     low, high = column.bounds
-    finite = np.isfinite(raw)
-    n_missing = len(raw) - int(np.count_nonzero(finite))
-    clamped = np.clip(raw, low, high)
-    tally.missing += n_missing
-    tally.clamped += int(np.count_nonzero(clamped != raw)) - n_missing  # NaN and ∞ differ too
-    missing = ~finite if n_missing else None
-    if missing is not None:
-        clamped[missing] = low
+    value = np.clip(raw, low, high)
+    missing = None
+    n_changed = int(np.count_nonzero(value != raw))  # NaN and ∞ too
+    if n_changed:
+        missing = ~np.isfinite(raw)
+        n_missing = int(np.count_nonzero(missing))
+        tally.missing += n_missing
+        tally.clamped += n_changed - n_missing
+        missing = missing if n_missing else None
     if column.bins:
-        places = np.searchsorted(column.bins, clamped, "right")
+        places = np.searchsorted(column.bins, value, "right")
         if missing is not None:
             places[missing] = len(column.bins) + 1
         return [(places, ONE)]
     if column.transform == "log":  # logarithms are rounded, here and there differently
         low, high = math.log(low), math.log(high)
-        clamped = np.clip(np.log(clamped), low, high)
-    clamped -= low
-    clamped /= (high - low) / 2.0  # at most 2, whatever the rounding
-    clamped -= 1.0
-    return _with_missing(clamped, missing, column)
+        value = np.clip(np.log(value, out=value), low, high, out=value)
+    value -= low
+    value /= (high - low) / 2.0  # at most 2, whatever the rounding
+    value -= 1.0
+    return _with_missing(value.astype(np.float32), missing, column)
 
 
 def _plain(column: Plain, cells: Any, tally: Tally) -> Entries:
@@ -208,20 +155,18 @@ def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
 
 def _category(column: Category, cells: Any, tally: Tally) -> Entries:
     # a cell that says "other" means that bucket, and is no unknown value
-    codes, others = _tallied(cells, (*column.values, OTHER), column.name, tally)
-    if others is not None:
-        codes[others] = len(column.values)
-    return [(codes, ONE)]
+    codes, places = _tallied(cells, (*column.values, OTHER), column.name, tally)
+    return [(np.where(codes < 0, len(column.values), codes)[places], ONE)]
 
 
 def _ordinal(column: Ordinal, cells: Any, tally: Tally) -> Entries:
-    codes, others = _tallied(cells, column.values, column.name, tally)
-    return _with_missing(codes / (len(column.values) - 1) * 2.0 - 1.0, others, column)
+    codes, places = _tallied(cells, column.values, column.name, tally)
+    return _of_words(codes / (len(column.values) - 1) * 2.0 - 1.0, codes < 0, places, column)
 
 
 def _boolean(column: Boolean, cells: Any, tally: Tally) -> Entries:
-    codes, others = _tallied(cells, (*TRUE, *FALSE), column.name, tally, fold=True)
-    return _with_missing(np.where(codes < len(TRUE), 1.0, -1.0), others, column)
+    codes, places = _tallied(cells, (*TRUE, *FALSE), column.name, tally, fold=True)
+    return _of_words(np.where(codes < len(TRUE), 1.0, -1.0), codes < 0, places, column)
 
 
 ENCODERS: Mapping[str, Callable[[Any, Any, Tally], Entries]] = {
@@ -233,26 +178,28 @@ ENCODERS: Mapping[str, Callable[[Any, Any, Tally], Entries]] = {
 }
 
 
-def _with_missing(value: NDArray[Any], missing: NDArray[Any] | None, column: Column) -> Entries:
+def _of_words(
+    value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[Any], column: Column
+) -> Entries:
+    """The entries of every different cell, given to all cells."""
+    entries = _with_missing(value.astype(np.float32), missing, column)
+    return [(place, each[places]) for place, each in entries]
+
+
+def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Column) -> Entries:
     """The value, or 0 where it is missing; and 1 in the column's second feature there, if it has one."""
     if missing is not None:
         value[missing] = 0.0
-    entries: Entries = [(0, value.astype(np.float32))]
     if len(column.features) == 1:
-        return entries
-    return [
-        *entries,
-        (1, np.zeros(len(value), np.float32) if missing is None else missing.astype(np.float32)),
-    ]
+        return [(0, value)]
+    return [(0, value), (1, np.zeros_like(value) if missing is None else missing.astype(np.float32))]
 
 
 def _tallied(
     cells: Any, values: tuple[str, ...], name: str, tally: Tally, *, fold: bool = False
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Places among the values, and which cells have none, if any."""
-    codes, n_missing = codes_of(cells, values, name, fold=fold)
-    others = codes < 0
-    n_others = int(np.count_nonzero(others))
-    tally.missing += n_missing
-    tally.unknown += n_others - n_missing
-    return codes, others if n_others else None
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Places of different cells among the values, negative where there is none; and which each cell is."""
+    codes, places = word_codes(cells, values, name, fold=fold)
+    tally.missing += count_cells(codes == -2, places)
+    tally.unknown += count_cells(codes == -1, places)
+    return codes, places
