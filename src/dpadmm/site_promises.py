@@ -44,7 +44,7 @@ def _reasons(policy: Policy, account: Account) -> Iterator[str]:
 
 
 def _goes_on(account: Account) -> bool:
-    return max(account.rounds, default=0) < account.about.get("n_rounds", float("inf"))
+    return max(account.rounds, default=0) < float(account.about.get("n_rounds", "inf"))
 
 
 def _name(hash: str, account: Account) -> str:

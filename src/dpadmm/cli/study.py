@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from dpadmm.cli.columns import columns_table, counts_of, show_survey, surveyed
+from dpadmm.cli.drafts import draft_in_words, drafted, without
 from dpadmm.cli.ledger import rounded_up
 from dpadmm.cli.problems import show_problems
 from dpadmm.cli.screen import say, say_path, table
-from dpadmm.data.raw_table import listed, unknown_name
 from dpadmm.errors import StudyError
 from dpadmm.files import atomic_file
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.study import Study, read_study
 from dpadmm.study_check import confirmations, study_problems
 from dpadmm.toml_file import read_toml
-
-if TYPE_CHECKING:
-    from dpadmm.drafting import Draft
 
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
@@ -82,12 +78,12 @@ def new(
     from dpadmm.drafting import study_text
 
     _check_new(file)
-    draft = _without(_drafted(from_table, dictionary, label), by)
+    draft = without(drafted(from_table, dictionary, label), by)
     text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}")
     with atomic_file(file) as out:
         out.write(text.encode())
     say_path(console, f"Written: {file}")
-    for sentence in _draft_in_words(draft):
+    for sentence in draft_in_words(draft):
         say(console, sentence)
     say_path(console, f"  dpadmm study check {file}")
 
@@ -247,52 +243,6 @@ def _say_fine(console: Console, study: Study) -> None:
     columns = len(study.schema.columns) if study.schema else len(study.features)
     say(console, f"No problem found: {columns} columns, {len(study.features)} features. Hash of the study:")
     say_path(console, study.hash)
-
-
-def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
-    from dpadmm.data.batches import column_names
-    from dpadmm.drafting import draft_from_dictionary, draft_from_table
-
-    if from_table is not None and dictionary is not None:
-        raise StudyError("give either --from TABLE or --from-dictionary DICT.csv, not both")
-    if dictionary is not None:
-        return draft_from_dictionary(dictionary, label)
-    assert from_table is not None
-    if label is None:
-        names = listed(column_names(from_table))
-        raise StudyError(f"say which column is predicted: --label COLUMN; {from_table} has {names}")
-    return draft_from_table(from_table, label)
-
-
-def _without(draft: Draft, by: str | None) -> Draft:
-    """The draft without the column that says whose a row is."""
-    from dpadmm.drafting.draft import DraftColumn
-
-    if by is None:
-        return draft
-    names = [each.name for each in draft.columns]
-    if by not in names:
-        raise unknown_name("column", by, names, draft.source)
-    kept = (DraftColumn(by, None, "says whose a row is") if c.name == by else c for c in draft.columns)
-    return replace(draft, columns=tuple(kept))
-
-
-def _draft_in_words(draft: Draft) -> list[str]:
-    used = sum(each.about is not None for each in draft.columns)
-    out = [each for each in draft.columns if each.about is None]
-    columns = "1 column" if used == 1 else f"{used} columns"
-    said = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
-    if out:
-        said.append(f"Left out: {'; '.join(f'{each.name!r} ({each.comment})' for each in out[:8])}"
-                    f"{f' and {len(out) - 8} more' if len(out) > 8 else ''}.")  # fmt: skip
-    if draft.confirm:
-        said.append(
-            "Its bounds, values and classes were read off the table, so each waits for you: open the file, "
-            "correct what is not public knowledge, and change public = false to true. What is left to do:"
-        )
-    else:
-        said.append("Choose the model and the privacy in [training]; then:")
-    return said
 
 
 def _check_new(path: Path) -> None:
