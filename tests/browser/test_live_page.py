@@ -184,6 +184,8 @@ def test_it_comes_back_after_a_restart(browser, run):
     wait(browser, text("line-words"), "Connection lost")
     assert is_shown(browser, "lost")
     assert browser.js(text("rounds")) == "10 of 100"
+    browser.js("page.heard -= 60_000; showTimes()")  # a minute later
+    assert browser.js(text("deadline")) in ("27 s", "26 s")  # no countdown without news
     wait(browser, text("spoken") + ".includes('Connection lost.')")
     run.play(5)
     with Page(run, port=page.port, token=TOKEN):

@@ -86,8 +86,10 @@ function showTimes() { // what goes on between two messages
   if (!told) return;
   const gone = (performance.now() - page.heard) / 1000, live = told.state === "running" || told.state === "waiting";
   const left = base => (live && isNumber(base) ? Math.max(0, base - gone) : null);
-  put(find("left"), duration(left(told.seconds_left)));
-  put(find("deadline"), duration(left(told.deadline_in)));
+  if (find("line").dataset.line === "live") { // nothing is counted down that may long have changed
+    put(find("left"), duration(left(told.seconds_left)));
+    put(find("deadline"), duration(left(told.deadline_in)));
+  }
   for (const site of all()) {
     const row = rows.get(site.name);
     if (row) put(row.seen, ago(site.last_seen, Date.now() + page.ahead));
