@@ -15,7 +15,7 @@ from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import Logistic
 from dpadmm.metrics import error
 from dpadmm.planning.costs import costs_of, measured_seconds
-from dpadmm.planning.forecast import Grid, grid_of, n_runs, outlook
+from dpadmm.planning.forecast import Grid, grid_of, n_runs, outlook, way_to_own_rows
 from dpadmm.planning.forecast import _value as value_of
 from dpadmm.planning.scenarios import STRENGTHS, Scenario, public_scenario, synthetic_scenarios
 from dpadmm.planning.trial import LEAST_ROWS, MOST_AGENTS, PlannedNoise, Pool, computed, resampled, run
@@ -148,12 +148,27 @@ def fabricated(n_train, n_test):
 
 
 def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(study):
-    scenario, errors = fabricated(80, 20), [(0.3, 0.1), (0.3, 0.1)]
-    assert value_of(study, scenario, errors, np.array([80])).mean == pytest.approx(0.7)
-    assert value_of(study, scenario, errors, np.array([80, 80])).mean == pytest.approx(0.75)
-    assert value_of(study, scenario, errors, np.array([10**9])).mean == pytest.approx(0.8)
+    n = 7 * 10**6  # beside 7 weights
+    scenario, errors = fabricated(n, 20), [(0.3, 0.1), (0.3, 0.1)]
+    assert value_of(study, scenario, errors, np.array([n])).mean == pytest.approx(0.7)
+    assert value_of(study, scenario, errors, np.array([n, n])).mean == pytest.approx(0.75, abs=1e-6)
+    assert value_of(study, scenario, errors, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
     backwards = [(0.1, 0.3), (0.1, 0.3)]  # by chance: cut off, chance would have a direction
-    assert value_of(study, scenario, backwards, np.array([10**9])).mean == pytest.approx(0.8)
+    assert value_of(study, scenario, backwards, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
+
+
+def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_other_rows(study, tmp_path):
+    assert study.shape == (7, 1)
+    assert way_to_own_rows(study, 7, 10**15) == pytest.approx(0.25)
+    assert way_to_own_rows(study, 70, 10**15) == pytest.approx(0.5 / 1.1)
+    assert way_to_own_rows(study, 70, 140) == pytest.approx(0.25 / 1.1)
+    path = tmp_path / "numbers.toml"
+    path.write_text(planned.REGRESSION)
+    assert way_to_own_rows(read_study(path), 7, 10**15) == pytest.approx(0.5)
+    three = Study(
+        name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"}
+    )
+    assert way_to_own_rows(three, 2, 10**15) == pytest.approx(0.25)
 
 
 def test_spread_is_luck_and_the_number_of_rows(study):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -60,6 +61,18 @@ def test_without_a_public_table_three_strengths_are_a_range(cli, study_file, col
     assert max(map(len, answer.out.splitlines())) <= columns
     for name in ("weak signal", "medium signal", "strong signal", "made-up rows", "–"):
         assert name in answer.out
+
+
+def test_a_small_public_table_is_said_to_leave_points_open_and_a_large_one_is_not(cli, study_file, tmp_path):
+    few = planned.table(tmp_path / "few.csv", 150)
+    text = " ".join(cli("plan", study_file, *words("--public", few)).succeeded().out.split())
+    told = re.search(r"100 public rows alone leave ± ([0-9.]+) points.* about ([0-9,]+) rows would", text)
+    assert told is not None
+    points, wanted = float(told[1]), float(told[2].replace(",", ""))
+    assert 2.0 < points < 5.0
+    assert wanted == pytest.approx(100 * points**2, rel=0.1)
+    many = planned.table(tmp_path / "many.csv", 3000)
+    assert "rows alone" not in cli("plan", study_file, *words("--public", many)).succeeded().out
 
 
 def test_json_has_everything_and_the_seed_repeats_it(cli, study_file, public):

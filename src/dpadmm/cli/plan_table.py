@@ -20,6 +20,8 @@ from dpadmm.planning.verdict import Verdict, best_rounds, joined, least_epsilon
 from dpadmm.study import Study
 
 SHOWN_SIZES = 6
+MUCH = 0.015
+"""A standard error of an accuracy that is worth a sentence: twice as much is 3 points."""
 STYLES = {"go": "bold green", "no-go": "bold red", "open": "bold yellow"}
 
 
@@ -213,6 +215,8 @@ def _sentences(plan: Plan) -> list[str]:
                 f"± {_spread(own.sampling, percent=percent)}). Goal: "
                 f"{in_words(verdict.goal, percent=percent)}{asked}."
             )
+            if percent and plan.public is not None and own.sampling > MUCH:
+                out.append(_few_rows(outlook.rows, own.sampling))
         if best is not None:
             out.append(
                 _of(
@@ -231,6 +235,16 @@ def _sentences(plan: Plan) -> list[str]:
                 way_out = _way_out(outlook, verdict, higher=plan.higher)
                 out.append(_of(where, f"No ε and rounds that were tried reach the goal; {way_out}."))
     return out
+
+
+def _few_rows(rows: int, sampling: float) -> str:
+    """What no forecast from so few rows can know; a standard error falls with the root of the rows."""
+    wanted = rows * (100.0 * sampling) ** 2
+    rounded = round(wanted, -2 if wanted > 1000 else -1)
+    return (
+        f"{rows:,} public rows alone leave ± {100 * sampling:.1f} points, however good the forecast is; "
+        f"about {rounded:,.0f} rows would leave ± 1."
+    )
 
 
 def _of(where: str, sentence: str) -> str:
