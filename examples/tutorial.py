@@ -239,7 +239,7 @@ print(answers.slice(0, 3).to_pylist())
 # Coefficients are in the units of your columns: what one more year of age, or one step more of pain, does to
 # the score. Beside each stands its *wobble*: how much it would change by the privacy noise alone if the same
 # rows were trained on again. It is worked out from what was published, so it costs no ε. A coefficient that
-# is marked `noise?` may be nothing at all; and of those that are nothing, one in twenty gets no mark, by luck.
+# is marked `noise?` may be nothing at all; and of those that are nothing, one in twenty is unmarked by luck.
 
 # %%
 explained = json.loads(dpadmm("explain", "model.dpadmm", "--json"))
