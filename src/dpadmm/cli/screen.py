@@ -95,12 +95,12 @@ class CtrlC:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print a sentence; names of files may hold any characters."""
-    console.print(text, style=style, highlight=False, markup=False)
+    console.print(text, style=style, highlight=False, markup=False, emoji=False)
 
 
 def say_path(console: Console, text: str) -> None:
     """Print a line that ends in a path, in one piece so that it can be copied."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def table(*headings: str) -> Table:
