@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,9 @@ from dpadmm.model_tables import Scorer, batches_of, is_table, score_file
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
-    from dpadmm.study_run import StudyResult
+    from dpadmm.privacy.report import PrivacyReport
+    from dpadmm.privacy.statement import Statement
+    from dpadmm.study import Study
 
 PROBABILITIES = ("logistic", "softmax")
 """Losses whose scores are log odds."""
@@ -209,7 +211,22 @@ class Model:
         return to_onnx(self, Path(path))
 
 
-def model_of(result: StudyResult) -> Model:
+class Trained(Protocol):
+    """What a run leaves, in one process or across sites."""
+
+    @property
+    def study(self) -> Study: ...
+    @property
+    def weights(self) -> Floats: ...
+    @property
+    def history(self) -> Floats: ...
+    @property
+    def privacy(self) -> PrivacyReport: ...
+    @property
+    def statement(self) -> Statement: ...
+
+
+def model_of(result: Trained) -> Model:
     """The model of a study that was run: nothing of the rows is in it but what was released."""
     study = result.study
     loss = study.problem.loss

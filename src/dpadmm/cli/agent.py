@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from dpadmm.cli import agent_network
 from dpadmm.cli.columns import counts_of, show_survey
 from dpadmm.cli.costs import amount, epsilon_left, epsilon_of, left_of, limits, limits_table
-from dpadmm.cli.ledger import chosen_study, rounded_up
+from dpadmm.cli.decisions import accept, decline
+from dpadmm.cli.decisions import leave as end_study
+from dpadmm.cli.ledger import ENDED_EARLY, chosen_study, rounded_up
 from dpadmm.cli.screen import say, say_path
 from dpadmm.cli.study import Json, StudyFile, figures, in_words, write_template
-from dpadmm.errors import Refusal
+from dpadmm.errors import Refusal, StudyError
 from dpadmm.privacy.book import Book
-from dpadmm.privacy.ledger import Ledger, read_ledger
+from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.policy import Policy
 from dpadmm.site import Site, read_site
+from dpadmm.site_promises import broken_promises
 from dpadmm.study import Study, read_study
 
 if TYPE_CHECKING:
@@ -79,7 +83,7 @@ def check(
             say(console, sentence)
         say_path(console, f"Ledger: {site.ledger}")
         say(console, _ledger_in_words(site.policy, book))
-        for worry in _doubts(site, persons):
+        for worry in _doubts(site, persons, book):
             say(console, f"Note: {worry}")
         if study is not None and survey is not None:
             say(console, study.name, style="bold")
@@ -101,11 +105,19 @@ def begin(site_file: SiteFile) -> None:
 
 
 @agent_app.command("review")
-def review(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_json: Json = False) -> None:
-    """Show what a study would cost you, against your limits and your ledger. Changes nothing.
+def review(
+    study_file: StudyFile,
+    site_file: SiteOption = Path("site.toml"),
+    as_json: Json = False,
+    accepted: Annotated[bool, typer.Option("--accept", help="Agree to it: the same as enrol.")] = False,
+    declined: Annotated[bool, typer.Option("--decline", help="Say no, which is kept with the date.")] = False,
+) -> None:
+    """Show what a study would cost you, against your limits and your ledger; accept or decline it.
 
     Exit code 0: you could enrol it. 2: it would be refused, and why. An agent may be running meanwhile.
     """
+    if accepted and declined:
+        raise StudyError("a study is accepted or declined, not both")
     study, site = read_study(study_file), _opened(site_file)
     book, refusal, n_rows = read_ledger(site.ledger), None, None
     try:
@@ -122,10 +134,16 @@ def review(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_
         typer.echo(json.dumps({**answer, "rows": n_rows}, indent=2, allow_nan=False))
     else:
         _show_review(study, site, lines)
+    if declined:
+        decline(site, study)
+        say(Console(stderr=as_json), "Declined, and kept with the date. Nothing was reserved.")
+        return
     if refusal:
         raise refusal
+    if accepted:
+        book = accept(site, study)
     if not as_json:
-        _say_remarks(study, site)
+        _say_remarks(study, site, book)
         say(Console(), _verdict(study, book))
 
 
@@ -136,10 +154,10 @@ def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_j
     Doing it again is harmless. The rows must stay as they are until the study has ended.
     """
     study, site = read_study(study_file), _opened(site_file)
-    with site.guard() as guard:
-        n_rows = guard.enrol(study).rows.n_rows
-    book = read_ledger(site.ledger)
+    before = read_ledger(site.ledger).accounts
+    book = accept(site, study)
     account = book.accounts[study.hash]
+    n_rows = account.about["n_rows"]
     reserved, left = Fraction(account.reservation.mu_squared), left_of(site.policy, book.promised)
     if as_json:
         answer = {"study": study.hash, "rows": n_rows, "enrolled_at": account.reservation.at}
@@ -147,14 +165,15 @@ def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_j
         typer.echo(json.dumps({**answer, **amounts}, indent=2, allow_nan=False))
         return
     console = Console()
-    say(console, f"Enrolled: {study.name}, with {n_rows:,} rows, since {account.reservation.at}.")
+    already = "Already enrolled, and nothing was changed" if study.hash in before else "Enrolled"
+    say(console, f"{already}: {study.name}, with {n_rows:,} rows, since {account.reservation.at}.")
     say_path(console, study.hash)
     say(
         console,
         f"Reserved: ε {epsilon_of(reserved, site.policy)} of {rounded_up(site.policy.epsilon)} at "
         f"δ = {site.policy.delta:g}; left for other studies: {epsilon_left(book.promised, site.policy)}.",
     )
-    _say_remarks(study, site)
+    _say_remarks(study, site, book)
     say(console, "Leave the table as it is until the study has ended: changed rows are refused.")
 
 
@@ -172,26 +191,27 @@ def leave(
 ) -> None:
     """End a study here: it gets no more answers, and what it reserved and did not use is free again.
 
-    What was released stays spent. A study that was left cannot be enrolled again. Stop a running agent first.
+    What was released stays spent. A study that was left cannot be enrolled again. A running agent heeds it.
     """
     site = _opened(site_file)
     book = read_ledger(site.ledger)
     chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(book, study)
-    with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
-        ledger.close_study(chosen)
-        book = ledger.status()
+    already = book.account(chosen).closed
+    book = book if already else end_study(site, chosen)
     account, console = book.accounts[chosen], Console()
-    say(console, f"Left: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
+    left = "Left before, and nothing was changed" if already else "Left"
+    say(console, f"{left}: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
     say_path(console, chosen)
-    left = epsilon_left(book.promised, site.policy)
-    say(
-        console,
-        f"ε {epsilon_of(account.spent, site.policy)} was spent on it and stays so; left for others: {left}.",
-    )
+    spent, rest = epsilon_of(account.spent, site.policy), epsilon_left(book.promised, site.policy)
+    say(console, f"ε {spent} was spent on it and stays so; left for others: {rest}. {ENDED_EARLY}")
 
 
-def _say_remarks(study: Study, site: Site) -> None:
-    for remark in site.rows.remarks(study):
+for _command in (agent_network.request, agent_network.join, agent_network.run, agent_network.status):
+    agent_app.command(_command.__name__)(_command)
+
+
+def _say_remarks(study: Study, site: Site, book: Book) -> None:
+    for remark in (*site.rows.remarks(study), *broken_promises(site.policy, book)):
         say(Console(), f"For your eyes only: {remark}")
 
 
@@ -233,7 +253,7 @@ def _verdict(study: Study, book: Book) -> str:
     if account is None:
         return "Within your limits: you could enrol it. Nothing was changed."
     done = f"{len(account.rounds)} of {study.settings.n_rounds} rounds are answered"
-    return f"Enrolled since {account.reservation.at}: {done}. Nothing was changed."
+    return f"Enrolled since {account.reservation.at}: {done}."
 
 
 # A site in words
@@ -273,7 +293,7 @@ def _ledger_in_words(policy: Policy, book: Book | None) -> str:
     )
 
 
-def _doubts(site: Site, persons: Persons) -> list[str]:
+def _doubts(site: Site, persons: Persons, book: Book | None) -> list[str]:
     from dpadmm.data.lines import swallowed
 
     told, used = swallowed(site.table, persons.n_rows), len(persons.used)
@@ -283,7 +303,7 @@ def _doubts(site: Site, persons: Persons) -> list[str]:
         )
     if site.policy.delta * used >= 1.0:
         told.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
-    return told
+    return told + (broken_promises(site.policy, book) if book else [])
 
 
 def _checked(site: Site, persons: Persons, book: Book | None) -> dict[str, Any]:
@@ -308,5 +328,5 @@ def _checked(site: Site, persons: Persons, book: Book | None) -> dict[str, Any]:
         "spent": None if book is None else amount(book.spent, policy),
         "promised": None if book is None else amount(book.promised, policy),
         "left": amount(left_of(policy, book.promised if book else Fraction(0)), policy),
-        "notes": [*site.worries(), *_doubts(site, persons)],
+        "notes": [*site.worries(), *_doubts(site, persons, book)],
     }

@@ -57,6 +57,11 @@ COMMANDS = {
     "agent": Entry(
         "agent", "agent_app", "For data owners: your table, your limits, and the studies that you agree to."
     ),
+    "aggregator": Entry(
+        "aggregator",
+        "aggregator_app",
+        "For who runs studies across sites: certificates, the broker, rounds and the model.",
+    ),
     "ledger": Entry(
         "ledger", "ledger_app", "What was given away from a data set: spent, reserved and left, by study."
     ),

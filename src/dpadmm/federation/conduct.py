@@ -46,15 +46,15 @@ async def _gather(
     clock = asyncio.get_running_loop().time
     patience = repeat_after(coordinator.seconds)
     coordinator.opened = opened
-    ask_at = opened
+    ask_at, asked = opened, 0
     while not coordinator.over(clock() - opened):
         now = clock()
         if now >= ask_at:
-            if now > opened:
+            if asked:
                 coordinator.mark_late(coordinator.missing())
             between()
             await transport.send(coordinator.request)
-            ask_at = now + patience
+            ask_at, asked = now + patience, asked + 1
         wait = ask_at - now
         if coordinator.study.deadline is not None:
             wait = min(wait, max(0.01, opened + coordinator.study.deadline - now))

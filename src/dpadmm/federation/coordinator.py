@@ -45,8 +45,9 @@ class Seat:
 class Coordinator:
     """One study: ``request`` goes to all sites, ``take`` answers, ``close_round`` when it is ``over``."""
 
-    def __init__(self, journal: Journal, *, on_event: Callable[[Event], None] = lambda event: None) -> None:
-        self._journal, self._on_event = journal, on_event
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.watchers: list[Callable[[Event], None]] = []
         self.study = journal.study
         self.members = journal.members
         self.quorum = self.study.quorum_of(len(self.members))
@@ -236,7 +237,9 @@ class Coordinator:
         if (site, text) in self._noted or len(self._noted) > 20 * len(self.members) + 20:
             return
         self._noted.add((site, text))
-        self._on_event(self._journal.note(level, f"{site}: {text}" if site else text))
+        event = self._journal.note(level, f"{site}: {text}" if site else text)
+        for watcher in self.watchers:
+            watcher(event)
 
     def mark_late(self, sites: Collection[str]) -> None:
         """These have not answered for a while."""

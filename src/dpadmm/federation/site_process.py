@@ -1,0 +1,175 @@
+"""A site's long-running process: connects out, answers the studies that its owner accepted, and logs here.
+
+It listens on no port. Nothing that arrives can make it do anything but answer a round, or refuse it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from dpadmm.errors import DpadmmError
+from dpadmm.federation.desk import Desk
+from dpadmm.federation.joining import Identity, site_identity
+from dpadmm.federation.nats_link import Link, Mailbox
+from dpadmm.federation.site_studies import Decision, decisions
+from dpadmm.files import atomic_file
+from dpadmm.site import Site
+from dpadmm.study import Study
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at what the owner decided."""
+
+STATUS, LOG = "status.json", "agent.log"
+
+
+class SiteProcess:
+    """One site: its desk, its connection, and the owner's decisions as they change."""
+
+    def __init__(self, site: Site, log: logging.Logger) -> None:
+        self._site, self._log = site, log
+        self._folder = site.path.parent
+        self._identity: Identity = site_identity(self._folder)
+        self._desk = Desk(site.guard, site.policy.rows_per_person, log)
+        self._mail: Mailbox | None = None
+        self._decided: dict[str, Decision] = {}
+        self._worried = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``; refused at once where the ledger is another's."""
+        self._desk.open()
+        self._mail = mail = Mailbox(most=1)  # a newer request of a study makes an older one moot
+        identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="desk")
+        try:
+            async with Link(
+                identity.url,
+                lambda: site_identity(self._folder).client_context(),  # as it is now: it may be renewed
+                lambda subject, data: mail.put(subject.split(".")[1], data),
+                self._log,
+                name=identity.name,
+            ) as link:
+                tasks = [
+                    asyncio.create_task(self._look(link, pool)),
+                    asyncio.create_task(self._answer(link, pool)),
+                ]
+                stopped = asyncio.create_task(stop.wait())
+                done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+                for task in (*tasks, stopped):
+                    task.cancel()
+                for task in done - {stopped}:
+                    task.result()  # neither ends by itself
+        finally:
+            pool.shutdown(wait=True)
+            self._desk.close()
+            self._write_status(connected=False, running=False)
+
+    async def _answer(self, link: Link, pool: ThreadPoolExecutor) -> None:
+        assert self._mail is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            received = await self._mail.take()
+            if received is not None:
+                study, data = received
+                said = await loop.run_in_executor(pool, self._desk.answer, study, data)
+                if said is not None:
+                    await link.say(f"dpadmm.{study}.up.{self._identity.name}", said)
+
+    async def _look(self, link: Link, pool: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.run_in_executor(pool, self._heed)
+            for hash, made in self._decided.items():
+                if made.decision == "accepted":
+                    await link.hear(f"dpadmm.{hash}.down")
+            self._write_status(connected=link.connected, running=True)
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _heed(self) -> None:
+        """Do what the owner decided since the last look."""
+        try:
+            found = decisions(self._folder)
+        except DpadmmError as problem:
+            if str(problem) != self._worried:
+                self._log.error("%s", problem)
+            self._worried = str(problem)
+            return
+        for made in found:
+            known = self._decided.get(made.study.hash)
+            if known is not None and known[:2] == made[:2]:
+                continue
+            self._decided[made.study.hash] = made
+            if made.decision == "accepted":
+                self._desk.accept(made.study)
+            elif known is not None and known.decision == "accepted":
+                self._log.info("%s: left, as the owner decided", made.study.hash[:12])
+                self._desk.leave(made.study)
+
+    def _write_status(self, *, connected: bool, running: bool) -> None:
+        rounds = self._desk.rounds() if running else {}
+        table: dict[str, Any] = {
+            "running": running,
+            "pid": os.getpid() if running else None,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "connected": connected,
+            "site": self._identity.name,
+            "broker": self._identity.url,
+            "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
+            "studies": [
+                _about(made.study, made.decision, rounds.get(hash)) for hash, made in self._decided.items()
+            ],
+        }
+        with suppress(OSError), atomic_file(self._folder / STATUS) as out:
+            out.write(json.dumps(table, indent=2).encode() + b"\n")
+
+
+def _about(study: Study, decision: str, last_round: int | None) -> dict[str, Any]:
+    serving = decision == "accepted" and last_round is not None
+    return {
+        "name": study.name,
+        "hash": study.hash,
+        "decision": decision,
+        "answering": serving,
+        "last_round": last_round,
+        "n_rounds": study.settings.n_rounds,
+    }
+
+
+class _NotHere:
+    """A finder of modules that does not let some be found."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is not loaded in agents", name=name)
+
+
+def stay_small() -> None:
+    """Keep pyarrow from loading pandas where it is installed: 40 MB, for what an agent never does."""
+    if "pandas" not in sys.modules:
+        sys.meta_path.insert(0, _NotHere())
+
+
+def make_log(folder: Path, *, loud: bool) -> logging.Logger:
+    """A log of this site: a file for its owner alone, and the terminal. Neither rows nor keys are in it."""
+    log = logging.getLogger(f"dpadmm.site.{folder}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+    path = folder / LOG
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=2**20, backupCount=3)]
+    if loud:
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setFormatter(form)
+        log.addHandler(handler)
+    logging.raiseExceptions = False  # a full disk may cost lines, not answers
+    return log
