@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -300,3 +302,15 @@ def test_fingerprints_are_those_that_openssl_shows(authority):
     certificate = authority.certificate.public_bytes(serialization.Encoding.DER)
     assert authority.fingerprint.replace(":", "") == sha256(certificate).hexdigest().upper()
     assert authority.certificate.fingerprint(hashes.SHA256()) == sha256(certificate).digest()
+
+
+@pytest.mark.parametrize("module", ["certificates", "joining", "invitation", "broker"])
+def test_missing_packages_are_one_sentence(module):
+    code = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "from dpadmm.errors import DpadmmError\n"
+        f"try: import dpadmm.federation.{module}\n"
+        "except DpadmmError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "federation needs more packages: pip install 'dpadmm[federation]'\n"
