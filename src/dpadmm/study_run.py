@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpadmm.arrays import Floats
 from dpadmm.assembly import make_method
-from dpadmm.data import equal
 from dpadmm.data.encoded import EncodedTable
-from dpadmm.data.partition import Partition, of_codes
-from dpadmm.data.regroup import in_order
+from dpadmm.data.partition import equal_owners, numbered, of_codes
+from dpadmm.data.regroup import grouped, moved
 from dpadmm.errors import DataError, StudyError
 from dpadmm.paging import is_mapped
 from dpadmm.privacy.noise import ExactNoise, Noise, SimulatedNoise
@@ -139,19 +140,27 @@ def run_study(
 
 def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, tuple[str, ...]]:
     """The rows of a cohort and its names; rows in a file are written anew, agent by agent."""
-    deal = _deal(table, n_agents, seed)
-    features, labels, names, offsets = table.features, table.labels, deal.names, deal.offsets
+    features, labels = table.features, table.labels
+    owners, names = _deal(table, n_agents, seed)
     if not is_mapped(features):
-        return make_rows(features, labels, order=deal.order, offsets=offsets, names=names), names
-    if len(names) > 1:
-        features, labels = in_order(features, deal.order), labels[deal.order]
-    del deal  # as large as the labels
+        deal = of_codes(owners, names)
+        return make_rows(features, labels, order=deal.order, offsets=deal.offsets, names=names), names
+    if len(names) == 1:
+        return make_rows(features, labels, names=names), names
+    places, offsets = grouped(owners, len(names))
+    del owners  # large, as the places are
+    features, labels = moved(features, places), np.asarray(moved(labels[:, None], places)).reshape(-1)
+    del places
     return make_rows(features, labels, offsets=offsets, names=names), names
 
 
-def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> Partition:
-    if table.groups is not None:
-        if n_agents != 1:
-            raise StudyError("the table says whose rows are whose, so the number of agents cannot be chosen")
-        return of_codes(table.groups, table.owners)
-    return equal(len(table.labels), n_agents, np.random.default_rng(seed))
+def _deal(
+    table: EncodedTable, n_agents: int, seed: int | None
+) -> tuple[NDArray[np.integer[Any]], tuple[str, ...]]:
+    """The agent of every row, and the agents' names."""
+    if table.groups is None:
+        rng = np.random.default_rng(seed)
+        return equal_owners(len(table.labels), n_agents, rng), numbered(n_agents)
+    if n_agents != 1:
+        raise StudyError("the table says whose rows are whose, so the number of agents cannot be chosen")
+    return table.groups, table.owners

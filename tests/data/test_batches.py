@@ -13,6 +13,7 @@ import pytest
 
 from dpadmm.data import batches
 from dpadmm.data.batches import column_names, open_batches
+from dpadmm.data.cells import as_words
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import DpadmmError
@@ -167,3 +168,25 @@ def test_columns_of_missing_cells_are_missing(tmp_path: Path) -> None:
     again = encode_table(path, SCHEMA, LABEL)
     assert np.asarray(again.features).tobytes() == np.asarray(found.features).tobytes()
     assert again.report.columns == found.report.columns
+
+
+def test_words_of_a_whole_file_in_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a Parquet file hold the words of their row group, many more than there are cells."""
+    monkeypatch.setattr(batches, "BATCH_ROWS", 7)
+    texts = [f"v{k}" if k % 5 else None for k in np.random.default_rng(0).integers(0, 1200, 3000)]
+    path = tmp_path / "table.parquet"
+    pa.parquet.write_table(pa.table({"c": texts}), path, row_group_size=1500)
+    values = tuple(f"v{k}" for k in range(0, 1200, 2))
+    found = encode_table(path, Schema((Category("c", values),)), None)
+    places = [values.index(text) if text in values else len(values) for text in texts]
+    assert found.features.indices.tolist() == places  # type: ignore[union-attr]
+    tally = found.report.columns["c"]
+    assert tally.missing == texts.count(None)
+    assert tally.unknown == places.count(len(values)) - tally.missing
+
+
+def test_words_with_unsigned_places() -> None:
+    """As polars keeps its categories."""
+    cells = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.uint32()), ["a", "b"])
+    words, places = as_words(cells, "c")
+    assert (words.to_pylist(), places.tolist()) == (["a", "b"], [0, -1, 1])

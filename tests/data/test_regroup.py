@@ -11,7 +11,8 @@ from scipy.sparse import csr_array
 from dpadmm import paging
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.growing import GrowingArray
-from dpadmm.data.regroup import in_order
+from dpadmm.data.partition import of_codes
+from dpadmm.data.regroup import grouped, in_order, moved
 from dpadmm.data.schema import Category, Number, Schema
 from dpadmm.errors import DataError
 from dpadmm.features import as_matrix, row_norms
@@ -41,6 +42,17 @@ def test_rows_come_in_the_order_that_was_asked_for() -> None:
     np.testing.assert_array_equal(found, rows[order])
     assert len(list(paging.row_portions(mapped(rows)))) > 2
     np.testing.assert_allclose(row_norms(mapped(rows)), np.linalg.norm(rows.astype(float), axis=1))
+
+
+def test_rows_are_grouped_as_a_stable_sort_would() -> None:
+    rng = np.random.default_rng(1)
+    owners = np.concatenate([rng.integers(0, 7, 2**20 + 5, dtype=np.int32), np.arange(7, dtype=np.int32)])
+    rows = np.arange(len(owners), dtype=np.float64)[:, None]
+    places, offsets = grouped(owners, 7)
+    deal = of_codes(owners, tuple("abcdefg"))
+    assert places.dtype == np.int32
+    assert np.array_equal(offsets, deal.offsets)
+    assert np.array_equal(moved(mapped(rows), places), rows[deal.order])
 
 
 def test_sparse_rows_too() -> None:

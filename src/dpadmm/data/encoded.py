@@ -85,7 +85,7 @@ def encode_table(
 
     with (
         closing(_Growing(len(schema.features) + intercept, memory_bytes)) as growing,
-        closing(GrowingArray(np.float64, 1)) as labels,
+        closing(GrowingArray(np.float64, 1, memory_bytes=memory_bytes // 4)) as labels,
         closing(GrowingArray(np.int32, 1)) as groups,  # 4 bytes a row count in a large table
         closing(ahead(encoded())) as parts,
     ):
@@ -101,7 +101,7 @@ def encode_table(
         return EncodedTable(
             growing.finish(),
             labels.finish().reshape(-1),
-            None if places is None else places[groups.finish().reshape(-1)],
+            None if places is None else _renamed(groups.finish().reshape(-1), places),
             names,
             encoder.report,
         )
@@ -179,6 +179,13 @@ class _Owners:
         places = np.empty(len(names), np.int32)
         places[[self._numbers[name] for name in names]] = np.arange(len(names))
         return places, tuple(names)
+
+
+def _renamed(numbers: NDArray[np.int32], places: NDArray[np.int32]) -> NDArray[Any]:
+    """``places[numbers]``, in the memory of the numbers."""
+    for start in range(0, len(numbers), 2**20):
+        numbers[start : start + 2**20] = places[numbers[start : start + 2**20]]
+    return numbers
 
 
 class _Growing:

@@ -43,8 +43,8 @@ class Partition:
         if len(self.names) != self.n_agents:
             raise StudyError(f"{self.n_agents} agents but {len(self.names)} names")
         owned = np.zeros(n_rows, dtype=bool)
-        inside = self.order[(self.order >= 0) & (self.order < n_rows)]
-        owned[inside] = True
+        if self.order.min() >= 0 and self.order.max() < n_rows:
+            owned[self.order] = True
         if not owned.all():
             raise StudyError(f"order must hold every row from 0 to {n_rows - 1} exactly once")
 
@@ -71,9 +71,13 @@ def equal(n_rows: int, n_agents: int, rng: np.random.Generator) -> Partition:
     >>> equal(10, 3, np.random.default_rng(0)).sizes.tolist()
     [4, 3, 3]
     """
+    return of_codes(equal_owners(n_rows, n_agents, rng), numbered(n_agents))
+
+
+def equal_owners(n_rows: int, n_agents: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """The agent (counted from 0) of every row in :func:`equal`."""
     _check_counts(n_rows, n_agents)
-    sizes = n_rows // n_agents + (np.arange(n_agents) < n_rows % n_agents)
-    return _of_sizes(sizes, rng)
+    return _owners(n_rows // n_agents + (np.arange(n_agents) < n_rows % n_agents), rng)
 
 
 def unequal(n_rows: int, n_agents: int, rng: np.random.Generator, spread: float = 1.0) -> Partition:
@@ -92,7 +96,8 @@ def unequal(n_rows: int, n_agents: int, rng: np.random.Generator, spread: float 
         raise StudyError(f"spread must be a number of at least 0, not {spread!r}")
     exponents = spread * rng.standard_normal(n_agents)
     shares = np.exp(exponents - exponents.max())
-    return _of_sizes(1 + _apportion(n_rows - n_agents, shares / shares.sum()), rng)
+    sizes = 1 + _apportion(n_rows - n_agents, shares / shares.sum())
+    return of_codes(_owners(sizes, rng), numbered(n_agents))
 
 
 def label_skewed(
@@ -127,7 +132,7 @@ def label_skewed(
         shares = rng.dirichlet(np.full(n_agents, float(concentration)))
         owners[members] = np.repeat(np.arange(n_agents), _apportion(len(members), shares))
     _fill_empty_agents(owners, n_agents, rng)
-    return of_codes(owners, _numbered(n_agents))
+    return of_codes(owners, numbered(n_agents))
 
 
 def by_group(groups: ArrayLike) -> Partition:
@@ -226,17 +231,19 @@ def _is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.zeros(len(values), dtype=bool)
 
 
-def _of_sizes(sizes: Integers, rng: np.random.Generator) -> Partition:
-    owners = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    return of_codes(owners, _numbered(len(sizes)))
+def _owners(sizes: Integers, rng: np.random.Generator) -> NDArray[np.int32]:
+    return rng.permutation(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
 
 
-def of_codes(owners: Integers, names: tuple[str, ...]) -> Partition:
+def of_codes(owners: NDArray[np.integer[Any]], names: tuple[str, ...]) -> Partition:
     """Row j belongs to ``names[owners[j]]``."""
     sizes = np.bincount(owners, minlength=len(names))
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
-    return Partition(np.argsort(owners, kind="stable").astype(np.int64), offsets.astype(np.int64), names)
+    return Partition(
+        np.argsort(owners, kind="stable").astype(np.int64, copy=False), offsets.astype(np.int64), names
+    )
 
 
-def _numbered(n_agents: int) -> tuple[str, ...]:
+def numbered(n_agents: int) -> tuple[str, ...]:
+    """Names of agents that have none."""
     return tuple(f"agent {i + 1}" for i in range(n_agents))

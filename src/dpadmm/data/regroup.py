@@ -28,10 +28,39 @@ def in_order(features: Features, order: Integers) -> Features:
     >>> in_order(np.array([[1.0], [2.0], [3.0]]), np.array([2, 0, 1])).tolist()
     [[3.0], [1.0], [2.0]]
     """
-    kind = np.int32 if len(order) < np.iinfo(np.int32).max else np.int64
-    places = np.empty(len(order), kind)
+    places = np.empty(len(order), _kind(len(order)))
     for start in range(0, len(order), 2**20):
-        places[order[start : start + 2**20]] = np.arange(start, min(start + 2**20, len(order)), dtype=kind)
+        part = order[start : start + 2**20]
+        places[part] = np.arange(start, start + len(part))
+    return moved(features, places)
+
+
+def grouped(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[Any], Integers]:
+    """Where every row goes when those of an owner follow those of another, and where each of them begins.
+
+    Examples
+    --------
+    >>> places, offsets = grouped(np.array([1, 0, 1, 0]), 2)
+    >>> places.tolist(), offsets.tolist()
+    ([2, 0, 3, 1], [0, 2, 4])
+    """
+    offsets = np.zeros(n_owners + 1, dtype=np.int64)
+    pieces = [slice(start, start + 2**20) for start in range(0, len(owners), 2**20)]
+    for piece in pieces:
+        offsets[1:] += np.bincount(owners[piece], minlength=n_owners)
+    np.cumsum(offsets, out=offsets)
+    places, free = np.empty(len(owners), _kind(len(owners))), offsets[:-1].copy()
+    for piece in pieces:
+        mine = owners[piece]
+        order, counts = np.argsort(mine, kind="stable"), np.bincount(mine, minlength=n_owners)
+        starts = np.cumsum(counts) - counts
+        places[piece][order] = np.arange(len(mine)) + np.repeat(free - starts, counts)
+        free += counts
+    return places, offsets
+
+
+def moved(features: Features, places: NDArray[Any]) -> Features:
+    """Row j to ``places[j]`` of a new file without a name."""
     if not isinstance(features, csr_array):
         return _scattered(features, features, places)
     n, stored = features.shape[0], features.nnz // max(1, features.shape[0])
@@ -41,6 +70,10 @@ def in_order(features: Features, order: Integers) -> Features:
         _scattered(part.reshape(n, stored), features, places) for part in (features.data, features.indices)
     )
     return compact_csr(data.reshape(-1), indices.reshape(-1), features.indptr, features.shape)
+
+
+def _kind(n: int) -> type[np.int32 | np.int64]:
+    return np.int32 if n < np.iinfo(np.int32).max else np.int64
 
 
 def _scattered(rows: NDArray[Any], features: Features, places: NDArray[Any]) -> NDArray[Any]:
