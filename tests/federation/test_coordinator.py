@@ -1,0 +1,313 @@
+"""The aggregator: what it takes, what it refuses and notes, when a round is over, and after a crash."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpadmm.arrays import Floats
+from dpadmm.errors import StudyError
+from dpadmm.federation.coordinator import Coordinator, Stopped
+from dpadmm.federation.journal import Journal, JournalError
+from dpadmm.federation.messages import Kind, Message, digest_of, packed, unpacked
+from dpadmm.study import Study
+
+ROUNDS = 4
+TRAINING = {"n_rounds": ROUNDS, "noise_multiplier": 3.0}
+
+
+def study(**more: Any) -> Study:
+    return Study(name="three", features=("x", "y"), classes=(-1, 1), training=TRAINING, **more)
+
+
+ALL = study()
+SOME = study(absences=True, quorum=2, deadline=10.0)
+
+
+class Table:
+    """An aggregator, and sites whose answers are written by hand."""
+
+    def __init__(self, file: Path, agreed: Study) -> None:
+        self.file, self.study = file, agreed
+        if not file.exists():
+            Journal.begin(file, agreed, ("a", "b", "c"))
+        self.journal = Journal.open(file)
+        self.run = Coordinator(self.journal)
+
+    def upload(self, site: str, value: float, **more: Any) -> bytes:
+        values = np.full(self.study.shape, value)
+        message = Message(
+            Kind.UPLOAD, self.study.hash, self.run.round, values, digest_of(self.run.request), 10, 1
+        )
+        return packed(message._replace(**more))
+
+    def say(self, site: str, value: float, **more: Any) -> None:
+        self.run.take(site, self.upload(site, value, **more), 1.0)
+
+    def here(self, *sites: str) -> None:
+        answer = Message(
+            Kind.PRESENT, self.study.hash, digest=digest_of(self.run.request), n_rows=10, rows_per_person=1
+        )
+        for site in sites:
+            self.run.take(site, packed(answer), 1.0)
+
+    def begin(self, *sites: str) -> None:
+        self.here(*sites)
+        assert self.run.over(11.0)
+        self.run.begin()
+
+    def refuse(self, site: str, code: str) -> None:
+        no = Message(Kind.REFUSED, self.study.hash, digest=digest_of(self.run.request), code=code)
+        self.run.take(site, packed(no), 1.0)
+
+    @property
+    def told(self) -> list[str]:
+        return [event.text for event in self.journal.events()]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    made: list[Table] = []
+
+    def _make(agreed: Study = ALL) -> Table:
+        made.append(Table(tmp_path / "s" / "journal.sqlite", agreed))
+        return made[-1]
+
+    yield _make
+    for each in made:
+        each.journal.close()
+
+
+def mean(*values: float) -> Floats:
+    return np.full(ALL.shape, np.mean(values))
+
+
+def test_a_round_needs_everyone_unless_absences_are_agreed(make: Any) -> None:
+    table = make()
+    table.here("a", "b")
+    assert not table.run.over(1e6)
+    table.here("c")
+    assert table.run.over(0.0)
+    table.run.begin()
+    table.say("a", 1.0)
+    table.say("b", 2.0)
+    assert not table.run.over(1e6)
+    table.say("c", 6.0)
+    assert table.run.over(0.0)
+    table.run.close_round(0.1)
+    assert table.run.rounds_done == 1
+    assert np.array_equal(table.run.consensus, mean(1.0, 2.0, 6.0))
+
+
+def test_enough_and_late_is_over(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    table.say("a", 1.0)
+    assert not table.run.over(11.0)
+    table.say("b", 2.0)
+    assert not table.run.over(9.0)
+    assert table.run.over(10.0)
+    table.run.close_round(10.0)
+    assert table.run.seats["c"].state == "absent"
+    table.say("a", 1.0)
+    assert not table.run.over(0.0)
+    table.say("b", 2.0)
+    assert table.run.over(0.0), "who is away is not waited for"
+
+
+def test_an_absent_sites_last_upload_stays_in_the_mean(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    for site, value in (("a", 1.0), ("b", 2.0), ("c", 6.0)):
+        table.say(site, value)
+    table.run.close_round(0.1)
+    table.say("a", 3.0)
+    table.say("b", 3.0)
+    table.run.close_round(10.0)
+    assert np.array_equal(table.run.consensus, mean(3.0, 3.0, 6.0))
+
+
+def test_an_upload_after_its_round_is_in_the_next_mean_and_on_record(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    late = table.upload("c", 9.0)
+    table.say("a", 1.0)
+    table.say("b", 2.0)
+    table.run.close_round(10.0)
+    assert np.array_equal(table.run.consensus, mean(1.0, 2.0, 0.0))
+    table.run.take("c", late, 1.0)
+    assert table.run.missing() == {"a", "b", "c"}, "it is back, and waited for"
+    table.say("a", 1.0)
+    table.say("b", 2.0)
+    table.run.close_round(10.0)
+    assert np.array_equal(table.run.consensus, mean(1.0, 2.0, 9.0))
+    assert [(k, each.site, each.round) for k, each in table.journal.uploads()][-3:] == [
+        (2, "a", 2), (2, "b", 2), (2, "c", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"round": 2}, "round 2, which is not asked for"),
+        ({"digest": "00" * 32}, "another request"),
+        ({"study": "00" * 32}, "another study"),
+        ({"values": np.full(ALL.shape, np.nan)}, "not finite"),
+        ({"values": np.zeros((5, 1))}, "shape"),
+        ({"n_rows": 11}, "it now says 11 rows, and said 10 before"),
+        ({"kind": Kind.REQUEST, "n_rows": 0, "rows_per_person": 0, "digest": "00" * 32}, "may not come"),
+    ],
+)
+def test_what_is_not_an_answer_is_refused_and_its_site_named(
+    make: Any, change: dict[str, Any], text: str
+) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    table.say("b", 1.0, **change)
+    assert table.run.answered_now() == set()
+    assert any(told.startswith("b: its message was refused") and text in told for told in table.told)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", bytes(10**6)])
+def test_garbage_is_refused(make: Any, data: bytes) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    table.run.take("b", data, 1.0)
+    assert table.told[-1].startswith("b: its message was refused")
+
+
+def test_two_different_answers_of_one_site(make: Any) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    table.say("a", 1.0)
+    table.say("a", 1.0)
+    assert "two agents" not in table.told[-1]
+    table.say("a", 2.0)
+    assert "do two agents use one certificate?" in table.told[-1]
+    table.say("b", 1.0)
+    table.say("c", 1.0)
+    table.run.close_round(0.1)
+    assert np.array_equal(table.run.consensus, mean(1.0, 1.0, 1.0)), "the first counts"
+
+
+def test_strangers_are_not_read(make: Any) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    table.say("d", 1.0)
+    assert table.told[-1] == "d: it is not asked here; its message was not read"
+    assert table.run.answered_now() == set()
+
+
+def test_a_site_cannot_fill_the_journal(make: Any) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    for i in range(1000):
+        table.say("a", 1.0, round=5 + i)
+    assert len(table.told) < 110
+
+
+def test_refusals_that_last_and_those_that_do_not(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    table.refuse("c", "ledger-failed")
+    assert not table.run.seats["c"].out
+    table.say("c", 1.0)
+    assert table.run.seats["c"].state == "present"
+    table.refuse("b", "budget-cap")
+    assert table.run.seats["b"].out
+    table.say("a", 1.0)
+    assert table.run.over(0.0)
+    table.run.close_round(0.1)
+    table.refuse("c", "study-closed")
+    with pytest.raises(Stopped, match="only 1 of 3 sites can still answer, and 2 are needed"):
+        table.run.over(0.0)
+
+
+def test_a_refusal_of_an_earlier_request_is_old_news(make: Any) -> None:
+    table = make()
+    no = Message(Kind.REFUSED, ALL.hash, digest="00" * 32, code="budget-cap")
+    table.run.take("a", packed(no), 1.0)
+    assert table.run.seats["a"].state == "unseen"
+
+
+def test_a_revoked_site_is_out_at_once_and_may_come_back(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    table.run.revoke("c")
+    table.say("c", 5.0)
+    assert table.run.answered_now() == set()
+    table.say("a", 1.0)
+    table.say("b", 1.0)
+    assert table.run.over(0.0)
+    table.run.close_round(0.1)
+    table.run.readmit("c")
+    table.say("c", 5.0)
+    assert table.run.answered_now() == {"c"}
+
+
+def test_after_a_crash_the_same_bytes_are_asked_for(make: Any) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    for site in "abc":
+        table.say(site, 1.0 / 3.0)
+    table.run.close_round(0.1)
+    table.say("a", 7.0)  # of the open round nothing is on record
+    asked = table.run.request
+    table.journal.close()
+    again = make()
+    assert again.run.request == asked
+    assert again.run.answered_now() == set()
+    assert again.run.seats["a"].answered == 1
+    message = unpacked(asked, study=ALL.hash, shape=ALL.shape, from_site=False)
+    assert message.round == 2
+
+
+def test_a_round_that_cannot_be_recorded_is_not_closed(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    for site in "abc":
+        table.say(site, 1.0)
+    asked = table.run.request
+    with sqlite3.connect(table.file) as other:  # a writer that holds it, as a full disk would fail it
+        other.execute("BEGIN EXCLUSIVE")
+        table.journal._database.execute("PRAGMA busy_timeout = 0")
+        with pytest.raises(JournalError, match="closed rounds are safe"):
+            table.run.close_round(0.1)
+        other.rollback()
+    other.close()
+    assert (table.run.rounds_done, table.run.request) == (0, asked)
+    table.run.close_round(0.1)
+    assert table.run.rounds_done == table.journal.rounds_done == 1
+
+
+def test_one_aggregator_at_a_time(make: Any) -> None:
+    table = make()
+    with pytest.raises(JournalError, match="another aggregator"):
+        Journal.open(table.file)
+    with Journal.open(table.file, read_only=True) as looking:
+        assert looking.members == ("a", "b", "c")
+    with pytest.raises(JournalError, match="resume it"):
+        Journal.begin(table.file, ALL, ("a",))
+
+
+def test_a_quorum_beyond_the_sites_is_refused(tmp_path: Path) -> None:
+    Journal.begin(tmp_path / "journal.sqlite", study(absences=True, quorum=4), ("a", "b", "c"))
+    with (
+        Journal.open(tmp_path / "journal.sqlite") as journal,
+        pytest.raises(StudyError, match="quorum = 4, but only 3"),
+    ):
+        Coordinator(journal)
+
+
+def test_absurd_uploads_stop_the_study_with_a_reason(make: Any) -> None:
+    table = make()
+    table.begin("a", "b", "c")
+    for site in "abc":
+        table.say(site, 1.7e308)
+    with np.errstate(over="ignore"), pytest.raises(Stopped, match="absurdly large"):
+        table.run.close_round(0.1)

@@ -1,0 +1,127 @@
+"""Messages: what was packed comes back, and whatever else arrives is refused before it costs memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cases import prove
+from dpadmm.federation.messages import (
+    HEAD,
+    MAX_BODY,
+    NO_DIGEST,
+    BadMessage,
+    Kind,
+    Message,
+    digest_of,
+    packed,
+    unpacked,
+)
+
+STUDY, SHAPE = "ab" * 32, (3, 2)
+VALUES = np.arange(6.0).reshape(SHAPE) / 7.0
+DOWN = [
+    Message(Kind.CALL, STUDY),
+    Message(Kind.REQUEST, STUDY, 4, VALUES),
+    Message(Kind.END, STUDY, 9),
+]
+UP = [
+    Message(Kind.PRESENT, STUDY, digest="cd" * 32, n_rows=12, rows_per_person=2),
+    Message(Kind.UPLOAD, STUDY, 4, -VALUES, "cd" * 32, 12, 2),
+    Message(Kind.REFUSED, STUDY, digest="cd" * 32, code="round-forked"),
+]
+
+
+def read(data: bytes, from_site: bool) -> Message:
+    return unpacked(data, study=STUDY, shape=SHAPE, from_site=from_site)
+
+
+@pytest.mark.parametrize("message", [*DOWN, *UP], ids=lambda message: message.kind.name)
+def test_what_was_packed_comes_back(message: Message) -> None:
+    back = read(packed(message), message in UP)
+    assert back._replace(values=None) == message._replace(values=None)
+    assert (back.values is None) == (message.values is None)
+    if back.values is not None:
+        assert np.array_equal(back.values, message.values)
+
+
+@pytest.mark.parametrize("message", [*DOWN, *UP], ids=lambda message: message.kind.name)
+def test_nobody_speaks_for_the_other_side(message: Message) -> None:
+    with pytest.raises(BadMessage, match="may not come from there"):
+        read(packed(message), message not in UP)
+
+
+def test_another_study_is_refused() -> None:
+    with pytest.raises(BadMessage, match="another study"):
+        unpacked(packed(DOWN[1]), study="00" * 32, shape=SHAPE, from_site=False)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_are_finite(bad: float) -> None:
+    values = VALUES.copy()
+    values[1, 1] = bad
+    with pytest.raises(BadMessage, match="not finite"):
+        read(packed(UP[1]._replace(values=values)), True)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 1), (1, 6), (3, 3)])
+def test_another_shape_is_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(BadMessage, match="shape"):
+        read(packed(UP[1]._replace(values=np.zeros(shape))), True)
+
+
+def test_a_head_that_promises_much_allocates_nothing() -> None:
+    head = HEAD.pack(
+        b"dpAM", 1, Kind.UPLOAD, 0, bytes.fromhex(STUDY), bytes(32), 1, 2**32 - 1, 2**32 - 1, 1, 1, 2**63
+    )
+    with pytest.raises(BadMessage, match="length"):
+        read(head, True)
+
+
+def test_too_much_is_refused_unread() -> None:
+    with pytest.raises(BadMessage, match="bytes are no message"):
+        read(bytes(HEAD.size + MAX_BODY + 1), True)
+    with pytest.raises(BadMessage, match="8 MB"):
+        packed(Message(Kind.REQUEST, STUDY, 1, np.zeros((MAX_BODY // 8 + 1, 1))))
+
+
+@pytest.mark.parametrize("rows", [{"n_rows": 0}, {"rows_per_person": 0}, {"n_rows": 10**13}])
+def test_sites_say_how_many_rows_they_have(rows: dict[str, int]) -> None:
+    with pytest.raises(BadMessage, match="number of rows"):
+        read(packed(UP[1]._replace(**rows)), True)
+
+
+@pytest.mark.parametrize("code", ["", "Round-Forked", "a" * 41, "x y", "<b>"])
+def test_codes_are_short_and_plain(code: str) -> None:
+    with pytest.raises(BadMessage, match="code"):
+        read(packed(UP[2]._replace(code=code)), True)
+
+
+@prove
+@given(st.data())
+def test_flips_and_cuts_are_refused_or_are_messages(data: st.DataObject) -> None:
+    message = data.draw(st.sampled_from([*DOWN, *UP]))
+    whole = bytearray(packed(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    cut = bytes(whole[: data.draw(st.integers(0, len(whole)))]) if data.draw(st.booleans()) else bytes(whole)
+    try:
+        got = read(cut, message in UP)
+    except BadMessage:
+        return
+    assert got.study == STUDY
+    assert got.values is None or (got.values.shape == SHAPE and np.isfinite(got.values).all())
+
+
+@prove
+@given(st.binary(max_size=400), st.booleans())
+def test_any_bytes_are_refused_or_are_messages(data: bytes, from_site: bool) -> None:
+    with pytest.raises(BadMessage):
+        read(data, from_site)
+
+
+def test_digests_name_the_whole_request() -> None:
+    one, other = packed(DOWN[1]), packed(DOWN[1]._replace(values=VALUES + 1e-12))
+    assert digest_of(one) != digest_of(other) != NO_DIGEST
