@@ -51,7 +51,7 @@ def join(
 ) -> None:
     """Keep the aggregator's invitation, after you compared its fingerprint with its people."""
     from dpadmm.federation import joining
-    from dpadmm.federation.invitation import read_invitation
+    from dpadmm.federation.invitation import read_invitation, same_fingerprint
 
     folder, invitation = read_site(site_file).path.parent, read_invitation(invitation_file)
     console = Console()
@@ -59,8 +59,7 @@ def join(
     say(console, "Fingerprint of the aggregator's authority:")
     say_path(console, invitation.ca_fingerprint)
     if fingerprint is not None:
-        plain = {text.replace(":", "").strip().lower() for text in (fingerprint, invitation.ca_fingerprint)}
-        if len(plain) != 1:
+        if not same_fingerprint(fingerprint, invitation.ca_fingerprint):
             raise StudyError("the fingerprint is another than you gave: this is not their invitation")
     elif not yes:
         if not os.isatty(0):

@@ -71,11 +71,17 @@ def approve(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where the invitation goes.", metavar="FILE")
     ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The site's fingerprint, as its people told you: it must be the same.")
+    ] = None,
 ) -> None:
     """Certify a site's key, and write the invitation to send back. Neither file is secret."""
     from dpadmm.federation.certificates import Authority, read_request
+    from dpadmm.federation.invitation import same_fingerprint
 
     authority, asked = Authority.open(folder), read_request(request)
+    if fingerprint is not None and not same_fingerprint(fingerprint, asked.fingerprint):
+        raise StudyError("the fingerprint is another than you gave: this is not their request")
     target = output or Path(f"{asked.name}.invitation.json")
     if target.exists():
         raise StudyError(f"{target} exists and is kept; give another name with --output")

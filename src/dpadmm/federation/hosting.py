@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -114,8 +116,11 @@ class Host:
         if self.broker_url is not None:
             return None
         broker = Broker(self.authority, port=self.port)
+        others = os.open(self.authority.folder / "serving", os.O_CREAT | os.O_RDWR, 0o600)
+        held.callback(os.close, others)
+        fcntl.flock(others, fcntl.LOCK_SH)
         broker.start()
-        held.callback(broker.stop)
+        held.callback(_stop_if_last, broker, others)
         return broker
 
     async def _look(self, coordinator: Coordinator, broker: Broker | None) -> None:
@@ -134,5 +139,15 @@ class Host:
             await asyncio.sleep(LOOK_EVERY)
 
     def _tell(self, event: Event) -> None:
+        """To the log of this process."""
         level = {"info": 20, "warning": 30, "error": 40}[event.level]
         self.log.log(level, "%s", event.text)
+
+
+def _stop_if_last(broker: Broker, others: int) -> None:
+    """End the broker, unless another study of this folder needs it."""
+    try:
+        fcntl.flock(others, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    broker.stop()

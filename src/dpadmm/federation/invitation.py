@@ -157,3 +157,8 @@ def _texts(path: Path, table: dict[str, object], *fields: str) -> list[str]:
 
 def _file(table: dict[str, str]) -> bytes:
     return (json.dumps(table, indent=2) + "\n").encode()
+
+
+def same_fingerprint(one: str, other: str) -> bool:
+    """Whether two people mean the same, with or without colons and capitals."""
+    return len({text.replace(":", "").replace(" ", "").strip().lower() for text in (one, other)}) == 1

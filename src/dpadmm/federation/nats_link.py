@@ -14,6 +14,7 @@ from contextlib import suppress
 from logging import ERROR, Logger, getLogger
 from typing import Any
 
+from dpadmm.errors import DpadmmError
 from dpadmm.federation.packages import MissingPackages
 
 try:
@@ -88,7 +89,7 @@ class Link:
             self._closed.clear()
             try:
                 self._client = await self._connected()
-            except (TimeoutError, nats.errors.Error, OSError) as problem:
+            except (TimeoutError, nats.errors.Error, OSError, DpadmmError) as problem:
                 self._tell(f"no connection to {self._url}: {_why(problem)}")
             else:
                 self._said = ""
@@ -108,6 +109,8 @@ class Link:
             tls=self._context(),
             tls_handshake_first=True,
             allow_reconnect=False,
+            max_reconnect_attempts=1,  # pauses are made here
+            reconnect_time_wait=0,
             connect_timeout=5,
             ping_interval=10,
             max_outstanding_pings=2,

@@ -115,6 +115,8 @@ class SiteProcess:
 
     def _write_status(self, *, connected: bool, running: bool) -> None:
         rounds = self._desk.rounds() if running else {}
+        with suppress(DpadmmError):  # it may be renewed
+            self._identity = site_identity(self._folder)
         table: dict[str, Any] = {
             "running": running,
             "pid": os.getpid() if running else None,
