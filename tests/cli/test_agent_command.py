@@ -254,9 +254,8 @@ def test_review_beside_a_running_agent(cli, begun, study_file):
         guard.enrol(read_study(study_file))
         cli("agent", "review", study_file, "--site", begun).succeeded()
         cli("agent", "check", begun).succeeded()
-        locked = cli("agent", "enrol", study_file, "--site", begun)
-        assert locked.code == 2
-        assert locked.err.endswith("[ledger-locked]\n")
+        again = cli("agent", "enrol", study_file, "--site", begun).succeeded()
+        assert text_of(again).startswith("Already enrolled, and nothing was changed")
 
 
 def test_a_table_that_changed_is_seen_before_the_study_goes_on(cli, begun, study_file):
@@ -366,3 +365,35 @@ def test_an_open_quotation_mark_is_told_to_the_owner_and_refuses_nothing(cli, be
     assert warned in " ".join(cli("agent", "check", begun, "--json").succeeded().json["notes"])
     assert warned in text_of(cli("agent", "review", study_file, "--site", begun).succeeded())
     assert warned in text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded())
+
+
+def test_a_lowered_limit_that_breaks_a_promise_is_told(cli, begun, study_file):
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    begun.write_text(begun.read_text().replace("epsilon = 1.0", "epsilon = 0.1"))
+    told = "your limit, ε 0.1000 at δ = 1e-06, is below what was promised"
+    assert told in text_of(cli("agent", "check", begun).succeeded())
+    assert told in " ".join(cli("agent", "check", begun, "--json").succeeded().json["notes"])
+    begun.write_text(begun.read_text().replace("epsilon = 0.1", "epsilon = 1.0"))
+    assert "promised" not in text_of(cli("agent", "check", begun).succeeded())
+
+
+def test_enrolled_and_left_twice_say_so(cli, begun, study_file):
+    assert text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded()).startswith("Enrolled: ")
+    again = text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded())
+    assert again.startswith("Already enrolled, and nothing was changed: repayment")
+    left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
+    assert left.startswith("Left: repayment")
+    assert "statement charges all rounds that were agreed on" in left
+    before = read_ledger(begun.parent / "ledger").fingerprint
+    again = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
+    assert again.startswith("Left before, and nothing was changed: repayment")
+    assert read_ledger(begun.parent / "ledger").fingerprint == before
+    refused = cli("agent", "enrol", study_file, "--site", begun)
+    assert refused.code == 2
+    assert "this study was left here before, which is for good; under another name" in refused.err
+
+
+def test_a_missing_ledger_names_the_command_that_begins_it(cli, site_file, study_file):
+    answer = cli("agent", "review", study_file, "--site", site_file)
+    assert answer.code == 2
+    assert "dpadmm agent begin" in answer.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,17 +17,14 @@ from dpadmm.cli.decisions import accept, decline
 from dpadmm.cli.decisions import leave as end_study
 from dpadmm.cli.ledger import ENDED_EARLY, chosen_study, rounded_up
 from dpadmm.cli.screen import say, say_path
+from dpadmm.cli.site_words import checked, doubts, ledger_in_words, limits_in_words, rows_in_words
 from dpadmm.cli.study import Json, StudyFile, figures, in_words, write_template
 from dpadmm.errors import Refusal, StudyError
 from dpadmm.privacy.book import Book
 from dpadmm.privacy.ledger import read_ledger
-from dpadmm.privacy.policy import Policy
 from dpadmm.site import Site, read_site
 from dpadmm.site_promises import broken_promises
 from dpadmm.study import Study, read_study
-
-if TYPE_CHECKING:
-    from dpadmm.site_rows import Persons
 
 agent_app = typer.Typer(
     help="For data owners: your table, your limits, and the studies that you agree to.", no_args_is_help=True
@@ -75,15 +72,15 @@ def check(
     survey = site.rows.survey(study) if study else None
     if as_json:
         counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
-        typer.echo(json.dumps(_checked(site, persons, book) | counts, indent=2, allow_nan=False))
+        typer.echo(json.dumps(checked(site, persons, book) | counts, indent=2, allow_nan=False))
     else:
         console = Console()
         say_path(console, f"Table: {site.table}")
-        for sentence in (*_rows_in_words(site, persons), *_limits_in_words(site.policy)):
+        for sentence in (*rows_in_words(site, persons), *limits_in_words(site.policy)):
             say(console, sentence)
         say_path(console, f"Ledger: {site.ledger}")
-        say(console, _ledger_in_words(site.policy, book))
-        for worry in _doubts(site, persons, book):
+        say(console, ledger_in_words(site.policy, book))
+        for worry in doubts(site, persons, book):
             say(console, f"Note: {worry}")
         if study is not None and survey is not None:
             say(console, study.name, style="bold")
@@ -254,79 +251,3 @@ def _verdict(study: Study, book: Book) -> str:
         return "Within your limits: you could enrol it. Nothing was changed."
     done = f"{len(account.rounds)} of {study.settings.n_rounds} rounds are answered"
     return f"Enrolled since {account.reservation.at}: {done}."
-
-
-# A site in words
-
-
-def _rows_in_words(site: Site, persons: Persons) -> list[str]:
-    k, left_out = site.policy.rows_per_person, persons.n_rows - len(persons.used)
-    rows = "one row" if k == 1 else f"{k} rows"
-    if persons.n_persons is None:
-        return [f"{persons.n_rows:,} rows, all used: you vouch that nobody has more than {rows}."]
-    said = f"{persons.n_rows:,} rows of {persons.n_persons:,} persons; {len(persons.used):,} rows are used."
-    if persons.n_above == 0:
-        return [said, f"Nobody has more than {rows}."]
-    who = "1 person has" if persons.n_above == 1 else f"{persons.n_above:,} persons have"
-    return [said, f"{who} more than {rows}: {left_out:,} rows are left out, the later ones in the file."]
-
-
-def _limits_in_words(policy: Policy) -> list[str]:
-    k = policy.rows_per_person
-    charged = "one row" if k == 1 else f"{k} rows"
-    return [
-        f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({charged}), over all studies.",
-        f"Allowed: {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at most "
-        f"{policy.max_rounds:,} rounds in a study; no study with fewer than {policy.min_rows:,} rows.",
-        f"Measuring models on your rows: {'allowed, for you' if policy.local_metrics else 'not allowed'}.",
-    ]
-
-
-def _ledger_in_words(policy: Policy, book: Book | None) -> str:
-    if book is None:
-        return "Not begun."
-    count, n_open = len(book.accounts), sum(not account.closed for account in book.accounts.values())
-    studies = "1 study" if count == 1 else f"{count} studies"
-    return (
-        f"{studies}, {n_open} of them open; ε {epsilon_of(book.spent, policy)} spent, "
-        f"{epsilon_of(book.promised, policy)} spent or reserved, {epsilon_left(book.promised, policy)} left."
-    )
-
-
-def _doubts(site: Site, persons: Persons, book: Book | None) -> list[str]:
-    from dpadmm.data.lines import swallowed
-
-    told, used = swallowed(site.table, persons.n_rows), len(persons.used)
-    if used < site.policy.min_rows:
-        told.append(
-            f"{used:,} rows are fewer than your min_rows = {site.policy.min_rows:,}: no study will fit."
-        )
-    if site.policy.delta * used >= 1.0:
-        told.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
-    return told + (broken_promises(site.policy, book) if book else [])
-
-
-def _checked(site: Site, persons: Persons, book: Book | None) -> dict[str, Any]:
-    policy = site.policy
-    return {
-        "table": str(site.table),
-        "rows": persons.n_rows,
-        "rows_used": len(persons.used),
-        "persons": persons.n_persons,
-        "persons_with_more": persons.n_above,
-        "limits": {
-            "epsilon": policy.epsilon,
-            "delta": policy.delta,
-            "methods": sorted(policy.methods),
-            "losses": sorted(policy.losses),
-            "max_rounds": policy.max_rounds,
-            "min_rows": policy.min_rows,
-            "rows_per_person": policy.rows_per_person,
-            "local_metrics": policy.local_metrics,
-        },
-        "ledger": str(site.ledger),
-        "spent": None if book is None else amount(book.spent, policy),
-        "promised": None if book is None else amount(book.promised, policy),
-        "left": amount(left_of(policy, book.promised if book else Fraction(0)), policy),
-        "notes": [*site.worries(), *_doubts(site, persons, book)],
-    }
