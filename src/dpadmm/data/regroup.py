@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -77,16 +76,20 @@ def _kind(n: int) -> type[np.int32 | np.int64]:
 
 
 def _scattered(rows: NDArray[Any], features: Features, places: NDArray[Any]) -> NDArray[Any]:
-    """Row j to ``places[j]`` of a new file."""
+    """Row j to ``places[j]`` of a new file: rows that become neighbours are written at once."""
+    width = rows.shape[1] * rows.itemsize
     with tempfile.TemporaryFile() as file:
         file.truncate(max(1, rows.nbytes))
-        out = np.memmap(file, rows.dtype, "r+", shape=rows.shape)
-    mapping: Any = out.base
-    for part in row_portions(features):
-        out[places[part]] = rows[part]
-        if isinstance(mapping, mmap.mmap):
-            mapping.madvise(mmap.MADV_DONTNEED)
-    return out
+        for part in row_portions(features):
+            mine = places[part]
+            order = np.argsort(mine, kind="stable")
+            starts = np.flatnonzero(np.diff(mine[order], prepend=-2) != 1)
+            for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+                run = order[start:stop]
+                file.seek(int(mine[run[0]]) * width)
+                file.write(rows[part][run].data)
+        file.flush()
+        return np.memmap(file, rows.dtype, "r+", shape=rows.shape)
 
 
 def _pieces(pointers: NDArray[Any], size: int = 2**20) -> Iterator[NDArray[Any]]:
