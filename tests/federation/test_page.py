@@ -172,6 +172,7 @@ def test_scripts_get_the_whole_snapshot(page, run):
 
 def test_connections_are_bounded(run, monkeypatch):
     monkeypatch.setattr(page_module, "CONNECTIONS", 3)
+    monkeypatch.setattr(page_module._Visit, "timeout", 600.0)
     with Page(run, token=TOKEN) as page:
         idle = [socket.create_connection(("127.0.0.1", page.port), timeout=10) for _ in range(3)]
         assert raw(page, b"") == b""  # closed unread

@@ -61,7 +61,8 @@ def test_many_pages_are_one_question(page, run):
         assert run.asked - before <= (time.monotonic() - start) / 0.25 + 1
 
 
-def test_streams_are_bounded_and_come_free(page):
+def test_streams_are_bounded_and_come_free(page, monkeypatch):
+    monkeypatch.setattr(page_module, "BEAT", 600.0)
     with stream(page) as kept:
         assert next_message(kept)[0] == "snapshot"
         extra = [http.client.HTTPConnection("127.0.0.1", page.port, timeout=10) for _ in range(STREAMS - 1)]

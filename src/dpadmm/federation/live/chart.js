@@ -19,7 +19,8 @@ class Chart {
     return parent.appendChild(node);
   }
 
-  update(points, total) {
+  update(told, total) {
+    const points = told.filter(([, value]) => value > 1e-99 && value < 1e99); // what the axis can show
     const last = this.points.at(-1), next = points.at(-1);
     if (points.length === this.points.length && total === this.total && last?.[0] === next?.[0] && last?.[1] === next?.[1]) return;
     const chosen = this.at === null ? null : this.points[this.at]?.[0];

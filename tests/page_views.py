@@ -1,0 +1,40 @@
+"""What the live page shows in a browser."""
+
+from __future__ import annotations
+
+import time
+
+
+def seen_now(browser, expression):
+    try:
+        return browser.js(expression)
+    except AssertionError as error:  # between two pages
+        return str(error)
+
+
+def wait(browser, expression, wanted=True):
+    """Until the page shows it."""
+    deadline = time.monotonic() + 20
+    while (seen := seen_now(browser, expression)) != wanted:
+        assert time.monotonic() < deadline, f"{expression} is {seen!r}, not {wanted!r}"
+        time.sleep(0.03)
+
+
+def text(name):
+    return f"document.getElementById('{name}').textContent"
+
+
+def seconds(least, most):
+    return [f"{n} s" for n in range(least, most + 1)]
+
+
+def sites(browser):
+    """Site -> its cells as they can be read."""
+    rows = "[...document.querySelectorAll('#site-rows tr')].filter(row => row.checkVisibility())"
+    cells = f"{rows}.map(row => [...row.cells].map(cell => cell.textContent.trim().replace(/\\s+/g, ' ')))"
+    return {name: rest for name, *rest in browser.js(cells)}
+
+
+def show(browser, page, *, width=1440, dark=False):
+    browser.open(page.url, width=width, dark=dark)
+    wait(browser, text("line-words"), "Live")
