@@ -213,15 +213,16 @@ def _delta(folder: Path, given: float | None) -> tuple[float, str]:
     if given is not None:
         require_delta(given)
         return given, "as you asked"
-    from dpadmm.site import read_site
-
     path = folder.absolute().parent / "site.toml"
-    try:
-        site = read_site(path)
-        if site.ledger.resolve() == folder.resolve():
-            return site.policy.delta, "is your own, of the site.toml beside the ledger"
-    except (DpadmmError, OSError):
-        pass  # whatever is wrong with it, the ledger can be shown
+    if path.exists():
+        from dpadmm.site import read_site
+
+        try:
+            site = read_site(path)
+            if site.ledger.resolve() == folder.resolve():
+                return site.policy.delta, "is your own, of the site.toml beside the ledger"
+        except (DpadmmError, OSError):
+            pass  # whatever is wrong with it, the ledger can be shown
     return DELTA, "is as good as any: no site.toml beside the ledger says yours (choose with --delta)"
 
 
