@@ -91,7 +91,9 @@ def test_close_says_good_bye_and_frees_the_port(run):
     page.start()
     with stream(page) as answer:
         next_message(answer)
+        run.play(run.n_rounds)
         page.close()
+        assert next_snapshot(answer, lambda told: told["state"] == "done")
         assert next_message(answer)[0] == "bye"
         assert answer.read() == b""
     with pytest.raises(ConnectionRefusedError):

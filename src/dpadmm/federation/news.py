@@ -43,10 +43,10 @@ class News:
         self._due = -math.inf
         self._told = Told(0, None, b"")
 
-    def latest(self) -> Told:
-        """News not older than ``period``."""
+    def latest(self, *, now: bool = False) -> Told:
+        """News not older than ``period``, or of this moment."""
         with self._lock:
-            if time.monotonic() >= self._due:
+            if now or time.monotonic() >= self._due:
                 self._told = self._ask(self._told)
                 self._due = time.monotonic() + self.period
             return self._told

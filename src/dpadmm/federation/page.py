@@ -238,8 +238,9 @@ class _Visit(BaseHTTPRequestHandler):
                 self.wfile.write(b": nothing new\n" + message("beat", b"{}"))
                 heard = time.monotonic()
             server.closing.wait(server.news.period)
-        if server.closing.is_set():
-            self.wfile.write(message("bye", b"{}"))
+        if server.closing.is_set():  # how the run ended, before the good-bye
+            told = server.news.latest(now=True)
+            self.wfile.write((told.message if told.number != sent else b"") + message("bye", b"{}"))
 
     def _gone(self) -> bool:
         """Whether the other end has hung up, told without waiting for the next write."""
