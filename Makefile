@@ -1,4 +1,4 @@
-# make demo | test | torture | mutants | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
+# make demo | federation-demo | test | torture | mutants | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,10 +6,14 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo test torture mutants browser lint format bench clean
+.PHONY: demo federation-demo test torture mutants browser lint format bench clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
+
+# ten sites as processes of their own, with real certificates, on this machine; under a minute
+federation-demo: $(READY)
+	$(BIN)/dpadmm federation demo
 
 test: $(READY) browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -38,14 +38,14 @@ def run(host: Host, folder: Path, *, page: bool, page_port: int) -> None:
                 held.callback(shown.close)
                 say_path(console, f"Live page, on this machine only: {shown.url}")
             task = bar.add_task("rounds", total=seen["study"]["n_rounds"], completed=seen["rounds_done"])
-            held.callback(_followed(view, lambda done: bar.update(task, completed=done)))
+            held.callback(followed(view, lambda done: bar.update(task, completed=done)))
 
         view = asyncio.run(_until_told(host, watch))
     show(view.snapshot())
     say_path(console, f"Next: dpadmm aggregator export -o MODEL --folder {folder}")
 
 
-def _followed(view: View, update: Callable[[int], None]) -> Callable[[], None]:
+def followed(view: View, update: Callable[[int], None]) -> Callable[[], None]:
     """Call ``update`` with the rounds done, a few times a second; the function returned ends it."""
     from threading import Event, Thread
 

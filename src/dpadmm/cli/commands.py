@@ -62,6 +62,11 @@ COMMANDS = {
         "aggregator_app",
         "For who runs studies across sites: certificates, the broker, rounds and the model.",
     ),
+    "federation": Entry(
+        "federation",
+        "federation_app",
+        "A federation on this machine alone: see it work, and break, before others do.",
+    ),
     "ledger": Entry(
         "ledger", "ledger_app", "What was given away from a data set: spent, reserved and left, by study."
     ),

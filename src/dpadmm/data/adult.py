@@ -64,6 +64,22 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     return data
 
 
+def adult_rows() -> list[Row]:
+    """The complete rows of UCI Adult as text, in the order of ``COLUMNS``: the class is one of two values.
+
+    Where they come from is as for :func:`load_adult`.
+    """
+    local = os.environ.get("DPADMM_ADULT")
+    try:
+        folder = Path(local).expanduser() if local else cache_directory() / "adult"
+        rows = adult_sources.from_folder(folder) if local else _find_rows(folder, download=True)
+    except SourceUnavailable as error:
+        raise DataError(
+            f"Adult: {error}; DPADMM_ADULT must be a folder that holds adult.data and adult.test"
+        ) from error
+    return [[*row[:-1], row[-1].rstrip(".")] for row in rows if "?" not in row]
+
+
 def _find_rows(folder: Path, download: bool) -> list[Row]:
     with suppress(SourceUnavailable, DataError):  # a damaged cache is fetched again
         return adult_sources.from_folder(folder)
