@@ -1,0 +1,232 @@
+"""The whole way by commands, in real processes: an aggregator, three sites, a study, its model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brokers import free_port
+from dpadmm import load_model
+from dpadmm.cli import main
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.study import read_study
+
+SITES, ROUNDS = ("east", "north", "west"), 8
+STUDY = f"""
+format = "dpadmm-study/1"
+name = "three hospitals"
+absences = true
+quorum = 2
+deadline = 20
+[label]
+column = "ill"
+classes = ["no", "yes"]
+[columns.age]
+kind = "number"
+bounds = [0, 100]
+[columns.smokes]
+kind = "boolean"
+[training]
+epsilon = 3.0
+delta = 1e-5
+n_rounds = {ROUNDS}
+"""
+SITE = """
+format = "dpadmm-site/1"
+ledger = "ledger"
+[data]
+table = "rows.csv"
+label = "ill"
+[person]
+rows = 1
+[limits]
+epsilon = 5.0
+delta = 1e-5
+methods = ["dp_admm"]
+losses = ["logistic"]
+max_rounds = 100
+min_rows = 20
+"""
+
+
+class Land:
+    """A folder with an aggregator and sites that have joined; agents are processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.agents = folder, dict[str, subprocess.Popen[bytes]]()
+        (folder / "study.toml").write_text(STUDY)
+        self.port = free_port()
+        self.said("aggregator", "init", "hub", "--host", "localhost", "--port", self.port)
+        for seed, name in enumerate(SITES):
+            home = folder / name
+            home.mkdir()
+            rng = np.random.default_rng(seed)
+            age, smokes = rng.uniform(20, 90, 60), rng.random(60) < 0.4
+            ill = rng.random(60) < 1 / (1 + np.exp(-(age - 55) / 8 - smokes))
+            lines = zip(age.round(1), smokes, np.where(ill, "yes", "no"), strict=True)
+            text = "\n".join(f"{a},{s},{b}" for a, s, b in lines)
+            (home / "rows.csv").write_text(f"age,smokes,ill\n{text}\n")
+            (home / "site.toml").write_text(SITE)
+            self.said("agent", "begin", f"{name}/site.toml")
+            self.said("agent", "request", name, "--site", f"{name}/site.toml")
+            self.said("aggregator", "approve", f"{name}/network/request.json", "--folder", "hub")
+            invitation = f"{name}.invitation.json"
+            self.said("agent", "join", invitation, "--site", f"{name}/site.toml", "--yes")
+
+    def run(self, *words: object) -> tuple[object, str, str]:
+        """A command in this process: starting dozens would take a minute."""
+        out, err, before = io.StringIO(), io.StringIO(), sys.argv
+        sys.argv = ["dpadmm", *map(str, words)]
+        try:
+            with chdir(self.folder), redirect_stdout(out), redirect_stderr(err):
+                main()
+        except SystemExit as end:
+            return end.code or 0, out.getvalue(), err.getvalue()
+        finally:
+            sys.argv = before
+        raise AssertionError("a command ends with its code")
+
+    def said(self, *words: object) -> str:
+        code, out, err = self.run(*words)
+        assert code == 0, err
+        return out
+
+    def refused(self, *words: object) -> str:
+        code, out, err = self.run(*words)
+        assert code == 2, out
+        return err
+
+    def start(self, *words: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "from dpadmm.cli import main; main()", *map(str, words)]
+        with (self.folder / "outputs").open("ab") as out:
+            return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out)
+
+    def start_agent(self, name: str) -> None:
+        self.agents[name] = self.start("agent", "run", "--site", f"{name}/site.toml")
+
+    def status(self, name: str) -> dict[str, Any]:
+        return json.loads(self.said("agent", "status", "--site", f"{name}/site.toml", "--json"))
+
+    def end(self) -> None:
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGTERM)
+            agent.wait(20)
+
+
+def wait_for(done: Any, seconds: float = 40.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def land(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Land]:
+    made = Land(tmp_path_factory.mktemp("land"))
+    yield made
+    made.end()
+
+
+def test_a_study_from_the_first_certificate_to_the_model(land: Land) -> None:
+    agreed = read_study(land.folder / "study.toml")
+    assert "Within your limits" in land.said("agent", "review", "study.toml", "--site", "east/site.toml")
+    shown = land.said("agent", "review", "study.toml", "--site", "east/site.toml", "--accept")
+    assert "Enrolled since" in shown
+    for name in SITES:
+        land.start_agent(name)
+    wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
+    # the other two accept while their agents hold the ledgers
+    for name in ("north", "west"):
+        shown = land.said("agent", "enrol", "study.toml", "--site", f"{name}/site.toml")
+        assert "Enrolled: three hospitals" in shown
+        assert agreed.hash in read_ledger(land.folder / name / "ledger").accounts
+
+    serving = land.start("aggregator", "serve", "study.toml", "--folder", "hub", "--no-page")
+    assert serving.wait(90) == 0
+    assert f"done: {ROUNDS} of {ROUNDS} rounds" in (land.folder / "outputs").read_text()
+    seen = json.loads(land.said("aggregator", "status", "--folder", "hub", "--json"))
+    assert [(site["name"], site["answered"]) for site in seen["sites"]] == [(name, ROUNDS) for name in SITES]
+    for name in SITES:
+        account = read_ledger(land.folder / name / "ledger").accounts[agreed.hash]
+        assert list(account.rounds) == list(range(1, ROUNDS + 1))
+    assert land.status("west")["studies"][0]["last_round"] == ROUNDS
+
+    land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
+    model = load_model(land.folder / "m.dpadmm")
+    assert model.history.shape == (ROUNDS + 1, *agreed.shape)
+    assert model.statement["worst"]["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
+    land.said("verify", "m.statement.json")
+    with np.load(land.folder / "m.transcript.npz", allow_pickle=False) as transcript:
+        assert np.array_equal(transcript["consensus"][1:], model.history[1:])
+        assert transcript["site"].tolist() == list(SITES) * ROUNDS
+    assert "accuracy" in land.said("evaluate", "m.dpadmm", "--data", "east/rows.csv")
+
+    logged = (land.folder / "east" / "agent.log").read_text()
+    key = (land.folder / "east" / "network" / "key.pem").read_text().splitlines()[1]
+    first_row = (land.folder / "east" / "rows.csv").read_text().splitlines()[1]
+    outputs = (land.folder / "outputs").read_text()
+    assert key not in logged + outputs
+    assert first_row not in logged + outputs
+    for name in ("agent.log", "ledger/ledger.sqlite", "network/key.pem"):
+        assert os.stat(land.folder / "east" / name).st_mode & 0o077 == 0, name
+
+
+def test_leaving_while_the_agent_runs(land: Land) -> None:
+    (land.folder / "second.toml").write_text(STUDY.replace("three hospitals", "second").replace("3.0", "1.0"))
+    second = read_study(land.folder / "second.toml")
+    site = ("--site", "north/site.toml")
+    land.said("agent", "enrol", "second.toml", *site)
+    assert len(land.status("north")["studies"]) == 2
+    assert "Left: second after 0 rounds" in land.said("agent", "leave", "second", *site)
+    assert read_ledger(land.folder / "north" / "ledger").accounts[second.hash].closed
+    assert "for good" in land.refused("agent", "enrol", "second.toml", *site)
+
+
+def test_declining_is_kept_with_its_date(land: Land) -> None:
+    (land.folder / "third.toml").write_text(STUDY.replace("three hospitals", "third").replace("3.0", "1.0"))
+    assert "Declined" in land.said("agent", "review", "third.toml", "--site", "west/site.toml", "--decline")
+    third = read_study(land.folder / "third.toml")
+    kept = json.loads((land.folder / "west" / "studies" / f"{third.hash}.json").read_text())
+    assert kept["decision"] == "declined"
+    assert kept["at"][:2] == "20"
+    assert third.hash not in read_ledger(land.folder / "west" / "ledger").accounts
+    both = land.refused("agent", "review", "third.toml", "--site", "west/site.toml", "--decline", "--accept")
+    assert "not both" in both
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("aggregator", "serve", "study.toml", "--folder", "nowhere"), "nowhere"),
+        (("aggregator", "resume", "second.toml", "--folder", "hub"), "there is no journal"),
+        (("aggregator", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
+        (("aggregator", "serve", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
+        (("aggregator", "revoke", "south", "--folder", "hub"), "south is no site"),
+        (("aggregator", "init", "hub", "--host", "localhost"), "hub"),
+        (("agent", "join", "east.invitation.json", "--site", "west/site.toml", "--yes"), "another key"),
+        (("agent", "join", "east.invitation.json", "--site", "east/site.toml"), "--yes"),
+        (
+            ("agent", "join", "east.invitation.json", "--site", "east/site.toml", "--fingerprint", "AB:CD"),
+            "not their invitation",
+        ),
+        (("agent", "run", "--site", "west/site.toml"), "in use by another process"),
+        (("agent", "request", "No Name", "--site", "west/site.toml"), "no name of a site"),
+    ],
+)
+def test_mistakes_are_one_sentence(land: Land, words: tuple[str, ...], text: str) -> None:
+    told = land.refused(*words)
+    assert text in told
+    assert len(told.strip().splitlines()) == 1
