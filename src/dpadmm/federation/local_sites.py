@@ -91,7 +91,7 @@ class AgentProcess:
     """``dpadmm agent run`` of a site; ``end`` it, or it is killed when it is forgotten."""
 
     def __init__(self, site: Site, *, environment: dict[str, str] | None = None) -> None:
-        self._site = site
+        self._asked = False
         self._output = site.path.parent / "output.txt"
         with self._output.open("ab") as out:
             self.process = subprocess.Popen(
@@ -124,7 +124,9 @@ class AgentProcess:
         self.process.wait()
 
     def ask_to_end(self) -> None:
-        if self.running():
+        """Once: a second signal would not let it end in order."""
+        if self.running() and not self._asked:
+            self._asked = True
             self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> int:
