@@ -1,0 +1,115 @@
+"""Rounds of a deployment on this machine: broker, aggregator and a process for every site, durable ledgers.
+
+``python benchmarks/federation.py [SITES,D ...]``: by default 10 sites at d = 104, 50 sites at d = 104, and
+10 sites at d = 100,000. Times are of the whole round, from broadcast to the consensus in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from dpadmm.federation.certificates import Authority
+from dpadmm.federation.hosting import Host, begin
+from dpadmm.federation.journal import Journal
+from dpadmm.federation.local_sites import AgentProcess, accepted, free_port, invited
+from dpadmm.privacy.exact_noise import Grid, discrete_gaussian
+from dpadmm.site import read_site
+from dpadmm.study import Study
+
+LIMITS = {(10, 104): 0.050, (50, 104): 0.250, (10, 100_000): 2.0}
+ROWS = {104: 4_000, 100_000: 40}
+SITE = """
+format = "dpadmm-site/1"
+ledger = "ledger"
+[data]
+table = "table.npz"
+[person]
+rows = 1
+[limits]
+epsilon = 100.0
+delta = 1e-5
+methods = ["dp_admm"]
+losses = ["logistic"]
+max_rounds = 1000
+min_rows = 20
+"""
+
+
+def measure(n_sites: int, d: int, n_rounds: int) -> None:
+    study = Study(
+        name="benchmark",
+        features=tuple(f"x{i + 1}" for i in range(d)),
+        classes=(-1, 1),
+        training={"epsilon": 5.0, "delta": 1e-5, "n_rounds": n_rounds, "intercept": False},
+    )
+    logging.basicConfig(level=logging.ERROR)
+    with tempfile.TemporaryDirectory() as place, ExitStack() as held:
+        folder = Path(place)
+        authority = Authority.create(folder / "hub", hosts=["localhost"], port=free_port())
+        sites = []
+        for i in range(n_sites):
+            home = folder / f"site-{i:03d}"
+            home.mkdir()
+            rng = np.random.default_rng(i)
+            m = ROWS.get(d, 400)
+            rows = rng.standard_normal((m, d)).astype(np.float32)
+            rows /= 1.01 * np.linalg.norm(rows, axis=1, keepdims=True)
+            np.savez(home / "table.npz", features=rows, labels=np.where(rows[:, 0] > 0, 1, -1))
+            (home / "site.toml").write_text(SITE)
+            site = read_site(home / "site.toml")
+            site.begin()
+            invited(authority, site, home.name)
+            accepted(site, study)
+            sites.append(site)
+        journal = begin(authority, study, None)
+        started = time.perf_counter()
+        agents = [AgentProcess(site) for site in sites]
+        for agent in agents:
+            held.callback(agent.end)
+        asyncio.run(Host(authority, journal, logging.getLogger("bench")).run())
+        total = time.perf_counter() - started
+        memory = max(agent.peak_memory() or 0.0 for agent in agents)
+        for agent in agents:
+            agent.ask_to_end()
+        with Journal.open(journal, read_only=True) as kept:
+            seconds = kept.seconds()
+    noise = _noise_seconds(study, ROWS.get(d, 400))
+    limit = LIMITS.get((n_sites, d))
+    verdict = (
+        ""
+        if limit is None
+        else f", limit {limit:g} s: {'ok' if statistics.median(seconds) <= limit else 'MISS'}"
+    )
+    print(
+        f"{n_sites} sites, d = {d:,}, {n_rounds} rounds: median {statistics.median(seconds) * 1e3:.1f} ms, "
+        f"90% {np.quantile(seconds, 0.9) * 1e3:.1f} ms{verdict}"
+    )
+    print(
+        f"    exact noise alone {noise * 1e3:.1f} ms per site ({noise * n_sites / 2 * 1e3:.1f} on 2 cores); "
+        f"start to end {total:.1f} s; peak memory of an agent {memory:.0f} MB"
+    )
+
+
+def _noise_seconds(study: Study, n_rows: int) -> float:
+    grid = Grid(study.terms.lipschitz, study.shape[0], n_rows)
+    scale, times = grid.noise_scale(study.noise_multiplier), []
+    for _ in range(5):
+        before = time.perf_counter()
+        discrete_gaussian(scale, grid.n_weights)
+        times.append(time.perf_counter() - before)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    asked = [tuple(map(int, word.split(","))) for word in sys.argv[1:]] or list(LIMITS)
+    for n_sites, d in asked:
+        measure(n_sites, d, n_rounds=100 if d < 1000 else 15)
