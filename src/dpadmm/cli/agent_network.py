@@ -14,7 +14,9 @@ from rich.console import Console
 
 from dpadmm.cli.screen import say, say_path, table
 from dpadmm.errors import StudyError
+from dpadmm.privacy.ledger import read_ledger
 from dpadmm.site import read_site
+from dpadmm.site_promises import broken_promises
 
 SiteOption = Annotated[Path, typer.Option("--site", help="Your site.toml.", metavar="SITE")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
@@ -82,7 +84,7 @@ def run(
 
     stay_small()
     site = read_site(site_file)
-    for worry in site.worries():
+    for worry in (*site.worries(), *broken_promises(site.policy, read_ledger(site.ledger))):
         typer.echo(f"dpadmm: warning: {worry}", err=True)
     log = make_log(site.path.parent, loud=not quiet)
     asyncio.run(_until_told(SiteProcess(site, log)))
