@@ -65,7 +65,7 @@ COMMANDS = {
     "federation": Entry(
         "federation",
         "federation_app",
-        "A federation on this machine alone: see it work, and break, before others do.",
+        "A federation on this machine alone: see it work before others depend on it.",
     ),
     "ledger": Entry(
         "ledger", "ledger_app", "What was given away from a data set: spent, reserved and left, by study."
