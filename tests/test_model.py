@@ -254,6 +254,18 @@ def test_files_of_the_first_format_still_load(tmp_path: Path) -> None:
     assert load_model(tmp_path / "m").feature_names == ("x", "y", "z")
 
 
+def test_models_with_the_first_constant_column_predict_what_they_did(tmp_path: Path) -> None:
+    about = GOOD | {"classes": ["no", "yes"], "intercept": True, "feature_names": ["x", "y"]}
+    again = load_model(_write(tmp_path / "m", about, weights=W1))
+    rows = A[:, :2] / 4.0
+    scores = (rows @ W1[:2, 0] + W1[2, 0]) * np.sqrt(0.5)
+    np.testing.assert_allclose(again.decision_function(rows)[:, 0], scores, rtol=1e-12)
+    again.save(tmp_path / "n")
+    np.testing.assert_allclose(load_model(tmp_path / "n").decision_function(rows)[:, 0], scores, rtol=1e-12)
+    with pytest.raises(DataError, match="damaged"):
+        load_model(_write(tmp_path / "m", about | {"intercept_value": 2.0}, weights=W1))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, StudyResult, Path]:
     """A study that was run on 600 rows of 20 columns, and their file."""

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpadmm.errors import StudyError
+from dpadmm.features import INTERCEPT
 from dpadmm.privacy import exact_epsilon
 from dpadmm.settings import Settings
 from dpadmm.study import CONSTANTS, FORMAT, METHODS, PROVENANCE, TRAINING, Study, read_study, study_from
@@ -304,3 +306,38 @@ def test_a_file_that_is_no_study_is_one_sentence(tmp_path, text):
     assert str(caught.value).startswith(str(path))
     assert len(str(caught.value)) < 400 + len(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_the_constant_column_is_a_part_of_what_is_agreed_on() -> None:
+    with_constant = Study(name="s", features=("x",), training={"intercept": True, "noise_multiplier": 9.0})
+    table = with_constant.as_json()
+    assert table["intercept_value"] == INTERCEPT
+    assert study_from(table).hash == with_constant.hash
+    with pytest.raises(StudyError, match="need the same version"):
+        study_from({**table, "intercept_value": 0.5})
+    without = Study(name="s", features=("x",), training={"intercept": False, "noise_multiplier": 9.0})
+    assert "intercept_value" not in without.as_json()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"quorum": 2}, "absences = true"),
+        ({"deadline": 3.0}, "absences = true"),
+        ({"absences": True, "quorum": 0}, "quorum must be"),
+        ({"absences": True, "quorum": True}, "quorum must be"),
+        ({"absences": True, "deadline": 0.0}, "deadline must be"),
+        ({"absences": True, "deadline": float("nan")}, "deadline must be"),
+    ],
+)
+def test_quorum_and_deadline_are_checked(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(StudyError, match=text):
+        Study(name="s", features=("x",), training={"noise_multiplier": 9.0}, **more)
+
+
+def test_quorum_and_deadline_are_in_the_hash_where_they_are_given() -> None:
+    plain = {"name": "s", "features": ("x",), "training": {"noise_multiplier": 9.0}, "absences": True}
+    one, other = Study(**plain), Study(**plain, quorum=2, deadline=5)
+    assert "quorum" not in one.as_json()
+    assert one.hash != other.hash == study_from(other.as_json()).hash
+    assert (one.quorum_of(4), other.quorum_of(4)) == (4, 2)

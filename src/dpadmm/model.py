@@ -6,6 +6,7 @@ The file holds numbers and JSON, never code.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from dpadmm.arrays import Features, Floats
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.errors import DataError, StudyError
-from dpadmm.features import as_matrix, clip_rows, with_intercept
+from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, clip_rows, with_intercept
 from dpadmm.linear_parts import units
 from dpadmm.losses.base import Task
 from dpadmm.model_file import BROKEN, FORMATS, damaged, read_model, write_model
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from dpadmm.privacy.report import PrivacyReport
     from dpadmm.privacy.statement import Statement
     from dpadmm.study import Study
+
+FIRST_INTERCEPT = math.sqrt(0.5)
+"""The constant column of models whose file does not name it."""
 
 PROBABILITIES = ("logistic", "softmax")
 """Losses whose scores are log odds."""
@@ -187,6 +191,7 @@ class Model:
             "loss": self.loss,
             "classes": self.classes,
             "intercept": self.intercept,
+            "intercept_value": INTERCEPT,
             "clip": self.clip,
             "feature_names": self.feature_names,
             "privacy": dict(self.privacy),
@@ -253,6 +258,9 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     try:
         weights, history = arrays["weights"], arrays.get("history", np.empty((0, 0, 0)))
         _check_shapes(weights, about["task"], about["classes"], history)
+        if about["intercept"]:
+            constant = float(about.get("intercept_value", FIRST_INTERCEPT))
+            weights, history = _rescaled(weights, constant), _rescaled(history, constant)
         known: dict[str, Any] = {
             "weights": weights,
             "task": about["task"],
@@ -281,6 +289,17 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         return model
     except (*BROKEN, StudyError):
         raise damaged(path) from None
+
+
+def _rescaled(weights: Floats, constant: float) -> Floats:
+    """Weights for rows ``[√(1−c²)·a, c]`` with another constant c, for rows as they are made now."""
+    if constant == INTERCEPT or weights.size == 0:
+        return weights
+    if not 0.0 < constant < 1.0:
+        raise ValueError("no such constant")
+    out = weights * (math.sqrt(1.0 - constant**2) / BESIDE_INTERCEPT)
+    out[..., -1, :] = weights[..., -1, :] * (constant / INTERCEPT)
+    return np.asarray(out)
 
 
 def hash_of(study: Mapping[str, Any]) -> str:

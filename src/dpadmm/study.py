@@ -21,6 +21,7 @@ from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.schema_file import label_as_json, rows_from, schema_as_json
 from dpadmm.errors import StudyError
+from dpadmm.features import INTERCEPT
 from dpadmm.losses import LOSSES
 from dpadmm.methods import GradientMethod
 from dpadmm.privacy.policy import Terms
@@ -209,6 +210,7 @@ class Study:
             "training": {name: _number(name, getattr(self.settings, name)) for name in TRAINING},
             "provenance": dict(self.provenance),
             "absences": self.absences,
+            **({"intercept_value": INTERCEPT} if self.settings.intercept else {}),
             **{name: each for name in ("quorum", "deadline") if (each := getattr(self, name)) is not None},
         }
 
@@ -227,7 +229,7 @@ class Study:
 
 KEYS = (
     *(each.name for each in fields(Study) if each.name != "schema"),
-    *("format", "adjacency", "columns", "row_norm"),
+    *("format", "adjacency", "columns", "row_norm", "intercept_value"),
 )
 """What the file of a study may say."""
 
@@ -248,7 +250,12 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
         raise StudyError(
             f"{where}: give either [columns] with their public bounds and values, or a list of features"
         )
-    parts = ("format", "adjacency", "columns", "row_norm", "label")
+    if table.get("intercept_value", INTERCEPT) != INTERCEPT:
+        raise StudyError(
+            f"{where}: its constant column is {table['intercept_value']!r:.60}, and {INTERCEPT} in this "
+            "version of dpadmm; all who take part need the same version"
+        )
+    parts = ("format", "adjacency", "columns", "row_norm", "label", "intercept_value")
     given: dict[str, Any] = {name: value for name, value in table.items() if name not in parts}
     if isinstance(given["training"], Mapping):
         given["training"] = {name: value for name, value in given["training"].items() if value is not None}

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dpadmm.data.schema import KINDS, MOST_VALUES, Label
 from dpadmm.data.schema_file import MOST_COLUMNS, fields_in_file
+from dpadmm.features import INTERCEPT
 from dpadmm.losses import LOSSES
 from dpadmm.regularizers import REGULARIZERS
 from dpadmm.settings import Settings
@@ -52,6 +53,7 @@ def study_schema() -> dict[str, Any]:
         "training": _training(),
         "provenance": _object({name: {"enum": list(PROVENANCE)} for name in CONSTANTS}),
         "absences": {"type": "boolean"},
+        "intercept_value": {"const": INTERCEPT},
         "quorum": {"type": "integer", "minimum": 1, "maximum": 10**6},
         "deadline": {"type": "number", "minimum": 0.1, "maximum": 1e7},
     }
