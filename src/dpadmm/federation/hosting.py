@@ -131,11 +131,14 @@ class Host:
             for name in coordinator.members:
                 (coordinator.readmit if name in usable else coordinator.revoke)(name)
             if broker is not None:
-                if not broker.alive():
-                    coordinator.note("warning", "", "the broker had stopped; it is started again")
-                    await asyncio.to_thread(broker.start)
-                else:
-                    await asyncio.to_thread(broker.refresh)
+                try:
+                    if not broker.alive():
+                        coordinator.note("warning", "", "the broker had stopped; it is started again")
+                        await asyncio.to_thread(broker.start)
+                    else:
+                        await asyncio.to_thread(broker.refresh)
+                except DpadmmError as problem:  # ended while it started, say: nothing is lost by trying on
+                    coordinator.note("error", "", f"{problem}; it is tried again")
             await asyncio.sleep(LOOK_EVERY)
 
     def _tell(self, event: Event) -> None:
