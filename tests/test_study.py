@@ -20,7 +20,8 @@ from dpadmm.errors import StudyError
 from dpadmm.features import INTERCEPT
 from dpadmm.privacy import exact_epsilon
 from dpadmm.settings import Settings
-from dpadmm.study import CONSTANTS, FORMAT, METHODS, PROVENANCE, TRAINING, Study, read_study, study_from
+from dpadmm.study import FORMAT, METHODS, TRAINING, Study, read_study, study_from
+from dpadmm.study_values import CONSTANTS, PROVENANCE
 
 BASE = {
     "format": FORMAT,

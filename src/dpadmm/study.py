@@ -27,6 +27,14 @@ from dpadmm.methods import GradientMethod
 from dpadmm.privacy.policy import Terms
 from dpadmm.problem import Problem, PublicSizes
 from dpadmm.settings import Settings, check_names
+from dpadmm.study_values import (
+    check_features,
+    check_provenance,
+    check_rounds,
+    check_values,
+    checked_classes,
+    number,
+)
 from dpadmm.toml_file import read_toml
 
 FORMAT = "dpadmm-study/1"
@@ -41,18 +49,8 @@ TRAINING = (
 )  # fmt: skip
 """The settings that a study fixes; the others are about simulations."""
 
-CONSTANTS = (
-    "loss_width", "loss_delta", "gradient_bound", "l1_ratio", "reg_share", "rho", "weight_radius",
-    "step_size", "learning_rate",
-)  # fmt: skip
-"""Numbers that people like to tune: chosen on private rows they would leak, and nothing would count it."""
-
 LEAST_NOISE, MOST_NOISE = 0.1, 1e9
 """z that exact noise can be drawn for."""
-
-LARGEST = 10**15
-
-PROVENANCE = ("public", "assumed", "derived from public data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,8 @@ class Study:
                 )
         if not self.name.strip() or len(self.name) > 200 or not self.name.isprintable():
             raise StudyError("study: give it a name of one line, of at most 200 characters")
-        _check_rounds(self)
+        deadline = check_rounds(self.quorum, self.deadline, absences=self.absences)
+        object.__setattr__(self, "deadline", deadline)
         for name in ("training", "provenance"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         if (self.schema is None) != (self.label is None):
@@ -124,10 +123,10 @@ class Study:
         for name in ("features", "classes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_features(self.features)
-        object.__setattr__(self, "classes", _checked_classes(self.classes))
+        check_features(self.features)
+        object.__setattr__(self, "classes", checked_classes(self.classes))
         check_names(self.training, TRAINING, "study, training")
-        _check_values(self.training)
+        check_values(self.training)
         settings = self.settings
         if settings.method not in METHODS:
             raise StudyError(
@@ -140,7 +139,7 @@ class Study:
         if self.label is not None and task == "multiclass" and len(self.label.classes or ()) == 2:
             raise StudyError("study: for two classes take the loss logistic; softmax is for three or more")
         resolve_classes(task, self.classes)
-        _check_provenance(settings, self.provenance)
+        check_provenance(settings, self.provenance)
         _ = self.terms  # the noise and the step sizes exist
 
     @cached_property
@@ -207,7 +206,7 @@ class Study:
             "name": self.name,
             "adjacency": ADJACENCY,
             **rows,
-            "training": {name: _number(name, getattr(self.settings, name)) for name in TRAINING},
+            "training": {name: number(name, getattr(self.settings, name)) for name in TRAINING},
             "provenance": dict(self.provenance),
             "absences": self.absences,
             **({"intercept_value": INTERCEPT} if self.settings.intercept else {}),
@@ -272,68 +271,3 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
 def read_study(path: Path) -> Study:
     """A study from its TOML file."""
     return study_from(read_toml(path), str(path))
-
-
-def _check_rounds(study: Study) -> None:
-    quorum, deadline = study.quorum, study.deadline
-    if quorum is not None and (type(quorum) is not int or not 1 <= quorum <= 10**6):
-        raise StudyError(f"study: quorum must be a number of sites, at least 1, not {quorum!r:.60}")
-    if deadline is not None:
-        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0.1 <= deadline <= 1e7:
-            raise StudyError(f"study: deadline must be seconds, from 0.1 to 1e7, not {deadline!r:.60}")
-        object.__setattr__(study, "deadline", float(deadline))
-    if not study.absences and (quorum is not None or deadline is not None):
-        raise StudyError("study: quorum and deadline need absences = true: that sites may miss rounds")
-
-
-def _check_features(features: object) -> None:
-    if not isinstance(features, tuple) or not features:
-        raise StudyError("study: features must be a list of the columns' names, at least one")
-    seen: set[str] = set()
-    for each in features:
-        if not isinstance(each, str) or not each.strip() or len(each) > 200 or not each.isprintable():
-            raise StudyError(f"study: a feature must be the name of a column, on one line, not {each!r:.60}")
-        if each in seen:
-            raise StudyError(f"study: the feature {each!r} is named twice")
-        seen.add(each)
-
-
-def _checked_classes(classes: object) -> tuple[Any, ...] | None:
-    """Texts and numbers; 1.0 is written as 1, which means the same and must have the same hash."""
-    if classes is None:
-        return None
-    if not isinstance(classes, tuple):
-        raise StudyError(f"study: classes must be a list of the labels' values, not {classes!r:.60}")
-    for each in classes:
-        is_text = isinstance(each, str) and each.isprintable() and len(each) <= 200
-        if not is_text and not (isinstance(each, int | float) and abs(each) <= LARGEST):
-            raise StudyError(f"study: a class must be a short text or a number, not {each!r:.60}")
-    return tuple(int(each) if isinstance(each, float) and each.is_integer() else each for each in classes)
-
-
-def _check_values(training: Mapping[str, Any]) -> None:
-    for name, value in training.items():
-        if isinstance(value, list | tuple | np.ndarray):
-            raise StudyError(f"study: {name} must be one value, the same for every agent")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise StudyError(f"study: {name} must be a number of at most {LARGEST:g}")
-
-
-def _check_provenance(settings: Settings, provenance: Mapping[str, str]) -> None:
-    check_names(provenance, CONSTANTS, "study, provenance")
-    for name, origin in provenance.items():
-        if origin not in PROVENANCE:
-            raise StudyError(f"study: provenance of {name} must be {', '.join(PROVENANCE)}, not {origin!r}")
-    default = {each.name: each.default for each in fields(Settings)}
-    for name in CONSTANTS:
-        if getattr(settings, name) != default[name] and name not in provenance:
-            raise StudyError(
-                f"study: where does {name} = {getattr(settings, name)} come from? Say provenance.{name} = "
-                f"one of {', '.join(PROVENANCE)}; a value tuned on private rows leaks them"
-            )
-
-
-def _number(name: str, value: Any) -> Any:
-    """1 and 1.0 are the same number, and must have the same hash; rounds are counted."""
-    is_counted = isinstance(value, bool | str) or value is None or name == "n_rounds"
-    return value if is_counted else float(value) + 0.0  # −0.0 is 0.0

@@ -9,7 +9,8 @@ from dpadmm.data.schema_file import problems as rows_problems
 from dpadmm.data.schema_file import unconfirmed
 from dpadmm.errors import StudyError
 from dpadmm.settings import Settings, check_names
-from dpadmm.study import CONSTANTS, KEYS, TRAINING, study_from
+from dpadmm.study import KEYS, TRAINING, study_from
+from dpadmm.study_values import CONSTANTS
 
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 

@@ -18,7 +18,8 @@ from dpadmm.features import INTERCEPT
 from dpadmm.losses import LOSSES
 from dpadmm.regularizers import REGULARIZERS
 from dpadmm.settings import Settings
-from dpadmm.study import ADJACENCY, CONSTANTS, FORMAT, KEYS, METHODS, PROVENANCE, TRAINING, Study
+from dpadmm.study import ADJACENCY, FORMAT, KEYS, METHODS, TRAINING, Study
+from dpadmm.study_values import CONSTANTS, PROVENANCE
 
 PUBLIC = {
     "const": True,

@@ -29,7 +29,8 @@ from dpadmm.own_rows import OwnRows
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
 from dpadmm.privacy.policy import Terms
-from dpadmm.study import CONSTANTS, TRAINING, study_from
+from dpadmm.study import TRAINING, study_from
+from dpadmm.study_values import CONSTANTS
 from guards import (
     POLICY,
     ROUNDS,
