@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ENTRIES_PER_BLOCK = 2**17
 """An agent with more feature entries than this is cut into several blocks."""
 
-SMALL = 2**20
+SMALL = 2**23
 """Agents of at most so many feature entries, ``m·d``, are summed without the compiler by ``guarded_sums``."""
 
 # --- cutting -----------------------------------------------------------------------------------------------
