@@ -1,0 +1,98 @@
+"""An aggregator with a valid certificate that asks for whatever it likes: the owner's rules hold."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import numpy as np
+
+from brokers import connected
+from dpadmm.federation.messages import HEAD, Kind, Message, digest_of, packed, unpacked
+from dpadmm.privacy.ledger import read_ledger
+from federations import Federation, small_study
+
+
+def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
+    study = small_study(4, absences=False, quorum=None, deadline=None)
+    other = small_study(4, name="other")
+    zeros = np.zeros(study.shape)
+
+    with Federation(tmp_path, study, ("a",)) as all:
+        all.accept()
+        all.begin()
+        all.start()
+        all.all_connected()
+
+        async def talk() -> None:
+            async with connected(all.authority, url=all.broker.url) as boss:
+                await boss.hear(f"dpadmm.{study.hash}.up.*")
+
+                async def ask(data: bytes, *, answered: bool = True) -> Message | None:
+                    boss.heard.clear()
+                    for turn in range(600 if answered else 30):
+                        if turn % 50 == 0:  # as every aggregator does: what is lost is said again
+                            await boss.say(f"dpadmm.{study.hash}.down", data)
+                        if boss.heard:
+                            said = unpacked(
+                                boss.heard[0][1], study=study.hash, shape=study.shape, from_site=True
+                            )
+                            assert said.digest == digest_of(data)
+                            return said
+                        await asyncio.sleep(0.02)
+                    assert not answered, "no answer"
+                    return None
+
+                def request(round: int, values: np.ndarray = zeros) -> bytes:
+                    return packed(Message(Kind.REQUEST, study.hash, round, values))
+
+                async def refused(data: bytes, code: str) -> None:
+                    said = await ask(data)
+                    assert said is not None
+                    assert (said.kind, said.code) == (Kind.REFUSED, code)
+
+                async def upload(data: bytes) -> bytes:
+                    said = await ask(data)
+                    assert said is not None
+                    assert said.kind is Kind.UPLOAD, said
+                    return said.values.tobytes()  # type: ignore[union-attr]
+
+                present = await ask(packed(Message(Kind.CALL, study.hash)))
+                assert present is not None
+                assert present.kind is Kind.PRESENT
+                await refused(request(2), "round-gap")
+                first = await upload(request(1))
+                assert await upload(request(1)) == first
+                await refused(request(1, zeros + 1.0), "round-forked")
+                await refused(request(3), "round-gap")
+                await refused(b"\0" * 50, "request-malformed")
+                await refused(b"x" * (8 * 2**20 - 1), "request-malformed")
+                await refused(packed(Message(Kind.REQUEST, other.hash, 2, zeros)), "request-malformed")
+                await refused(packed(Message(Kind.UPLOAD, study.hash, 2, zeros)), "request-malformed")
+                await refused(request(2, np.zeros((study.shape[0] + 1, 1))), "request-malformed")
+                nan = request(2)[: HEAD.size] + np.full(study.shape, math.nan).tobytes()
+                await refused(nan, "request-malformed")
+                await ask(packed(Message(Kind.END, study.hash, 4)), answered=False)  # a lie
+                second = await upload(request(2, zeros + 0.5))
+                assert second != first
+                assert await upload(request(1)) == first  # it repeats what it said, and no more
+                await refused(request(2, zeros - 0.5), "round-forked")
+                await upload(request(3, np.full(study.shape, 1e308)))  # absurd, and harmless
+                await ask(request(4))
+                await refused(request(5), "round-over")
+                boss.heard.clear()
+                await boss.say(f"dpadmm.{other.hash}.down", packed(Message(Kind.CALL, other.hash)))
+                await asyncio.sleep(0.3)
+                assert not boss.heard  # of a study that was never accepted it does not even say no
+
+        asyncio.run(talk())
+        assert all.agents["a"].running()
+        log = all.log("a")
+        for words in ("round-gap", "round-forked", "round-over", "another study", "not finite", "of shape"):
+            assert words in log, words
+        all.agents["a"].end()
+        book = read_ledger(all.sites["a"].ledger)
+        assert len(book.accounts[study.hash].rounds) in (3, 4)  # the fourth may have no finite point
+        assert float(book.spent) <= book.cap
+        assert list(book.accounts) == [study.hash]

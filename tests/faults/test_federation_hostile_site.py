@@ -1,0 +1,113 @@
+"""A site with a valid certificate that sends whatever it likes: it is named, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from pathlib import Path
+
+import nats
+import numpy as np
+
+from brokers import connected
+from dpadmm.federation.hosting import Host
+from dpadmm.federation.joining import site_identity
+from dpadmm.federation.journal import Journal
+from dpadmm.federation.messages import HEAD, Kind, Message, digest_of, packed, unpacked
+from dpadmm.study import Study
+from federations import Federation, small_study
+
+
+def upload(study: Study, asked: bytes, values: np.ndarray) -> Message:
+    """What an honest site would say, with other numbers."""
+    k = unpacked(asked, study=study.hash, shape=study.shape, from_site=False).round
+    return Message(Kind.UPLOAD, study.hash, k, values, digest_of(asked), n_rows=60, rows_per_person=1)
+
+
+def answers(study: Study, asked: bytes) -> dict[str, bytes]:
+    """What it says to a request: each is wrong in one way, which the journal will tell."""
+    good = upload(study, asked, np.zeros(study.shape))
+    k, digest, plain = good.round, good.digest, packed(good)
+    nan = packed(good)[: HEAD.size] + np.full(study.shape, math.nan).tobytes()
+    return {
+        "in the form of this version": bytes(len(plain)),
+        "bytes are no message": b"hello",
+        "are not finite": nan,
+        "not what it says": plain + b"more",
+        "is of another study": packed(good._replace(study="cd" * 32)),
+        "which is not asked for": packed(good._replace(round=k + 1)),
+        "answers another request": packed(good._replace(digest="ab" * 32)),
+        "not of shape": packed(good._replace(values=np.zeros((study.shape[0] + 1, 1)))),
+        "may not come from there": packed(Message(Kind.END, study.hash, k)),
+        "number of rows is none": packed(good._replace(n_rows=0)),
+        "said 60 before": packed(good._replace(n_rows=61)),
+        "its code is none": packed(Message(Kind.REFUSED, study.hash, digest=digest, code="<script>")),
+    }
+
+
+def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
+    study = small_study(12, quorum=3, deadline=0.5)
+    with Federation(tmp_path, study, ("a", "b", "c", "evil")) as all:
+        all.accept("a", "b", "c")
+        all.begin()
+        all.start("a", "b", "c")
+        all.all_connected("a", "b", "c")
+        sent: dict[str, bytes] = {}
+        first: list[bytes] = []
+
+        async def attack() -> None:
+            async with connected(site_identity(tmp_path / "evil")) as evil:
+                down, up = f"dpadmm.{study.hash}.down", f"dpadmm.{study.hash}.up.evil"
+                await evil.hear(down)
+                while True:
+                    if evil.heard:
+                        _, asked = evil.heard.pop()
+                        evil.heard.clear()
+                        kind = unpacked(asked, study=study.hash, shape=study.shape, from_site=False).kind
+                        if kind is Kind.CALL:  # so that it is waited for
+                            present = Message(
+                                Kind.PRESENT,
+                                study.hash,
+                                digest=digest_of(asked),
+                                n_rows=60,
+                                rows_per_person=1,
+                            )
+                            await evil.say(up, packed(present))
+                        elif kind is Kind.REQUEST:
+                            first.append(asked)
+                            sent.update(answers(study, asked))
+                            for data in answers(study, asked).values():
+                                await evil.say(up, data)
+                            if len(first) == 1:
+                                await evil.say(up, os.urandom(8 * 2**20 - 1))  # all that the broker carries
+                            await evil.say(f"dpadmm.{study.hash}.up.a", b"as another")
+                            await evil.say(down, asked)
+                            old = upload(study, first[0], np.ones(study.shape))
+                            if len(first) > 1:
+                                await evil.say(up, packed(old._replace(digest=digest_of(asked))))
+                            refused.extend(evil.refused)
+                    await asyncio.sleep(0.005)
+
+        refused: list[str] = []
+
+        async def both() -> None:
+            log = logging.getLogger("test")
+            attacking = asyncio.ensure_future(attack())
+            await asyncio.wait_for(Host(all.authority, all.journal, log).run(), 90)
+            attacking.cancel()
+            result = (await asyncio.gather(attacking, return_exceptions=True))[0]
+            assert isinstance(result, asyncio.CancelledError | nats.errors.Error), result
+
+        asyncio.run(both())
+        told = [line for line in all.events().splitlines() if line.startswith("evil: ")]
+        for words in sent:
+            assert any(words in line for line in told), words
+        assert any("bytes are no message" in line for line in told)
+        assert any("it answers another request for round 1" in line for line in told)
+        assert any("permissions violation" in text.lower() for text in refused), refused
+        with Journal.open(all.journal, read_only=True) as journal:
+            assert {name: journal.answered().get(name, 0) for name in "abc"} == dict.fromkeys("abc", 12)
+            assert journal.answered().get("evil", 0) == 0
+        all.check()
