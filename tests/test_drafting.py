@@ -180,7 +180,7 @@ def test_bounds_are_rounded_outwards(one: float, other: float) -> None:
     if low >= 0.0:
         assert found[0] >= 0.0
     if high > low and 1e-200 < high - low < 1e200:
-        assert found[1] - found[0] <= 1.500001 * (high - low)  # two steps more, where there were at least four
+        assert found[1] - found[0] <= 1.500001 * (high - low)  # two steps beyond four or more
 
 
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name.isprintable() and name == name.strip())
