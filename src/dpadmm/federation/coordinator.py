@@ -111,7 +111,7 @@ class Coordinator:
         seat = self.seats.get(site)
         if seat is None or seat.state == "revoked":
             return self.note("warning", site, "it is not asked here; its message was not read")
-        seat.last_seen = now
+        seat.last_seen, first = now, seat.last_seen is None and not seat.answered
         try:
             answer = unpacked(data, study=self.study.hash, shape=self.study.shape, from_site=True)
             if answer.kind is Kind.REFUSED:
@@ -127,7 +127,7 @@ class Coordinator:
             return self.note("warning", site, f"its message was refused: {problem}")
         seat.sizes = sizes
         if seat.state in ("unseen", "absent", "late", "refused"):
-            self.note("info", site, "is here" if seat.state == "unseen" else "is back")
+            self.note("info", site, "is here" if first else "is back")
         seat.state, seat.code, seat.out = "present", "", False
         self._here.add(site)
         return None
