@@ -111,7 +111,8 @@ class Coordinator:
         seat = self.seats.get(site)
         if seat is None or seat.state == "revoked":
             return self.note("warning", site, "it is not asked here; its message was not read")
-        seat.last_seen, first = now, seat.last_seen is None and not seat.answered
+        first = seat.last_seen is None and not seat.answered
+        seat.last_seen = now
         try:
             answer = unpacked(data, study=self.study.hash, shape=self.study.shape, from_site=True)
             if answer.kind is Kind.REFUSED:
