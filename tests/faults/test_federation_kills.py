@@ -1,6 +1,6 @@
 """kill -9 of agents, aggregator and broker at random moments: the run ends as if nothing had happened.
 
-``make torture`` runs the long form: 200 kills.
+``make torture`` runs the long form: 200 kills over repeated runs.
 """
 
 from __future__ import annotations
@@ -8,43 +8,55 @@ from __future__ import annotations
 import os
 import random
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from federations import NAMES, Federation, small_study
+from federations import NAMES, Federation, small_study, wait_for
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
-RUNS, KILLS = (20, 10) if LONG else (2, 4)
+KILLS, IN_A_RUN = (100, 10) if LONG else (3, 3)
+WAITS_FOR_ALL = {"absences": False, "quorum": None, "deadline": None}
 
 
-@pytest.mark.parametrize("run", range(RUNS))
-def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(tmp_path: Path, run: int) -> None:
-    seed = random.randrange(2**32)
-    chance = random.Random(seed)
-    more = {} if run % 2 else {"absences": False, "quorum": None, "deadline": None}
-    study = small_study(150 if LONG else 60, **more)
+def killed_run(all: Federation, chance: random.Random) -> int:
+    """A run with kills until it is over; how many there were."""
+    all.accept()
+    all.begin()
+    all.start()
+    all.serve()
+    wait_for(lambda: all.rounds_done > 0)
+    for kills in range(IN_A_RUN):
+        assert all.aggregator is not None
+        if all.aggregator.poll() is not None:
+            return kills
+        who = chance.choice(["broker", "aggregator", *NAMES])
+        if who == "broker":
+            all.kill_broker()
+        elif who == "aggregator":
+            all.kill_aggregator()
+            all.serve()
+        else:
+            all.agents[who].kill()
+            all.start(who)
+        time.sleep(chance.uniform(0.0, 1.0))
+    return IN_A_RUN
+
+
+@pytest.mark.parametrize("more", [WAITS_FOR_ALL, {"quorum": 2, "deadline": 0.5}], ids=["all", "quorum"])
+def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
+    tmp_path: Path, more: dict[str, object]
+) -> None:
     kills = 0
-    with Federation(tmp_path, study) as all:
-        all.accept()
-        all.begin()
-        all.start()
-        all.serve()
-        all.all_connected()
-        while kills < KILLS:
-            if all.aggregator.poll() is not None:
-                break
-            who = chance.choice(["broker", "aggregator", *NAMES])
-            if who == "broker":
-                all.kill_broker()
-            elif who == "aggregator":
-                all.kill_aggregator()
-                all.serve()
-            else:
-                all.agents[who].kill()
-                all.start(who)
-            kills += 1
-            time.sleep(chance.uniform(0.0, 1.5))
-        assert all.finished(180) == 0, (seed, all.said)
-        all.check()
-    assert kills == KILLS, "the run was over before"
+    for run in count():
+        seed = random.randrange(2**32)
+        (tmp_path / str(run)).mkdir()
+        with Federation(tmp_path / str(run), small_study(150 if LONG else 80, **more)) as all:
+            kills += killed_run(all, random.Random(seed))
+            assert all.finished(180) == 0, (seed, all.said)
+            found = all.check()
+        with (tmp_path / "kills.txt").open("a") as out:
+            out.write(f"run {run}, seed {seed}, {kills} kills, {found}\n")
+        if kills >= KILLS:
+            break

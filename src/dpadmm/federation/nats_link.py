@@ -14,7 +14,6 @@ from contextlib import suppress
 from logging import ERROR, Logger, getLogger
 from typing import Any
 
-from dpadmm.errors import DpadmmError
 from dpadmm.federation.packages import MissingPackages
 
 try:
@@ -28,6 +27,9 @@ getLogger("asyncio").setLevel(ERROR)  # it warns of a TLS detail of nats-py at e
 
 FIRST_PAUSE, LAST_PAUSE = 0.2, 30.0
 """Seconds before a lost connection is made again; they grow by half each time, more or less."""
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at whether the connection is still there."""
 
 OnMessage = Callable[[str, bytes], None]
 Context = Callable[[], ssl.SSLContext]
@@ -66,7 +68,8 @@ class Link:
         if subject not in self._subjects:
             self._subjects.add(subject)
             if self.connected and self._client is not None:
-                await self._client.subscribe(subject, cb=self._heard)
+                with suppress(nats.errors.Error, OSError):  # lost just now: the next connection has it
+                    await self._client.subscribe(subject, cb=self._heard)
 
     async def say(self, subject: str, data: bytes) -> bool:
         """Whether it could be handed to the broker's connection."""
@@ -89,19 +92,26 @@ class Link:
             self._closed.clear()
             try:
                 self._client = await self._connected()
-            except (TimeoutError, nats.errors.Error, OSError, DpadmmError) as problem:
+            except Exception as problem:  # whatever it is, and nats-py has many: it is tried again
                 self._tell(f"no connection to {self._url}: {_why(problem)}")
             else:
                 self._said = ""
                 self._log.info("connected to %s", self._url)
                 began = asyncio.get_running_loop().time()
-                await self._closed.wait()
+                await self._until_lost()
                 self._log.warning("the connection to %s was lost", self._url)
                 if asyncio.get_running_loop().time() - began > 5.0:
                     pause = FIRST_PAUSE
             await self._drop()
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(1.5 * pause, LAST_PAUSE)
+
+    async def _until_lost(self) -> None:
+        """nats-py does not always call back: not where the connection broke with something left to send."""
+        while self.connected:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), LOOK_EVERY)
+                return
 
     async def _connected(self) -> Client:
         client = await nats.connect(
@@ -119,9 +129,18 @@ class Link:
             closed_cb=self._lost,
             disconnected_cb=self._lost,
         )
-        for subject in self._subjects:
-            await client.subscribe(subject, cb=self._heard)
-        await client.flush(timeout=5)
+        heard = set[str]()
+        try:
+            await client.flush(timeout=5)
+            while new := self._subjects - heard:  # some may be added meanwhile
+                for subject in new:
+                    await client.subscribe(subject, cb=self._heard)
+                heard |= new
+                await client.flush(timeout=5)
+        except BaseException:
+            with suppress(Exception):
+                await client.close()
+            raise
         return client
 
     async def _drop(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import ssl
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -52,7 +53,7 @@ class SiteProcess:
         try:
             async with Link(
                 identity.url,
-                lambda: site_identity(self._folder).client_context(),  # as it is now: it may be renewed
+                self._context,
                 lambda subject, data: mail.put(subject.split(".")[1], data),
                 self._log,
                 name=identity.name,
@@ -71,6 +72,18 @@ class SiteProcess:
             pool.shutdown(wait=True)
             self._desk.close()
             self._write_status(connected=False, running=False)
+
+    def _context(self) -> ssl.SSLContext:
+        """How to connect, with the certificate as it is now: it may be renewed."""
+        self._identity = identity = site_identity(self._folder)
+        if not identity.usable():
+            text = (
+                f"this site's certificate ended {identity.expires:%Y-%m-%d %H:%M} UTC, and the clock says "
+                f"{datetime.now(UTC):%Y-%m-%d %H:%M}: send network/request.json to the aggregator again, and "
+                "join with the new invitation"
+            )
+            raise DpadmmError(text)
+        return identity.client_context()
 
     async def _answer(self, link: Link, pool: ThreadPoolExecutor) -> None:
         assert self._mail is not None

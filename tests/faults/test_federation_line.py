@@ -1,0 +1,144 @@
+"""Between sites and broker: a bad network, a broker that is away, wrong and expired certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from brokers import free_port
+from dpadmm.errors import StudyError
+from dpadmm.federation.aggregator_folder import url_of
+from dpadmm.federation.certificates import Authority
+from dpadmm.federation.hosting import Host
+from dpadmm.federation.joining import join, make_request
+from dpadmm.federation.journal import Journal
+from dpadmm.federation.local_sites import invited, new_site
+from dpadmm.federation.proxy import Faults, Proxy
+from federations import Federation, small_study, wait_for, write_rows
+
+LOG = logging.getLogger("test")
+BAD = Faults(delay=0.001, jitter=0.004, stall=0.02, stall_seconds=0.2, loss=0.005, cut=0.01)
+
+
+def test_over_a_bad_network_the_same_and_nothing_to_overhear(tmp_path: Path) -> None:
+    study = small_study(60, quorum=1, deadline=0.5)
+    authority = Authority.create(tmp_path / "aggregator", hosts=["localhost"], port=free_port())
+
+    async def run() -> Proxy:
+        async with Proxy("127.0.0.1", authority.settings.port, BAD) as proxy:
+            with Federation(tmp_path, study, authority=authority, url=url_of("localhost", proxy.port)) as all:
+                all.accept()
+                all.begin()
+                all.start()
+                running = asyncio.ensure_future(Host(authority, all.journal, LOG).run())
+                while all.rounds_done < 5:
+                    assert not running.done(), running
+                    await asyncio.sleep(0.05)
+                proxy.cut_all()
+                await asyncio.sleep(0.2)
+                proxy.hold()  # nobody is told that the line is dead
+                await asyncio.sleep(0.7)
+                proxy.let_go()
+                await asyncio.wait_for(running, 120)
+                found = await asyncio.to_thread(all.check)
+                assert found is not None
+            return proxy
+
+    proxy = asyncio.run(run())
+    assert proxy.cuts >= 3
+    assert len(proxy.seen) > 10_000
+    for secret in (b"dpAM", b"dpadmm", study.hash.encode(), b"PUB ", b"INFO", b"CONNECT"):
+        assert secret not in proxy.seen
+
+
+def test_a_broker_that_cannot_be_started_again_for_a_while(tmp_path: Path) -> None:
+    study = small_study(60, absences=False, quorum=None, deadline=None)
+    with Federation(tmp_path, study) as all:
+        all.accept()
+        all.begin()
+        all.start()
+        all.serve()
+        all.after_round(3)
+        pid = int((all.authority.folder / "broker.pid").read_text())
+        all.aggregator.send_signal(signal.SIGSTOP)
+        all.kill_broker()
+        wait_for(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not _words(pid))
+        with socket.socket() as other:  # another program has the port
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            wait_for(lambda: _bound(other, all.authority.settings.port))
+            other.listen()
+            all.aggregator.send_signal(signal.SIGCONT)
+            wait_for(lambda: "is in use by another program" in all.events())
+        assert all.finished() == 0
+        assert "the broker had stopped; it is started again" in all.events()
+        all.check()
+
+
+def _words(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _bound(other: socket.socket, port: int) -> bool:
+    try:
+        other.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
+def test_another_authority_an_expired_certificate_and_a_wrong_clock(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    study = small_study(15, quorum=2, deadline=0.5)
+    names = ("a", "b", "expired", "stranger")
+    began = now - timedelta(days=30)
+    port = free_port()
+    authority = Authority.create(tmp_path / "aggregator", hosts=["localhost"], port=port, now=began)
+    with Federation(tmp_path, study, names, authority=authority) as all:
+        other = Authority.create(tmp_path / "other", hosts=["localhost"], port=port)
+        for name in ("expired", "stranger"):
+            for path in (tmp_path / name / "network").iterdir():
+                path.unlink()
+        all.authority.revoke("expired")
+        folder = tmp_path / "expired"
+        expired = all.authority.approve(make_request(folder, "expired"), days=1, now=began)
+        join(folder, expired, now=began)
+        invited(other, all.sites["stranger"], "stranger", url=all.authority.url)
+        all.accept()
+        all.broker.start()
+        Journal.begin(all.journal, study, names)
+        all.start()
+        all.serve()
+        assert all.finished() == 0
+        wait_for(lambda: "connection" in all.log("expired"))
+        assert "this site's certificate ended" in all.log("expired")
+        assert "not of the joined authority" in all.log("stranger")
+        assert "expired: its certificate was revoked or has expired" in all.events()
+        for name in ("expired", "stranger"):
+            assert "connected to" not in all.log(name)
+        all.check()
+
+    # A clock that is half an hour off does not matter; one that is two hours off is told
+    for hours, fine in ((0.5, True), (2.0, False)):
+        place = tmp_path / f"skew-{hours}"
+        ahead = Authority.create(
+            place / "aggregator", hosts=["localhost"], port=port, now=now + timedelta(hours=hours)
+        )
+        (place / "site").mkdir()
+        write_rows(place / "site" / "table.csv", 1)
+        site = new_site(place / "site", study, table="table.csv", epsilon=3.0)
+        request = make_request(place / "site", "a")
+        invitation = ahead.approve(request, now=now + timedelta(hours=hours))
+        if fine:
+            join(place / "site", invitation)
+        else:
+            with pytest.raises(StudyError, match="set the clock right"):
+                join(site.path.parent, invitation)

@@ -1,0 +1,86 @@
+"""A connection that is made again whenever it is lost, with the real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brokers import DOWN, STUDY, connected, joined, new_authority
+from dpadmm.federation import nats_link
+from dpadmm.federation.broker import Broker
+from dpadmm.federation.certificates import Authority, Identity
+from dpadmm.federation.nats_link import Link
+
+LOG = logging.getLogger("test")
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Iterator[Authority]:
+    made = new_authority(tmp_path / "aggregator")
+    broker = Broker(made)
+    broker.start()
+    yield made
+    broker.stop()
+
+
+@pytest.fixture
+def site(authority: Authority, tmp_path: Path) -> Identity:
+    made = joined(authority, tmp_path / "site", "a")
+    Broker(authority).reload()
+    return made
+
+
+async def heard(authority: Authority, said: list[bytes]) -> None:
+    """Say something until it is heard."""
+    async with connected(authority) as boss:
+        while not said:
+            await boss.say(DOWN, b"hello")
+            await asyncio.sleep(0.05)
+
+
+def link_of(site: Identity, said: list[bytes]) -> Link:
+    return Link(site.url, site.client_context, lambda _, data: said.append(data), LOG, name="a")
+
+
+def test_a_loss_that_nobody_tells_of_is_seen(authority: Authority, site: Identity) -> None:
+    said: list[bytes] = []
+
+    async def run() -> None:
+        async with link_of(site, said) as link:
+            await link.hear(DOWN)
+            await heard(authority, said)
+            client = link._client
+            assert client is not None
+            client._closed_cb = client._disconnected_cb = None  # as where it fails in closing
+            await client._close(client.CLOSED)
+            said.clear()
+            await heard(authority, said)
+            assert link._client is not client
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_subject_that_is_added_while_it_connects(
+    authority: Authority, site: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bytes] = []
+
+    async def run() -> None:
+        link = link_of(site, said)
+        await link.hear(f"dpadmm.{STUDY[::-1]}.down")
+        flush = nats_link.Client.flush
+
+        async def meanwhile(self: nats_link.Client, timeout: int = 10) -> None:
+            await flush(self, timeout)
+            if not link.connected:
+                await link.hear(DOWN)
+
+        monkeypatch.setattr(nats_link.Client, "flush", meanwhile)
+        async with link:
+            await heard(authority, said)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
