@@ -36,11 +36,12 @@ def killed_run(all: Federation, chance: random.Random) -> int:
             all.kill_broker()
         elif who == "aggregator":
             all.kill_aggregator()
+            time.sleep(chance.choice([0.0, 0.5]))
             all.serve()
         else:
             all.agents[who].kill()
             all.start(who)
-        time.sleep(chance.uniform(0.0, 1.0))
+        time.sleep(chance.choice([0.0, chance.uniform(0.0, 1.0)]))  # or two at once
     return IN_A_RUN
 
 

@@ -1,0 +1,71 @@
+"""``dpadmm federation demo`` with real processes on real rows, to its end and to Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from dpadmm.privacy.ledger import read_ledger
+
+
+def processes(folder: Path) -> list[int]:
+    """Numbers of all processes that were started with this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder) in path.read_bytes().decode(errors="replace"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.mark.adult
+def test_a_small_deployment_over_a_bad_network(tmp_path: Path, process) -> None:
+    folder = tmp_path / "kept"
+    done = process(
+        "federation", "demo", "--sites", 4, "--rounds", 8, "--faults", "--keep", folder,
+        env={"COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "deployed = in process, bit for bit: yes" in done.out
+    assert "4 of 4 whole" in done.out
+    assert "d = 104" in done.out
+    assert not processes(folder)
+    for i in range(1, 5):
+        assert len(read_ledger(folder / f"site-{i}" / "ledger").accounts) == 1
+    again = process("federation", "demo", "--keep", folder)
+    assert again.code == 2
+    assert "exists and is kept" in again.err
+
+
+@pytest.mark.adult
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are looked up in /proc")
+def test_ctrl_c_ends_all_processes(tmp_path: Path, command: list[str]) -> None:
+    folder = tmp_path / "kept"
+    running = subprocess.Popen(
+        [*command, "federation", "demo", "--sites", "4", "--rounds", "100000", "--keep", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    end = time.monotonic() + 60
+    while len(processes(folder)) < 6:  # itself, the broker and four agents
+        assert time.monotonic() < end
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert b"all processes of the demonstration have ended" in err
+    assert not processes(folder)
+
+
+def test_too_many_sites(process) -> None:
+    done = process("federation", "demo", "--sites", 100_000)
+    assert done.code == 2
+    assert "sites: choose 1 to" in done.err

@@ -1,0 +1,150 @@
+"""The second run in one process: it finds what is the same, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpadmm.errors import DataError
+from dpadmm.federation.conduct import conduct
+from dpadmm.federation.coordinator import Coordinator
+from dpadmm.federation.desk import Desk
+from dpadmm.federation.journal import Journal
+from dpadmm.federation.local_sites import accepted, new_site
+from dpadmm.federation.messages import unpacked
+from dpadmm.federation.replay import Replay, replay
+from dpadmm.federation.transport import InProcess
+from dpadmm.privacy import exact_noise
+from dpadmm.site import Site
+from dpadmm.study import Study
+from federations import NAMES, small_study, write_rows
+
+ROUNDS = 12
+LOG = logging.getLogger("test")
+
+
+@pytest.fixture
+def study() -> Study:
+    return small_study(ROUNDS, deadline=0.1)
+
+
+@pytest.fixture
+def sites(tmp_path: Path, study: Study) -> dict[str, Site]:
+    made = {}
+    for i, name in enumerate(NAMES):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name / "table.csv", i)
+        made[name] = new_site(tmp_path / name, study, table="table.csv", epsilon=3.0)
+        accepted(made[name], study)
+    return made
+
+
+class Line(InProcess):
+    """Some answers are held back until the next request, and some are lost; some sites are away."""
+
+    def __init__(self, study: Study, desks: dict[str, Desk], **faults: set[tuple[str, int]]) -> None:
+        self._study, self._desks, self._faults = study, desks, faults
+        self._held: list[tuple[str, bytes]] = []
+        super().__init__({name: lambda data, name=name: self._answer(name, data) for name in desks})  # type: ignore[misc]
+
+    async def send(self, data: bytes) -> None:
+        held, self._held = self._held, []
+        for each in held:
+            self._answers.put_nowait(each)
+        await super().send(data)
+
+    def _answer(self, name: str, data: bytes) -> bytes | None:
+        study = self._study
+        message = unpacked(data, study=study.hash, shape=study.shape, from_site=False)
+        what = (name, message.round)
+        if what in self._faults.get("away", ()):
+            return None
+        said = self._desks[name].answer(study.hash, data)
+        if what in self._faults.get("late", ()) and said is not None:
+            self._held.append((name, said))
+        return None if what in self._faults.get("late", set()) | self._faults.get("lost", set()) else said
+
+
+def run(tmp_path: Path, study: Study, sites: dict[str, Site], **faults: set[tuple[str, int]]) -> Path:
+    path = tmp_path / "journal" / "journal.sqlite"
+    Journal.begin(path, study, NAMES)
+    desks = {name: Desk(site.guard, 1, LOG) for name, site in sites.items()}
+    try:
+        for desk in desks.values():
+            desk.open()
+            assert desk.accept(study) is None
+        with Journal.open(path) as journal:
+            asyncio.run(conduct(Coordinator(journal), Line(study, desks, **faults)))
+    finally:
+        for desk in desks.values():
+            desk.close()
+    return path
+
+
+def found(path: Path, sites: dict[str, Site]) -> Replay:
+    with Journal.open(path, read_only=True) as journal:
+        return replay(journal, sites)
+
+
+def test_the_same(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
+    seen = found(run(tmp_path, study, sites), sites)
+    assert seen.equal
+    assert (seen.n_rounds, seen.n_releases, seen.n_late, seen.n_lost) == (ROUNDS, 3 * ROUNDS, 0, 0)
+    assert 0.5 < seen.noise_scale < 1.5
+
+
+def test_the_same_with_sites_away(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
+    seen = found(run(tmp_path, study, sites, away={("b", 2), ("b", 3), ("c", 5)}), sites)
+    assert seen.equal
+    assert (seen.n_releases, seen.n_late, seen.n_lost) == (3 * ROUNDS - 3, 0, 0)
+
+
+def test_the_same_with_answers_late_and_lost(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
+    seen = found(run(tmp_path, study, sites, late={("b", 2), ("c", 7)}, lost={("a", 4)}), sites)
+    assert seen.equal
+    assert (seen.n_releases, seen.n_lost) == (3 * ROUNDS, 1)
+    assert seen.n_late >= 1
+
+
+@pytest.fixture
+def changed(
+    tmp_path: Path, study: Study, sites: dict[str, Site]
+) -> Iterator[tuple[Path, sqlite3.Connection]]:
+    path = run(tmp_path, study, sites)
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        yield path, database
+
+
+def test_one_bit_of_one_consensus(changed, sites: dict[str, Site]) -> None:
+    path, database = changed
+    ((blob,),) = database.execute("SELECT consensus FROM rounds WHERE round = 9").fetchall()
+    values = np.frombuffer(blob, "<u8").copy()
+    values[0] ^= 1
+    database.execute("UPDATE rounds SET consensus = ? WHERE round = 9", (values.tobytes(),))
+    seen = found(path, sites)
+    assert not seen.equal
+    assert seen.first_difference == 9
+
+
+def test_an_upload_that_no_ledger_has(changed, sites: dict[str, Site]) -> None:
+    path, database = changed
+    database.execute("UPDATE uploads SET round = 99 WHERE site = 'b' AND round = 9")
+    with pytest.raises(DataError, match="upload of b for round 99, and its ledger has not"):
+        found(path, sites)
+
+
+def test_too_little_noise(
+    tmp_path: Path, study: Study, sites: dict[str, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = exact_noise.discrete_gaussian
+    monkeypatch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: drawn(scale, count) // 10)
+    seen = found(run(tmp_path, study, sites), sites)
+    assert seen.first_difference == 0
+    assert not seen.equal
