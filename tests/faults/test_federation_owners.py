@@ -11,6 +11,7 @@ import pytest
 
 from dpadmm.federation.journal import Journal
 from dpadmm.federation.local_sites import AgentProcess
+from dpadmm.federation.site_studies import decide
 from dpadmm.privacy.book import Book
 from dpadmm.privacy.ledger import DATABASE, read_ledger
 from dpadmm.site import read_site
@@ -118,6 +119,11 @@ def test_full_disks(tmp_path: Path) -> None:
         assert "Traceback" not in all.said
         all.serve()
         assert all.finished() == 0
+        limited(agent, 20_000)  # to leave must be written down, too
+        decide(tmp_path / "a", all.study, "left")
+        wait_for(lambda: "left, but still open in the ledger" in all.log("a"))
+        assert all.agents["a"].running()
+        limited(agent, resource.RLIM_INFINITY)
         all.check()
 
 

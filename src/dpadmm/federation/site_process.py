@@ -123,8 +123,16 @@ class SiteProcess:
             if made.decision == "accepted":
                 self._desk.accept(made.study)
             elif known is not None and known.decision == "accepted":
-                self._log.info("%s: left, as the owner decided", made.study.hash[:12])
-                self._desk.leave(made.study)
+                self._leave(made.study)
+
+    def _leave(self, study: Study) -> None:
+        try:
+            self._desk.leave(study)
+        except DpadmmError as problem:  # a full disk, say; it is answered no more in any case
+            text = "%s: left, but still open in the ledger (%s): cure that, then say dpadmm agent leave again"
+            self._log.error(text, study.hash[:12], problem)
+        else:
+            self._log.info("%s: left, as the owner decided", study.hash[:12])
 
     def _write_status(self, *, connected: bool, running: bool) -> None:
         rounds = self._desk.rounds() if running else {}
