@@ -65,7 +65,9 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path, command: list[str]) -> None:
     assert not processes(folder)
 
 
-def test_too_many_sites(process) -> None:
-    done = process("federation", "demo", "--sites", 100_000)
+@pytest.mark.parametrize("words", [("--sites", 801), ("--sites", 0), ("--rounds", 0), ("--epsilon", "nan")])
+def test_impossible_wishes(tmp_path: Path, cli, words: tuple[object, ...]) -> None:
+    done = cli("federation", "demo", "--keep", tmp_path / "new", *words)
     assert done.code == 2
-    assert "sites: choose 1 to" in done.err
+    assert "Invalid value for" in done.err
+    assert not (tmp_path / "new").exists()

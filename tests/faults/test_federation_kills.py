@@ -53,7 +53,7 @@ def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
     for run in count():
         seed = random.randrange(2**32)
         (tmp_path / str(run)).mkdir()
-        with Federation(tmp_path / str(run), small_study(150 if LONG else 80, **more)) as all:
+        with Federation(tmp_path / str(run), small_study(150, **more)) as all:
             kills += killed_run(all, random.Random(seed))
             assert all.finished(180) == 0, (seed, all.said)
             found = all.check()

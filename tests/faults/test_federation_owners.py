@@ -54,7 +54,7 @@ def all_within(books: list[Book]) -> bool:
 
 
 def test_an_old_ledger_put_back(tmp_path: Path) -> None:
-    study = small_study(60, **ALL_TIMES)
+    study = small_study(120, **ALL_TIMES)
     with Federation(tmp_path, study) as all:
         all.accept()
         all.begin()
@@ -88,7 +88,7 @@ def test_an_old_ledger_put_back(tmp_path: Path) -> None:
         all.start("a")
         all.serve()
         assert all.finished() == 0
-        assert done < 60
+        assert done < 120
         all.check()
 
 
@@ -128,7 +128,7 @@ def test_full_disks(tmp_path: Path) -> None:
 
 
 def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
-    rounds, names = 100, ("a", "b", "early", "late", "out")
+    rounds, names = 150, ("a", "b", "early", "late", "out")
     with Federation(tmp_path, small_study(rounds, quorum=2, deadline=0.5), names) as all:
         all.accept("a", "b", "early", "out")
         all.begin()

@@ -84,3 +84,22 @@ def test_a_subject_that_is_added_while_it_connects(
             await heard(authority, said)
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_waiting_for_mail_can_always_be_cancelled(turns: int) -> None:
+    """Else Ctrl-C would be lost where it comes together with an answer."""
+
+    async def run() -> None:
+        mail = nats_link.Mailbox(most=1)
+        waiting = asyncio.create_task(mail.take(10.0))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        mail.put("a", b"hello")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(run())

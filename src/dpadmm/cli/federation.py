@@ -31,9 +31,13 @@ federation_app.callback()(lambda: None)  # a group, though it has one command
 
 @federation_app.command("demo")
 def demo(
-    sites: Annotated[int, typer.Option(help="Sites, each a process with its own part of UCI Adult.")] = 10,
-    rounds: Annotated[int, typer.Option(help="Rounds.")] = 100,
-    epsilon: Annotated[float, typer.Option(help="ε of the whole study, for every site.")] = 1.0,
+    sites: Annotated[
+        int, typer.Option(min=1, max=800, help="Sites, each a process with its own part of UCI Adult.")
+    ] = 10,
+    rounds: Annotated[int, typer.Option(min=1, max=100_000, help="Rounds.")] = 100,
+    epsilon: Annotated[
+        float, typer.Option(min=0.01, max=50.0, help="ε of the whole study, for every site.")
+    ] = 1.0,
     keep: Annotated[
         Path | None,
         typer.Option(help="A new folder, in which all is kept.", show_default=False, metavar="FOLDER"),

@@ -79,7 +79,7 @@ class Link:
         try:
             await client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
-            self._tell(f"could not send: {problem or type(problem).__name__}")
+            self._tell(f"could not send: {_why(problem)}")
             return False
         return True
 
@@ -109,8 +109,9 @@ class Link:
     async def _until_lost(self) -> None:
         """nats-py does not always call back: not where the connection broke with something left to send."""
         while self.connected:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), LOOK_EVERY)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._closed.wait()
                 return
 
     async def _connected(self) -> Client:
@@ -169,7 +170,8 @@ def _why(problem: BaseException) -> str:
         return f"its certificate is not of the joined authority, or of another host ({problem.reason})"
     if isinstance(problem, ssl.SSLError):
         return f"it does not accept this certificate ({problem.reason})"
-    return str(problem) or type(problem).__name__
+    said = str(problem) or type(problem).__name__
+    return said if said.isprintable() and len(said) <= 200 else ascii(said[:200])
 
 
 class Mailbox:
@@ -191,8 +193,9 @@ class Mailbox:
             if timeout is not None and timeout <= 0.0:
                 await asyncio.sleep(0)
             else:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._some.wait(), timeout)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
+                        await self._some.wait()
         if not self._waiting:
             return None
         sender = next(iter(self._waiting))

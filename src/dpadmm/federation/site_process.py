@@ -43,18 +43,18 @@ class SiteProcess:
         self._desk = Desk(site.guard, site.policy.rows_per_person, log)
         self._mail: Mailbox | None = None
         self._decided: dict[str, Decision] = {}
-        self._worried = ""
+        self._worries: set[str] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``; refused at once where the ledger is another's."""
         self._desk.open()
-        self._mail = mail = Mailbox(most=1)  # a newer request of a study makes an older one moot
+        self._mail = Mailbox(most=1)  # a newer request of a study makes an older one moot
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="desk")
         try:
             async with Link(
                 identity.url,
                 self._context,
-                lambda subject, data: mail.put(subject.split(".")[1], data),
+                self._heard,
                 self._log,
                 name=identity.name,
             ) as link:
@@ -85,6 +85,12 @@ class SiteProcess:
             raise DpadmmError(text)
         return identity.client_context()
 
+    def _heard(self, subject: str, data: bytes) -> None:
+        """Keep a message of a study that was decided about; others are none that this site asked for."""
+        study = subject.removeprefix("dpadmm.").removesuffix(".down")
+        if study in self._decided and self._mail is not None:
+            self._mail.put(study, data)
+
     async def _answer(self, link: Link, pool: ThreadPoolExecutor) -> None:
         assert self._mail is not None
         loop = asyncio.get_running_loop()
@@ -101,38 +107,40 @@ class SiteProcess:
         while True:
             await loop.run_in_executor(pool, self._heed)
             for hash, made in self._decided.items():
-                if made.decision == "accepted":
+                if made.decision != "declined":  # who left says so
                     await link.hear(f"dpadmm.{hash}.down")
             self._write_status(connected=link.connected, running=True)
             await asyncio.sleep(LOOK_EVERY)
 
     def _heed(self) -> None:
         """Do what the owner decided since the last look."""
-        try:
-            found = decisions(self._folder)
-        except DpadmmError as problem:
-            if str(problem) != self._worried:
-                self._log.error("%s", problem)
-            self._worried = str(problem)
-            return
-        for made in found:
+        for made in decisions(self._folder, self._worry):
             known = self._decided.get(made.study.hash)
             if known is not None and known[:2] == made[:2]:
                 continue
-            self._decided[made.study.hash] = made
             if made.decision == "accepted":
                 self._desk.accept(made.study)
-            elif known is not None and known.decision == "accepted":
-                self._leave(made.study)
+            elif made.decision == "left" and not self._left(made.study):
+                continue  # at the next look again
+            self._decided[made.study.hash] = made
 
-    def _leave(self, study: Study) -> None:
+    def _left(self, study: Study) -> bool:
         try:
             self._desk.leave(study)
         except DpadmmError as problem:  # a full disk, say; it is answered no more in any case
-            text = "%s: left, but still open in the ledger (%s): cure that, then say dpadmm agent leave again"
-            self._log.error(text, study.hash[:12], problem)
-        else:
-            self._log.info("%s: left, as the owner decided", study.hash[:12])
+            text = (
+                f"{study.hash[:12]}: left, but still open in the ledger: {problem}; tried again until it is"
+            )
+            self._worry(DpadmmError(text))
+            return False
+        self._log.info("%s: left, as the owner decided", study.hash[:12])
+        return True
+
+    def _worry(self, problem: DpadmmError) -> None:
+        """A line in the log, once."""
+        if str(problem) not in self._worries:
+            self._worries.add(str(problem))
+            self._log.error("%s", problem)
 
     def _write_status(self, *, connected: bool, running: bool) -> None:
         rounds = self._desk.rounds() if running else {}
@@ -175,9 +183,21 @@ class _NotHere:
 
 
 def stay_small() -> None:
-    """Keep pyarrow from loading pandas where it is installed: 40 MB, for what an agent never does."""
+    """Keep pyarrow from loading pandas where it is installed, and from keeping memory that it has used.
+
+    40 MB for what an agent never does, and 15 MB of a table that was read.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if "pandas" not in sys.modules:
         sys.meta_path.insert(0, _NotHere())
+
+
+class _PrivateFile(RotatingFileHandler):
+    """A log for its owner alone, also after it was begun anew."""
+
+    def _open(self) -> Any:
+        os.close(os.open(self.baseFilename, os.O_CREAT | os.O_WRONLY, 0o600))
+        return super()._open()
 
 
 def make_log(folder: Path, *, loud: bool) -> logging.Logger:
@@ -187,8 +207,7 @@ def make_log(folder: Path, *, loud: bool) -> logging.Logger:
     log.propagate = False
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
     path = folder / LOG
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-    handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=2**20, backupCount=3)]
+    handlers: list[logging.Handler] = [_PrivateFile(path, maxBytes=2**20, backupCount=3)]
     if loud:
         handlers.append(logging.StreamHandler())
     for handler in handlers:
