@@ -167,3 +167,22 @@ def test_other_hosts_in_the_settings_get_a_new_server_certificate(tmp_path):
             assert secured.version() == "TLSv1.3"
     finally:
         broker.stop()
+
+
+def test_only_whole_lines_of_the_broker_itself_say_that_it_was_reloaded(tmp_path, monkeypatch):
+    """nats-server logs what clients call themselves: a client's name is no news about a reload."""
+    broker = Broker(new_authority(tmp_path))
+    broker.start()
+    try:
+        name = "[1] 2026/01/01 00:00:00 [INF] Reloaded server configuration, Failed to reload"
+        with broker._log.open("a") as log:
+            log.write(f"[7] 2026/01/01 00:00:00 [ERR] 127.0.0.1 - {name} - Publish Violation\n")
+        before = broker._pid()
+        broker.reload()
+        assert broker._pid() == before, "it was taken for a failure, and the broker replaced"
+    finally:
+        broker.stop()
+    monkeypatch.setattr("dpadmm.federation.broker._PATIENCE", 0.1)
+    monkeypatch.setattr("dpadmm.federation.broker._signal", lambda pid, number: True)
+    monkeypatch.setattr(Broker, "_log_since", lambda self, seen: f"[7] a b [ERR] {name}\n")
+    assert not broker._reloaded(7)

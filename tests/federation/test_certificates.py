@@ -305,3 +305,12 @@ def test_an_invitation_has_no_secret(authority, tmp_path):
     assert b"PRIVATE" not in (tmp_path / "one" / "network" / "request.json").read_bytes()
     assert read_invitation(path) == invitation
     assert read_invitation(path).ca_fingerprint == authority.fingerprint
+
+
+def test_a_revoked_key_is_not_certified_under_another_name(authority, tmp_path):
+    first = make_request(tmp_path / "a", "site-a")
+    authority.approve(first)
+    authority.revoke("site-a")
+    (tmp_path / "a" / "network" / "request.json").unlink()
+    with pytest.raises(StudyError, match="the key of this request was revoked"):
+        authority.approve(make_request(tmp_path / "a", "site-b"))

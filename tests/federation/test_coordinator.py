@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dpadmm.errors import StudyError
 from dpadmm.federation.coordinator import Coordinator, Stopped
 from dpadmm.federation.journal import Journal, JournalError
 from dpadmm.federation.messages import Kind, Message, digest_of, packed, unpacked
+from dpadmm.federation.outcome import result_of
 from dpadmm.study import Study
 
 ROUNDS = 4
@@ -159,7 +161,7 @@ def test_an_upload_after_its_round_is_in_the_next_mean_and_on_record(make: Any) 
         ({"study": "00" * 32}, "another study"),
         ({"values": np.full(ALL.shape, np.nan)}, "not finite"),
         ({"values": np.zeros((5, 1))}, "shape"),
-        ({"n_rows": 11}, "it now says 11 rows, and said 10 before"),
+        ({"n_rows": 11}, "it now says 11 rows"),
         ({"kind": Kind.REQUEST, "n_rows": 0, "rows_per_person": 0, "digest": "00" * 32}, "may not come"),
     ],
 )
@@ -311,3 +313,68 @@ def test_absurd_uploads_stop_the_study_with_a_reason(make: Any) -> None:
         table.say(site, 1.7e308)
     with np.errstate(over="ignore"), pytest.raises(Stopped, match="absurdly large"):
         table.run.close_round(0.1)
+
+
+@pytest.mark.parametrize("k", [11, 2**32 - 1])
+def test_numbers_that_no_statement_can_be_made_of_are_refused_before_they_count(make: Any, k: int) -> None:
+    table = make()
+    answer = Message(
+        Kind.PRESENT, ALL.hash, digest=digest_of(table.run.request), n_rows=10, rows_per_person=k
+    )
+    table.run.take("a", packed(answer), 1.0)
+    assert "cannot be protected here" in table.told[-1]
+    assert table.journal.sizes() == {}
+
+
+def test_a_site_that_spent_and_was_not_heard_is_in_the_statement(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    for _ in range(ROUNDS):
+        table.say("a", 1.0)
+        table.say("b", 1.0)
+        table.run.close_round(1.0)
+    (group, silent) = sorted(result_of(table.journal).statement.groups, key=lambda each: -len(each.n_rows))
+    assert dict(silent.n_rows) == {"c": 10}
+    assert (silent.releases[0].charged, silent.releases[0].released) == (ROUNDS, 0)
+    assert group.releases[0].released == ROUNDS
+
+
+def test_saying_here_without_answering_holds_nobody_up(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    here = Message(Kind.PRESENT, SOME.hash, digest="00" * 32, n_rows=10, rows_per_person=1)
+    table.say("a", 1.0)
+    table.say("b", 1.0)
+    table.run.close_round(10.0)
+    table.run.take("c", packed(here), 1.0)
+    table.say("a", 1.0)
+    table.say("b", 1.0)
+    assert table.run.over(0.0)
+
+
+def test_one_site_cannot_crowd_out_what_is_told_of_others(make: Any) -> None:
+    table = make(SOME)
+    table.begin("a", "b", "c")
+    for i in range(300):
+        table.say("b", 1.0, round=5 + i)
+        table.say(f"stranger-{i}", 1.0)
+    table.run.revoke("a")
+    assert table.told[-1].startswith("a: its certificate was revoked")
+    assert len(table.told) < 60
+
+
+def test_late_uploads_of_one_site_are_limited(make: Any) -> None:
+    long = study(absences=True, quorum=2, deadline=10.0)
+    long = replace(long, training={**TRAINING, "n_rounds": 30})
+    table = make(long)
+    table.begin("a", "b", "c")
+    late = []
+    for _ in range(12):
+        late.append(table.upload("c", 1.0))
+        table.say("a", 1.0)
+        table.say("b", 1.0)
+        table.run.close_round(10.0)
+    for data in late:
+        table.run.take("c", data, 1.0)
+    assert "too many of its answers are late" in table.told[-1]
+    assert len(table.run._late) == 8

@@ -42,6 +42,7 @@ def init(
 ) -> None:
     """Write a site.toml with comments, to be filled in. Nothing is overwritten."""
     file = folder / "site.toml"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are its owner's
     write_template("site.toml", file)
     console = Console()
     say_path(console, f"Written: {file}")

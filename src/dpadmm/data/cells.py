@@ -52,9 +52,11 @@ def word_codes(
     if len(words) <= FEW_WORDS:
         return np.array([*_few_codes(words, values, fold), -2], dtype=np.int64), places
     last = _last_words(name, values, fold)  # batches of a Parquet file often share them
-    if not last or not words.equals(last[0]):
-        last[:] = words, np.append(_looked_up(words, values, fold), -2)
-    codes: NDArray[np.int64] = last[1]
+    if last and words.equals(last[0][0]):
+        known: NDArray[np.int64] = last[0][1]
+        return known, places
+    codes = np.append(_looked_up(words, values, fold), -2)
+    last[:] = [(words, codes)]  # both at once: another thread may encode the same column
     return codes, places
 
 

@@ -134,9 +134,9 @@ class Broker:
         seen = self._log_size()
         if not _signal(pid, signal.SIGHUP):
             return False
-        _wait(lambda: any(word in self._log_since(seen) for word in (_RELOADED, _NOT_RELOADED)))
-        said = self._log_since(seen)
-        return _RELOADED in said and _NOT_RELOADED not in said
+        line = re.compile(rf"^\[{pid}\] \S+ \S+ \[\w+\] ({_RELOADED}|{_NOT_RELOADED})", re.MULTILINE)
+        _wait(lambda: line.search(self._log_since(seen)) is not None)
+        return line.findall(self._log_since(seen)) == [_RELOADED]  # whole lines: clients' names are in it too
 
     def _answers(self) -> bool:
         """Does our broker listen there: of our authority, and content with the aggregator's certificate?"""

@@ -145,7 +145,8 @@ class Authority:
         )
         with self._alone():
             before = approvals_of(self.folder, name)
-            if any(each.revoked and each.fingerprint == fingerprint for each in before):
+            everyone = all_approvals(self.folder)
+            if any(each.revoked and each.fingerprint == fingerprint for each in everyone):
                 raise StudyError(
                     f"the key of this request was revoked, and is not certified again: {name} moves its "
                     "network folder away and makes a new key with dpadmm agent request"

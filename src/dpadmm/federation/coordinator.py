@@ -15,12 +15,17 @@ from dpadmm.arrays import Floats
 from dpadmm.errors import DpadmmError
 from dpadmm.federation.journal import Event, Journal, Received
 from dpadmm.federation.messages import BadMessage, Kind, Message, digest_of, packed, unpacked
+from dpadmm.privacy.statement import MAX_MU, ROW_GROUPS
 
 FOR_GOOD = (
     "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",
     "budget-cap", "budget-reservation", "policy-method", "policy-loss", "policy-rounds", "policy-rows",
 )  # fmt: skip
 """Refusals that asking again cannot change; after others a site is asked again."""
+
+
+MOST_LATE, MOST_NOTES = 8, 20
+"""Of one site in one round: late uploads that are kept, and events."""
 
 
 class Stopped(DpadmmError):
@@ -58,7 +63,8 @@ class Coordinator:
         for name, received in journal.last_uploads().items():
             self._uploads[self.members.index(name)] = received.values
             self._rounds[name] = received.round
-            self.seats[name].sizes = (received.n_rows, received.rows_per_person)
+        for name, sizes in journal.sizes().items():
+            self.seats[name].sizes = sizes
         for name, count in journal.answered().items():
             self.seats[name].answered = count
         self.rounds_done = journal.rounds_done
@@ -68,7 +74,7 @@ class Coordinator:
         self.called = self.rounds_done > 0
         self.opened: float | None = None
         """When the open round was first asked for, by the loop's clock."""
-        self._noted: set[tuple[str, str]] = set()
+        self._noted: dict[str, set[str]] = {}
         self._new: dict[str, Received] = {}
         self._late: list[Received] = []
         self._here: set[str] = set()
@@ -118,20 +124,31 @@ class Coordinator:
             if answer.kind is Kind.REFUSED:
                 return self._refused(seat, answer)
             sizes = (answer.n_rows, answer.rows_per_person)
-            if seat.sizes is not None and seat.sizes != sizes:
-                raise BadMessage(f"it now says {sizes[0]:,} rows, and said {seat.sizes[0]:,} before")
+            self._check_sizes(seat, *sizes)
             if answer.kind is Kind.UPLOAD:
                 self._uploaded(seat, answer)
-            elif answer.digest != self._digest and not self.called:
+            elif self.called:
+                return None  # an old call's: only who answers rounds is waited for
+            elif answer.digest != self._digest:
                 raise BadMessage("it answers another call")
         except BadMessage as problem:
             return self.note("warning", site, f"its message was refused: {problem}")
-        seat.sizes = sizes
+        if seat.sizes is None:
+            self._journal.met(site, *sizes)
+            seat.sizes = sizes
         if seat.state in ("unseen", "absent", "late", "refused"):
             self.note("info", site, "is here" if first else "is back")
         seat.state, seat.code, seat.out = "present", "", False
         self._here.add(site)
         return None
+
+    def _check_sizes(self, seat: Seat, n_rows: int, k: int) -> None:
+        """A site's numbers are what a privacy statement can be made of, and stay as they are."""
+        if seat.sizes not in (None, (n_rows, k)):
+            raise BadMessage(f"it now says {n_rows:,} rows, up to {k:,} of a person, and said others before")
+        mu = k * max(ROW_GROUPS) * self.study.settings.n_rounds**0.5 / self.study.noise_multiplier
+        if k > n_rows or mu > MAX_MU:
+            raise BadMessage(f"up to {k:,} rows of one person among {n_rows:,} cannot be protected here")
 
     def _uploaded(self, seat: Seat, answer: Message) -> None:
         assert answer.values is not None
@@ -150,6 +167,8 @@ class Coordinator:
         elif answer.round == self.round:
             self._new[seat.name] = received
         elif answer.round > self._rounds[seat.name]:  # too late for its own round, in time for the next mean
+            if sum(each.site == seat.name for each in self._late) >= MOST_LATE:
+                raise BadMessage("too many of its answers are late at once")
             self._rounds[seat.name] = answer.round
             self._late.append(received)
 
@@ -238,16 +257,17 @@ class Coordinator:
             self.note("info", "", f"done after {self.rounds_done} rounds")
 
     def _next(self) -> None:
-        self._new, self._late, self._here, self._noted = {}, [], set(), set()
+        self._new, self._late, self._here, self._noted = {}, [], set(), {}
         self.request = self._request()
 
     # What people see
 
     def note(self, level: str, site: str, text: str) -> None:
-        """Record an event, once a round: a site cannot fill the journal."""
-        if (site, text) in self._noted or len(self._noted) > 20 * len(self.members) + 20:
+        """Record an event, once a round: a site can fill neither the journal nor others' part of it."""
+        noted = self._noted.setdefault(site if site in self.seats else "a stranger", set())
+        if site and (text in noted or len(noted) >= MOST_NOTES):
             return
-        self._noted.add((site, text))
+        noted.add(text)
         event = self._journal.note(level, f"{site}: {text}" if site else text)
         for watcher in self.watchers:
             watcher(event)

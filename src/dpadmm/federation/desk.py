@@ -21,6 +21,9 @@ from dpadmm.study import Study
 
 OpenGuard = Callable[[], AbstractContextManager[Guard]]
 
+PAUSE = 60.0
+"""Seconds between two equal warnings about one study."""
+
 REOPEN_AFTER = 2.0
 """Seconds before a ledger that failed is opened again."""
 
@@ -44,6 +47,8 @@ class Desk:
         self._guard: Guard | None = None
         self._wanted: dict[str, Study] = {}
         self._served: dict[str, Served] = {}
+        self._left: set[str] = set()
+        self._told: dict[str, tuple[str, float]] = {}
         self._again = 0.0
         self._one_at_a_time = threading.RLock()
 
@@ -68,8 +73,10 @@ class Desk:
         """Answer it no more, and give back what it reserved."""
         with self._one_at_a_time:
             self._wanted.pop(study.hash, None)
-            if self._served.pop(study.hash, None) is not None and self._guard is not None:
-                self._guard.leave(study.hash)
+            self._left.add(study.hash)
+            if study.hash in self._served and self._guard is not None:
+                self._guard.leave(study.hash)  # where it fails, it can be tried again
+                del self._served[study.hash]
 
     def rounds(self) -> dict[str, int]:
         """The last round that was answered, by study."""
@@ -79,6 +86,8 @@ class Desk:
     def answer(self, study: str, data: bytes) -> bytes | None:
         """What to say to a message of a study; None for nothing."""
         with self._one_at_a_time:
+            if study in self._left:
+                return _no(study, data, "study-closed")
             self._reopened()
             served = self._served.get(study)
             if served is None:
@@ -89,15 +98,15 @@ class Desk:
             try:
                 said = self._said(served, digest, data)
             except BadMessage as problem:
-                self._log.warning("%s: a message was refused: %s", _short(study), problem)
+                self._warn(study, f"a message was refused: {problem}")
                 return _no(study, data, "request-malformed")
             except Refusal as refusal:
-                self._log.warning("%s: refused (%s): %s", _short(study), refusal.code, refusal)
+                self._warn(study, f"refused ({refusal.code}): {refusal}")
                 if refusal.code in ("ledger-failed", "ledger-damaged"):
                     self._give_up(refusal)
                 return _no(study, data, refusal.wire())
-            except Exception:  # whatever it is: nobody outside learns of it
-                self._log.exception("%s: could not be answered", _short(study))
+            except Exception as error:  # whatever it is: nobody learns of it, for its text might be of rows
+                self._warn(study, f"could not be answered ({type(error).__name__})")
                 return _no(study, data, "release-failed")
             if said is not None:
                 served.last = (digest, said)
@@ -106,7 +115,7 @@ class Desk:
     def _said(self, served: Served, digest: str, data: bytes) -> bytes | None:
         study = served.study
         asked = unpacked(data, study=study.hash, shape=study.shape, from_site=False)
-        k = self._rows_per_person
+        k = min(self._rows_per_person, served.n_rows)
         answer = Message(Kind.PRESENT, study.hash, digest=digest, n_rows=served.n_rows, rows_per_person=k)
         if asked.kind is Kind.CALL:
             return packed(answer)
@@ -122,13 +131,25 @@ class Desk:
         try:
             agent = Agent(self._guard, study)
             n_rows = self._guard.enrol(study).grid.n_rows
-        except Refusal as refusal:
-            why = f"{refusal} ({refusal.__cause__})" if refusal.__cause__ else str(refusal)
-            self._log.error("%s: not taken part in (%s): %s", _short(study.hash), refusal.code, why)
+        except Refusal as refusal:  # its cause may be of rows, and is told by the command alone
+            hint = "; dpadmm agent review says why" if refusal.__cause__ else ""
+            text = "%s: not taken part in (%s): %s%s"
+            self._log.error(text, _short(study.hash), refusal.code, refusal, hint)
             return refusal
+        except Exception as error:
+            self._log.error("%s: not taken part in (%s)", _short(study.hash), type(error).__name__)
+            return Refusal("study-unfit", "the study could not be taken part in")
         self._served[study.hash] = Served(study, agent, n_rows)
         self._log.info("%s: taken part in, %d rounds answered", _short(study.hash), agent.last_round)
         return None
+
+    def _warn(self, study: str, text: str) -> None:
+        """A line in the log, unless there was the same one in the last minute: nobody can fill it."""
+        now = monotonic()
+        before, at = self._told.get(study, ("", 0.0))
+        if text != before or now - at >= PAUSE:
+            self._told[study] = (text, now)
+            self._log.warning("%s: %s", _short(study), text)
 
     def _give_up(self, refusal: Refusal) -> None:
         self._log.error("the ledger is closed until it can be used again: %s", refusal)
@@ -140,7 +161,7 @@ class Desk:
             return
         try:
             self.open()
-        except DpadmmError as problem:
+        except (DpadmmError, OSError) as problem:
             self._again = monotonic() + REOPEN_AFTER
             self._log.error("the ledger cannot be opened: %s", problem)
             return

@@ -30,6 +30,7 @@ CREATE TABLE rounds (round INTEGER PRIMARY KEY, at TEXT NOT NULL, seconds REAL N
 CREATE TABLE uploads (entered INTEGER NOT NULL, site TEXT NOT NULL, round INTEGER NOT NULL,
     n_rows INTEGER NOT NULL, rows_per_person INTEGER NOT NULL, upload BLOB NOT NULL,
     PRIMARY KEY (site, round));
+CREATE TABLE sites (site TEXT PRIMARY KEY, n_rows INTEGER NOT NULL, rows_per_person INTEGER NOT NULL);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, level TEXT NOT NULL, text TEXT NOT NULL);
 """
 
@@ -154,6 +155,17 @@ class Journal(AbstractContextManager["Journal"]):
         with _trouble(self._path):
             for entered, site, round, blob, n_rows, k in self._database.execute(every):
                 yield entered, Received(site, round, self._numbers(blob), n_rows, k)
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Rows, and rows of one person, of every site that was ever here."""
+        with _trouble(self._path):
+            rows = self._database.execute("SELECT site, n_rows, rows_per_person FROM sites").fetchall()
+        return {site: (n_rows, k) for site, n_rows, k in rows}
+
+    def met(self, site: str, n_rows: int, rows_per_person: int) -> None:
+        """Record a site that is here for the first time: from now on it may spend."""
+        with _trouble(self._path):
+            self._database.execute("INSERT INTO sites VALUES (?, ?, ?)", (site, n_rows, rows_per_person))
 
     def answered(self) -> dict[str, int]:
         """How many rounds each site answered."""

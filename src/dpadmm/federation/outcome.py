@@ -34,11 +34,11 @@ class FederatedResult:
 def result_of(journal: Journal) -> FederatedResult:
     """The result of the rounds that were closed.
 
-    Every site is charged for all planned rounds: that an answer did not arrive does not mean that it was not
-    given. What a site really spent is in its ledger.
+    Every site that was ever here is charged for all planned rounds: that an answer did not arrive does not
+    mean that it was not given. ``released`` is what arrived; what a site really spent is in its ledger.
     """
-    study, sites = journal.study, journal.last_uploads()
-    if not sites:
+    study, sites = journal.study, journal.sizes()
+    if not journal.rounds_done:
         raise StudyError("no round is closed yet: there is nothing to export")
     rounds, answered = study.settings.n_rounds, journal.answered()
     averages, done = Averages(), 0
@@ -50,8 +50,8 @@ def result_of(journal: Journal) -> FederatedResult:
     z = study.noise_multiplier
     members: dict[tuple[int, int], dict[str, int]] = {}
     for name in names:
-        key = (sites[name].rows_per_person, answered[name])
-        members.setdefault(key, {})[name] = sites[name].n_rows
+        n_rows, k = sites[name]
+        members.setdefault((k, answered.get(name, 0)), {})[name] = n_rows
     groups = tuple(
         AgentGroup(rows, k, (StatedRelease("mean gradient", z, rounds, released),))
         for (k, released), rows in members.items()
@@ -60,7 +60,7 @@ def result_of(journal: Journal) -> FederatedResult:
     planned = np.full(len(names), rounds)
     privacy = PrivacyReport(
         [Release(z) for _ in names],
-        np.array([answered[name] for name in names]),
+        np.array([answered.get(name, 0) for name in names]),
         planned,
         delta,
         method,

@@ -69,8 +69,11 @@ def check_private(path: Path) -> None:
 
 
 def check_unchanged_by_others(path: Path) -> None:
-    """Refuse a file or folder that decides whom to trust, and that others could change."""
-    if _status(path, folder=path.is_dir()).st_mode & 0o022:
+    """Refuse a file or folder that decides whom to trust, and that others made or could change."""
+    found = _status(path, folder=path.is_dir())
+    if found.st_uid not in (os.geteuid(), 0):
+        raise StudyError(f"{path}: is another user's, and decides whom this machine trusts: make it your own")
+    if found.st_mode & 0o022:
         raise StudyError(f"{path}: others may change it, and so whom this machine trusts: chmod go-w {path}")
 
 

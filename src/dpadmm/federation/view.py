@@ -54,12 +54,12 @@ class View:
 def of_journal(journal: Journal) -> dict[str, Any]:
     """The same from a journal alone, of a run that may be going on elsewhere."""
     study, done = journal.study, journal.rounds_done
-    last, answered = journal.last_uploads(), journal.answered()
+    last, answered, sizes = journal.last_uploads(), journal.answered(), journal.sizes()
     seats = []
     for name in journal.members:
         seat = Seat(name, "unseen" if name not in last else "present", answered.get(name, 0))
+        seat.sizes = sizes.get(name)
         if name in last:
-            seat.sizes = (last[name].n_rows, last[name].rows_per_person)
             seat.state = "present" if last[name].round == done else "absent"
         seats.append(seat)
     return {

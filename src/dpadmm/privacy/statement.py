@@ -63,7 +63,7 @@ _LEDGER_KEYS = ("name", "method", "noise_multiplier", "n_rounds", "delta", "n_ro
 
 @dataclass(frozen=True)
 class StatedRelease:
-    """Gaussian releases of one statistic: noise multiplier z, how many are charged, how many there were."""
+    """Gaussian releases of one statistic: noise multiplier z, how many are charged, how many are known of."""
 
     statistic: str
     noise_multiplier: float
