@@ -107,7 +107,7 @@ def test_full_disks(tmp_path: Path) -> None:
         wait_for(lambda: "taken part in" in all.log("a"))
         agent = all.agents["a"].process.pid
         limited(agent, 4_000)  # less than a record needs, enough for some lines of the log
-        limited(all.serve().pid, 60_000)
+        limited(all.serve().pid, 120_000)
         wait_for(lambda: "a: refuses: ledger-failed" in all.events())
         assert "(ledger-failed)" in all.log("a")
         assert all.rounds_done == 0
