@@ -66,16 +66,11 @@ def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
                         _, asked = evil.heard.pop()
                         evil.heard.clear()
                         kind = unpacked(asked, study=study.hash, shape=study.shape, from_site=False).kind
-                        if kind is Kind.CALL:  # so that it is waited for
-                            present = Message(
-                                Kind.PRESENT,
-                                study.hash,
-                                digest=digest_of(asked),
-                                n_rows=60,
-                                rows_per_person=1,
-                            )
-                            await evil.say(up, packed(present))
-                        elif kind is Kind.REQUEST:
+                        # Its number of rows is known, and it is waited for; then it lies
+                        present = Message(Kind.PRESENT, study.hash, 0, None, digest_of(asked), 60, 1)
+                        await evil.say(up, packed(present))
+                        await asyncio.sleep(0.05)
+                        if kind is Kind.REQUEST:
                             first.append(asked)
                             sent.update(answers(study, asked))
                             for data in answers(study, asked).values():
