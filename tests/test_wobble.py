@@ -10,7 +10,7 @@ import pytest
 from dpadmm.assembly import make_method
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.partition import of_codes
-from dpadmm.data.schema import Category, Label, Number, Schema
+from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
 from dpadmm.errors import DataError
 from dpadmm.explanation import explain
 from dpadmm.model import model_of
@@ -21,7 +21,10 @@ from dpadmm.study import Study
 from dpadmm.study_run import run_study
 from dpadmm.training import AVERAGES, Averages, RoundView, train
 from dpadmm.wobble import Wobble, wobble_of
+from dpadmm.wobble.curvature import curvature_along, mean_outer, mean_square, spread_of_agents
 from dpadmm.wobble.recursion import average_weights, recursion_of
+from dpadmm.wobble.transcript import evidence, start_variance, transcript_of
+from dpadmm.wobble.typical import TypicalTable
 from mixed_tables import write_csv
 
 CURVATURE = 0.07
@@ -202,3 +205,86 @@ def test_a_loss_that_is_flat_along_the_path_pulls_nothing_back(size):
     free = np.sqrt(recursion.variance(np.zeros(1), np.ones(5))[0])
     assert (found.std <= free * (1.0 + 1e-9)).all()
     assert (found.std > 0.8 * free).all()
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """(study, rows, a public history) of booleans that are true in half of the rows, with long steps."""
+    rng, n = np.random.default_rng(8), 2000
+    cells = {f"f{j}": (rng.random(n) < 0.5).tolist() for j in range(4)}
+    cells["y"] = np.where(rng.random(n) < 0.3 + 0.4 * np.array(cells["f0"]), "b", "a").tolist()
+    study = Study(
+        name="flags",
+        schema=Schema(tuple(Boolean(name) for name in cells if name != "y")),
+        label=Label("y", classes=("a", "b")),
+        training={"epsilon": 3.0, "n_rounds": 200, "rho": 0.01, "weight_radius": 20.0, "intercept": True},
+        provenance={"rho": "assumed", "weight_radius": "assumed"},
+    )
+    path = write_csv(tmp_path_factory.mktemp("flags") / "t.csv", cells)
+    table = encode_table(path, study.schema, study.label, intercept=True)
+    return study, np.asarray(table.features, dtype=float), run_study(study, table, seed=4).history
+
+
+def on_rows(study, rows, history):
+    """(curvature matrix, its relative size by round) as only the owner of the rows could know it."""
+    recursion, loss = recursion_of(study, np.array([len(rows)]), len(history) - 1), study.problem.loss
+    found = curvature_along(
+        history,
+        rows,
+        loss=loss,
+        spread=spread_of_agents(recursion, loss, rows.shape[1]),
+        rng=np.random.default_rng(0),
+    )
+    return mean_outer(rows, rows, found.of_rows), found.relative
+
+
+def test_the_transcript_tells_more_than_the_schema(flags):
+    """By the schema alone flags might be rare: that gives a ratio of 1.5."""
+    study, rows, history = flags
+    matrix, relative = on_rows(study, rows, history)
+    size, directions = np.linalg.eigh(matrix + study.problem.reg_share * np.eye(len(matrix)))
+    recursion = recursion_of(study, np.array([len(rows)]), len(history) - 1)
+    exact = np.sqrt(directions**2 @ recursion.variance(size, relative))
+    ratio = wobble_of(study, history, np.array([len(rows)])).std[:-1, 0] / exact[:-1]
+    assert 1.0 / 1.25 < np.exp(np.mean(np.log(ratio))) < 1.25, ratio
+
+
+def test_the_likelihood_knows_the_size_of_curvature(flags):
+    study, rows, history = flags
+    matrix, relative = on_rows(study, rows, history)
+    transcript = transcript_of(study.problem, recursion_of(study, np.array([len(rows)]), 200), history)
+    seen = evidence(transcript, relative, start_variance(study.problem, matrix))
+    right, *wrong = (seen.log_likelihood(factor * matrix) for factor in (1.0, 0.4, 2.5))
+    assert right > max(wrong) + 5.0
+    assert seen.log_likelihood(0.0 * matrix) == pytest.approx(0.5 * seen.seen @ seen.start @ seen.seen)
+
+
+@pytest.mark.parametrize("row_norm", [None, 0.5])
+def test_a_column_of_a_typical_table_with_its_own_parameters_is_the_one_in_its_rows(row_norm):
+    columns = (
+        *SKEWED.columns,
+        Boolean("flag", missing="indicator"),
+        Ordinal("grade", ("a", "b", "c")),
+        Number("paid", (0, 10), bins=(3.0, 5.0)),
+    )
+    schema = Schema(columns) if row_norm is None else Schema(columns, row_norm=row_norm)
+    training = {"epsilon": 1.0, "intercept": True}
+    study = Study(name="t", schema=schema, label=Label("y", classes=("a", "b")), training=training)
+    table = TypicalTable(study, np.random.default_rng(0))
+    rows = table.rows()
+    assert rows.shape[1] == study.shape[0]
+    assert (np.linalg.norm(rows, axis=1) < 1.0 + 1e-9).all()
+    for j, place in enumerate(table.places):
+        assert table.column(j, table.parameters[j]) == pytest.approx(rows[:, place])
+
+
+def test_curvature_in_parts_is_that_of_the_whole():
+    rng = np.random.default_rng(0)
+    rows, root = rng.normal(size=(30, 4)), rng.normal(size=(30, 3, 3))
+    curvature = root @ root.transpose(0, 2, 1)
+    whole = mean_outer(rows, rows, curvature)
+    assert whole == pytest.approx(
+        np.mean([np.kron(np.outer(a, a), c) for a, c in zip(rows, curvature, strict=True)], axis=0)
+    )
+    assert mean_outer(rows[:, 1:3], rows, curvature) == pytest.approx(whole[3:9])
+    assert mean_square(rows, curvature) == pytest.approx(np.diag(whole))

@@ -2,8 +2,8 @@
 
 Along its path the consensus obeys a linear recursion: every round adds noise of known size, and the
 curvature of the mean loss pulls back what earlier rounds added (``recursion``). The curvature depends on the
-rows. It is guessed many times over from the public schema (``typical``); each guess is corrected by the
-public transcript and counts by how well it explains that (``transcript``). Nothing here ever sees a row.
+rows. It is that of tables that might be, by the public schema (``typical``), and that agree with the public
+transcript (``transcript``, ``posterior``). Nothing here ever sees a row.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from dpadmm.arrays import Floats, Integers
 from dpadmm.errors import DataError
 from dpadmm.problem import Problem
 from dpadmm.study import Study
+from dpadmm.wobble.curvature import curvature_along, mean_square, spread_of_agents
+from dpadmm.wobble.posterior import Guess, guesses
 from dpadmm.wobble.recursion import Recursion, recursion_of
-from dpadmm.wobble.transcript import Evidence, evidence, transcript_of
-from dpadmm.wobble.typical import Guess, guess
+from dpadmm.wobble.typical import TypicalTable
 
 __all__ = ["Wobble", "wobble_of"]
 
-GUESSES, FEWER_GUESSES = 32, 12
-MANY_WEIGHTS, MOST_WEIGHTS = 150, 600
-"""Beyond: fewer guesses; beyond: weights are taken one by one."""
-
-CORRECTED = 12
-"""Guesses that are corrected by the transcript: those that explain it best."""
+MOST_WEIGHTS, TABLES = 600, 12
+"""Beyond so many, weights are taken one by one, and from so many typical tables."""
 
 KINK_PASSES, KINK_SHIFTS = 3, (-1.0, 1.0)
 
@@ -63,41 +60,18 @@ def wobble_of(study: Study, history: Floats, n_rows: Integers) -> Wobble:
     recursion = recursion_of(study, n_rows, len(history) - 1)
     if history[0].size > MOST_WEIGHTS:
         return Wobble(_one_by_one(study, recursion, history), study.shape)
-    many = history[0].size > MANY_WEIGHTS
-    guesses = [
-        guess(study, recursion, history, seed=seed, diagonal=False)
-        for seed in range(FEWER_GUESSES if many else GUESSES)
-    ]
-    transcript = transcript_of(study.problem, recursion, history)
-    seen = [evidence(transcript, study.problem, each.matrix, each.relative) for each in guesses]
-    weights = _weights(np.array([each.log_likelihood for each in seen]))
-    best = np.argsort(weights)[::-1][:CORRECTED]
     last = history[-1].ravel()
-    total = sum(weights[i] * _covariance(guesses[i], seen[i], study.problem, recursion, last) for i in best)
-    return Wobble(np.asarray(total / weights[best].sum()), study.shape)
+    covariances = [
+        _covariance(each, study.problem, recursion, last) for each in guesses(study, recursion, history)
+    ]
+    return Wobble(np.mean(covariances, axis=0), study.shape)
 
 
-def _weights(log_likelihood: Floats) -> Floats:
-    """Shares of guesses by how well they explain the transcript, softened so that a third of them counts.
-
-    All of them are wrong about something; the sharpest would win by a trifle and speak for all weights.
-    """
-    sharpness, enough = 1.0, len(log_likelihood) / 3.0
-    while True:
-        weights = np.exp(sharpness * (log_likelihood - log_likelihood.max()))
-        weights /= weights.sum()
-        if 1.0 / np.sum(weights**2) >= enough:
-            return np.asarray(weights)
-        sharpness *= 0.8
-
-
-def _covariance(
-    guessed: Guess, seen: Evidence, problem: Problem, recursion: Recursion, model: Floats
-) -> Floats:
-    """Covariance (dp, dp) of the weights if curvature is as guessed, corrected by the transcript."""
-    matrix = guessed.matrix + seen.correction()
+def _covariance(guess: Guess, problem: Problem, recursion: Recursion, model: Floats) -> Floats:
+    """Covariance (dp, dp) of the weights if curvature is as guessed."""
+    matrix, relative = guess.matrix, guess.relative
     smooth, kinks = _smooth_pull(problem), _kink(problem)
-    free = _propagated(matrix + smooth * np.eye(len(matrix)), recursion, guessed.relative)
+    free = _propagated(matrix + smooth * np.eye(len(matrix)), recursion, relative)
     if not kinks:
         return free
     local = recursion.local_variance(float(np.trace(matrix)) / len(matrix))[-1]
@@ -105,7 +79,7 @@ def _covariance(
     def settled(center: Floats, out: Floats) -> Floats:
         for _ in range(KINK_PASSES):
             pull = smooth + kinks * _kink_curvature(center, np.diag(out) + local)
-            out = _propagated(matrix + np.diag(pull), recursion, guessed.relative)
+            out = _propagated(matrix + np.diag(pull), recursion, relative)
         return out
 
     here = settled(model, free)
@@ -121,10 +95,14 @@ def _propagated(curvature: Floats, recursion: Recursion, relative: Floats) -> Fl
 
 def _one_by_one(study: Study, recursion: Recursion, history: Floats) -> Floats:
     """Variances (dp,) without regard to how weights go together, which with so many hardly matters."""
-    guesses = [guess(study, recursion, history, seed=seed, diagonal=True) for seed in range(FEWER_GUESSES)]
-    pull = _smooth_pull(study.problem)
-    variances = [recursion.variance(each.matrix + pull, each.relative) for each in guesses]
-    return np.asarray(np.mean(variances, axis=0))
+    pull, total = _smooth_pull(study.problem), np.zeros(history[0].size)
+    spread = spread_of_agents(recursion, study.problem.loss, history.shape[1])
+    for seed in range(TABLES):
+        rng = np.random.default_rng(seed)
+        rows = TypicalTable(study, rng).rows()
+        found = curvature_along(history, rows, loss=study.problem.loss, spread=spread, rng=rng)
+        total += recursion.variance(mean_square(rows, found.of_rows) + pull, found.relative)
+    return np.asarray(total / TABLES)
 
 
 def _smooth_pull(problem: Problem) -> float:

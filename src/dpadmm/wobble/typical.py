@@ -1,180 +1,157 @@
-"""Typical rows of a public schema, and the curvature a mean loss would have on them: guesses without rows.
+"""Typical tables of a public schema: what rows might look like, without any.
 
-One guess draws at random what is not known of a table: where within its bounds a number lies and how widely,
-how frequent every category is, how columns go together. Many guesses show what that ignorance is worth.
+A table is made from standard normal numbers, a few for every column: where within its bounds a number lies
+and how widely, how frequent every category is, how the column goes along with others. Drawn at random they
+show what ignorance is worth; ``posterior`` moves them to where they agree with the public transcript.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from scipy.special import expit
+from scipy.special import betaincinv, log_ndtr, ndtr
 
 from dpadmm.arrays import Floats
-from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
-from dpadmm.features import with_intercept
-from dpadmm.losses.base import Loss, slopes
+from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain
+from dpadmm.features import BESIDE_INTERCEPT, with_intercept
 from dpadmm.study import Study
-from dpadmm.wobble.recursion import Recursion
 
-N_ROWS = 1000
-MISSING = 0.03
-"""Share of missing cells, and of categories that are none of the public ones."""
+N_ROWS = 500
+
+MISSING, MISSING_SPREAD, MOST_MISSING = 0.03, 0.8, 0.4
+"""Share of missing cells, and of categories that are none of the public ones: typical, and its (logarithmic)
+spread."""
 
 LOW, TOGETHER_LOW, CENTER = -0.15, 0.2, 0.25
 """Means of numbers within −1 … 1: rather low, as most have a long tail; all alike, and each on its own."""
 
+AMOUNT, AMOUNT_SPREAD = -0.5, 0.3
+"""The same for numbers from 0 on, most of which are far below their upper bound."""
+
 WELL_WITHIN = 0.6
 
-WIDTH, WIDTH_SPREAD = 0.33, 0.6
+WIDTH, WIDTH_SPREAD = 0.3, 0.5
 """Standard deviation of numbers within −1 … 1: typical, and its (logarithmic) spread."""
 
-RARE = 0.7
+RARE = 0.8
 """Booleans: shares of a beta distribution of this shape, since many are rare, or nearly always true."""
 
-TOGETHER = 0.5
+TOGETHER = 0.7
 """Strength with which columns go along with two hidden ones."""
 
-POINTS = 8
-"""Places on the path where curvature is looked at."""
-
-KINK_STEP = 0.3
-"""Losses with kinks get their curvature from differences of slopes so far apart."""
+UNKNOWN_LENGTH = 0.8
+"""Mean squared length of rows of which no more is known than that it is at most 1."""
 
 
-@dataclass(frozen=True)
-class Guess:
-    """Curvature of the mean loss on typical rows: ``matrix`` (dp, dp), its ``relative`` size by round (t,).
+class TypicalTable:
+    """One table as it might be; ``parameters[j]`` are the standard normal numbers of column j."""
 
-    Where there are very many weights ``matrix`` is the diagonal alone, (dp,).
-    """
+    def __init__(self, study: Study, rng: np.random.Generator) -> None:
+        n_features = len(study.features)
+        self.columns: tuple[Column | None, ...] = (
+            study.schema.columns if study.schema else (None,) * n_features
+        )
+        self.parameters = [rng.normal(size=_n_parameters(column)) for column in self.columns]
+        widths = [len(column.features) if column else 1 for column in self.columns]
+        ends = np.cumsum(widths).tolist()
+        self.places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+        self._intercept = study.settings.intercept
+        self._scale = study.schema.scale if study.schema else _unknown_scale(n_features)
+        self._hidden = rng.normal(size=(N_ROWS, 2))
+        self._own = rng.normal(size=(len(self.columns), N_ROWS))
+        self._chance = rng.random((len(self.columns), N_ROWS))
+        self._order = [rng.permutation(width) for width in widths]
+        self._low = rng.normal(LOW, TOGETHER_LOW)
+        self._shrink = np.ones((N_ROWS, 1))
 
-    matrix: Floats
-    relative: Floats
+    def rows(self) -> Floats:
+        """(rows, d) of length at most 1."""
+        self._shrink = np.ones((N_ROWS, 1))
+        features = np.hstack([self._features(j, each) for j, each in enumerate(self.parameters)])
+        self._shrink = 1.0 / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1.0)
+        features *= self._shrink
+        return np.asarray(with_intercept(features)) if self._intercept else np.asarray(features)
 
+    def column(self, j: int, parameters: Floats) -> Floats:
+        """What column j of ``rows`` would be with other parameters, while rows are shortened as before."""
+        return self._features(j, parameters) * (BESIDE_INTERCEPT if self._intercept else 1.0)
 
-def guess(study: Study, recursion: Recursion, history: Floats, *, seed: int, diagonal: bool) -> Guess:
-    """The curvature along a path of the consensus, on typical rows of one random kind."""
-    rng = np.random.default_rng(seed)
-    rows, loss, rounds = typical_rows(study, rng), study.problem.loss, len(recursion.steps)
-    lengths = np.linalg.norm(rows, axis=1)
-    local = recursion.local_variance(0.2 * (loss.smoothness or 0.5) / rows.shape[1])
-    at = np.unique(np.linspace(0, rounds - 1, min(POINTS, rounds)).astype(int))
-    found = []
-    for k in at:
-        scores = rows @ history[k]
-        # agents' gradients are taken at their own models, which lie around the consensus
-        scores += np.sqrt(local[k]) * lengths[:, None] * rng.normal(size=scores.shape)
-        found.append(_curvatures(loss, scores, rng))
-    sizes = np.array([np.einsum("nhh,n->", each, lengths**2) for each in found])
-    late = 3 * at >= rounds - 1
-    if not sizes[late].any():  # a loss with kinks may be flat there, on these rows
-        late[:] = True
-    size = sizes[late].mean()
-    relative = np.interp(np.arange(rounds), at, sizes / size) if size > 0.0 else np.ones(rounds)
-    found = [each for each, used in zip(found, late, strict=True) if used]
-    return Guess(_mean_outer(rows, np.mean(found, axis=0), diagonal=diagonal), relative)
-
-
-def _mean_outer(rows: Floats, curvature: Floats, *, diagonal: bool) -> Floats:
-    """Mean of ``aaᵀ ⊗ C`` over the rows, for weights (d, p) laid out row by row."""
-    n, d = rows.shape
-    p = curvature.shape[1]
-    if diagonal:
-        return np.asarray((rows**2).T @ np.einsum("nhh->nh", curvature) / n).ravel()
-    out = np.empty((d, p, d, p))
-    for h in range(p):
-        for g in range(p):
-            out[:, h, :, g] = (rows * curvature[:, h, g, None]).T @ rows / n
-    matrix = out.reshape(d * p, d * p)
-    return 0.5 * (matrix + matrix.T)
-
-
-def _curvatures(loss: Loss, scores: Floats, rng: np.random.Generator) -> Floats:
-    """``∂²ℓ/∂s∂s`` of rows whose labels are as the scores say: (rows, p, p)."""
-    n, p = scores.shape
-    if loss.task == "binary":
-        sharpness = 1.0 if loss.name == "logistic" else 2.0
-        labels = np.where(rng.random(n) < expit(sharpness * scores[:, 0]), 1.0, -1.0)
-    elif loss.task == "regression":
-        labels = np.clip(scores[:, 0] + 0.4 * rng.normal(size=n), -1.0, 1.0)
-    else:
-        labels = np.zeros(n)  # the second derivative does not depend on it
-    step, out = 1e-2 if loss.name in ("logistic", "softmax") else KINK_STEP, np.empty((n, p, p))
-    for h in range(p):
-        ahead, behind = scores.copy(), scores.copy()
-        ahead[:, h] += step
-        behind[:, h] -= step
-        out[:, h] = (slopes(loss, labels, ahead) - slopes(loss, labels, behind)) / (2.0 * step)
-    return out
+    def _features(self, j: int, parameters: Floats) -> Floats:
+        column, (first, second, gone), own = self.columns[j], parameters[:3], parameters[3:]
+        shape = TOGETHER * (first * self._hidden[:, 0] + second * self._hidden[:, 1]) + self._own[j]
+        shape /= shape.std()
+        missing = min(MISSING * float(np.exp(MISSING_SPREAD * gone)), MOST_MISSING)
+        if column is None:
+            values = (shape + own[0]) * np.exp(WIDTH_SPREAD * own[1])
+        elif _is_one_hot(column):
+            shares = np.append(_shares(own, listed=_most_frequent_first(column)) * (1.0 - missing), missing)
+            out = np.zeros((N_ROWS, len(shares)))
+            place = np.searchsorted(np.cumsum(shares[self._order[j]])[:-1], _ranks(shape))
+            out[np.arange(N_ROWS), self._order[j][place]] = 1.0
+            return out * (self._shrink / self._scale)
+        elif isinstance(column, Boolean):
+            values = np.where(_ranks(shape) < betaincinv(RARE, RARE, ndtr(own[0])), 1.0, -1.0)
+        elif isinstance(column, Ordinal):
+            place = np.searchsorted(np.cumsum(_shares(own))[:-1], _ranks(shape))
+            values = place * (2.0 / (len(column.values) - 1)) - 1.0
+        else:
+            center, spread = _center(column, self._low)
+            values = center + spread * own[0] + shape * WIDTH * np.exp(WIDTH_SPREAD * own[1])
+            if not isinstance(column, Plain):
+                values = np.clip(values, -1.0, 1.0)
+        cells = values[:, None]
+        if column is not None and not isinstance(column, Plain):
+            absent = (self._chance[j] < missing)[:, None]
+            cells = np.where(absent, 0.0, cells)
+            if len(column.features) == 2:
+                cells = np.hstack([cells, absent])
+        return np.asarray(cells * (self._shrink / self._scale))
 
 
-def typical_rows(study: Study, rng: np.random.Generator) -> Floats:
-    """(rows, d) rows as they might be, of length at most 1."""
-    hidden = rng.normal(size=(N_ROWS, 2))
-    if study.schema is None:
-        rows = _unknown(len(study.features), hidden, rng)
-    else:
-        rows = _of_schema(study.schema, hidden, rng)
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
-    if study.settings.intercept:
-        rows = np.asarray(with_intercept(rows))
-    return rows
+def _is_one_hot(column: Column) -> bool:
+    return isinstance(column, Category) or (isinstance(column, Number) and bool(column.bins))
 
 
-def _unknown(d: int, hidden: Floats, rng: np.random.Generator) -> Floats:
-    """Columns of which nothing is known but that rows have a length of at most 1."""
-    rows = np.column_stack([_shape(hidden, rng) for _ in range(d)]) + rng.normal(size=d)
-    rows *= rng.lognormal(0.0, WIDTH_SPREAD, d)
-    return np.asarray(rows * 0.8 / np.sqrt((rows**2).sum(axis=1).mean()))
+def _n_parameters(column: Column | None) -> int:
+    """Two for the company it keeps, one for missing cells, then its own."""
+    if column is not None and _is_one_hot(column):
+        return 2 + len(column.features)
+    if isinstance(column, Ordinal):
+        return 3 + len(column.values)
+    return 4 if isinstance(column, Boolean) else 5
 
 
-def _of_schema(schema: Schema, hidden: Floats, rng: np.random.Generator) -> Floats:
-    low = rng.normal(LOW, TOGETHER_LOW)
-    return np.column_stack([_column(column, low, hidden, rng) for column in schema.columns]) / schema.scale
+def _shares(normals: Floats, *, listed: bool = False) -> Floats:
+    """Uniformly distributed shares; ``listed``: in falling order."""
+    shares = -log_ndtr(normals)
+    if listed:
+        shares = np.sort(shares)[::-1]
+    return np.asarray(shares / shares.sum())
 
 
-def _column(column: Column, low: float, hidden: Floats, rng: np.random.Generator) -> Floats:
-    shape, width = _shape(hidden, rng), len(column.features)
-    if isinstance(column, Category) or (isinstance(column, Number) and column.bins):
-        shares = np.append(rng.dirichlet(np.ones(width - 1)) * (1.0 - MISSING), MISSING)
-        order = rng.permutation(width)
-        place = np.searchsorted(np.cumsum(shares[order])[:-1], _ranks(shape))
-        out = np.zeros((len(shape), width))
-        out[np.arange(len(shape)), order[place]] = 1.0
-        return out
-    if isinstance(column, Boolean):
-        values = np.where(_ranks(shape) < rng.beta(RARE, RARE), 1.0, -1.0)
-    elif isinstance(column, Ordinal):
-        steps = len(column.values) - 1
-        shares = rng.dirichlet(np.ones(steps + 1))
-        values = np.searchsorted(np.cumsum(shares)[:-1], _ranks(shape)) * (2.0 / steps) - 1.0
-    else:
-        values = _center(column, low, rng) + shape * rng.lognormal(np.log(WIDTH), WIDTH_SPREAD)
-        if not isinstance(column, Plain):
-            values = np.clip(values, -1.0, 1.0)
-    if width == 1:
-        return values[:, None]
-    missing = rng.random(len(shape)) < MISSING
-    return np.column_stack([np.where(missing, 0.0, values), missing])
+def _most_frequent_first(column: Column) -> bool:
+    """Whether values that are not in the alphabet's order are rather in that of a draft."""
+    return isinstance(column, Category) and list(column.values) != sorted(column.values)
 
 
-def _center(column: Column, low: float, rng: np.random.Generator) -> float:
-    """The mean of a number within −1 … 1: near zero itself where that lies well within the bounds."""
+def _center(column: Column, low: float) -> tuple[float, float]:
+    """The mean of a number within −1 … 1, and how uncertain it is; near zero where that is well within."""
     if isinstance(column, Number) and column.transform == "none":
         bottom, top = column.bounds
         zero = -(bottom + top) / (top - bottom)
         if abs(zero) < WELL_WITHIN:
-            return rng.normal(zero, 0.5 * CENTER)
-    return rng.normal(low, CENTER)
+            return zero, 0.5 * CENTER
+        if bottom == 0.0:
+            return AMOUNT, AMOUNT_SPREAD
+    return low, CENTER
 
 
-def _shape(hidden: Floats, rng: np.random.Generator) -> Floats:
-    """Standardised values that go along with hidden ones."""
-    values = TOGETHER * hidden @ rng.normal(size=hidden.shape[1]) + rng.normal(size=len(hidden))
-    return np.asarray(values / values.std())
+def _unknown_scale(n_features: int) -> float:
+    """What gives rows of unknown features their mean squared length."""
+    square = 2.0 * np.exp(2.0 * WIDTH_SPREAD**2)
+    return float(np.sqrt(n_features * square / UNKNOWN_LENGTH))
 
 
 def _ranks(values: Floats) -> Floats:
-    return np.asarray((np.argsort(np.argsort(values)) + 0.5) / len(values))
+    out = np.empty(len(values))
+    out[np.argsort(values)] = (np.arange(len(values)) + 0.5) / len(values)
+    return out
