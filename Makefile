@@ -15,13 +15,14 @@ demo: $(READY)
 federation-demo: $(READY)
 	$(BIN)/dpadmm federation demo
 
+# one thread of BLAS for each worker: more of them wait for each other
 test: $(READY) browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
 # 100,000 malformed requests, every write, 200 kills of agents, aggregator and broker; about half an hour
 torture: $(READY)
-	DPADMM_TORTURE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy tests/properties
+	DPADMM_TORTURE=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy tests/properties
 
 # known bugs are put into the agent, one by one: does the audit find each?
 mutants: $(READY)
