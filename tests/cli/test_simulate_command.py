@@ -177,7 +177,10 @@ BAD = {
     "delta 1": (_words("--data", "synthetic", "--delta", "1"), "delta must lie strictly between 0 and 1"),
     "delta negative": (_words("--data", "synthetic", "--delta=-0.1"), "delta must"),
     "unknown loss": (_words("--data", "synthetic", "--loss", "logstic"), "did you mean 'logistic'"),
-    "unknown regularizer": (_words("--data", "synthetic", "--regularizer", "l3"), "known are elastic_net, l1, l2, none"),
+    "unknown regularizer": (
+        _words("--data", "synthetic", "--regularizer", "l3"),
+        "known are elastic_net, l1, l2, none",
+    ),
     "unknown method": (_words("--data", "synthetic", "--method", "dp_adm"), "did you mean 'dp_admm'"),
     "two budgets": (
         _words("--data", "synthetic", "--round-epsilon", "0.1"),

@@ -152,8 +152,11 @@ def _exp_coins(coins: Coins, which: Integers) -> NDArray[np.bool_]:
 
 def _below(bound: int, count: int) -> Integers:
     """Uniform on 0 … bound − 1, from the operating system; too large numbers are drawn again."""
-    mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
+    bits = (bound - 1).bit_length()
+    if bits == 0:
+        return np.zeros(count, np.int64)
+    mask = np.uint64((1 << bits) - 1)
     drawn = np.frombuffer(os.urandom(8 * count), np.uint64) & mask
-    while (over := np.flatnonzero(drawn >= bound)).size:
-        drawn[over] = np.frombuffer(os.urandom(8 * over.size), np.uint64) & mask
+    while bound < 1 << bits and (again := np.count_nonzero(over := drawn >= bound)):
+        drawn[over] = np.frombuffer(os.urandom(8 * again), np.uint64) & mask
     return drawn.view(np.int64)
