@@ -186,9 +186,7 @@ def _plain_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) 
         some = slice(start, min(start + step, last))
         part = rows.features[rows.order[some]]
         part = part if is_sparse else part.astype(np.float64, copy=False)
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # scores overflow far out; clipping sees to it
+        with np.errstate(over="ignore", invalid="ignore"):  # scores overflow far out; clipping sees to it
             scores = part @ point if is_sparse else np.einsum("ij,jp->ip", part, point)
             slope = _clipped(slopes(loss, rows.labels[some], np.asarray(scores)), rows.norms[some], bound)
         total += np.asarray(part.T @ slope) if is_sparse else np.einsum("ij,ip->jp", part, slope)
