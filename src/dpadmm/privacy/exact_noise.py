@@ -158,5 +158,5 @@ def _below(bound: int, count: int) -> Integers:
     mask = np.uint64((1 << bits) - 1)
     drawn = np.frombuffer(os.urandom(8 * count), np.uint64) & mask
     while bound < 1 << bits and (again := np.count_nonzero(over := drawn >= bound)):
-        drawn[over] = np.frombuffer(os.urandom(8 * again), np.uint64) & mask
+        drawn[over] = np.frombuffer(os.urandom(8 * int(again)), np.uint64) & mask
     return drawn.view(np.int64)
