@@ -292,7 +292,8 @@ private = DPADMMClassifier(
     delta=1e-6,
     bounds=(low, high),
     classes=["no", "yes"],
-    max_iter=100,  # rounds and radius as in the study
+    max_iter=200,  # rounds and constants as in the study; the defaults are for smaller tables
+    rho=0.01,
     weight_radius=60.0,
 )
 with warnings.catch_warnings(), BudgetAccountant(epsilon=1.2, delta=1e-5):

@@ -278,4 +278,4 @@ def test_constants_suit_classes_and_grow_with_the_columns_and_those_of_numbers_a
         study = study_from(tomllib.loads(study_text(Draft(columns, {"column": "y", **label}, "t.csv"), "x")))
         found.append((study.settings.weight_radius, study.settings.n_rounds, study.settings.rho))
         assert set(study.provenance.values()) == {"assumed"}
-    assert found == [(30.0, 100, 0.1), (30.0, 100, 0.1), (10.0, 100, 0.1)]
+    assert found == [(30.0, 200, 0.01), (30.0, 200, 0.01), (10.0, 100, 0.1)]

@@ -20,8 +20,9 @@ from dpadmm.study import TRAINING
 
 CONFIRM = "# confirm: public?"
 WIDTH = 100
-RADIUS = 10.0
+RADIUS, ROUNDS = 10.0, 200
 """Of a classifier: norm of the best weights for features of size 1, assumed; see docs/decisions/0011."""
+PENALTY = "rho = 0.01             # ADMM's penalty: how much agents are held together; smaller steps further"
 
 
 def study_text(draft: Draft, name: str) -> str:
@@ -90,8 +91,9 @@ def _training(draft: Draft) -> Iterator[str]:
     loss = {0: "squared", 2: "logistic"}.get(n_classes, "softmax")
     section = re.sub(r'(?m)^loss = "\w+" *', f'loss = "{loss}"'.ljust(23), section)
     if n_classes:
-        radius = f"weight_radius = {_radius(draft):.1f}".ljust(23)
-        section = re.sub(r"(?m)^weight_radius = [0-9.]+ *", radius, section)
+        for name, value in _of_classes(draft).items():
+            section = re.sub(rf"(?m)^{name} = [0-9.]+ *", f"{name} = {value}".ljust(23), section)
+        section = section.replace("\n\n[provenance]", f"\n{PENALTY}\n\n[provenance]") + '\nrho = "assumed"'
     training, _, provenance = section.partition("\n[provenance]")
     said = tomllib.loads(training)["training"]
     default = {each.name: each.default for each in fields(Settings)}
@@ -103,12 +105,14 @@ def _training(draft: Draft) -> Iterator[str]:
     yield f"\n[provenance]{provenance}"
 
 
-def _radius(draft: Draft) -> float:
-    """``10·√columns`` for classes, since rows are divided by √columns.
+def _of_classes(draft: Draft) -> dict[str, str]:
+    """What suits classes: ``10·√columns`` as radius, for rows are divided by √columns; and more rounds.
 
-    Numbers keep the template's: labels scaled to −1 … 1 take smaller weights.
+    Numbers keep the template's: labels scaled to −1 … 1 take smaller weights, which are found sooner.
     """
-    return RADIUS * math.sqrt(sum(each.about is not None for each in draft.columns))
+    n_columns = sum(each.about is not None for each in draft.columns)
+    rounds = f"{ROUNDS}         # fewer may suit small tables: dpadmm plan tells"
+    return {"weight_radius": f"{RADIUS * math.sqrt(n_columns):.1f}", "n_rounds": rounds}
 
 
 def _commented(comment: str) -> list[str]:
