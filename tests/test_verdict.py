@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpadmm.planning.forecast import Cell, Grid, Outlook, Value
-from dpadmm.planning.verdict import best_rounds, joined, judged, least_epsilon
+from dpadmm.planning.verdict import best_rounds, joined, judged, least_epsilon, rounds_help, too_short
 
 GRID = Grid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
 
@@ -60,3 +60,32 @@ def test_better_rounds_and_the_least_epsilon_are_named():
     assert least_epsilon(better, GRID, verdict, higher=True) == (2.0, 10)
     verdict = judged(better, GRID, goal=0.88, higher=True)
     assert least_epsilon(better, GRID, verdict, higher=True) is None
+
+
+def test_rounds_that_would_undo_a_no_go_are_found_where_there_are_any():
+    def found(each, goal, higher=True):
+        return rounds_help(each, GRID, judged(each, GRID, goal=goal, higher=higher), higher=higher)
+
+    better = outlook(0.75, others={(1.0, 10): 0.79})
+    assert found(better, 0.785) == 10
+    assert found(better, 0.795) == 10  # within the spread, so open
+    assert found(better, 0.85) is None  # not reached
+    assert found(better, 0.70) is None  # not needed
+    assert found(outlook(0.75), 0.785) is None
+    assert (
+        found(outlook(12.0, spread=0.1, ceiling=9.0, baseline=20.0, others={(1.0, 10): 10.0}), 11.0, False)
+        == 10
+    )
+    hopeless = outlook(0.3, ceiling=0.51, others={(1.0, 10): 0.5})
+    assert found(hopeless, None) is None  # nothing is learnt, in however many rounds
+
+
+def test_a_run_is_too_short_where_the_most_rounds_do_best_and_more_epsilon_gives_nothing():
+    grid = Grid(GRID.epsilons, GRID.rounds, (1.0, 10))
+    longer = {(e, 20): 0.80 for e in GRID.epsilons}
+    assert too_short(outlook(0.75, others=longer), grid, higher=True)
+    assert not too_short(outlook(0.75), grid, higher=True)
+    assert not too_short(outlook(0.75, others=longer | {(2.0, 10): 0.79}), grid, higher=True)
+    assert not too_short(outlook(0.75, others={(1.0, 10): 0.80}), GRID, higher=True)  # fewer do best
+    own_is_most = Grid((0.5, 1.0), GRID.rounds, (1.0, 10))  # no more ε was tried
+    assert not too_short(outlook(0.75, others=longer), own_is_most, higher=True)

@@ -23,7 +23,7 @@ from dpadmm.planning.scenarios import Scenario, public_scenario, synthetic_scena
 from dpadmm.planning.verdict import judged
 from dpadmm.study import Study, read_study
 
-ROUNDS = "25,50,100,200"
+ROUNDS = "50,100,200,800"
 MOST_CELLS = 200
 MOST_ROWS = 10**12
 MOST_AGENTS = 10**6

@@ -12,16 +12,15 @@ from rich.table import Table
 
 from dpadmm.arrays import Integers
 from dpadmm.cli.ledger import rounded_up
+from dpadmm.cli.plan_words import but, in_words, plan_text, sentences
 from dpadmm.cli.screen import say, table
 from dpadmm.planning.costs import Costs
-from dpadmm.planning.forecast import Grid, Outlook, Value
+from dpadmm.planning.forecast import Grid, Outlook
 from dpadmm.planning.scenarios import STRENGTHS
-from dpadmm.planning.verdict import Verdict, best_rounds, joined, least_epsilon
+from dpadmm.planning.verdict import Verdict, best_rounds, joined
 from dpadmm.study import Study
 
 SHOWN_SIZES = 6
-MUCH = 0.015
-"""A standard error of an accuracy that is worth a sentence: twice as much is 3 points."""
 STYLES = {"go": "bold green", "no-go": "bold red", "open": "bold yellow"}
 
 
@@ -103,10 +102,10 @@ def show(console: Console, plan: Plan) -> None:
     console.print(_grid_table(plan))
     if len(plan.outlooks) > 1:
         console.print(_strength_table(plan))
-    for sentence in _sentences(plan):
+    for sentence in sentences(plan):
         say(console, sentence)
     verdict = plan.verdict
-    say(console, f"{verdict.word.upper()}: {verdict.reason}.", style=STYLES[verdict.word])
+    say(console, f"{verdict.word.upper()}: {verdict.reason}{but(plan)}.", style=STYLES[verdict.word])
 
 
 def _show_costs(console: Console, costs: Costs) -> None:
@@ -200,86 +199,6 @@ def _strength_table(plan: Plan) -> Table:
     return out
 
 
-def _sentences(plan: Plan) -> list[str]:
-    out, grid, percent = [], plan.grid, plan.higher
-    several = len(plan.outlooks) > 1
-    for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True):
-        where = outlook.name if several else ""
-        own, best = outlook.at(*grid.own), best_rounds(outlook, grid, higher=plan.higher)
-        if not several:
-            asked = "" if plan.goal_given else ", half-way from no learning to no privacy"
-            out.append(
-                f"The study's own ε = {grid.own[0]:.4g} in {grid.own[1]} rounds: "
-                f"{plan_text([own], percent=percent)} (luck of the noise "
-                f"± {_spread(own.luck, percent=percent)}, few rows to test on "
-                f"± {_spread(own.sampling, percent=percent)}). Goal: "
-                f"{in_words(verdict.goal, percent=percent)}{asked}."
-            )
-            if percent and plan.public is not None and own.sampling > MUCH:
-                out.append(_few_rows(outlook.rows, own.sampling))
-        if best is not None:
-            out.append(
-                _of(
-                    where,
-                    f"With {best.n_rounds} rounds the same ε reaches "
-                    f"{plan_text([best.value], percent=percent)}{_beyond(best.n_rounds, grid)}.",
-                )
-            )
-        elif not several:
-            out.append("No other number of rounds that was tried is clearly better at this ε.")
-        if verdict.word != "go":
-            found = least_epsilon(outlook, grid, verdict, higher=plan.higher)
-            if found is not None and found[0] > grid.own[0]:
-                out.append(_of(where, f"The goal would take ε = {found[0]:.4g}, in {found[1]} rounds."))
-            elif found is None:
-                way_out = _way_out(outlook, verdict, higher=plan.higher)
-                out.append(_of(where, f"No ε and rounds that were tried reach the goal; {way_out}."))
-    return out
-
-
-def _few_rows(rows: int, sampling: float) -> str:
-    """What no forecast from so few rows can know; a standard error falls with the root of the rows."""
-    wanted = rows * (100.0 * sampling) ** 2
-    rounded = round(wanted, -2 if wanted > 1000 else -1)
-    return (
-        f"{rows:,} public rows alone leave ± {100 * sampling:.1f} points, however good the forecast is; "
-        f"about {rounded:,.0f} rows would leave ± 1."
-    )
-
-
-def _of(where: str, sentence: str) -> str:
-    return f"With {where}, {sentence[0].lower()}{sentence[1:]}" if where else sentence
-
-
-def _way_out(outlook: Outlook, verdict: Verdict, *, higher: bool) -> str:
-    missed = verdict.goal - outlook.ceiling.mean
-    return (
-        "nor would a model without privacy" if missed * (1 if higher else -1) > 0 else "more rows would help"
-    )
-
-
-def _beyond(rounds: int, grid: Grid) -> str:
-    return "; more than were tried may do better still" if rounds == grid.rounds[-1] else ""
-
-
-def plan_text(values: Sequence[Value], *, percent: bool) -> str:
-    """``78.3 ± 1.2%`` for one forecast, ``56–85%`` for several."""
-    if len(values) > 1:
-        low, high = min(v.mean for v in values), max(v.mean for v in values)
-        return f"{100 * low:.0f}–{100 * high:.0f}%" if percent else f"{low:.3g}–{high:.3g}"
-    mean, spread = values[0].mean, values[0].spread
-    return f"{100 * mean:.1f} ± {100 * spread:.1f}%" if percent else f"{mean:.4g} ± {spread:.2g}"
-
-
-def in_words(value: float, *, percent: bool) -> str:
-    """An accuracy in percent, or an error in the label's units."""
-    return f"{100 * value:.1f}%" if percent else f"{value:.4g}"
-
-
-def _spread(value: float, *, percent: bool) -> str:
-    return f"{100 * value:.1f}" if percent else f"{value:.2g}"
-
-
 def size_in_words(n_bytes: int) -> str:
     """``1.7 kB``."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -293,4 +212,6 @@ def time_in_words(seconds: float) -> str:
     for unit, size in (("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 1.5 * size:
             return f"about {seconds / size:.1f} {unit}"
-    return "less than a second" if seconds < 1.0 else f"about {seconds:.0f} seconds"
+    if seconds < 1.0:
+        return "less than a second"
+    return "about 1 second" if seconds < 1.5 else f"about {seconds:.0f} seconds"

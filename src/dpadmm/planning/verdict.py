@@ -36,7 +36,7 @@ def judged(outlook: Outlook, grid: Grid, *, goal: float | None, higher: bool) ->
     """The verdict of one scenario; ``higher`` says that more is better (accuracy, not an error)."""
     sign = 1.0 if higher else -1.0
     own, ceiling, baseline = outlook.at(*grid.own), outlook.ceiling, outlook.baseline
-    if sign * (ceiling.mean - baseline) <= 2.0 * ceiling.sampling:
+    if _is_nothing_learnt(outlook, higher=higher):
         target = baseline if goal is None else goal
         if goal is None or sign * (goal - baseline) > 0.0:
             return Verdict("no-go", target, "even without privacy nothing is learnt from these rows")
@@ -49,6 +49,29 @@ def judged(outlook: Outlook, grid: Grid, *, goal: float | None, higher: bool) ->
         reason = "the goal is missed by more than the spread"
         return Verdict("no-go", target, f"{reason}, even without privacy" if beyond else reason)
     return Verdict("open", target, "the goal lies within the spread")
+
+
+def rounds_help(outlook: Outlook, grid: Grid, verdict: Verdict, *, higher: bool) -> int | None:
+    """A number of rounds with which the same ε would not be a no-go; None where none was found or needed."""
+    best, sign = best_rounds(outlook, grid, higher=higher), 1.0 if higher else -1.0
+    if verdict.word != "no-go" or best is None or _is_nothing_learnt(outlook, higher=higher):
+        return None
+    return best.n_rounds if sign * (best.value.mean - verdict.goal) >= -best.value.spread else None
+
+
+def too_short(outlook: Outlook, grid: Grid, *, higher: bool) -> bool:
+    """Whether the most rounds that were tried do best, and more ε than the study's gives next to nothing."""
+    best = best_rounds(outlook, grid, higher=higher)
+    if best is None or best.n_rounds != grid.rounds[-1] or grid.epsilons[-1] <= grid.own[0]:
+        return False
+    most = outlook.at(grid.epsilons[-1], grid.own[1])
+    return (1.0 if higher else -1.0) * (most.mean - outlook.at(*grid.own).mean) < most.spread
+
+
+def _is_nothing_learnt(outlook: Outlook, *, higher: bool) -> bool:
+    """Whether a model without privacy is not clearly better than one that looks at no column."""
+    gain = outlook.ceiling.mean - outlook.baseline
+    return (gain if higher else -gain) <= 2.0 * outlook.ceiling.sampling
 
 
 def joined(verdicts: Sequence[Verdict]) -> Verdict:
