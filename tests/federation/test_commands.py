@@ -176,7 +176,10 @@ def _a_study(land: Land) -> None:
         assert list(account.rounds) == list(range(1, ROUNDS + 1))
     wait_for(lambda: land.status("west")["studies"][0]["last_round"] == ROUNDS)
 
+    assert seen["served"] is False
     land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
+    assert "--overwrite" in land.refused("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
+    land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub", "--overwrite")
     model = load_model(land.folder / "m.dpadmm")
     assert model.history.shape == (ROUNDS + 1, *agreed.shape)
     assert model.statement["worst"]["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
@@ -228,7 +231,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("aggregator", "serve", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
     (("aggregator", "revoke", "south", "--folder", "hub"), "south is no site"),
     (("aggregator", "init", "hub", "--host", "localhost"), "hub"),
-    (("agent", "join", "east.invitation.json", "--site", "west/site.toml", "--yes"), "another key"),
+    (("agent", "join", "east.invitation.json", "--site", "west/site.toml", "--yes"), "asked as west"),
     (("agent", "join", "east.invitation.json", "--site", "east/site.toml"), "--yes"),
     (
         ("agent", "join", "east.invitation.json", "--site", "east/site.toml", "--fingerprint", "AB:CD"),

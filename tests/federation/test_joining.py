@@ -166,8 +166,11 @@ def test_invitations_for_others_are_refused(authority, site, tmp_path):
         join(site, authority.approve(make_request(tmp_path / "else", "site-x")))
     make_request(site, "site-a")
     before = contents(site)
-    with pytest.raises(StudyError, match="is for another key"):
+    with pytest.raises(StudyError, match="is for the site site-b, and this site asked as site-a"):
         join(site, authority.approve(make_request(tmp_path / "b", "site-b")))
+    with pytest.raises(StudyError, match="is for another key"):
+        join(site, authority.approve(make_request(tmp_path / "e", "site-a")))
+    authority.revoke("site-a")
     renamed = authority.approve(make_request(site, "site-c"))
     make_request(site, "site-a")
     with pytest.raises(StudyError, match="is for the site site-c, and this site asked as site-a"):

@@ -69,7 +69,9 @@ def join(
         if not typer.confirm("Have you compared it with the aggregator's people, and is it the same?"):
             raise StudyError("not joined: ask the aggregator's people for their fingerprint")
     joining.join(folder, invitation)
-    say(console, f"Joined as {invitation.name}. Next: dpadmm agent review STUDY, then dpadmm agent run.")
+    say(console, f"Joined as {invitation.name}. Next, for a study that you are sent:")
+    say_path(console, f"  dpadmm agent review STUDY --accept --site {site_file}")
+    say_path(console, f"  dpadmm agent run --site {site_file}")
 
 
 def run(

@@ -92,7 +92,7 @@ def approve(
     say_path(console, f"Approved: {asked.name}; send it {target}")
     say(console, "Fingerprint of its key; compare it with its people, by telephone say:")
     say_path(console, asked.fingerprint)
-    say(console, f"If it is not theirs: dpadmm aggregator revoke {asked.name}")
+    say_path(console, f"If it is not theirs: dpadmm aggregator revoke {asked.name} --folder {folder}")
 
 
 @aggregator_app.command("revoke")
@@ -161,7 +161,7 @@ def serve(
     authority, study = Authority.open(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
     journal = begin(authority, study, wanted)
-    run(Host(authority, journal, _log(), broker, port), folder, page=page, page_port=page_port)
+    run(Host(authority, journal, _log(), broker, port), folder, study_file, page=page, page_port=page_port)
 
 
 @aggregator_app.command("resume")
@@ -178,7 +178,7 @@ def resume(
     from dpadmm.federation.hosting import Host
 
     authority, journal = Authority.open(folder), _journal(folder, study_file)
-    run(Host(authority, journal, _log(), broker, port), folder, page=page, page_port=page_port)
+    run(Host(authority, journal, _log(), broker, port), folder, study_file, page=page, page_port=page_port)
 
 
 @aggregator_app.command("status")
@@ -188,7 +188,7 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
     from dpadmm.federation.view import of_journal
 
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
-        seen = of_journal(journal)
+        seen = of_journal(journal) | {"served": journal.is_held()}
     if as_json:
         typer.echo(json.dumps(seen, indent=2, allow_nan=False))
     else:
@@ -201,6 +201,7 @@ def export(
     study_file: ChosenStudy = None,
     folder: Folder = HERE,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Also before the last round.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Write the model, its privacy statement and the transcript of a study, from its journal."""
     from dpadmm.cli.train import statement_path
@@ -209,6 +210,9 @@ def export(
     from dpadmm.model import model_of
 
     transcript = output.with_suffix(".transcript.npz")
+    for path in (output, statement_path(output), transcript):
+        if path.exists() and not overwrite:
+            raise StudyError(f"{path} exists and is kept; choose another name, or say --overwrite")
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
         rounds = journal.study.settings.n_rounds

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dpadmm.federation.view import View
 
 
-def run(host: Host, folder: Path, *, page: bool, page_port: int) -> None:
+def run(host: Host, folder: Path, study: Path | None, *, page: bool, page_port: int) -> None:
     """Run a study to its end, with its progress and, if wanted, its page."""
     from dpadmm.federation.page import Page
 
@@ -32,6 +32,8 @@ def run(host: Host, folder: Path, *, page: bool, page_port: int) -> None:
             say_path(console, seen["study"]["hash"])
             names = ", ".join(site["name"] for site in seen["sites"])
             say(console, f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
+            if not seen["rounds_done"]:
+                say(console, "Waiting until they are here ...")
             if page:
                 shown = Page(view.snapshot, port=page_port)
                 shown.start()
@@ -42,7 +44,8 @@ def run(host: Host, folder: Path, *, page: bool, page_port: int) -> None:
 
         view = asyncio.run(_until_told(host, watch))
     show(view.snapshot())
-    say_path(console, f"Next: dpadmm aggregator export -o MODEL --folder {folder}")
+    which = "" if study is None else f"{study} "
+    say_path(console, f"Next: dpadmm aggregator export {which}-o MODEL.dpadmm --folder {folder}")
 
 
 def followed(view: View, update: Callable[[int], None]) -> Callable[[], None]:
@@ -86,6 +89,8 @@ def show(seen: dict[str, Any]) -> None:
     rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds"
     usual = seen["median_seconds"]
     pace = "" if usual is None else f", {1000 * usual:.0f} ms each" if usual < 1 else f", {usual:.1f} s each"
+    if seen.get("served") is False and seen["state"] != "done":
+        say(console, "No aggregator runs it at the moment: dpadmm aggregator resume goes on.")
     say(console, f"{words[seen['state']]}: {rounds}{pace}; {seen['quorum']} sites make a round")
     out = table("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}")
     for site in seen["sites"]:

@@ -63,7 +63,8 @@ def _heeded(site: Site, done: Callable[[Book], bool]) -> Book:
             return book
         if time.monotonic() > end:
             raise StudyError(
-                "the decision is written down, but the process that holds the ledger has not heeded it yet; "
-                f"see {site.path.parent / 'agent.log'}"
+                "the decision is written down, but the process that holds the ledger has not heeded it; "
+                f"{site.path.parent / 'agent.log'} says why. An agent has the limits of its start: if you "
+                "changed site.toml since, start it again"
             )
         time.sleep(0.2)

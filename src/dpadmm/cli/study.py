@@ -209,7 +209,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
             f"{study.shape[0]} × {study.shape[1]}{', one for a constant' if settings.intercept else ''}",
         ),
         ("method", settings.method),
-        ("rounds", f"{settings.n_rounds}{', some may be missed' if study.absences else ''}"),
+        ("rounds", f"{settings.n_rounds}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
         ("noise multiplier z", f"{numbers['noise_multiplier']:.4f}"),
         ("δ", f"{numbers['delta']:g}"),
@@ -217,6 +217,14 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("total ε, paper's moments bound", rounded_up(numbers["epsilon_paper"])),
         ("constants", origin or "all of them the defaults"),
     ]
+
+
+def _absences(study: Study) -> str:
+    if not study.absences:
+        return ""
+    quorum = "" if study.quorum is None else f"; {study.quorum} sites make a round"
+    deadline = "" if study.deadline is None else f", after {study.deadline:g} seconds"
+    return f", some may be missed{quorum}{deadline}"
 
 
 def _rows_in_words(study: Study) -> list[tuple[str, str]]:

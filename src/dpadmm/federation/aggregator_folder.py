@@ -111,7 +111,8 @@ def read_settings(folder: Path) -> Settings:
     path = folder / "aggregator.toml"
     if not path.exists():
         raise StudyError(
-            f"{folder}: is no aggregator's folder: make one with dpadmm aggregator init {folder}"
+            f"{folder}: is no aggregator's folder; is --folder right? (dpadmm aggregator init makes a new "
+            "one, with other certificates)"
         )
     check_unchanged_by_others(folder)
     check_unchanged_by_others(path)

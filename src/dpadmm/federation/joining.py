@@ -70,13 +70,14 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
     network, now = folder / "network", forms.now_or(now)
     if not (network / "key.pem").exists():
         raise StudyError(f"{folder}: this site has no key yet: make it with dpadmm agent request")
+    asked = read_request(network / "request.json").name
+    if asked != invitation.name:
+        raise StudyError(f"the invitation is for the site {invitation.name}, and this site asked as {asked}")
     if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(
             "the invitation is for another key than this site's network/key.pem: "
             "send network/request.json to the aggregator again, or take the newer invitation"
         )
-    if (asked := read_request(network / "request.json").name) != invitation.name:
-        raise StudyError(f"the invitation is for the site {invitation.name}, and this site asked as {asked}")
     if (network / "ca.pem").exists():
         before = forms.read_certificate(read_short(network / "ca.pem"))
         if before is None or forms.fingerprint_of(before) != invitation.ca_fingerprint:

@@ -122,6 +122,17 @@ class Journal(AbstractContextManager["Journal"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def is_held(self) -> bool:
+        """Whether an aggregator runs this study at the moment."""
+        try:
+            with self._path.with_name("lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     @property
     def rounds_done(self) -> int:
         return int(self._one("SELECT COALESCE(MAX(round), 0) FROM rounds"))

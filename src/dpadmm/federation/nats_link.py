@@ -171,6 +171,8 @@ def _why(problem: BaseException) -> str:
     if isinstance(problem, ssl.SSLError):
         return f"it does not accept this certificate ({problem.reason})"
     said = str(problem) or type(problem).__name__
+    if "authorization violation" in said.lower():
+        return "it does not accept this certificate any more; was it revoked? Ask the aggregator's people"
     return said if said.isprintable() and len(said) <= 200 else ascii(said[:200])
 
 

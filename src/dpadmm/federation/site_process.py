@@ -104,6 +104,9 @@ class SiteProcess:
 
     async def _look(self, link: Link, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(pool, self._heed)
+        if not any(made.decision == "accepted" for made in self._decided.values()):
+            self._log.info("no study is accepted yet: dpadmm agent review STUDY --accept")
         while True:
             await loop.run_in_executor(pool, self._heed)
             for hash, made in self._decided.items():
