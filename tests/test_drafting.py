@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpadmm.data.encoded import encode_table
+from dpadmm.data.schema_file import ASK
 from dpadmm.drafting import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.drafting.table import friendly
 from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.study import Study, study_from
+from dpadmm.study_check import study_problems
 
 N = 60
 COLUMNS: dict[str, list[Any]] = {
@@ -50,7 +52,8 @@ def csv_file(folder: Path, columns: dict[str, list[Any]]) -> Path:
 
 def confirmed(draft: Draft) -> Study:
     text = study_text(draft, "x")
-    return study_from(tomllib.loads(text.replace("public = false", "public = true")))
+    answered = text.replace("public = false", "public = true").replace(f'allow = "{ASK}"', "allow = true")
+    return study_from(tomllib.loads(answered))
 
 
 def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -64,7 +67,7 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
         "smoker": {"kind": "boolean"},
         "flag": {"kind": "boolean"},
         "grade": {"kind": "number", "bounds": (0, 4)},
-        "holes": {"kind": "number", "bounds": (0, 60)},
+        "holes": {"kind": "number", "bounds": (0, 60), "allow": ASK},  # filled in where ill
     }
     out = {each.name: each.comment for each in draft.columns if not each.about}
     assert out == {
@@ -83,6 +86,27 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
     assert text.count("public = false  # confirm: public?") == 7
     with pytest.raises(StudyError, match="the label 'ill', column 'age', column 'income', column 'ward'"):
         study_from(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("code", [("yes", "no"), ("dead", "alive"), ("2", "1"), ("0.7", "0.1")])
+def test_a_column_that_alone_tells_the_label_waits_for_an_answer(
+    code: tuple[str, str], tmp_path: Path
+) -> None:
+    cells = [code[0] if each == "yes" else code[1] for each in COLUMNS["ill"]]
+    columns = {"age": COLUMNS["age"], "outcome": cells, "ill": COLUMNS["ill"]}
+    draft = draft_from_table(csv_file(tmp_path, columns), "ill")
+    assert [each.name for each in draft.columns if each.is_doubted] == ["outcome"]
+    text = study_text(draft, "x").replace("public = false", "public = true")
+    question = "alone tells the label in 60 of 60 rows: is it known before the outcome?"
+    assert f"[columns.outcome]\n# {question}\n" in text
+    waiting = "column 'outcome': is it known before the outcome"
+    with pytest.raises(StudyError, match=waiting):
+        study_from(tomllib.loads(text))
+    (problem,) = study_problems(tomllib.loads(text))
+    assert problem.startswith(waiting)
+    allowed = tomllib.loads(text.replace(f'allow = "{ASK}"', "allow = true"))
+    assert study_problems(allowed) == []
+    assert study_from(study_from(allowed).as_json()).hash == study_from(allowed).hash
 
 
 def test_a_confirmed_draft_encodes_its_table(tmp_path: Path) -> None:

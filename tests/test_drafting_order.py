@@ -60,7 +60,7 @@ def test_grades(low, high, n, is_grade):
 
 def test_a_draft_hints_and_the_hint_can_be_taken(tmp_path: Path):
     words = ["low", "high", "medium", 'say "hi"']
-    rows = [f"{words[k % 3]},{1 + k % 5},{words[k % 4]},{k % 2}" for k in range(60)]
+    rows = [f"{words[k % 3]},{1 + k % 5},{words[k % 4]},{k % 7 % 2}" for k in range(60)]
     path = tmp_path / "dummy.csv"
     path.write_text("severity,stage,note,ill\n" + "\n".join(row.replace('"', '""') for row in rows) + "\n")
     text = study_text(draft_from_table(path, "ill"), "x")

@@ -66,6 +66,7 @@ BAD = {
     "transform": changed(TEMPLATE, "columns", "age", transform="sqrt"),
     "unconfirmed": changed(TEMPLATE, "columns", "age", public=False),
     "unconfirmed label": changed(TEMPLATE, "label", public=False),
+    "a question": changed(TEMPLATE, "columns", "age", allow="known before the outcome?"),
     "no label": changed(TEMPLATE, label=...),
     "no column of the label": changed(TEMPLATE, "label", column=...),
     "both": changed(TEMPLATE, features=["a"]),

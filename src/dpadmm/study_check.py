@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dpadmm.data.schema_file import doubted, unconfirmed
 from dpadmm.data.schema_file import problems as rows_problems
-from dpadmm.data.schema_file import unconfirmed
 from dpadmm.errors import StudyError
 from dpadmm.settings import Settings, check_names
 from dpadmm.study import KEYS, TRAINING, study_from
@@ -35,7 +35,7 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
 def _of_rows(table: Mapping[str, Any]) -> list[str]:
     if "columns" not in table or "features" in table:
         return []
-    return rows_problems(table) or list(confirmations(table))
+    return rows_problems(table) or [*doubted(table), *confirmations(table)]
 
 
 def confirmations(table: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -27,7 +27,8 @@ PUBLIC = {
 }
 ALLOW = {
     "type": "boolean",
-    "description": "true where the name looks like an identifier or like the label, and it is neither.",
+    "description": "true where the name looks like an identifier or like the label, and it is neither; or "
+    "where the column alone tells the label, and is known before the outcome.",
 }
 CHOICES: Mapping[str, Sequence[str]] = {
     "method": METHODS,

@@ -75,6 +75,18 @@ def test_a_small_public_table_is_said_to_leave_points_open_and_a_large_one_is_no
     assert "rows alone" not in cli("plan", study_file, *words("--public", many)).succeeded().out
 
 
+def test_a_column_that_alone_tells_the_label_is_a_warning(cli, study_file, public):
+    study_file.write_text(planned.STUDY.replace("[training]", '[columns.code]\nkind = "boolean"\n[training]'))
+    header, *rows = public.read_text().splitlines()
+    told = [f"{row},{'yes' if row.split(',')[3].strip(chr(34)) == 'yes' else 'no'}" for row in rows]
+    public.write_text("\n".join([f'{header},"code"', *told]) + "\n")
+    warning = "column 'code' alone tells the label in 120 of 120 rows: is it known before the outcome?"
+    text = " ".join(cli("plan", study_file, *words("--public", public)).succeeded().out.split())
+    assert f"Warning: {warning}" in text
+    (said,) = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json["warnings"]
+    assert said.startswith(warning)
+
+
 def test_json_has_everything_and_the_seed_repeats_it(cli, study_file, public):
     first = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json
     again = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json
@@ -83,6 +95,7 @@ def test_json_has_everything_and_the_seed_repeats_it(cli, study_file, public):
     assert first["private_rows_read"] == 0
     assert first["forecast"] is True
     assert first["n_rows"] == [400] * 5
+    assert first["warnings"] == []
     (scenario,) = first["scenarios"]
     assert [(c["epsilon"], c["n_rounds"]) for c in scenario["cells"]] == [
         (0.5, 5),

@@ -51,6 +51,7 @@ def draft_in_words(draft: Draft) -> list[str]:
     if out:
         said.append(f"Left out: {'; '.join(f'{each.name!r} ({each.comment})' for each in out[:8])}"
                     f"{f' and {len(out) - 8} more' if len(out) > 8 else ''}.")  # fmt: skip
+    said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.is_doubted]
     if draft.confirm:
         said.append(
             "Its bounds, values and classes were read off the table, so each waits for you: open the file, "

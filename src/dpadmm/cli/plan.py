@@ -15,6 +15,7 @@ from rich.console import Console
 from dpadmm.arrays import Integers
 from dpadmm.cli.plan_table import Plan, show
 from dpadmm.cli.screen import CtrlC, Interrupted, progress_bar, say_path
+from dpadmm.data.telltale import in_words
 from dpadmm.errors import StudyError
 from dpadmm.files import atomic_file
 from dpadmm.planning.costs import costs_of, measured_seconds
@@ -110,7 +111,16 @@ def plan(
     outlooks = _run(study, scenarios, sizes, grid, seed=seed, quiet=as_json)
     verdicts = [judged(each, grid, goal=goal, higher=higher) for each in outlooks]
     made = Plan(
-        study, sizes, costs, grid, tuple(outlooks), tuple(verdicts), public, repeats, goal is not None
+        study,
+        sizes,
+        costs,
+        grid,
+        tuple(outlooks),
+        tuple(verdicts),
+        public,
+        repeats,
+        goal is not None,
+        tuple(in_words(scenarios[0].telling)),
     )
     written = [] if output is None else _write(made, output)
     if as_json:

@@ -37,6 +37,7 @@ class Plan:
     public: Path | None
     repeats: int
     goal_given: bool
+    warnings: tuple[str, ...] = ()
 
     @property
     def higher(self) -> bool:
@@ -89,6 +90,7 @@ class Plan:
             "scenarios": scenarios,
             "verdict": self.verdict.word,
             "reason": self.verdict.reason,
+            "warnings": list(self.warnings),
         }
 
 
@@ -104,6 +106,8 @@ def show(console: Console, plan: Plan) -> None:
         console.print(_strength_table(plan))
     for sentence in sentences(plan):
         say(console, sentence)
+    for warning in plan.warnings:
+        say(console, f"Warning: {warning}", style="bold yellow")
     verdict = plan.verdict
     say(console, f"{verdict.word.upper()}: {verdict.reason}{but(plan)}.", style=STYLES[verdict.word])
 

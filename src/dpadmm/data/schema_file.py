@@ -19,6 +19,9 @@ MARKS = ("public", "allow")
 """Words that a column may also have: ``public = false`` until someone has confirmed its values, and
 ``allow = true`` where a column looks like an identifier or like the label and is neither."""
 
+ASK = "known before the outcome?"
+"""What a draft says in place of ``allow = true`` of a column that alone tells the label, to be answered."""
+
 MOST_COLUMNS = 100_000
 
 
@@ -32,6 +35,8 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
             f"are these values public? They were read off a table: {doubts}; "
             "correct them where needed and say public = true"
         )
+    if waiting := doubted(table):
+        raise StudyError(waiting[0])
     return label, schema
 
 
@@ -41,6 +46,16 @@ def unconfirmed(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]
     columns = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
     every = [(f"the label {label['column']!r}", label), *columns]
     return [(who, about) for who, about in every if about.get("public", True) is False]
+
+
+def doubted(table: Mapping[str, Any]) -> list[str]:
+    """A sentence for every column whose question is not answered."""
+    return [
+        f"column {each['name']!r}: is it known before the outcome? A table's label could be told from it "
+        "alone; say allow = true if it is, and leave the column out if not"
+        for each in _listed_columns(table["columns"])
+        if each.get("allow") == ASK
+    ]
 
 
 def problems(table: Mapping[str, Any]) -> list[str]:
@@ -142,6 +157,8 @@ def _column(table: object, label: str | None) -> Column:
 
 
 def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None:
+    if table.get("allow") == ASK:
+        table = {**table, "allow": True}  # the answer is still to come: see ``doubted``
     for mark in MARKS:
         _check_mark(f"column {name!r}", mark, table)
     if table.get("allow", False):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpadmm.data.schema_file import ASK
 from dpadmm.errors import DataError
 
 
@@ -16,6 +17,15 @@ class DraftColumn:
     name: str
     about: dict[str, Any] | None
     comment: str = ""
+
+    def doubted(self, doubt: str) -> DraftColumn:
+        """The column with a question that someone has to answer before it is used."""
+        more = f" ({self.comment})" if self.comment else ""
+        return DraftColumn(self.name, {**(self.about or {}), "allow": ASK}, f"{doubt}{more}")
+
+    @property
+    def is_doubted(self) -> bool:
+        return self.about is not None and self.about.get("allow") == ASK
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dpadmm.data.encoding import FALSE, TRUE
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import OTHER, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
+from dpadmm.data.telltale import telltales
 from dpadmm.drafting.draft import Draft, DraftColumn, check_name
 from dpadmm.drafting.ordered import grade_hint, order_hint
 from dpadmm.errors import DataError
@@ -71,9 +72,14 @@ def draft_from_table(path: Path, label: str) -> Draft:
             seen[name].add(batch.column(name), name)
     if not any(each.rows for each in seen.values()):
         raise DataError(f"{path} has no rows")
-    columns = tuple(_guess(name, seen[name], label, path) for name in names if name != label)
+    columns = [_guess(name, seen[name], label, path) for name in names if name != label]
     about, note = _guess_label(label, seen[label], path)
-    return Draft(columns, about, path.name, confirm=True, comments=(note,) if note else ())
+    kept = {each.name: each.about for each in columns if each.about} | {label: about}
+    numbers = [name for name, about in kept.items() if "bounds" in about]
+    found = telltales(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
+    doubts = {each.name: each.sentence for each in found}
+    columns = [each.doubted(doubts[each.name]) if each.name in doubts else each for each in columns]
+    return Draft(tuple(columns), about, path.name, confirm=True, comments=(note,) if note else ())
 
 
 @dataclass

@@ -19,6 +19,7 @@ from dpadmm.settings import Settings
 from dpadmm.study import TRAINING
 
 CONFIRM = "# confirm: public?"
+NOTES = {"allow": "  # confirm: say true (without quotes), or leave the column out"}
 WIDTH = 100
 RADIUS, ROUNDS = 10.0, 200
 """Of a classifier: norm of the best weights for features of size 1, assumed; see docs/decisions/0011."""
@@ -36,7 +37,7 @@ def study_text(draft: Draft, name: str) -> str:
     for each in draft.columns:
         if each.about is not None:
             lines += ["", f"[columns.{_key(each.name)}]", *_commented(each.comment)]
-            lines += _entries(each.about, confirm=draft.confirm and len(each.about) > 1)
+            lines += _entries(each.about, confirm=draft.confirm and len({*each.about} - {"allow"}) > 1)
     if left_out:
         lines += ["", "# Left out:"]
         lines += [f"#   {_quoted(each.name)}: {each.comment}" for each in left_out]
@@ -60,7 +61,7 @@ def _head(draft: Draft, name: str) -> Iterator[str]:
 
 def _entries(about: Mapping[str, Any], *, confirm: bool) -> Iterator[str]:
     for key, value in about.items():
-        note = "  # negative first" if key == "classes" and len(value) == 2 else ""
+        note = "  # negative first" if key == "classes" and len(value) == 2 else NOTES.get(key, "")
         yield from _written(key, value, note)
     if confirm:
         yield f"public = false  {CONFIRM}"

@@ -13,6 +13,7 @@ from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoding import Encoder
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
+from dpadmm.data.telltale import Telltale, telltales
 from dpadmm.errors import DataError, StudyError
 from dpadmm.features import clip_rows, with_intercept
 from dpadmm.planning.trial import Pool
@@ -38,12 +39,14 @@ LABEL_SPREAD = 0.4
 class Scenario:
     """Stand-in rows, dealt into (training, test) pairs, one per repeat.
 
-    ``distinct`` says how many different rows a forecast rests on: the tested ones of all pairs.
+    ``distinct`` says how many different rows a forecast rests on: the tested ones of all pairs. ``telling``
+    are columns of a public table that alone tell its label.
     """
 
     name: str
     folds: tuple[tuple[Pool, Pool], ...]
     distinct: int
+    telling: tuple[Telltale, ...] = ()
 
 
 def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Scenario:
@@ -70,7 +73,11 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
         (pool.take(np.concatenate([*parts[:k], *parts[k + 1 :]])), pool.take(parts[k]))
         for k in range(repeats)
     ]
-    return Scenario("public rows", tuple(folds), sum(len(test) for _, test in folds))
+    numbers = [each.name for each in study.schema.columns if isinstance(each, Number)]
+    numbers += [study.label.column] if study.label.classes is None else []
+    names = [each.name for each in study.schema.columns]
+    telling = telltales(table, names, study.label.column, numbers=numbers, n_rows=n)
+    return Scenario("public rows", tuple(folds), sum(len(test) for _, test in folds), tuple(telling))
 
 
 def synthetic_scenarios(study: Study, n_rows: int, *, repeats: int, seed: int) -> list[Scenario]:
