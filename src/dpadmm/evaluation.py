@@ -14,7 +14,7 @@ import numpy as np
 import scipy  # its parts load when they are first used
 
 from dpadmm.arrays import Floats, Integers
-from dpadmm.data.cells import as_numbers
+from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
 from dpadmm.data.encoding import Report
 from dpadmm.data.schema import Label
@@ -213,6 +213,8 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Flo
         if len(bad):
             raise DataError(f"the label {column!r} of row {first + int(bad[0]) + 1} is missing")
         return numbers
+    except NoNumber as error:
+        raise DataError(f"{path}: {error.at(first)}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 

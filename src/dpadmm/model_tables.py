@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dpadmm.arrays import Floats
 from dpadmm.data.batches import open_batches
-from dpadmm.data.cells import as_numbers
+from dpadmm.data.cells import as_numbers, placed
 from dpadmm.data.encoding import Encoder
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import Number, Plain, Schema
@@ -71,7 +71,7 @@ def score_file(
             try:
                 scores = scorer.scores(batch)
             except DataError as error:
-                raise DataError(f"{path}, rows {first + 1} to {first + batch.num_rows}: {error}") from None
+                raise placed(error, path, first, batch.num_rows) from None
             yield Scored(scores, batch.select(list(beside)))
     if not scorer.report.rows:
         raise DataError(f"{path} has no rows")

@@ -235,7 +235,7 @@ def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
     for words in (
         "has no column 'income': did you mean 'Income'?",
         "column 'purpose' occurs more than once",
-        "column 'age' is a number in the study, but a cell is '4,5'; decimals are written with a point",
+        "column 'age' the cell in row 1 should be a number and is not; decimals are written with a point",
         "the label 'repaid' is missing in 1 rows",
         "the label 'repaid' is none of the classes no, yes in 1 rows",
     ):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -16,6 +17,7 @@ from dpadmm.data.batches import column_names, open_batches
 from dpadmm.data.cells import as_words
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
+from dpadmm.data.survey import survey_table
 from dpadmm.errors import DpadmmError
 
 SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
@@ -67,8 +69,14 @@ def test_files_that_say_the_same_in_another_way(content: str, tmp_path: Path) ->
         ("age,sex,y\n1,ä,yes\n".encode("latin-1"), "column 'sex'.* is not UTF-8 text"),
         (ROWS.replace(",", ";").replace(".", ","), "separated by semicolons; save it with commas"),
         (ROWS.replace(",", "\t"), "separated by tabs"),
-        ('age,sex,y\n"62,5",f,yes\n', "column 'age'.* is a number in the study, but .*'62,5'; decimals are"),
-        ("age,sex,y\n6 ft,f,yes\n", "column 'age'.* is a number in the study, but .*'6 ft'"),
+        (
+            'age,sex,y\n"62,5",f,yes\n',
+            "column 'age': the cell in row 1 should be a number and is not; decimals",
+        ),
+        (
+            "age,sex,y\n6 ft,f,yes\n",
+            "column 'age': the cell in row 1 should be a number and is not; correct it",
+        ),
         ("age,sex,age,y\n1,f,1,yes\n", "column 'age' occurs more than once"),
         ("age,sex\n1,f\n", "has no column 'y'"),
         ("age,sex,y\n1,f\n", "cannot be read as CSV: .*Expected 3 columns, got 2"),
@@ -86,6 +94,31 @@ def test_a_file_that_is_no_table_gets_one_sentence(content: Any, words: str, tmp
         features(csv_file(tmp_path, content))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_cell_that_is_no_number_is_found_by_its_row_and_not_quoted(kind: str, tmp_path: Path) -> None:
+    n = 300_000  # more than a block
+    table = pa.table({"age": pa.array(["1"] * n + ["obese", "fat"]), "y": pa.array(["yes"] * (n + 2))})
+    path = tmp_path / f"table.{kind}"
+    if kind == "csv":
+        pa.csv.write_csv(table, path)
+    else:
+        pa.parquet.write_table(table, path)
+    with pytest.raises(
+        DpadmmError, match="column 'age': the cell in row 300,001 should be a number"
+    ) as refused:
+        encode_table(path, Schema((Number("age", (0, 1)),)), None)
+    assert "obese" not in str(refused.value)
+    (problem,) = survey_table(path, Schema((Number("age", (0, 1)),))).problems
+    assert "the cell in row 300,001" in problem
+    assert "obese" not in problem
+
+
+def test_a_row_of_another_length_is_not_quoted(tmp_path: Path) -> None:
+    with pytest.raises(DpadmmError, match="Expected 3 columns, got 2 in a row") as refused:
+        features(csv_file(tmp_path, "age,sex,y\n1,secret\n"))
+    assert "secret" not in str(refused.value)
 
 
 def test_a_wide_table_is_read_where_rows_are_longer_than_a_block(tmp_path: Path) -> None:

@@ -254,7 +254,10 @@ def encoded(folder: Path, text: str, columns: Any = COLUMNS[:1], label: Label = 
     [
         ("", "is empty"),
         ("age,y\n", "has no rows"),
-        ("age,y\n1,yes\nx,no\n", "column 'age' is a number in the study, but invalid value 'x'"),
+        (
+            "age,y\n1,yes\nx,no\n",
+            "column 'age': the cell in row 2 should be a number and is not; correct it",
+        ),
         ('age,y\n"1,5",yes\n', "decimals are written with a point"),
         ("age,y\n1,maybe\n", "the label 'y' of row 1 is none of the classes no, yes"),
         ("age,y\n1,yes\n2,\n", "the label 'y' of row 2 is none of the classes"),

@@ -165,12 +165,34 @@ def _unreadable(path: Path, error: Exception, names: Sequence[str] = ()) -> Data
         name, row = names[int(found[1])], f", row {int(found[2]) - 1:,}" if found[2] else ""
         if found[3] == "string":
             return DataError(f"{path}: column {name!r}{row} is not UTF-8 text; save it as CSV in UTF-8")
-        return DataError(
-            f"{path}: column {name!r}{row} is a number in the study, but {found[4]}{comma_hint(found[4])}"
-        )
+        return DataError(f"{path}: {_no_number_of_file(path, name, found[4])}")
     if "straddling" in reason:
         return DataError(f"{path}: a row is too long to be one; is a quotation mark open?")
+    reason = re.sub(r"(Expected \d+ columns, got \d+): .*", r"\1 in a row", reason)  # which it quotes
     return DataError(f"{path} cannot be read as {path.suffix[1:].upper()}: {reason}")
+
+
+def no_number(name: str, row: int | None, cell: str) -> str:
+    """What to do about a cell that is no number; it may be private, so it is not quoted."""
+    which = "a cell" if row is None else f"the cell in row {row:,}"
+    return (
+        f"column {name!r}: {which} should be a number and is not{comma_hint(cell)}; correct it, or leave it "
+        "empty if the number is not known"
+    )
+
+
+def _no_number_of_file(path: Path, name: str, cell: str) -> str:
+    """The same with the row, for which the column is read again, as text."""
+    from dpadmm.data.cells import NoNumber, as_numbers
+
+    first = 0
+    for batch in open_batches(path, [name]):
+        try:
+            as_numbers(batch.column(0), name)
+        except NoNumber as error:
+            return error.at(first)
+        first += batch.num_rows
+    return no_number(name, None, cell)
 
 
 def comma_hint(cell: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpadmm.data.batches import MISSING, comma_hint
+from dpadmm.data.batches import MISSING, no_number
 from dpadmm.errors import DataError
 
 NUMERIC = (
@@ -28,6 +28,26 @@ DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 FEW_WORDS = 256
 INK = bytes(range(ord("!"), ord("~") + 1))
 """Characters that are surely no blanks."""
+
+
+class NoNumber(DataError):
+    """A cell, at this place among others, that should be a number and is none."""
+
+    def __init__(self, name: str, place: int, cell: str) -> None:
+        super().__init__(no_number(name, place + 1, cell))
+        self._said = (name, place, cell)
+
+    def at(self, first: int) -> str:
+        """The sentence where so many rows come before."""
+        name, place, cell = self._said
+        return no_number(name, first + place + 1, cell)
+
+
+def placed(error: DataError, path: Path, first: int, n_rows: int) -> DataError:
+    """The error of a batch with the file and the row, or as nearly as is known."""
+    if isinstance(error, NoNumber):
+        return DataError(f"{path}: {error.at(first)}")
+    return DataError(f"{path}, rows {first + 1} to {first + n_rows}: {error}")
 
 
 def codes_of(
@@ -146,15 +166,13 @@ def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.floa
         raise DataError(f"column {name!r} holds {kind} values; the study says it is a number")
     try:
         numbers = pc.cast(cells, pa.float64(), safe=False)
-    except pa.ArrowException as error:
+    except pa.ArrowException:
+        words, places = as_words(cells, name)
+        by_word = np.array([*map(_number_or_nan, words), np.nan])
         if total:
-            words, places = as_words(cells, name)
-            return np.asarray(np.array([*map(_number_or_nan, words), np.nan])[places])
-        found = re.search(r"'(.*)' as a scalar", str(error).splitlines()[0])
-        cell = found[1][:60] if found else ""
-        raise DataError(
-            f"column {name!r} is a number in the study, but a cell is {cell!r}{comma_hint(cell)}"
-        ) from None
+            return np.asarray(by_word[places])
+        place = int(np.argmax(np.isnan(by_word[places]) & (places >= 0)))
+        raise NoNumber(name, place, words[int(places[place])].as_py() or "") from None
     return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.ahead import ahead
 from dpadmm.data.batches import open_batches
-from dpadmm.data.cells import as_numbers, as_words, word_codes
+from dpadmm.data.cells import as_numbers, as_words, placed, word_codes
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.encoding import Encoder, Report
 from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
@@ -81,7 +81,7 @@ def encode_table(
                 blocks = _silent(encoder.encode_blocks(batch), bad)
                 yield blocks, values, owners.numbers_of(batch.column(by)) if owners else None
             except DataError as error:
-                raise DataError(f"{path}, rows {first + 1} to {first + batch.num_rows}: {error}") from None
+                raise placed(error, path, first, batch.num_rows) from None
 
     with (
         closing(_Growing(len(schema.features) + intercept, memory_bytes)) as growing,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.batches import column_names, open_batches
-from dpadmm.data.cells import as_numbers, codes_of
+from dpadmm.data.cells import NoNumber, as_numbers, codes_of
 from dpadmm.data.encoding import ENCODERS, Tally, much
 from dpadmm.data.lines import swallowed
 from dpadmm.data.raw_table import unknown_name
@@ -68,7 +68,9 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
                 try:
                     _count(each, batch.column(name), survey)
                 except DataError as error:
-                    survey.problems.append(f"{error} ({rows})")
+                    survey.problems.append(
+                        error.at(survey.rows) if isinstance(error, NoNumber) else f"{error} ({rows})"
+                    )
                     del open_columns[name]
             survey.rows += batch.num_rows
     except DpadmmError as error:
