@@ -9,6 +9,7 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+import sklearn
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -143,6 +144,13 @@ def test_pipelines_pass_groups_and_keep_names() -> None:
     assert pipeline[-1].feature_names_in_.tolist() == ["dose", "age"]
     assert len(pipeline[-1].privacy_["epsilon_by_agent"]) == 4
     assert pipeline.predict_proba(table).shape == (120, 2)
+
+
+def test_with_metadata_routing_a_pipeline_passes_groups_that_are_asked_for() -> None:
+    with sklearn.config_context(enable_metadata_routing=True):
+        asking = DPADMMClassifier(**KNOWN).set_fit_request(groups=True)
+        pipeline = make_pipeline(FunctionTransformer(), asking).fit(X, Y, groups=np.arange(120) % 4)
+    assert len(pipeline[-1].privacy_["epsilon_by_agent"]) == 4
 
 
 @SEARCH

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
-from dpadmm import DPADMMClassifier, PrivacyLeakWarning
+from dpadmm import DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
 from dpadmm.errors import DataError, StudyError
 
 RNG = np.random.default_rng(11)
@@ -247,6 +247,27 @@ def test_wrong_parameters_are_a_sentence(given: dict[str, Any], words: str) -> N
 
 def test_no_penalty_is_allowed() -> None:
     assert DPADMMClassifier(C=np.inf, **PUBLIC, **FEW).fit(X, Y).n_iter_ == 5
+
+
+def test_missing_cells_and_text_lead_to_public_values_and_are_not_quoted() -> None:
+    pandas = pytest.importorskip("pandas")
+    holes = X.copy()
+    holes[3, 1] = np.nan
+    fitted = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
+    for refused in (lambda: DPADMMClassifier(**PUBLIC).fit(holes, Y), lambda: fitted.predict(holes)):
+        with pytest.raises(DataError, match=r"Input X contains NaN.* middle of their public bounds.* leaks"):
+            refused()
+    for cells in (["secret"] * 240, pandas.Categorical(["secret"] * 240)):
+        table = pandas.DataFrame({"age": X[:, 0], "ward": cells})
+        with pytest.raises(
+            DataError, match=r"columns 'ward' of X must be numbers: .* from a public list"
+        ) as said:
+            DPADMMClassifier(**PUBLIC).fit(table, Y)
+        assert "secret" not in str(said.value)
+    with pytest.raises(DataError, match="all columns of X must be numbers"):
+        DPADMMClassifier(**PUBLIC).fit(np.full((240, 2), "secret", dtype=object), Y)
+    with pytest.raises(DataError, match=r"y must be numbers, and a label is text$"):
+        DPADMMRegressor().fit(X, np.full(240, "secret", dtype=object))
 
 
 def test_rows_that_do_not_fit_are_a_sentence() -> None:

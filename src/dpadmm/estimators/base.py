@@ -15,6 +15,7 @@ from sklearn.utils.validation import validate_data
 
 from dpadmm.data import Dataset
 from dpadmm.errors import PrivacyLeakWarning, StudyError
+from dpadmm.estimators.checking import told
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive
 from dpadmm.preparation import Prepared, prepare
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
@@ -47,14 +48,19 @@ class PrivateLinearModel(BaseEstimator):
     _encoding: Encoding
 
     def _checked(self, X: Any, y: Any, **how: Any) -> tuple[Any, Any]:
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=list(KINDS), ensure_min_samples=2, **how)
+        X, y = self._validated(X, y, ensure_min_samples=2, **how)
         return X, y
 
     def _encode(self, X: Any) -> Any:
         """Rows to predict, scaled as the training rows were."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=list(KINDS), reset=False)
-        return self._encoding.rows(X)
+        return self._encoding.rows(self._validated(X, reset=False))
+
+    def _validated(self, X: Any, *y: Any, **how: Any) -> Any:
+        try:
+            return validate_data(self, X, *y, accept_sparse="csr", dtype=list(KINDS), **how)
+        except ValueError as error:
+            raise told(error, X) from None
 
     def _encoding_of(self, X: Any) -> tuple[Encoding, list[str]]:
         encoding, read_off = encoding_of(
