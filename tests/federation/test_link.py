@@ -14,6 +14,7 @@ from dpadmm.federation import nats_link
 from dpadmm.federation.broker import Broker
 from dpadmm.federation.certificates import Authority, Identity
 from dpadmm.federation.nats_link import Link
+from dpadmm.federation.tasks import ended
 
 LOG = logging.getLogger("test")
 
@@ -103,3 +104,23 @@ def test_waiting_for_mail_can_always_be_cancelled(turns: int) -> None:
                 await waiting
 
     asyncio.run(run())
+
+
+def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
+    heard = []
+
+    async def deaf() -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                heard.append(True)
+
+    async def run() -> None:
+        task = asyncio.create_task(deaf())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await ended(task)
+
+    asyncio.run(run())
+    assert len(heard) == 3

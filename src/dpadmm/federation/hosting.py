@@ -20,6 +20,7 @@ from dpadmm.federation.conduct import conduct
 from dpadmm.federation.coordinator import Coordinator
 from dpadmm.federation.journal import Event, Journal
 from dpadmm.federation.nats_link import Link, NatsTransport
+from dpadmm.federation.tasks import ended
 from dpadmm.federation.view import View
 from dpadmm.study import Study
 
@@ -107,9 +108,7 @@ class Host:
                 view.ended = str(problem)
                 raise
             finally:
-                for task in (playing, looking):
-                    task.cancel()
-                await asyncio.gather(playing, looking, return_exceptions=True)
+                await ended(playing, looking)
             return view
 
     def _broker(self, held: AsyncExitStack) -> Broker | None:

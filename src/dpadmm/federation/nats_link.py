@@ -15,6 +15,7 @@ from logging import ERROR, Logger, getLogger
 from typing import Any
 
 from dpadmm.federation.packages import MissingPackages
+from dpadmm.federation.tasks import ended
 
 try:
     import nats
@@ -58,9 +59,7 @@ class Link:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._keeper is not None
-        self._keeper.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._keeper
+        await ended(self._keeper)
         await self._drop()
 
     async def hear(self, subject: str) -> None:

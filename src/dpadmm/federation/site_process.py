@@ -23,6 +23,7 @@ from dpadmm.federation.desk import Desk
 from dpadmm.federation.joining import Identity, site_identity
 from dpadmm.federation.nats_link import Link, Mailbox
 from dpadmm.federation.site_studies import Decision, decisions
+from dpadmm.federation.tasks import ended
 from dpadmm.files import atomic_file
 from dpadmm.site import Site
 from dpadmm.study import Study
@@ -64,8 +65,7 @@ class SiteProcess:
                 ]
                 stopped = asyncio.create_task(stop.wait())
                 done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-                for task in (*tasks, stopped):
-                    task.cancel()
+                await ended(*tasks, stopped)
                 for task in done - {stopped}:
                     task.result()  # neither ends by itself
         finally:
