@@ -45,6 +45,9 @@ class SiteProcess:
         self._mail: Mailbox | None = None
         self._decided: dict[str, Decision] = {}
         self._worries: set[str] = set()
+        self._seen: tuple[tuple[str, int, int], ...] = ()
+        self._joined: tuple[tuple[str, int, int], ...] = ()
+        self._status: dict[str, Any] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``; refused at once where the ledger is another's."""
@@ -117,6 +120,10 @@ class SiteProcess:
 
     def _heed(self) -> None:
         """Do what the owner decided since the last look."""
+        seen = _dates(self._folder / "studies")
+        if seen == self._seen:
+            return
+        self._seen = seen
         for made in decisions(self._folder, self._worry):
             known = self._decided.get(made.study.hash)
             if known is not None and known[:2] == made[:2]:
@@ -124,7 +131,8 @@ class SiteProcess:
             if made.decision == "accepted":
                 self._desk.accept(made.study)
             elif made.decision == "left" and not self._left(made.study):
-                continue  # at the next look again
+                self._seen = ()  # at the next look again
+                continue
             self._decided[made.study.hash] = made
 
     def _left(self, study: Study) -> bool:
@@ -140,19 +148,22 @@ class SiteProcess:
         return True
 
     def _worry(self, problem: DpadmmError) -> None:
-        """A line in the log, once."""
+        """A line in the log, once; it is looked at again until it is cured."""
+        self._seen = ()
         if str(problem) not in self._worries:
             self._worries.add(str(problem))
             self._log.error("%s", problem)
 
     def _write_status(self, *, connected: bool, running: bool) -> None:
         rounds = self._desk.rounds() if running else {}
-        with suppress(DpadmmError):  # it may be renewed
-            self._identity = site_identity(self._folder)
+        joined = _dates(self._folder / "network")
+        if joined != self._joined:
+            self._joined = joined
+            with suppress(DpadmmError):  # it may be renewed
+                self._identity = site_identity(self._folder)
         table: dict[str, Any] = {
             "running": running,
             "pid": os.getpid() if running else None,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "connected": connected,
             "site": self._identity.name,
             "broker": self._identity.url,
@@ -161,8 +172,20 @@ class SiteProcess:
                 _about(made.study, made.decision, rounds.get(hash)) for hash, made in self._decided.items()
             ],
         }
+        if table == self._status and running:
+            return
+        self._status = table
+        at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
         with suppress(OSError), atomic_file(self._folder / STATUS) as out:
-            out.write(json.dumps(table, indent=2).encode() + b"\n")
+            out.write(json.dumps(table | at, indent=2).encode() + b"\n")
+
+
+def _dates(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What a look at a folder shows; the same again if nothing was changed."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = ((entry.name, entry.stat()) for entry in entries)
+        return tuple(sorted((name, about.st_ctime_ns, about.st_size) for name, about in found))
+    return ()
 
 
 def _about(study: Study, decision: str, last_round: int | None) -> dict[str, Any]:
