@@ -11,7 +11,8 @@ import pytest
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
 from dpadmm.explanation import Coefficient, explain
-from dpadmm.model import Model, load_model, model_of
+from dpadmm.model import Model, model_of
+from dpadmm.model_loading import load_model
 from dpadmm.study_run import run_study
 from mixed_tables import COLUMNS, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
 

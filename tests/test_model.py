@@ -19,7 +19,8 @@ from dpadmm import model_file
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.errors import DataError
-from dpadmm.model import FORMAT, Model, hash_of, load_model, model_of
+from dpadmm.model import FORMAT, Model, hash_of, model_of
+from dpadmm.model_loading import load_model
 from dpadmm.study import Study, study_from
 from dpadmm.study_run import StudyResult, run_study
 from dpadmm.version import VERSION

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
     from dpadmm.methods import minimizer
     from dpadmm.metrics import Trace
-    from dpadmm.model import Model, load_model
+    from dpadmm.model import Model
+    from dpadmm.model_loading import load_model
     from dpadmm.privacy import (
         affordable_rounds,
         exact_delta,
@@ -141,7 +142,8 @@ _HOMES = {
     "dpadmm.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
     "dpadmm.methods": ("minimizer",),
     "dpadmm.metrics": ("Trace",),
-    "dpadmm.model": ("Model", "load_model"),
+    "dpadmm.model": ("Model",),
+    "dpadmm.model_loading": ("load_model",),
     "dpadmm.privacy": (
         "affordable_rounds",
         "exact_delta",

@@ -7,7 +7,8 @@ import pytest
 
 from dpadmm.data.encoded import encode_table
 from dpadmm.explanation import explain
-from dpadmm.model import Model, load_model, model_of
+from dpadmm.model import Model, model_of
+from dpadmm.model_loading import load_model
 from dpadmm.study_run import run_study
 from mixed_tables import make_cells, make_study, write_csv
 

@@ -22,7 +22,7 @@ import pytest
 
 from conftest import Answer, Cli
 from dpadmm.data.schema import Number
-from dpadmm.model import load_model
+from dpadmm.model_loading import load_model
 from dpadmm.privacy.statement_file import read_statement
 from dpadmm.study import read_study
 from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv

@@ -17,7 +17,8 @@ from dpadmm.cli.screen import say, say_path, table
 from dpadmm.cli.waiting import waiting
 from dpadmm.evaluation import NOT_TO_PUBLISH, Evaluation
 from dpadmm.evaluation import evaluate as measure
-from dpadmm.model import Model, load_model
+from dpadmm.model import Model
+from dpadmm.model_loading import load_model
 
 WORDS = {
     "accuracy": "accuracy",

@@ -16,7 +16,7 @@ from dpadmm.cli.screen import say, say_path, table
 from dpadmm.cli.waiting import waiting
 from dpadmm.explanation import AGAINST_AVERAGE, Coefficient, Explanation
 from dpadmm.explanation import explain as explanation_of
-from dpadmm.model import load_model
+from dpadmm.model_loading import load_model
 
 TOP = 20
 FIGURE = "coefficients"

@@ -17,7 +17,8 @@ from dpadmm.cli.screen import say, say_path
 from dpadmm.cli.waiting import waiting
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files import atomic_file
-from dpadmm.model import Model, load_model
+from dpadmm.model import Model
+from dpadmm.model_loading import load_model
 from dpadmm.model_tables import Scorer
 
 ModelFile = Annotated[

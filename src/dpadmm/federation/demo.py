@@ -31,7 +31,8 @@ from dpadmm.federation.proxy import ROUGH, Proxy
 from dpadmm.federation.replay import Replay, replay
 from dpadmm.federation.view import View
 from dpadmm.files import atomic_file
-from dpadmm.model import load_model, model_of
+from dpadmm.model import model_of
+from dpadmm.model_loading import load_model
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.statement_file import cross_checks, read_statement
 from dpadmm.site import Site
