@@ -20,28 +20,14 @@ import numpy as np
 from dpadmm.federation.certificates import Authority
 from dpadmm.federation.hosting import Host, begin
 from dpadmm.federation.journal import Journal
-from dpadmm.federation.local_sites import AgentProcess, accepted, free_port, invited
+from dpadmm.federation.local_sites import SITE_TOML, AgentProcess, accepted, free_port, invited
 from dpadmm.privacy.exact_noise import Grid, discrete_gaussian
 from dpadmm.site import read_site
 from dpadmm.study import Study
 
 LIMITS = {(10, 104): 0.050, (50, 104): 0.250, (10, 100_000): 2.0}
 ROWS = {104: 4_000, 100_000: 40}
-SITE = """
-format = "dpadmm-site/1"
-ledger = "ledger"
-[data]
-table = "table.npz"
-[person]
-rows = 1
-[limits]
-epsilon = 100.0
-delta = 1e-5
-methods = ["dp_admm"]
-losses = ["logistic"]
-max_rounds = 1000
-min_rows = 20
-"""
+SITE = SITE_TOML.format(table="table.npz", label="labels", epsilon=100.0, delta=1e-5, max_rounds=1000)
 
 
 def measure(n_sites: int, d: int, n_rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""One real browser for all tests here."""
+"""One real browser for all tests here, and a live page for it to show."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+
+from dpadmm.federation.page import Page
+from live_run import LiveRun
+from page_visits import TOKEN
 
 _spec = importlib.util.spec_from_file_location("chromium", Path(__file__).with_name("chromium.py"))
 driver = importlib.util.module_from_spec(_spec)
@@ -22,4 +26,22 @@ def browser(tmp_path_factory):
             pytest.fail(f"{reason}; CI must test pages in a browser")
         pytest.skip(reason)
     with driver.chromium(program, tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def left_empty(browser):
+    """The browser is left with an empty page, which asks for nothing."""
+    yield
+    browser.open("about:blank", width=390)
+
+
+@pytest.fixture
+def run():
+    return LiveRun()
+
+
+@pytest.fixture
+def page(run):
+    with Page(run, token=TOKEN) as page:
         yield page

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpadmm.federation.page import Page
-from live_run import LiveRun
 from page_views import show, text, wait
-from page_visits import TOKEN
 
-
-@pytest.fixture(autouse=True)
-def _left(browser):
-    """The browser is left with an empty page, which asks for nothing."""
-    yield
-    browser.open("about:blank", width=390)
-
-
-@pytest.fixture
-def run():
-    return LiveRun()
-
-
-@pytest.fixture
-def page(run):
-    with Page(run, token=TOKEN) as page:
-        yield page
+pytestmark = pytest.mark.usefixtures("left_empty")
 
 
 def test_the_chart_is_read_by_keyboard(browser, page, run):

@@ -20,22 +20,7 @@ new PerformanceObserver(list => {
 """
 
 
-@pytest.fixture(autouse=True)
-def _left(browser):
-    """The browser is left with an empty page, which asks for nothing."""
-    yield
-    browser.open("about:blank", width=390)
-
-
-@pytest.fixture
-def run():
-    return LiveRun()
-
-
-@pytest.fixture
-def page(run):
-    with Page(run, token=TOKEN) as page:
-        yield page
+pytestmark = pytest.mark.usefixtures("left_empty")
 
 
 def test_a_run_from_waiting_to_done(browser, page, run):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpadmm.cli.commands import COMMANDS, loaded
+from dpadmm.federation.local_sites import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """
@@ -23,22 +24,7 @@ except SystemExit as end:
     code = end.code
 print(json.dumps([code or 0, sorted(sys.modules)]), file=sys.stderr)
 """
-SITE = """
-format = "dpadmm-site/1"
-ledger = "ledger"
-[data]
-table = "table.csv"
-label = "ill"
-[person]
-rows = 1
-[limits]
-epsilon = 2.0
-delta = 1e-5
-methods = ["dp_admm"]
-losses = ["logistic"]
-max_rounds = 100
-min_rows = 5
-"""
+SITE = SITE_TOML.format(table="table.csv", label="ill", epsilon=2.0, delta=1e-5, max_rounds=100)
 STUDY = """
 format = "dpadmm-study/1"
 name = "flu"
@@ -68,7 +54,7 @@ def modules_after(program: str, *words: str, cwd: Path | None = None) -> set[str
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
-    rows = "\n".join(f"{20 + k},{'no' if k % 2 else 'yes'}" for k in range(8))
+    rows = "\n".join(f"{20 + k},{'no' if k % 2 else 'yes'}" for k in range(24))
     (folder / "table.csv").write_text(f"age,ill\n{rows}\n")
     (folder / "site.toml").write_text(SITE)
     (folder / "study.toml").write_text(STUDY)

@@ -20,6 +20,7 @@ import pytest
 from brokers import free_port
 from dpadmm import load_model
 from dpadmm.cli import main
+from dpadmm.federation.local_sites import SITE_TOML
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.study import read_study
 
@@ -43,22 +44,7 @@ epsilon = 3.0
 delta = 1e-5
 n_rounds = {ROUNDS}
 """
-SITE = """
-format = "dpadmm-site/1"
-ledger = "ledger"
-[data]
-table = "rows.csv"
-label = "ill"
-[person]
-rows = 1
-[limits]
-epsilon = 5.0
-delta = 1e-5
-methods = ["dp_admm"]
-losses = ["logistic"]
-max_rounds = 100
-min_rows = 20
-"""
+SITE = SITE_TOML.format(table="rows.csv", label="ill", epsilon=5.0, delta=1e-5, max_rounds=100)
 
 
 class Land:
