@@ -23,11 +23,12 @@ from dpadmm.agent import Agent
 from dpadmm.constants import constants_of
 from dpadmm.data import Dataset
 from dpadmm.methods import DpAdmm, Round
-from dpadmm.own_rows import OwnRows
+from dpadmm.own_rows import OwnRows, protect
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import Ledger
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.privacy.policy import Policy
+from dpadmm.privacy.unit import ONE_ROW
 from dpadmm.regularizers import L2
 from dpadmm.schedules import theorem_schedule
 from dpadmm.study import Study
@@ -183,7 +184,7 @@ class TimedLedger(Ledger):
 
 def guarded() -> bool:
     """100 rounds of a deployed agent: guard, exact noise, ledger on disk."""
-    features, labels = matrix(400, 104)
+    rows = protect(*matrix(400, 104), ONE_ROW)
     names, training = tuple(f"x{i}" for i in range(104)), {"epsilon": 1.0, "n_rounds": 100}
     policy = Policy(1e3, 1e-5, frozenset({"dp_admm"}), frozenset({"logistic"}), 100, 2)
     totals, ledgers = [], []
@@ -191,7 +192,7 @@ def guarded() -> bool:
         for k in range(6):
             study = Study(name=f"bench {k}", features=names, training=training, classes=(-1, 1))
             with TimedLedger.open(Path(folder, str(k)), cap=policy.cap, create=True) as ledger:
-                agent = Agent(Guard(policy, ledger, lambda s: OwnRows(features, labels, Logistic())), study)
+                agent = Agent(Guard(policy, ledger, lambda s: OwnRows(rows, Logistic())), study)
                 consensus, started = np.zeros((104, 1)), time.perf_counter()
                 for round in range(1, 101):
                     consensus = agent.step(round, consensus)

@@ -15,10 +15,11 @@ import numpy as np
 from scipy.stats import mannwhitneyu
 
 from dpadmm.losses import Logistic
-from dpadmm.own_rows import OwnRows
+from dpadmm.own_rows import OwnRows, protect
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import Ledger
 from dpadmm.privacy.policy import Policy
+from dpadmm.privacy.unit import ONE_ROW
 from dpadmm.study import Study
 
 M, D, ROUNDS = 400, 104, 1500
@@ -32,7 +33,7 @@ def rows(world: str) -> OwnRows:
     if not world.startswith("as it is"):
         features[7] = 5e-324 if world == "subnormal" else 0.0
         features[7, 0] = 1.0 if world == "of length 1" else features[7, 0]
-    return OwnRows(features, labels, Logistic())
+    return OwnRows(protect(features, labels, ONE_ROW), Logistic())
 
 
 def main() -> None:

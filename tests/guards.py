@@ -20,10 +20,13 @@ import pytest
 from dpadmm.agent import Agent
 from dpadmm.arrays import Floats
 from dpadmm.errors import DataError, Refusal
-from dpadmm.own_rows import OwnRows
+from dpadmm.features import clip_rows, with_intercept
+from dpadmm.losses.base import Loss
+from dpadmm.own_rows import OwnRows, protect
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import Ledger
 from dpadmm.privacy.policy import Policy
+from dpadmm.privacy.unit import ONE_ROW, PrivacyUnit
 from dpadmm.study import Study
 
 D, M, ROUNDS, Z = 3, 8, 12, 20.0
@@ -58,7 +61,8 @@ def rows(seed: int = 0, n_rows: int = M, d: int = D) -> tuple[Floats, Floats]:
 class TinyRows:
     """Logistic rows in a few lines of NumPy: no compiler, so that processes are cheap to start and fork."""
 
-    def __init__(self, features: Floats, labels: Floats) -> None:
+    def __init__(self, features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> None:
+        self.unit = unit
         if features.ndim != 2 or not np.isfinite(features).all():
             raise DataError("the table is no table")
         self.features, self.labels = features.copy(), labels.copy()
@@ -83,14 +87,24 @@ class TinyRows:
         return (self.features.T @ slopes)[:, None]
 
 
-def tiny(features: Floats, labels: Floats) -> Callable[[Study], TinyRows]:
+def tiny(features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> Callable[[Study], TinyRows]:
     """``open_rows`` of a guard: the same rows for every study."""
-    return lambda study: TinyRows(features, labels)
+    return lambda study: TinyRows(features, labels, unit)
 
 
 def own(features: Floats, labels: Floats) -> Callable[[Study], OwnRows]:
     """The same with the real kernel, in the loss of the study."""
-    return lambda study: OwnRows(features, labels, study.problem.loss, intercept=study.settings.intercept)
+
+    def opened(study: Study) -> OwnRows:
+        matrix = with_intercept(clip_rows(features)) if study.settings.intercept else features
+        return private(matrix, labels, study.problem.loss)
+
+    return opened
+
+
+def private(features: Any, labels: Floats, loss: Loss, unit: PrivacyUnit = ONE_ROW) -> OwnRows:
+    """Rows as a guard holds them, each of another person."""
+    return OwnRows(protect(features, labels, unit), loss)
 
 
 OpenRows = Callable[[Any], Any]
@@ -102,7 +116,7 @@ def guarded(
 ) -> Iterator[Guard]:
     """A guard on the ledger in a folder, begun if need be; closed at the end."""
     with Ledger.open(folder, cap=policy.cap if cap is None else cap, create=True) as ledger:
-        yield Guard(policy, ledger, open_rows or tiny(*rows()))
+        yield Guard(policy, ledger, open_rows or tiny(*rows(), policy.unit))
 
 
 def consensus(round: int, shape: tuple[int, int] = (D, 1)) -> Floats:

@@ -19,8 +19,8 @@ from dpadmm.errors import DataError, Refusal, StudyError
 from dpadmm.features import clip_rows
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.policy import Policy
+from dpadmm.privacy.unit import PrivacyUnit, person_of
 from dpadmm.site import FORMAT, read_site, site_from
-from dpadmm.site_rows import person_of
 from dpadmm.study import METHODS, Study
 
 FILE = {
@@ -40,10 +40,10 @@ FILE = {
 }
 HEAD = "note,income,who,age,repaid\n"
 ROWS = [
-    "first,0.5,07,0.30,yes",
+    "first,0.5,7,0.30,yes",
     ",0.2,8,0.31,no",
     "late,0.1,7,0.20,no",
-    "x,0.9,7.0,0.10,yes",  # the third row of person 7
+    "x,0.9,7,0.10,yes",  # the third row of person 7
     "y,0.4,b9,0.60,no",
 ]
 USED = [0, 1, 2, 4]
@@ -104,11 +104,11 @@ def test_a_site_is_what_its_owner_wrote(folder):
         losses=frozenset({"logistic", "squared"}),
         max_rounds=50,
         min_rows=3,
-        rows_per_person=2,
+        unit=PrivacyUnit(2, "who"),
         local_metrics=False,
     )
     assert (site.table, site.ledger) == (folder / "table.csv", folder / "ledger")
-    assert (site.label, site.person) == ("repaid", "who")
+    assert site.label == "repaid"
     elsewhere = opened(folder, data={"table": "/data/table.csv"}, ledger="../books/ours")
     assert (str(elsewhere.table), elsewhere.ledger) == ("/data/table.csv", folder / "../books/ours")
     assert opened(folder, local_metrics=True).policy.local_metrics
@@ -212,8 +212,10 @@ def test_a_ledger_is_as_secret_as_the_table(folder):
 
 def test_rows_in_the_order_of_the_study_and_no_other_column(folder):
     features, labels = dense(opened(folder).open_rows(a_study()))
-    assert features.tolist() == np.float32([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0.60, 0.4]]).tolist()
-    assert labels.tolist() == [1.0, -1.0, -1.0, -1.0]
+    assert (
+        features.tolist() == np.float32([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0, 0], [0.60, 0.4]]).tolist()
+    )
+    assert labels.tolist() == [1.0, -1.0, -1.0, 1.0, -1.0]
     turned, _ = dense(opened(folder).open_rows(a_study(features=("income", "age"))))
     assert turned.tolist() == features[:, ::-1].tolist()
     wider = opened(folder).open_rows(a_study(training={"intercept": True}))
@@ -224,16 +226,18 @@ def test_at_most_so_many_rows_of_a_person_the_first_ones(folder):
     for k, used in ((1, [0, 1, 4]), (2, USED), (3, [0, 1, 2, 3, 4])):
         site = opened(folder, person={"rows": k})
         persons = site.rows.persons()
-        assert persons.used.tolist() == used
+        assert np.flatnonzero(~persons.silent).tolist() == used
         assert (persons.n_rows, persons.n_persons, persons.n_above) == (5, 3, int(k < 3))
-        assert site.open_rows(a_study()).n_rows == len(used)
+        features, _ = dense(site.open_rows(a_study()))
+        assert np.flatnonzero(features.any(axis=1)).tolist() == used  # the others are zeros, not dropped
+        assert site.open_rows(a_study()).n_rows == 5
 
 
 def test_without_a_column_the_owner_vouches(folder):
     site = opened(folder, person={"column": None})
     assert site.rows.persons().n_persons is None
     assert site.open_rows(a_study()).n_rows == 5
-    assert site.policy.rows_per_person == 2  # and is charged for it
+    assert site.policy.unit.rows == 2  # and is charged for it
 
 
 @pytest.mark.parametrize(
@@ -271,14 +275,15 @@ def test_who_is_who_does_not_depend_on_other_rows(folder):
     for last in ("5", "b5", "12345678901234567890123"):
         rows = [f"x,0.1,{who},0.2,no" for who in [*ids, last]]
         (folder / "table.csv").write_text(HEAD + "\n".join(rows) + "\n")
-        assert opened(folder, person={"rows": 1}).rows.persons().used.tolist() == [0, 1, 3]
+        persons = opened(folder, person={"rows": 1}).rows.persons()
+        assert persons.silent.tolist() == [False, False, True, False]
 
 
 def test_a_class_that_no_row_has_changes_nothing(folder):
     training = {"loss": "softmax"}
     classes = ("maybe", "no", "yes")
     _, labels = dense(opened(folder).open_rows(a_study(classes=classes, training=training)))
-    assert labels.tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert labels.tolist() == [2.0, 1.0, 1.0, 2.0, 1.0]
     (folder / "table.csv").write_text(HEAD + "\n".join(ROWS[1:]) + "\n")
     _, labels = dense(opened(folder).open_rows(a_study(classes=classes, training=training)))
     assert labels.tolist() == [1.0, 1.0, 2.0, 1.0]
@@ -289,7 +294,7 @@ def test_every_format_gives_the_same_rows(folder):
     table = pa.table(
         {
             "repaid": ["yes", "no", "no", "yes", "no"],
-            "who": pa.array(["7", "8", "7", "7", "9"]).dictionary_encode(),
+            "who": pa.array(["7", "8", "7", "7", "b9"]).dictionary_encode(),
             "age": [0.30, 0.31, 0.20, 0.10, 0.60],
             "junk": [None] * 5,
             "income": [0.5, 0.2, 0.1, 0.9, 0.4],
@@ -353,7 +358,7 @@ ODD_CELLS = {
     "text for a number": ("x,much,new,0.1,no", [0.1, 0.0]),
     "a huge number": ("x,0.0,new,1e300,no", [1.0, 0.0]),
     "an infinite number": ("x,0.2,new,inf,no", [0.0, 0.2]),
-    "a person without a name": ("x,0.1,,0.2,no", [0.2, 0.1]),
+    "a person without a name": ("x,0.1,,0.2,no", [0.0, 0.0]),
     "no label": ("x,0.1,new,0.1,", [0.0, 0.0]),
     "a label that is no class": ("x,0.1,new,0.1,HIV", [0.0, 0.0]),
 }
@@ -366,15 +371,15 @@ def test_no_cell_decides_whether_a_study_is_enrolled(folder, row, encoded):
         file.write(f"{row}\n")
     site = opened(folder)
     features, labels = dense(site.open_rows(a_study()))
-    assert len(features) == 5
+    assert len(features) == 6
     np.testing.assert_allclose(features[-1], encoded, atol=1e-5)
     site.begin()
     with site.guard() as guard:
         guard.enrol(a_study())
     silent = site.open_rows(a_study(training={"intercept": True}))._rows
-    has_label = row.endswith(",no")
+    heard = row.endswith(",no") and ",new," in row
     assert labels[-1] == -1.0
-    assert bool(silent.features[-1].any()) is has_label  # the constant column is silent too
+    assert bool(silent.features[-1].any()) is heard  # the constant column is silent too
 
 
 @pytest.mark.parametrize(("parts", "study", "row", "complaint"), BAD_ROWS, ids=[each[3] for each in BAD_ROWS])
@@ -408,7 +413,7 @@ def test_a_person_is_charged_for_all_rows_one_may_have(folder):
     price = (2 / study.noise_multiplier) ** 2
     assert account.rounds[1].mu_squared == price
     assert account.reservation.mu_squared == 5 * price
-    assert (account.about["n_rows"], account.about["rows_per_person"]) == (4, 2)
+    assert (account.about["n_rows"], account.about["rows_per_person"]) == (5, 2)
 
 
 def test_rows_that_change_after_enrolment_are_refused(folder):
@@ -440,7 +445,8 @@ def test_another_cap_on_rows_of_a_person_is_refused(folder, rows):
     with opened(folder, person={"rows": rows}).guard() as guard, pytest.raises(Refusal) as caught:
         guard.enrol(study)
     assert caught.value.code == "data-changed"
-    (folder / "table.csv").write_text(HEAD + "\n".join(ROWS[each] for each in USED) + "\n")
+    silent = "x,0,7,0,yes"  # in place of the third row of person 7, which counted as zeros
+    (folder / "table.csv").write_text(HEAD + "\n".join([*ROWS[:3], silent, ROWS[4]]) + "\n")
     with opened(folder, person={"rows": 3}).guard() as guard, pytest.raises(Refusal) as caught:
         guard.enrol(study)  # the same rows, at another price
     assert caught.value.code == "study-changed"
@@ -452,7 +458,7 @@ def test_another_cap_on_rows_of_a_person_is_refused(folder, rows):
         ({"methods": ["dp_sgd"]}, {}, "policy-method", "asked dp_admm, allowed dp_sgd"),
         ({"losses": ["hinge", "huber"]}, {}, "policy-loss", "asked logistic, allowed hinge, huber"),
         ({"max_rounds": 4}, {}, "policy-rounds", "asked 5, allowed 4"),
-        ({"min_rows": 5}, {}, "policy-rows", "there are 4, the owner wants at least 5"),
+        ({"min_rows": 6}, {}, "policy-rows", "there are 5, the owner wants at least 6"),
         ({"epsilon": 0.1}, {}, "budget-cap", "asked 0.41"),
     ],
 )
@@ -577,7 +583,7 @@ def test_nothing_in_a_study_changes_the_limits(tmp_path_factory, **parts):
             answered = "enrolled"
     book = read_ledger(site.ledger)
     assert (site.policy, site.policy.cap, book.cap) == (policy, cap, cap)
-    assert (site.policy, site.person, site.label) == (read_site(site.path).policy, "who", "repaid")
+    assert (site.policy, site.label) == (read_site(site.path).policy, "repaid")
     assert float(book.promised) <= cap
     if answered == "enrolled":
         terms = study.terms
@@ -606,7 +612,10 @@ def test_a_model_is_measured_for_the_owner_only(folder):
     assert caught.value.code == "policy-metrics"
     site = opened(folder, local_metrics=True)
     measured = site.measure(study, weights)
-    rows, labels = np.array([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0.60, 0.4]]), np.array([1, -1, -1, -1])
+    rows, labels = (
+        np.array([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0.60, 0.4]]),
+        np.array([1, -1, -1, -1]),
+    )
     scores = 0.96 * (clip_rows(rows) @ weights[:2, 0]) + 0.28 * weights[2, 0]
     assert measured["loss"] == pytest.approx(np.log1p(np.exp(-labels * scores)).mean())
     assert measured["error"] == np.mean((scores > 0) != (labels > 0))

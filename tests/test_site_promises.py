@@ -8,6 +8,7 @@ import pytest
 
 from dpadmm.privacy.ledger import Ledger, read_ledger
 from dpadmm.privacy.policy import Policy
+from dpadmm.privacy.unit import PrivacyUnit
 from dpadmm.site_promises import broken_promises
 
 POLICY = Policy(
@@ -41,7 +42,7 @@ def test_limits_that_keep_every_promise(folder):
         ({"losses": frozenset({"hinge"})}, "the loss logistic is no longer allowed"),
         ({"max_rounds": 2}, "it has 3 rounds, and your max_rounds is 2"),
         ({"min_rows": 61}, "it has 60 rows here, and your min_rows is 61"),
-        ({"rows_per_person": 2}, "it was enrolled with 1 rows per person, and person.rows is 2"),
+        ({"unit": PrivacyUnit(2)}, "it was enrolled with 1 rows per person, and person.rows is 2"),
         ({"epsilon": 0.3}, "your limit, ε 0.3000 at δ = 1e-05, is below what was promised"),
     ],
 )

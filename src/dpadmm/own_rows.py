@@ -2,28 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpadmm import kernels
 from dpadmm.arrays import Features, Floats
-from dpadmm.features import clip_rows, with_intercept
+from dpadmm.features import clip_rows
 from dpadmm.losses.base import Loss
-from dpadmm.paging import is_nameless
+from dpadmm.paging import is_nameless, row_portions
+from dpadmm.privacy.unit import Ids, Persons, PrivacyUnit
 from dpadmm.problem import Rows, make_rows
+
+
+@dataclass(frozen=True, eq=False)
+class ProtectedRows:
+    """Encoded rows in which no person has more than ``unit.rows`` that are not zero; see :func:`protect`."""
+
+    features: Features
+    labels: Floats
+    unit: PrivacyUnit
+    persons: Persons
+
+
+def protect(features: Features, labels: Floats, unit: PrivacyUnit, ids: Ids | None = None) -> ProtectedRows:
+    """The last step of encoding: silent rows become zeros, the constant column too.
+
+    Rows in a nameless file, to which nobody else can write, are changed in place.
+    """
+    persons = unit.persons(ids, features.shape[0])
+    return ProtectedRows(_silenced(features, persons.silent), labels, unit, persons)
+
+
+def _silenced(features: Features, silent: NDArray[np.bool_]) -> Features:
+    if not silent.any():
+        return features
+    out: Any = features if is_nameless(features) else features.copy()
+    if isinstance(out, csr_array):
+        lengths = np.diff(out.indptr)
+        for part in row_portions(out):
+            start, stop = out.indptr[part.start], out.indptr[part.stop]
+            out.data[start:stop][np.repeat(silent[part], lengths[part])] = 0.0
+    else:
+        for part in row_portions(out):
+            out[part][silent[part]] = 0.0
+    return out
 
 
 class OwnRows:
     """Rows of length at most 1 and their labels, checked and copied; see ``guard.PrivateRows``."""
 
-    def __init__(self, features: Features, labels: Floats, loss: Loss, *, intercept: bool = False) -> None:
-        matrix = clip_rows(features)
-        matrix = with_intercept(matrix) if intercept else matrix
+    def __init__(self, rows: ProtectedRows, loss: Loss) -> None:
+        matrix, labels = clip_rows(rows.features), rows.labels
         # Of rows that others can change, lengths and digest would not be true for long
         self._rows: Rows = make_rows(matrix if is_nameless(matrix) else matrix.copy(), labels.copy())
-        self._loss = loss
+        self._loss, self._unit = loss, rows.unit
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """What no person's rows exceed."""
+        return self._unit
 
     @property
     def n_rows(self) -> int:

@@ -25,6 +25,7 @@ from dpadmm.privacy.book import Book, Record
 from dpadmm.privacy.guard import Enrolled, Guard
 from dpadmm.privacy.ledger import MARK, Ledger
 from dpadmm.privacy.policy import Policy
+from dpadmm.privacy.unit import PrivacyUnit
 from dpadmm.settings import check_names, nearest
 from dpadmm.study import METHODS, Study
 from dpadmm.toml_file import read_toml
@@ -50,18 +51,16 @@ class Site:
         The ``site.toml``.
     table, ledger : Path
         The file with the rows, and the folder of the ledger.
-    label, person : str or None
-        Columns that say the outcome, and whose row it is.
+    label : str or None
+        The column that says the outcome.
     policy : Policy
-        The limits. At most ``policy.rows_per_person`` rows of one person are used, the first in the file;
-        without a person column the owner vouches that nobody has more.
+        The limits; ``policy.unit`` says whose rows go together, and how many of them are used.
     """
 
     path: Path
     table: Path
     ledger: Path
     label: str | None
-    person: str | None
     policy: Policy
 
     @cached_property
@@ -69,12 +68,11 @@ class Site:
         """The table, and what a study makes of it: for the owner only."""
         from dpadmm.site_rows import SiteRows  # loads the readers of tables
 
-        return SiteRows(self.path, self.table, self.label, self.person, self.policy.rows_per_person)
+        return SiteRows(self.path, self.table, self.label, self.policy.unit)
 
     def open_rows(self, study: Study) -> OwnRows:
         """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
-        features, labels = self.rows.encoded(study)
-        return OwnRows(features, labels, study.problem.loss)
+        return OwnRows(self.rows.encoded(study), study.problem.loss)
 
     @contextmanager
     def guard(self, *, create: bool = False) -> Iterator[Guard]:
@@ -104,9 +102,9 @@ class Site:
         weights = np.asarray(weights, dtype=np.float64)
         if weights.shape != study.shape or not np.isfinite(weights).all():
             raise StudyError(f"the model must be finite numbers of shape {study.shape}, as the study says")
-        features, labels = self.rows.encoded(study)
-        scores = np.asarray(features @ weights)
-        loss = study.problem.loss
+        rows, loss = self.rows.encoded(study), study.problem.loss
+        used = ~rows.persons.silent
+        scores, labels = np.asarray(rows.features @ weights)[used], rows.labels[used]
         return {"loss": float(loss.value(labels, scores).mean()), "error": error(loss, labels, scores)}
 
     def worries(self) -> list[str]:
@@ -158,7 +156,6 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         table=here / Path(entries.text("data.table", data.get("table"))).expanduser(),
         ledger=here / Path(entries.text("ledger", table.get("ledger"))).expanduser(),
         label=label,
-        person=column,
         policy=Policy(
             epsilon=entries.number("limits.epsilon", limits.get("epsilon"), 1e-6, 100.0),
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
@@ -166,7 +163,7 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
             losses=entries.names("limits.losses", limits.get("losses"), tuple(LOSSES)),
             max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
             min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),
-            rows_per_person=entries.whole("person.rows", person.get("rows"), 1),
+            unit=PrivacyUnit(entries.whole("person.rows", person.get("rows"), 1), column),
             local_metrics=metrics,
         ),
     )

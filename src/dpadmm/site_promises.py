@@ -39,8 +39,8 @@ def _reasons(policy: Policy, account: Account) -> Iterator[str]:
         yield f"it has {about['n_rounds']:,} rounds, and your max_rounds is {policy.max_rounds:,}"
     if about.get("n_rows", policy.min_rows) < policy.min_rows:
         yield f"it has {about['n_rows']:,} rows here, and your min_rows is {policy.min_rows:,}"
-    if (rows := about.get("rows_per_person", policy.rows_per_person)) != policy.rows_per_person:
-        yield f"it was enrolled with {rows} rows per person, and person.rows is {policy.rows_per_person}"
+    if (rows := about.get("rows_per_person", policy.unit.rows)) != policy.unit.rows:
+        yield f"it was enrolled with {rows} rows per person, and person.rows is {policy.unit.rows}"
 
 
 def _goes_on(account: Account) -> bool:

@@ -18,7 +18,6 @@ from dpadmm.arrays import Floats, Integers
 from dpadmm.assembly import make_method
 from dpadmm.losses import LOSSES, Logistic, Loss
 from dpadmm.methods import Round
-from dpadmm.own_rows import OwnRows
 from dpadmm.privacy import exact_noise
 from dpadmm.privacy.exact_noise import Draw
 from dpadmm.privacy.guard import Guard
@@ -27,6 +26,7 @@ from dpadmm.privacy.noise import ExactNoise
 from dpadmm.privacy.policy import Policy
 from dpadmm.problem import Rows, make_rows
 from dpadmm.study import Study
+from guards import private
 
 SIZES, D, ROUNDS = (7, 40, 300), 5, 6
 PARAMETER = {
@@ -104,7 +104,7 @@ def test_guards_and_cohort_upload_the_same_bits(
         guards = []
         for i in range(len(SIZES)):
             alone = rows.agent(i)
-            own = OwnRows(alone.features[alone.order], alone.labels, loss)
+            own = private(alone.features[alone.order], alone.labels, loss)
             ledger = held.enter_context(Ledger.open(tmp_path / str(i), cap=policy.cap, create=True))
             guards.append(Guard(policy, ledger, lambda study, own=own: own))  # type: ignore[misc]
         agents = [Agent(guard, study) for guard in guards]

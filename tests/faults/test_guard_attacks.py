@@ -25,10 +25,10 @@ import guard_runs
 from dpadmm.agent import Agent
 from dpadmm.errors import DpadmmError, Refusal
 from dpadmm.losses import Logistic
-from dpadmm.own_rows import OwnRows
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
 from dpadmm.privacy.policy import Terms
+from dpadmm.privacy.unit import PrivacyUnit
 from dpadmm.study import TRAINING, study_from
 from dpadmm.study_values import CONSTANTS
 from guards import (
@@ -41,6 +41,7 @@ from guards import (
     guarded,
     memory_folder,
     play,
+    private,
     process,
     refusal,
     rows,
@@ -328,7 +329,7 @@ def test_rows_may_not_change_during_a_study(folder, change, kind):
         from scipy.sparse import csr_array
 
         matrix = csr_array(features) if kind == "sparse" else features
-        return lambda study: OwnRows(matrix, labels, Logistic())
+        return lambda study: private(matrix, labels, Logistic())
 
     features, labels = rows()
     features[0, 0] = 0.0
@@ -347,7 +348,7 @@ def test_rows_may_not_change_during_a_study(folder, change, kind):
 
 def test_rows_that_change_in_memory_do_not_reach_the_guard(folder):
     features, labels = rows()
-    with guarded(folder, lambda study: OwnRows(features, labels, Logistic())) as guard:
+    with guarded(folder, lambda study: private(features, labels, Logistic())) as guard:
         rows_held = guard.enrol(STUDY).rows
         before = rows_held.digest()
         features[:], labels[:] = 0.0, 1.0
@@ -360,7 +361,7 @@ def test_rows_that_change_in_a_mapped_file_do_not_reach_the_guard(folder):
     features, labels = rows()
     np.save(folder / "rows.npy", features)
     mapped = np.load(folder / "rows.npy", mmap_mode="r")
-    with guarded(folder, lambda study: OwnRows(mapped, labels, Logistic())) as guard:
+    with guarded(folder, lambda study: private(mapped, labels, Logistic())) as guard:
         rows_held = guard.enrol(STUDY).rows
         before = rows_held.digest()
         np.load(folder / "rows.npy", mmap_mode="r+")[:] = 1e6
@@ -374,7 +375,7 @@ def test_rows_that_change_in_a_mapped_file_do_not_reach_the_guard(folder):
         ({"losses": frozenset({"huber"})}, "policy-loss"),
         ({"max_rounds": ROUNDS - 1}, "policy-rounds"),
         ({"min_rows": 9}, "policy-rows"),
-        ({"rows_per_person": 2}, "study-changed"),
+        ({"unit": PrivacyUnit(2)}, "study-changed"),
     ],
 )
 def test_a_stricter_policy_stops_a_study_that_has_begun(folder, change, code):
@@ -405,7 +406,7 @@ def test_a_smaller_epsilon_ends_a_study_early(folder):
 
 
 def test_three_rows_of_a_person_cost_nine_times_as_much(folder):
-    policy = replace(POLICY, rows_per_person=3)
+    policy = replace(POLICY, unit=PrivacyUnit(3))
     few = study(n_rounds=3)
     with guarded(folder, policy=policy) as guard:
         refused = refusal(guard.enrol, study(n_rounds=4))

@@ -21,7 +21,6 @@ from dpadmm.federation.journal import Journal
 from dpadmm.federation.messages import unpacked
 from dpadmm.federation.transport import InProcess
 from dpadmm.losses import LOSSES, Logistic
-from dpadmm.own_rows import OwnRows
 from dpadmm.privacy import exact_noise
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import Ledger
@@ -30,6 +29,7 @@ from dpadmm.privacy.policy import Policy
 from dpadmm.problem import Rows
 from dpadmm.study import Study
 from dpadmm.training import PlannedParticipation, train
+from guards import private
 
 SIZES, D, ROUNDS = (7, 40, 300), 5, 6
 NAMES = ("a", "b", "c")
@@ -62,7 +62,7 @@ class Sites:
 
     def start(self, name: str, accepted: Study) -> None:
         alone = self.rows.agent(NAMES.index(name))
-        own = OwnRows(alone.features[alone.order], alone.labels, Logistic())
+        own = private(alone.features[alone.order], alone.labels, Logistic())
 
         def open_guard():
             from contextlib import contextmanager

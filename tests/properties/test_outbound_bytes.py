@@ -26,12 +26,11 @@ from scipy.sparse import csr_array
 
 from dpadmm.agent import Agent
 from dpadmm.errors import Refusal
-from dpadmm.own_rows import OwnRows
 from dpadmm.privacy.exact_noise import Grid
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.study import Study
-from guards import POLICY, STUDY, D, M, consensus, guarded, memory_folder, rows
+from guards import POLICY, STUDY, D, M, consensus, guarded, memory_folder, own, rows
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
@@ -163,10 +162,7 @@ def played(
 ) -> Seen:
     """A whole study with a restart; by the guard at given points, or by an agent with its own."""
     features, labels = table(study.settings.loss, neighbour)
-    matrix, seen = csr_array(features) if sparse else features, Seen()
-
-    def opened(study: Study) -> OwnRows:
-        return OwnRows(matrix, labels, study.problem.loss, intercept=study.settings.intercept)
+    opened, seen = own(csr_array(features) if sparse else features, labels), Seen()
 
     with watched(seen, seed):
         for part in (range(1, 4), range(3, len(POINTS) + 1)):

@@ -32,11 +32,12 @@ from dpadmm.audit.game import (
     noise_steps,
 )
 from dpadmm.errors import Refusal
-from dpadmm.own_rows import OwnRows
+from dpadmm.own_rows import OwnRows, protect
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import Ledger, read_ledger
 from dpadmm.privacy.policy import Policy
+from dpadmm.privacy.unit import ONE_ROW
 from dpadmm.study import Study
 
 PER_LEDGER = 20
@@ -222,7 +223,7 @@ class _Site:
         self.guard = Guard(policy, ledger, self._open_rows)
 
     def _open_rows(self, study: Study) -> OwnRows:
-        return OwnRows(*self.rows[self.world], study.problem.loss)
+        return OwnRows(protect(*self.rows[self.world], ONE_ROW), study.problem.loss)
 
     def recorded(self, study: Study, round: int) -> bool:
         """Whether the files on disk know of this release, now."""

@@ -123,7 +123,7 @@ def review(
     except Refusal as error:
         refusal = error
     if n_rows is None and refusal is not None and refusal.code != "study-unfit":
-        n_rows = len(site.rows.persons().used)
+        n_rows = site.rows.persons().n_rows
     lines = limits(study, site.policy, book, n_rows)
     if as_json:
         said = {"code": refusal.code, "text": str(refusal)} if refusal else None
@@ -236,7 +236,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     say_path(console, study.hash)
     say(console, in_words(study)[0])
     console.print(limits_table(site.policy, lines))
-    k = site.policy.rows_per_person
+    k = site.policy.unit.rows
     who = "with one row" if k == 1 else f"with up to {k} rows"
     cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
     say(

@@ -12,25 +12,37 @@ from dpadmm.site import Site
 from dpadmm.site_promises import broken_promises
 
 if TYPE_CHECKING:
-    from dpadmm.site_rows import Persons
+    from dpadmm.privacy.unit import Persons
 
 
 def rows_in_words(site: Site, persons: Persons) -> list[str]:
     """Whose rows there are, and which are used."""
-    k, left_out = site.policy.rows_per_person, persons.n_rows - len(persons.used)
+    k = site.policy.unit.rows
     rows = "one row" if k == 1 else f"{k} rows"
     if persons.n_persons is None:
         return [f"{persons.n_rows:,} rows, all used: you vouch that nobody has more than {rows}."]
-    said = f"{persons.n_rows:,} rows of {persons.n_persons:,} persons; {len(persons.used):,} rows are used."
-    if persons.n_above == 0:
+    said = f"{persons.n_rows:,} rows of {persons.n_persons:,} persons; {persons.n_used:,} rows are used."
+    if persons.n_used == persons.n_rows:
         return [said, f"Nobody has more than {rows}."]
-    who = "1 person has" if persons.n_above == 1 else f"{persons.n_above:,} persons have"
-    return [said, f"{who} more than {rows}: {left_out:,} rows are left out, the later ones in the file."]
+    reasons = [
+        (persons.n_above, f"{_count(persons.n_above, 'person has', 'persons have')} more than {rows}"),
+        (persons.n_without_id, f"{_count(persons.n_without_id, 'row has', 'rows have')} no id"),
+        (
+            persons.n_ambiguous,
+            f"{_count(persons.n_ambiguous, 'id is', 'ids are')} written in different ways (7 and 007, say)",
+        ),
+    ]
+    why = "; ".join(text for count, text in reasons if count)
+    return [said, f"The others count as rows of zeros: {why}."]
+
+
+def _count(n: int, one: str, several: str) -> str:
+    return f"{n:,} {one if n == 1 else several}"
 
 
 def limits_in_words(policy: Policy) -> list[str]:
     """What the owner allows."""
-    k = policy.rows_per_person
+    k = policy.unit.rows
     charged = "one row" if k == 1 else f"{k} rows"
     return [
         f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({charged}), over all studies.",
@@ -56,11 +68,9 @@ def doubts(site: Site, persons: Persons, book: Book | None) -> list[str]:
     """What an owner may have overlooked."""
     from dpadmm.data.lines import swallowed
 
-    told, used = swallowed(site.table, persons.n_rows), len(persons.used)
+    told, used = swallowed(site.table, persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
-        told.append(
-            f"{used:,} rows are fewer than your min_rows = {site.policy.min_rows:,}: no study will fit."
-        )
+        told.append(f"{used:,} rows that are used are fewer than your min_rows = {site.policy.min_rows:,}.")
     if site.policy.delta * used >= 1.0:
         told.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
     return told + (broken_promises(site.policy, book) if book else [])
@@ -72,9 +82,11 @@ def checked(site: Site, persons: Persons, book: Book | None) -> dict[str, Any]:
     return {
         "table": str(site.table),
         "rows": persons.n_rows,
-        "rows_used": len(persons.used),
+        "rows_used": persons.n_used,
         "persons": persons.n_persons,
         "persons_with_more": persons.n_above,
+        "ids_written_differently": persons.n_ambiguous,
+        "rows_without_id": persons.n_without_id,
         "limits": {
             "epsilon": policy.epsilon,
             "delta": policy.delta,
@@ -82,7 +94,7 @@ def checked(site: Site, persons: Persons, book: Book | None) -> dict[str, Any]:
             "losses": sorted(policy.losses),
             "max_rounds": policy.max_rounds,
             "min_rows": policy.min_rows,
-            "rows_per_person": policy.rows_per_person,
+            "rows_per_person": policy.unit.rows,
             "local_metrics": policy.local_metrics,
         },
         "ledger": str(site.ledger),

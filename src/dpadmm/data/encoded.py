@@ -52,7 +52,8 @@ def encode_table(
 
     ``total`` is for agents, whose "no" must not tell about a cell: every table with these columns is encoded.
     What is no number is missing, and a row whose label is none of the classes is a row of zeros, which has no
-    gradient. It is counted in the report.
+    gradient. It is counted in the report. Owners are told apart as they are written, blanks and all: which
+    of them are one person is for :class:`dpadmm.privacy.unit.PrivacyUnit` to say.
     """
     columns = [column.name for column in schema.columns]
     others = [name for name in (label.column if label else None, by) if name is not None]
@@ -168,7 +169,7 @@ class _Owners:
         return numbers
 
     def _number(self, text: str | None) -> int:
-        name = (text or "").strip()
+        name = (text or "") if self._total else (text or "").strip()
         if not name and not self._total:
             raise DataError(f"column {self._by!r} has a missing cell, so it is not known whose that row is")
         return self._numbers.setdefault(name, len(self._numbers))

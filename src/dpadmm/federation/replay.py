@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array, vstack
@@ -20,7 +19,7 @@ from dpadmm.errors import DataError
 from dpadmm.features import clip_rows
 from dpadmm.federation.journal import Journal
 from dpadmm.methods.base import Round
-from dpadmm.own_rows import OwnRows
+from dpadmm.own_rows import OwnRows, ProtectedRows
 from dpadmm.privacy.exact_noise import Grid, as_mean, quantise
 from dpadmm.privacy.ledger import Ledger
 from dpadmm.privacy.noise import ExactNoise
@@ -68,7 +67,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     study, names = journal.study, journal.members
     parts = [sites[name].rows.encoded(study) for name in names]
     answers = [_answers(sites[name], study) for name in names]
-    noise = [_noise(study, *part, said) for part, said in zip(parts, answers, strict=True)]
+    noise = [_noise(study, part, said) for part, said in zip(parts, answers, strict=True)]
     entered = {(each.site, each.round): k for k, each in journal.uploads()}
     for name, round in entered:
         if round not in answers[names.index(name)]:
@@ -81,10 +80,10 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     wrong = [k for k, (a, b) in enumerate(zip(again, reached, strict=True), 1) if a.tobytes() != b.tobytes()]
     scaled = [
         numbers
-        / Grid(float(study.problem.loss.lipschitz), numbers.size, len(labels)).noise_scale(
+        / Grid(float(study.problem.loss.lipschitz), numbers.size, len(part.labels)).noise_scale(
             study.noise_multiplier
         )
-        for each, (_, labels) in zip(noise, parts, strict=True)
+        for each, part in zip(noise, parts, strict=True)
         for numbers in each.values()
     ]
     every = np.concatenate([each.ravel() for each in scaled]) if scaled else np.ones(1)
@@ -116,10 +115,10 @@ def _answers(site: Site, study: Study) -> Answers:
     }
 
 
-def _noise(study: Study, features: Any, labels: Floats, answers: Answers) -> dict[int, Integers]:
+def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> dict[int, Integers]:
     """The noise in every answer of a site, by its round: the agent's way is gone again, alone."""
-    problem, m = study.problem, len(labels)
-    own = OwnRows(features, labels, problem.loss)
+    problem, m = study.problem, len(rows.labels)
+    own = OwnRows(rows, problem.loss)
     grid = Grid(float(problem.loss.lipschitz), study.shape[0] * study.shape[1], m)
     method = study.method(m)
     state, out = method.init(problem, PublicSizes(np.array([m]), study.shape[0])), {}
@@ -130,15 +129,16 @@ def _noise(study: Study, features: Any, labels: Floats, answers: Answers) -> dic
     return out
 
 
-def _cohort(parts: list[tuple[Any, Floats]]) -> Rows:
-    features = [clip_rows(each) for each, _ in parts]
+def _cohort(parts: list[ProtectedRows]) -> Rows:
+    features = [clip_rows(each.features) for each in parts]
     together = (
         csr_array(vstack(features, format="csr"))
         if isinstance(features[0], csr_array)
         else np.concatenate(features)
     )
-    offsets = np.concatenate([[0], np.cumsum([len(labels) for _, labels in parts])])
-    return make_rows(together, np.concatenate([labels for _, labels in parts]), offsets=offsets)
+    labels = [each.labels for each in parts]
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in labels])])
+    return make_rows(together, np.concatenate(labels), offsets=offsets)
 
 
 class _Run:

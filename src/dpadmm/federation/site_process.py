@@ -41,7 +41,7 @@ class SiteProcess:
         self._site, self._log = site, log
         self._folder = site.path.parent
         self._identity: Identity = site_identity(self._folder)
-        self._desk = Desk(site.guard, site.policy.rows_per_person, log)
+        self._desk = Desk(site.guard, site.policy.unit.rows, log)
         self._mail: Mailbox | None = None
         self._decided: dict[str, Decision] = {}
         self._worries: set[str] = set()

@@ -20,6 +20,7 @@ from dpadmm.errors import Refusal
 from dpadmm.privacy.exact_noise import Grid, release_sum
 from dpadmm.privacy.ledger import Ledger
 from dpadmm.privacy.policy import Policy, Terms
+from dpadmm.privacy.unit import PrivacyUnit
 
 MAX_MEMO = 2**27
 
@@ -33,6 +34,10 @@ class Study(Protocol):
 
 class PrivateRows(Protocol):
     """The rows of the owner in one study's encoding; they may not change while they are held."""
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """Whose rows go together: no person has more than ``unit.rows`` that are not zero."""
 
     @property
     def n_rows(self) -> int: ...
@@ -79,6 +84,8 @@ class Guard:
                 "the rows here do not fit this study, or it asks for noise that cannot be; its owner sees why"
             )
             raise Refusal("study-unfit", text) from error
+        if rows.unit != self._policy.unit:
+            raise Refusal("study-unfit", "the rows were not limited to the owner's rows per person")
         if rows.shape != terms.shape:
             raise Refusal("study-unfit", f"the rows here make gradients of {rows.shape}, not {terms.shape}")
         self._policy.check_rows(rows.n_rows)
@@ -91,7 +98,7 @@ class Guard:
                 raise Refusal("data-changed", "the rows are not those that this study was enrolled with")
             if not known:
                 self._policy.check_budget(terms, book.promised)
-            pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.rows_per_person}
+            pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.unit.rows}
             about = {**terms._asdict(), **pinned, "salt": salt, "rows": digest}
             cost = terms.n_rounds * self._policy.price(terms)
             self._ledger.reserve(terms.hash, cost, about=about, gaps=terms.gaps)

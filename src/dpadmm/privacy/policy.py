@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dpadmm.errors import Refusal
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
+from dpadmm.privacy.unit import ONE_ROW, PrivacyUnit
 
 
 class Terms(NamedTuple):
@@ -31,7 +32,7 @@ class Terms(NamedTuple):
 class Policy:
     """The owner's limits: total (ε, δ) for any one person across all studies, and what may be asked at all.
 
-    A person has at most ``rows_per_person`` rows, k; every release is charged for all of them: ``(k/z)²``.
+    A person has at most ``unit.rows`` rows, k; every release is charged for all of them: ``(k/z)²``.
     """
 
     epsilon: float
@@ -40,7 +41,7 @@ class Policy:
     losses: frozenset[str]
     max_rounds: int
     min_rows: int
-    rows_per_person: int = 1
+    unit: PrivacyUnit = ONE_ROW
     local_metrics: bool = False
 
     @cached_property
@@ -50,7 +51,7 @@ class Policy:
 
     def price(self, terms: Terms) -> float:
         """μ² of one release, for a person with all the rows one may have."""
-        return (self.rows_per_person / terms.noise_multiplier) ** 2
+        return (self.unit.rows / terms.noise_multiplier) ** 2
 
     def check(self, terms: Terms) -> None:
         """Refuse by what is asked alone, before any row is read."""
