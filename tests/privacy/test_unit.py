@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from cases import prove
+from dpadmm.data.compact import compact_csr
 from dpadmm.data.growing import GrowingArray
 from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import Logistic
@@ -122,7 +123,7 @@ def test_rows_in_a_nameless_file_are_silenced_in_place(kind, monkeypatch):
     matrix = in_a_file(features)
     if kind == "sparse":
         places = in_a_file(np.tile(np.arange(3, dtype=np.int32), 50)[:, None])
-        matrix = csr_array((matrix.reshape(-1), places.reshape(-1), np.arange(0, 151, 3)), shape=(50, 3))
+        matrix = compact_csr(matrix.reshape(-1), places.reshape(-1), np.arange(0, 151, 3), (50, 3))
     assert is_nameless(matrix)
     done = protect(matrix, np.ones(50), PrivacyUnit(1, "who"), ids).features
     assert is_nameless(done)
