@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dpadmm.data.dataset import encode_labels
-from dpadmm.data.encoded import EncodedTable, encode_table
+from dpadmm.data.encoded import EncodedTable, encode_table, read_owners
 from dpadmm.data.encoding import much
 from dpadmm.data.lines import swallowed
 from dpadmm.data.raw_table import RawTable
@@ -24,6 +24,9 @@ from dpadmm.features import clip_rows, with_intercept
 from dpadmm.own_rows import ProtectedRows, protect
 from dpadmm.privacy.unit import Ids, Persons, PrivacyUnit
 from dpadmm.study import Study
+
+TABLES = (".csv", ".parquet")
+"""Files with named columns; others are read as they are."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,13 @@ class SiteRows:
 
     def persons(self) -> Persons:
         """Whose rows there are: for the owner only."""
+        person, label = self.unit.column, () if self.label is None else (self.label,)
+        if person is not None and self.table.suffix.lower() in TABLES:  # where any cell may be an id, or none
+            try:
+                codes, spellings = read_owners(self.table, person, label)
+            except StudyError as problem:
+                raise DataError(str(problem)) from None
+            return self.unit.persons(Ids(codes, spellings), len(codes))
         raw = self._read(())
         return self.unit.persons(self._ids(raw), len(raw.labels))
 
@@ -51,8 +61,7 @@ class SiteRows:
                     f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature"
                 )
         if (encoded := self._encoded_table(study)) is not None:
-            ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
-            return protect(encoded.features, encoded.labels, self.unit, ids)
+            return protect(encoded.features, encoded.labels, self.unit, _ids_of(encoded))
         raw = self._read(study.features)
         try:
             labels = encode_labels(raw.labels, task=study.problem.loss.task, classes=study.classes)
@@ -74,6 +83,12 @@ class SiteRows:
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
             told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")
+        persons = self.unit.persons(_ids_of(encoded), report.rows)
+        if persons.n_without_id or persons.n_ambiguous:
+            told.append(
+                f"{persons.n_without_id:,} rows have no id, and {persons.n_ambiguous:,} ids are written in "
+                "different ways; such rows count as rows of zeros."
+            )
         doubts = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
         for kind, doubt in doubts.items():
             many = ", ".join(f"{name!r} {n:,}" for name, n in much(report.columns, report.rows, kind).items())
@@ -116,7 +131,7 @@ class SiteRows:
         """The columns and the label to read from a table of named columns; None for other files."""
         if study.schema is not None and study.label is not None:
             return study.schema, replace(study.label, column=self.label or study.label.column)
-        if self.table.suffix.lower() not in (".csv", ".parquet"):
+        if self.table.suffix.lower() not in TABLES:
             return None  # without names, or by numbers: such files are read as they are
         if self.label is None:
             raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
@@ -126,3 +141,7 @@ class SiteRows:
         classes = study.classes or ((-1, 1) if task == "binary" else None)
         label = Label(self.label, classes=classes, plain=classes is None)
         return plain_schema(study.features), label
+
+
+def _ids_of(encoded: EncodedTable) -> Ids | None:
+    return None if encoded.groups is None else Ids(encoded.groups, encoded.owners)

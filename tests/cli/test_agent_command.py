@@ -306,6 +306,17 @@ def test_leave_ends_a_study_and_frees_what_it_did_not_use(cli, begun, study_file
     assert unknown.code == 2
 
 
+def test_rows_without_a_usable_id_are_told_to_the_owner(cli, begun, study_file):
+    with (begun.parent / "table.csv").open("a") as file:
+        file.write("x,0.1,,0.5,no\nx,0.1,A,0.5,no\n")
+    assert "For your eyes only: 1 rows have no id, and 1 ids are written in different ways" in text_of(
+        cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    )
+    said = text_of(cli("agent", "check", begun).succeeded())
+    assert "9 rows of 5 persons; 4 rows are used." in said
+    assert "1 row has no id; 1 id is written in different ways (7 and 007, say)." in said
+
+
 def test_rows_that_a_study_cannot_use_are_told_to_the_owner(cli, begun, study_file):
     table = begun.parent / "table.csv"
     table.write_text(table.read_text() + "x,much,f,0.5,perhaps\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +106,19 @@ def encode_table(
             names,
             encoder.report,
         )
+
+
+def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers, tuple[str, ...]]:
+    """Whose every row is, as written and whatever it is: numbers, and the spellings that they stand for.
+
+    Columns named in ``also`` have to be there.
+    """
+    owners = _Owners(by, total=True)
+    numbers = [owners.numbers_of(batch.column(by)) for batch in open_batches(path, [by, *also])]
+    if not numbers:
+        raise DataError(f"{path} has no rows")
+    places, names = owners.sorted()
+    return _renamed(np.concatenate(numbers), places), names
 
 
 def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
