@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from dpadmm.errors import Refusal
-from dpadmm.privacy.exact_noise import Grid
+from dpadmm.privacy.exact_noise import Grid, release_sum
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
@@ -111,3 +111,24 @@ def points_for(shape: tuple[int, int]) -> list[Any]:
     last = np.zeros(shape)
     last[-1] = 1e6 * signs[-1]
     return [np.zeros(shape), last, -last, 40.0 * signs, 1e154 * signs, LIMIT * signs]
+
+
+@dataclass
+class Releases:
+    """Every exact release of a run in this process: its grid, and the whole numbers that were released."""
+
+    told: list[tuple[Grid, Any]] = field(default_factory=list)
+
+    def __call__(self, total: Any, grid: Grid, noise_multiplier: float, **more: Any) -> Any:
+        answer = release_sum(total, grid, noise_multiplier, **more)
+        self.told.append((grid, answer))
+        return answer
+
+
+@contextmanager
+def recorded() -> Iterator[Releases]:
+    """The real releases of cohorts in this process, written down as they are made."""
+    releases = Releases()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpadmm.privacy.noise.release_sum", releases)
+        yield releases
