@@ -6,16 +6,9 @@ played on a table D and on D', where one row is another one, with refusals of ev
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import logging
-import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,15 +18,13 @@ import pytest
 from scipy.sparse import csr_array
 
 from dpadmm.agent import Agent
-from dpadmm.errors import Refusal
 from dpadmm.privacy.exact_noise import Grid
 from dpadmm.privacy.guard import Guard
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.study import Study
 from guards import POLICY, STUDY, D, M, consensus, guarded, memory_folder, own, rows
+from neighbours import LIMIT, LONG, Seen, allowed_steps, steps_between, watched
 
-LONG = os.environ.get("DPADMM_TORTURE") == "1"
-LIMIT = 1.7e308
 WIDE = replace(POLICY, losses=frozenset({"logistic", "huber", "squared", "softmax"}), epsilon=8.0)
 CLASSES = {"logistic": (-1, 1), "huber": None, "squared": None, "softmax": (0, 1, 2)}
 POINTS = np.array(
@@ -85,70 +76,6 @@ def table(loss: str, neighbour: str | None) -> tuple[Any, Any]:
     elif neighbour:
         features[2], labels[2] = ROWS[neighbour], ODD_LABELS[loss]
     return features, labels
-
-
-class Chance:
-    """``os`` with randomness from a seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed, self.calls = seed, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def urandom(self, count: int) -> bytes:
-        self.calls += 1
-        return hashlib.shake_128(f"{self.seed} {self.calls}".encode()).digest(count)
-
-
-class Clock:
-    """A clock that stands still."""
-
-    @staticmethod
-    def now(_: object) -> datetime:
-        return datetime(2024, 1, 1, tzinfo=UTC)
-
-
-@dataclass(eq=False)
-class Seen(logging.Handler):
-    """Everything that somebody outside sees of an agent: uploads, and all the rest."""
-
-    uploads: list[Any] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__(level=0)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(f"{record.name} {record.levelno} {record.getMessage()}")
-
-    def ask(self, act: Callable[..., Any], *words: Any) -> None:
-        try:
-            answer = act(*words)
-            self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.said.append(repr(answer))
-        except Refusal as refused:
-            self.said.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
-
-
-@contextmanager
-def watched(seen: Seen, seed: int) -> Iterator[None]:
-    out, root = io.StringIO(), logging.getLogger()
-    level = root.level
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        chance = Chance(seed)
-        for module in ("exact_noise", "guard", "ledger"):
-            patch.setattr(f"dpadmm.privacy.{module}.os", chance)
-        patch.setattr("dpadmm.privacy.ledger.datetime", Clock)
-        stack.enter_context(redirect_stdout(out))
-        stack.enter_context(redirect_stderr(out))
-        root.addHandler(seen)
-        root.setLevel(0)
-        try:
-            yield
-        finally:
-            root.removeHandler(seen)
-            root.setLevel(level)
-    seen.said.append(f"on the screen: {out.getvalue()}")
 
 
 def played(
@@ -239,9 +166,9 @@ def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity(loss,
         other = played(folder, study, neighbour, sparse=sparse)
     assert other.said == one.said
     grid = Grid(study.terms.lipschitz, D * study.shape[1], M)
-    moved = [np.linalg.norm((a - b).astype(float)) for a, b in zip(one.uploads, other.uploads, strict=True)]
+    moved = [steps_between(a, b) for a, b in zip(one.uploads, other.uploads, strict=True)]
     assert len(moved) > len(POINTS)
-    assert max(moved) <= grid.sensitivity / grid.step
+    assert max(moved) <= allowed_steps(grid)
     assert max(moved) > 0.0
 
 

@@ -1,0 +1,308 @@
+"""From an owner's file to the wire: whoever's rows are replaced, only noise is between the two worlds.
+
+The tables are files, with persons who have many rows, several spellings of an id, or none; cells may hold
+anything. Everything is read, encoded, guarded, answered, packed and recorded by the real parts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from cases import prove
+from dpadmm.federation.certificates import Authority
+from dpadmm.federation.joining import join, make_request
+from dpadmm.federation.messages import HEAD, Kind, Message, packed, unpacked
+from dpadmm.federation.site_process import STATUS, SiteProcess
+from dpadmm.federation.site_studies import decide
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy.book import Book
+from dpadmm.privacy.exact_noise import Grid, quantise
+from dpadmm.privacy.guard import Enrolled, Guard
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.privacy.statement import of_account
+from dpadmm.site import FORMAT, Site, read_site
+from dpadmm.study import Study
+from guards import memory_folder
+from neighbours import LONG, Seen, allowed_steps, points_for, steps_between, watched
+from person_tables import ROUNDS, Neighbours, PersonTable, neighbours, person_study
+
+brief = settings(prove, phases=set(Phase) - {Phase.explain})
+often = settings(brief, max_examples=20_000 if LONG else 250)
+seldom = settings(brief, max_examples=2_000 if LONG else 25)
+
+LIMITS = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "methods": ["dp_admm", "dp_sgd"],
+    "losses": ["logistic", "softmax", "squared", "huber"],
+    "max_rounds": 50,
+    "min_rows": 2,
+}
+
+
+def site_of(folder: Path, table: PersonTable, person: dict[str, Any]) -> Site:
+    """A site in a folder, read from its files."""
+    folder.mkdir(mode=0o700)
+    sections = {
+        "data": {"table": table.write(folder), "label": "outcome"},
+        "person": person,
+        "limits": LIMITS,
+    }
+    lines = [f'format = "{FORMAT}"', 'ledger = "ledger"']
+    for name, section in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+    (folder / "site.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return read_site(folder / "site.toml")
+
+
+def two_sites(folder: Path, pair: Neighbours) -> list[Site]:
+    return [
+        site_of(folder / name, table, pair.person) for name, table in (("a", pair.one), ("b", pair.other))
+    ]
+
+
+# What the guard sums
+
+
+def _dense(rows: OwnRows) -> tuple[Any, Any]:
+    features, labels = rows._rows.features, rows._rows.labels
+    return features.toarray() if hasattr(features, "toarray") else np.asarray(features), labels
+
+
+@often
+@given(neighbours())
+def test_a_person_moves_a_sum_by_at_most_what_is_charged_for(pair: Neighbours) -> None:
+    """At every point; and whatever the cells were: k rows that were there and k that came, and no more."""
+    study = pair.study
+    with memory_folder() as folder:
+        one, other = (site.open_rows(study) for site in two_sites(folder, pair))
+    assert one.n_rows == other.n_rows
+    assert one.shape == other.shape == study.shape
+    grid = Grid(study.terms.lipschitz, study.shape[0] * study.shape[1], one.n_rows)
+    for point in points_for(study.shape):
+        sums = [quantise(rows.gradient_sum(point, grid.row_bound), grid) for rows in (one, other)]
+        assert steps_between(*sums) <= allowed_steps(grid, pair.k)
+    (a, b), (c, d) = _dense(one), _dense(other)
+    there, came = a.any(axis=1), c.any(axis=1)
+    moved = (a != c).any(axis=1) | ((b != d) & there & came)
+    assert there[moved].sum() + came[moved].sum() <= 2 * pair.k
+    assert one.n_rows == len(pair.one.rows)
+
+
+# What leaves
+
+CLOCKS = tuple(
+    f"dpadmm.{name}" for name in ("privacy.ledger", "federation.site_process", "federation.site_studies")
+)
+HASHES = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+@dataclass(eq=False)
+class Heard(Seen):
+    """What an aggregator hears of a site, what stands in public files, and answers by their points."""
+
+    wire: list[bytes | None] = field(default_factory=list)
+    facts: list[Any] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
+
+    def hear(self, study: Study, said: bytes | None) -> None:
+        """A message as it is; of an upload the head and the length, since numbers are noisy."""
+        if said is not None:
+            kind = unpacked(said, study=study.hash, shape=study.shape, from_site=True).kind
+            said = said[: HEAD.size] + b"." * len(said[HEAD.size :]) if kind is Kind.UPLOAD else said
+        self.wire.append(said)
+
+
+@cache
+def _joined() -> Path:
+    """The ``network/`` of a site that has joined; one for all, since it is not of rows."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=4222)
+    (folder / "site").mkdir(mode=0o700)
+    join(folder / "site", authority.approve(make_request(folder / "site", "site")))
+    return folder / "site" / "network"
+
+
+def played(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[float]) -> Heard:
+    """A study at a site from its beginning to its end, with a restart, and whatever else may be asked."""
+    heard, study, network = Heard(), pair.study, _joined()
+    direct = replace(study, name="asked directly")
+    with watched(heard, seed=1, clocks=CLOCKS):
+        site = site_of(folder / "site", table, pair.person)
+        shutil.copytree(network, folder / "site" / "network")
+        site.begin()
+        _review(heard, site, study)
+        decide(site.path.parent, study, "accepted")
+        requests = [_request(study, i + 1, size) for i, size in enumerate(sizes)]
+        with _serving(heard, site) as say:
+            for data in (_call(study), requests[0], requests[0], *_refused(study), requests[1], requests[0]):
+                heard.hear(study, say(study.hash, data))
+            heard.facts.append(say("ab" * 32, _call(study)))
+        with site.guard() as guard:
+            _direct(heard, guard, direct)
+            heard.answers += [answer for _, answer, _ in _comparable(guard, study)]
+        with _serving(heard, site) as say:
+            for data in (_call(study), requests[1], *requests[2:], *_refused(study), _end(study)):
+                heard.hear(study, say(study.hash, data))
+        with site.guard() as guard:
+            heard.answers += [answer for _, answer, _ in _comparable(guard, study)]
+        decide(site.path.parent, study, "left")
+        with _serving(heard, site) as say:
+            for data in (_call(study), requests[0], b"garbage"):
+                heard.hear(study, say(study.hash, data))
+        _books(heard, site, pair)
+    heard.said = [HASHES.sub("HASH", line.replace(str(folder), "FOLDER")) for line in heard.said]
+    return heard
+
+
+@contextmanager
+def _serving(heard: Heard, site: Site) -> Iterator[Callable[[str, bytes], bytes | None]]:
+    """The site's process as it runs, without its connection; its desk, its log and its status."""
+    process = SiteProcess(site, logging.getLogger("a site"))
+    desk = process._desk
+    desk.open()
+    try:
+        process._heed()
+        yield desk.answer
+        process._write_status(connected=True, running=True)
+        heard.facts.append((site.path.parent / STATUS).read_text())
+    finally:
+        desk.close()
+
+
+def _call(study: Study) -> bytes:
+    return packed(Message(Kind.CALL, study.hash))
+
+
+def _end(study: Study) -> bytes:
+    return packed(Message(Kind.END, study.hash, ROUNDS))
+
+
+def _request(study: Study, round: int, size: float) -> bytes:
+    d, p = study.shape
+    signs = np.where(np.arange(d * p).reshape(d, p) % 2, -1.0, 1.0)
+    return packed(Message(Kind.REQUEST, study.hash, round, size * signs))
+
+
+def _refused(study: Study) -> list[bytes]:
+    """Forked, skipped and absurd rounds, other shapes, no numbers, and no messages at all."""
+    right = _request(study, 2, 1.0)
+    odd = [packed(Message(Kind.REQUEST, study.hash, 2, each)) for each in (np.ones((1, 1)), np.ones((40, 9)))]
+    return [
+        _request(study, 1, 0.125),
+        _request(study, ROUNDS, 1.0),
+        _request(study, ROUNDS + 1, 1.0),
+        _request(study, 2, np.nan),
+        _request(study, 2, np.inf),
+        *odd,
+        right[:-1],
+        right + b"x",
+        b"",
+        b"dpAM",
+        packed(Message(Kind.UPLOAD, study.hash, 2, np.ones(study.shape), n_rows=5, rows_per_person=1)),
+        packed(Message(Kind.CALL, "cd" * 32)),
+    ]
+
+
+def _review(heard: Heard, site: Site, study: Study) -> None:
+    """Whether studies can be enrolled, by the rehearsal of ``agent review``: no cell decides it."""
+    for each in (
+        study,
+        person_study("logistic", "plain"),
+        replace(study, training={**study.training, "n_rounds": 51}),
+        replace(study, training={**study.training, "noise_multiplier": 0.2}),
+        Study(name="no such column", features=("height",), training=study.training, **_kept(study)),
+        Study(name="ids", features=("id",), training=study.training, **_kept(study)),
+    ):
+        heard.ask(lambda each=each: _public(site.rehearse(each, Book())))
+
+
+def _kept(study: Study) -> dict[str, Any]:
+    return {"classes": study.classes, "provenance": study.provenance}
+
+
+def _public(enrolled: Enrolled) -> Any:
+    return enrolled.terms, enrolled.grid, enrolled.rows.shape, enrolled.rows.n_rows
+
+
+def _direct(heard: Heard, guard: Guard, study: Study) -> None:
+    """The guard itself, at the same points in both worlds."""
+    heard.facts.append(_public(guard.enrol(study)))
+    for round, point in enumerate(points_for(study.shape), 1):
+        heard.answers.append(guard.answer(study.hash, round, point))
+    for point in (np.ones(study.shape), np.full(study.shape, np.nan), np.ones((1, 1))):
+        heard.ask(guard.answer, study.hash, 2, point)
+
+
+def _comparable(guard: Guard, study: Study) -> list[Any]:
+    """Answers at points that both worlds have in common: later ones of DP-ADMM are the agent's own."""
+    guard.enrol(study)
+    told = guard.transcript(study.hash)
+    return told if study.settings.method == "dp_sgd" else told[:1]
+
+
+def _books(heard: Heard, site: Site, pair: Neighbours) -> None:
+    """What the ledger shows and states; and that all k rows of a person were charged for."""
+    book, k = read_ledger(site.ledger), pair.k
+    heard.facts.append((book.cap, book.spent, book.promised, book.seq, [each.kind for each in book.records]))
+    account = book.accounts[pair.study.hash]
+    heard.facts.append(of_account(pair.study.hash, account, site="site", version="1").as_bytes())
+    for account in book.accounts.values():
+        price = (k / pair.study.noise_multiplier) ** 2
+        assert account.reservation.mu_squared == ROUNDS * price
+        assert account.spent == len(account.rounds) * Fraction(price)
+        heard.facts.append({name: each for name, each in account.about.items() if name != "rows"})
+        # The digest of a request has the agent's point in it, which follows from noisy sums; content is one
+        heard.facts.append([each._replace(content="", digest="") for each in account.rounds.values()])
+
+
+@seldom
+@given(neighbours(), st.lists(st.sampled_from((0.0, 1.0, -30.0, 1e6, 1e150)), min_size=3, max_size=3))
+def test_of_a_person_nothing_leaves_a_site_but_noisy_sums(pair: Neighbours, sizes: list[float]) -> None:
+    heard = []
+    for table in (pair.one, pair.other):
+        with memory_folder() as folder:
+            heard.append(played(folder, pair, table, sizes))
+    one, other = heard
+    assert one.wire == other.wire
+    assert one.facts == other.facts
+    assert one.said == other.said
+    study = pair.study
+    grid = Grid(study.terms.lipschitz, study.shape[0] * study.shape[1], len(pair.one.rows))
+    moved = [steps_between(a, b) for a, b in zip(one.answers, other.answers, strict=True)]
+    assert len(moved) >= len(points_for(study.shape)) + 2
+    assert max(moved) <= allowed_steps(grid, pair.k)
+
+
+def test_a_study_that_is_played_has_uploads_and_every_refusal() -> None:
+    """What the test above compares is there to be compared."""
+    row = ("7", "100", "60", "north", "high", "yes", "", "yes")
+    table = PersonTable(6 * (row,), "csv", "text")
+    told = []
+    for absences in (False, True):
+        study = person_study("logistic", method="dp_sgd", absences=absences)
+        with memory_folder() as folder:
+            heard = played(folder, Neighbours(table, table, 2, True, study, ()), table, [0.0, 1.0, 1e6])
+        about = {"study": study.hash, "shape": study.shape, "from_site": True}
+        told += [unpacked(each, **about) for each in heard.wire if each]
+    assert {each.kind for each in told} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
+    codes = "request-malformed round-forked round-gap round-old round-over study-closed"
+    assert sorted({each.code for each in told} - {""}) == codes.split()
+    assert {each.n_rows for each in told} == {0, 6}

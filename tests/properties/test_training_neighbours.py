@@ -1,0 +1,241 @@
+"""Training in one process: whichever row is replaced, the first noisy sums move by at most what noise is for.
+
+``train`` on a file, ``simulate`` with exact noise, and the estimators. The unit is a row. All entropy comes
+from a seed, so that both worlds deal rows and draw noise alike, unless the rows themselves decide.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from cases import prove
+from dpadmm import Dataset, simulate
+from dpadmm.cli.train import encode
+from dpadmm.errors import PrivacyLeakWarning
+from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
+from dpadmm.model import model_of
+from dpadmm.study_run import run_study
+from guards import memory_folder
+from neighbours import LONG, Releases, Seen, allowed_steps, recorded, steps_between, watched
+from person_tables import COLUMNS, OUTCOMES, POLES, PersonTable, Row, person_study
+
+some = settings(prove, phases=set(Phase) - {Phase.explain}, max_examples=2_000 if LONG else 25)
+
+
+@dataclass
+class World:
+    """What is public of a run, and its releases."""
+
+    public: Any
+    releases: Releases
+    said: list[str]
+    first: Any = None
+
+
+def world(run: Callable[[], tuple[Any, Any]]) -> World:
+    """Run it under the chance and the clock that all worlds have in common."""
+    seen = Seen()
+    with watched(seen, seed=1), recorded() as releases, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        public, first = run()
+    seen.said += [f"{each.category.__name__}: {each.message}" for each in caught]
+    return World(public, releases, seen.said, first)
+
+
+def check(one: World, other: World, n_agents: int) -> None:
+    """All that is public is the same; in the first round one agent's sum moved, by at most S."""
+    assert one.public == other.public
+    assert one.said == other.said
+    told = list(zip(one.releases.told, other.releases.told, strict=True))
+    assert len(told) >= n_agents
+    assert all(grid == twin for (grid, _), (twin, _) in told)
+    moved = [steps_between(a, b) / allowed_steps(grid) for (grid, a), (_, b) in told[:n_agents]]
+    assert sum(each > 0.0 for each in moved) <= 1
+    assert max(moved) <= 1.0
+
+
+# dpadmm train
+
+ODD = {
+    "age": ("", None, "500", "-3", "1e308", "-1e308", "0.001"),
+    "bmi": ("", None, "500", "-1e300", "1e18"),
+    "region": ("", None, "elsewhere", "north ", "other", 'say "so"', "a,b"),
+    "grade": ("", None, "best", " high"),
+    "smoker": ("", None, "perhaps", "TRUE", "f"),
+    "note": ("two\nlines", "x"),
+}
+
+
+@st.composite
+def bodies(draw: Any, outcomes: tuple[str, ...]) -> Row:
+    """A row without its owner, with a label that the study knows: others are refused here, by their row."""
+    cells = list(POLES[draw(st.sampled_from(("top", "bottom", "inside")))])
+    for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
+        column = draw(st.sampled_from(COLUMNS[1:-1]))
+        cells[COLUMNS.index(column) - 1] = draw(st.sampled_from(ODD[column]))
+    return (*cells, draw(st.sampled_from(outcomes)))
+
+
+@st.composite
+def trainings(draw: Any) -> tuple[Any, list[PersonTable], str | None, int | None]:
+    """A study, a table and its neighbour, and how the rows are given to agents."""
+    study = draw(
+        st.builds(
+            person_study,
+            st.sampled_from(("huber", "logistic", "squared", "softmax")),
+            st.sampled_from(("mixed", "sparse", "shortened")),
+            intercept=st.booleans(),
+            method=st.sampled_from(("dp_sgd", "dp_admm")),
+        )
+    )
+    outcomes = OUTCOMES["numbers"] if study.classes is None else study.classes
+    body = bodies(outcomes)
+    bare = draw(st.lists(body, min_size=6, max_size=14))
+    owners = "abab" + draw(st.text("ab", min_size=len(bare) - 4, max_size=len(bare) - 4))
+    whole = [(owner, *row) for owner, row in zip(owners, bare, strict=True)]
+    place = draw(st.integers(0, len(whole) - 1))
+    other = [*whole[:place], (whole[place][0], *draw(body)), *whole[place + 1 :]]
+    form = draw(st.sampled_from(("csv", "parquet text", "parquet coded", "parquet typed")))
+    by = draw(st.sampled_from(("id", None)))
+    agents = None if by else draw(st.sampled_from((None, 1, 2, 3)))
+    return study, [PersonTable(tuple(each), form, "text") for each in (whole, other)], by, agents
+
+
+@some
+@given(trainings())
+def test_training_on_a_file_tells_of_a_row_by_noisy_sums_alone(case: Any) -> None:
+    study, tables, by, agents = case
+
+    def run(table: PersonTable) -> tuple[Any, Any]:
+        with memory_folder() as folder:
+            rows = encode(study, folder / table.write(folder), by=by)
+            result = run_study(study, rows, n_agents=agents or 1)
+            model = model_of(result)
+            about = (model.task, model.classes, model.feature_names, model.weights.shape, model.privacy)
+        facts = (result.names, result.n_rows, result.history.shape, result.outcome.rounds)
+        public = (result.statement.as_bytes(), result.privacy.as_json(), facts, about)
+        return public, result.history[1]
+
+    one, other = (world(lambda table=table: run(table)) for table in tables)
+    n_agents = 2 if by else agents or 1
+    check(one, other, n_agents)
+    if study.settings.method == "dp_sgd":  # the first model is the mean of uploads, times the step
+        sizes = {grid.n_rows: grid for grid, _ in one.releases.told}
+        most = max(grid.sensitivity / m for m, grid in sizes.items()) / n_agents
+        moved = float(np.linalg.norm(one.first - other.first))
+        assert moved <= study.settings.learning_rate * most * (1.0 + 1e-9)
+
+
+# simulate(exact_noise=True)
+
+TASKS = {"logistic": "binary", "softmax": "multiclass", "squared": "regression", "huber": "regression"}
+SIZES = [0.0, 5e-324, 1e-170, 1e-12, 0.3, 1.0, 1e3, 1e150]
+CELLS = st.builds(np.multiply, st.sampled_from(SIZES), st.sampled_from([-1.0, 1.0]))
+ROWS = st.lists(CELLS, min_size=3, max_size=3)
+
+
+def _label(loss: str, sign: float, size: float) -> float:
+    if TASKS[loss] == "binary":
+        return sign
+    return float(size > 0.5) + float(sign > 0.0) if TASKS[loss] == "multiclass" else sign * size
+
+
+@st.composite
+def arrays(draw: Any, loss: str) -> tuple[Any, Any, Any, Any]:
+    """Rows and labels, and the same with one of them replaced."""
+    label = st.builds(
+        lambda sign, size: _label(loss, sign, size),
+        st.sampled_from([-1.0, 1.0]),
+        st.sampled_from([0.0, 1.0, 1e6]),
+    )
+    x = np.array(draw(st.lists(ROWS, min_size=8, max_size=12)))
+    y = np.array(draw(st.lists(label, min_size=len(x), max_size=len(x))))
+    x2, y2, place = x.copy(), y.copy(), draw(st.integers(0, len(x) - 1))
+    x2[place], y2[place] = draw(ROWS), draw(label)
+    return x, y, x2, y2
+
+
+@some
+@given(st.data())
+def test_a_simulation_with_exact_noise_tells_of_a_row_by_noisy_sums_alone(data: Any) -> None:
+    loss = data.draw(st.sampled_from(sorted(TASKS)))
+    x, y, x2, y2 = data.draw(arrays(loss))
+    partition, sparse = data.draw(st.sampled_from(("equal", "unequal", "groups"))), data.draw(st.booleans())
+    groups = np.arange(len(y)) % 2 if partition == "groups" else None
+    choices = {
+        "loss": loss,
+        "method": data.draw(st.sampled_from(("dp_admm", "dp_sgd"))),
+        "intercept": data.draw(st.booleans()),
+        "metrics_every": data.draw(st.sampled_from((0, 1))),
+        "test_rows": data.draw(st.sampled_from((0, 2))) if partition == "equal" else 0,
+        "participation": data.draw(st.sampled_from((1.0, 0.6))),
+        "partition": partition,
+        "partition_spread": 0.1,
+        "n_agents": 2,
+        "seed": data.draw(st.sampled_from((3, None))),
+    }
+    classes = {"binary": (-1, 1), "multiclass": (0, 1, 2)}.get(TASKS[loss])
+
+    def run(features: Any, labels: Any) -> tuple[Any, Any]:
+        dataset = Dataset("rows", csr_array(features) if sparse else features, labels, classes, groups)
+        result = simulate(dataset, epsilon=2.0, n_rounds=4, clip_rows=True, exact_noise=True, **choices)
+        rows, model = result.rows, result.model
+        facts = (rows.n_rows.tolist(), rows.n_features, result.outcome.rounds, result.iterations)
+        shapes = (result.outcome.released.shape, model.weights.shape, sorted(result.trace.columns))
+        public = (result.privacy.as_json(), result.settings, result.constants, facts, shapes, model.privacy)
+        return repr(public), None
+
+    one, other = world(lambda: run(x, y)), world(lambda: run(x2, y2))
+    check(one, other, 2 if choices["participation"] == 1.0 else 1)
+
+
+# The estimators
+
+
+@some
+@given(st.data())
+def test_an_estimator_tells_of_a_row_by_noisy_sums_alone(data: Any) -> None:
+    loss = data.draw(st.sampled_from(sorted(TASKS)))
+    x, y, x2, y2 = data.draw(arrays(loss))
+    sparse, grouped = data.draw(st.booleans()), data.draw(st.booleans())
+    kind = data.draw(st.sampled_from((np.float64, np.float32)))
+    scale = data.draw(st.sampled_from(({"bounds": (-1.0, 1.0)}, {"data_norm": 2.0}, {"bounds": (-2.0, 1.0)})))
+    shared = {**scale, "fit_intercept": data.draw(st.booleans()), "max_iter": 4, "epsilon": 2.0}
+    groups = np.arange(len(y)) % 2 if grouped else None
+
+    def run(features: Any, labels: Any) -> tuple[Any, Any]:
+        features = np.clip(features, -1e30, 1e30).astype(kind)
+        if TASKS[loss] == "regression":
+            model = DPADMMRegressor(y_bounds=(-2.0, 2.0), loss=loss, gradient_bound=0.5, **shared)
+        else:
+            classes = [-1.0, 1.0] if loss == "logistic" else [0.0, 1.0, 2.0]
+            model = DPADMMClassifier(classes=classes, **shared)
+        model.fit(csr_array(features) if sparse else features, labels, groups)
+        shapes = (np.shape(model.coef_), np.shape(model.intercept_), model.n_iter_, model.n_features_in_)
+        return (model.privacy_, shapes, getattr(model, "classes_", np.empty(0)).tolist()), None
+
+    one, other = world(lambda: run(x, y)), world(lambda: run(x2, y2))
+    check(one, other, 2 if grouped else 1)
+
+
+def test_an_estimator_without_bounds_says_so_in_the_same_words_for_all_rows() -> None:
+    x = np.random.default_rng(0).uniform(-1.0, 1.0, (12, 3))
+    y = np.where(x[:, 0] > 0.0, 1.0, -1.0)
+    x2 = x.copy()
+    x2[3] *= 100.0
+
+    def run(features: Any) -> tuple[Any, Any]:
+        return DPADMMClassifier(max_iter=3).fit(features, y).privacy_, None
+
+    one, other = world(lambda: run(x)), world(lambda: run(x2))
+    assert one.public == other.public
+    assert one.said == other.said
+    assert any(PrivacyLeakWarning.__name__ in line for line in one.said)
