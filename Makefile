@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo federation-demo test torture mutants browser lint format bench clean
+.PHONY: demo federation-demo test torture mutants browser strace lint format bench clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -16,12 +16,12 @@ federation-demo: $(READY)
 	$(BIN)/dpadmm federation demo
 
 # one thread of BLAS for each worker: more of them wait for each other
-test: $(READY) browser
+test: $(READY) browser strace
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
 # 100,000 malformed requests, every write, 200 kills of agents, aggregator and broker; about half an hour
-torture: $(READY)
+torture: $(READY) strace
 	DPADMM_TORTURE=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy tests/properties
 
 # known bugs are put into the agent, one by one: does the audit find each?
@@ -36,6 +36,15 @@ browser:
 	echo "installing chromium for the tests of the report"; \
 	{ $$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
 	|| echo "chromium could not be installed; the report's browser tests will be skipped"
+
+# the order in which a ledger's files are written and synced is watched from outside; skipped as above
+strace:
+	@if command -v strace >/dev/null 2>&1; then exit 0; fi; \
+	command -v apt-get >/dev/null 2>&1 || exit 0; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	echo "installing strace for the tests of the ledger"; \
+	{ $$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends strace; } >/dev/null 2>&1 \
+	|| echo "strace could not be installed; the tests of what the ledger syncs will be skipped"
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -129,6 +129,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         """
         _require(mu_squared=cap)
         with _trouble(folder), ExitStack() as held:
+            made = [each.parent for each in (folder, *folder.parents) if create and not each.exists()]
             if create:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not (folder / MARK).exists():
@@ -150,9 +151,10 @@ class Ledger(AbstractContextManager["Ledger"]):
             ledger._extend_mark(book.line()[LINE - (book.seq * LINE - marked) :])
             if book.cap != cap:
                 ledger._append(Record("cap", mu_squared=float(cap)), os.urandom(16))
-            names = os.open(folder, os.O_RDONLY)
-            held.callback(os.close, names)
-            os.fsync(names)
+            for place in (folder, *made):  # a power cut may lose names of new files and folders until then
+                names = os.open(place, os.O_RDONLY)
+                held.callback(os.close, names)
+                os.fsync(names)
             ledger._held = held.pop_all()
         return ledger
 

@@ -1,0 +1,186 @@
+"""A record is on the disk before anyone hears of it: seen in the system calls of a real process.
+
+A killed process leaves what it wrote, synced or not, so kills cannot tell whether a power cut would. The order
+of writes and syncs can: here ``strace`` tells it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dpadmm.privacy.ledger import DATABASE, LINE, MARK, Ledger
+from ledgers import ABOUT, STUDY, digest
+
+CALLS = (
+    "open,openat,creat,mkdir,mkdirat,write,writev,pwrite64,pwritev,pwritev2,fsync,fdatasync,ftruncate,truncate,"
+    "fallocate,rename,renameat,renameat2,link,linkat,unlink,unlinkat,msync,sync,syncfs,sync_file_range"
+)
+CHILD = Path(__file__).parent.parent / "durable_runs.py"
+LASTING = (DATABASE, f"{DATABASE}-wal", MARK)
+"""Files whose bytes a ledger is; SQLite's -shm is an index that is made anew."""
+
+CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+|\?)(.*)$")
+
+
+@dataclass
+class Call:
+    """One system call: its name, the file that it was about, and the text that it wrote."""
+
+    name: str
+    path: Path
+    text: str
+    creates: bool = False
+
+
+def traced(run: str, folder: Path) -> list[Call]:
+    """The calls of a process about files in a folder and around it, and the lines that it said."""
+    strace = shutil.which("strace")
+    out = folder / "trace"
+    words = ["-f", "-y", "-s", "200", "-o", out, "-e", f"trace={CALLS}", "-e", "signal=none"]
+    works = strace is not None and subprocess.run(
+        [strace, "-f", "-y", "-o", os.devnull, "true"], capture_output=True, check=False
+    )
+    if strace is None or not works or works.returncode != 0:
+        reason = "strace is not there, or may not watch processes here"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason}; CI must test what a ledger syncs")
+        pytest.skip(reason)
+    command = [strace, *words, sys.executable, CHILD, run, folder / "made" / "too" / "ledger"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    calls = [call for line in out.read_text(errors="replace").splitlines() if (call := _call(line))]
+    begin = next(i for i, call in enumerate(calls) if call.text.startswith("@begin"))
+    mine = [call for call in calls[begin:] if call.text.startswith("@") or folder in (call.path, *call.path.parents)]
+    assert "unfinished" not in out.read_text(errors="replace")  # one thread alone: the order is the order
+    return mine
+
+
+def _call(line: str) -> Call | None:
+    found = CALL.match(line)
+    if found is None or found[3].startswith("-") or found[3] == "?":
+        return None
+    name, arguments, _, result = found.groups()
+    quoted = re.search(r'"((?:[^"\\]|\\.)*)"', arguments)
+    text = quoted[1] if quoted else ""
+    if name in ("open", "openat", "creat"):
+        return Call(name, Path(text), "", creates="O_CREAT" in arguments or name == "creat")
+    if name in ("mkdir", "mkdirat"):
+        return Call(name, Path(text), "", creates=True)
+    if name.startswith(("rename", "link", "unlink")) or name == "truncate":
+        return Call(name, Path(text), "")
+    about = re.match(r"\d+<([^>]*)>", arguments)
+    said = text.startswith("@") and arguments.startswith("1<")
+    return Call(name, Path(about[1] if about else "."), text if said or name == "write" else "")
+
+
+@dataclass
+class Disk:
+    """What would be left after a power cut now, as far as is promised: what is not synced may be lost."""
+
+    unsynced: dict[str, str] = field(default_factory=dict)
+    names: dict[Path, list[str]] = field(default_factory=dict)
+    records: int = 0
+    written: bool = False
+
+    def take(self, call: Call) -> None:
+        name = call.path.name
+        if call.creates and not name.endswith(("-shm", "-journal")):
+            self.names.setdefault(call.path.parent, []).append(name)
+        elif call.name == "fsync" or (call.name == "fdatasync" and name in LASTING):
+            self.names.pop(call.path, None)  # of a folder fsync alone is said to keep its names
+            self.unsynced.pop(name, None)
+        elif call.name.startswith(("write", "pwrite")) and name in LASTING:
+            if name == MARK and call.text:
+                self._marked()
+            self.written |= name != MARK
+            if name != MARK or call.text:
+                self.unsynced[name] = call.name
+        elif call.name in ("ftruncate", "fallocate", "truncate") and name == MARK:
+            self.unsynced[name] = call.name
+
+    def _marked(self) -> None:
+        assert self.written or self.records == 0, "a record was marked that was not written"
+        assert not self.unsynced.keys() - {MARK}, "a record was marked before it was on the disk"
+        self.records, self.written = self.records + 1, False
+
+    def check(self, when: str) -> None:
+        assert not self.unsynced, f"{when}: not on the disk yet: {self.unsynced}"
+        assert not self.names, f"{when}: names of new files may be lost: {self.names}"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
+    return {run: traced(run, tmp_path_factory.mktemp(run)) for run in ("records", "replies")}
+
+
+RECORDS = {
+    "records": ["opened", "reserve", "reserve", *(f"spend {i}" for i in range(1, 6)), "close", "another cap"],
+    "replies": ["opened", "reserve", "reply", "reply", "reply", "left"],
+}
+
+
+@pytest.mark.parametrize("run", RECORDS)
+def test_when_anyone_hears_of_a_record_it_is_on_the_disk_and_then_its_mark(
+    trace: dict[str, list[Call]], run: str
+) -> None:
+    disk, said = Disk(), []
+    before = 0
+    for call in trace[run]:
+        if not call.text.startswith("@"):
+            disk.take(call)
+            continue
+        line = call.text.removeprefix("@").removesuffix(r"\n")
+        if "lost" in line:  # by the test itself: the next opening completes it
+            disk.unsynced.clear()
+            disk.written = True
+            continue
+        disk.check(line)
+        if line.startswith("record: "):
+            assert disk.records == before + 1, f"{line}: {disk.records - before} records were marked"
+            said.append(line.removeprefix("record: "))
+        before = disk.records
+    expected = RECORDS[run]
+    assert len(said) >= len(expected)
+    assert all(found.startswith(wanted) for found, wanted in zip(said, expected, strict=False))
+
+
+def test_folders_that_were_made_are_synced_where_they_are_named(trace: dict[str, list[Call]]) -> None:
+    for calls in trace.values():
+        opened = next(i for i, call in enumerate(calls) if "record: opened" in call.text)
+        made = [(i, call.path) for i, call in enumerate(calls[:opened]) if call.name.startswith("mkdir")]
+        assert [path.name for _, path in made] == ["made", "too", "ledger"]
+        for i, path in made:
+            assert any(call.name == "fsync" and call.path == path.parent for call in calls[i:opened]), path
+
+
+def test_a_large_record_is_moved_into_the_database_and_synced_there(trace: dict[str, list[Call]]) -> None:
+    """So that the test above has seen a checkpoint, too."""
+    calls = trace["records"]
+    third = next(i for i, call in enumerate(calls) if "spend 3" in call.text)
+    before = next(i for i, call in enumerate(calls) if "spend 2" in call.text)
+    names = {(call.name, call.path.name) for call in calls[before:third]}
+    assert ("pwrite64", DATABASE) in names
+    assert ("fdatasync", DATABASE) in names
+
+
+def test_the_connection_in_use_syncs_every_commit(tmp_path: Path) -> None:
+    for create in (True, False):
+        with Ledger.open(tmp_path / "ledger", cap=1.0, create=create) as ledger:
+            ledger.reserve(STUDY, 0.5, about=ABOUT)
+            for round in (1, 2) if create else (3,):
+                ledger.spend(STUDY, round, digest=digest(round), mu_squared=0.01, upload=b"x")
+                asked = {name: _pragma(ledger, name) for name in ("synchronous", "journal_mode")}
+                assert asked == {"synchronous": 2, "journal_mode": "wal"}
+            assert (tmp_path / "ledger" / MARK).stat().st_size == LINE * ledger.status().seq
+
+
+def _pragma(ledger: Ledger, name: str) -> object:
+    return ledger._database.execute(f"PRAGMA {name}").fetchone()[0]

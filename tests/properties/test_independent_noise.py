@@ -1,0 +1,313 @@
+"""Noise of ``train``, ``simulate`` and the estimators: its own for every agent, round, run and study.
+
+Rows are zeros, so that their gradients are: what agents say is then noise alone, and it is found again from
+models that everyone sees. Nothing is put in place of the sampler.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpadmm.estimators.base as base
+from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
+from dpadmm.arrays import Floats
+from dpadmm.assembly import make_method
+from dpadmm.data.encoded import EncodedTable
+from dpadmm.data.encoding import Report
+from dpadmm.losses import LOSSES
+from dpadmm.methods import DpAdmm
+from dpadmm.privacy.calibration import total_noise_multiplier
+from dpadmm.privacy.exact_noise import Grid
+from dpadmm.privacy.noise import ExactNoise, GradientsWanted
+from dpadmm.problem import make_rows
+from dpadmm.simulation import run
+from dpadmm.study import Study
+from dpadmm.study_run import run_study
+from noise_checks import Watcher, check_independent, check_nothing_shared, check_scale, gradients_said
+
+SIZES = (2, 5, 40, 300)
+ROUNDS, EPSILON, DELTA = 8, 1.0, 1e-5
+SHAPES = {"logistic": (240, 1), "softmax": (80, 3), "squared": (240, 1)}
+CLASSES = {"logistic": (-1, 1), "softmax": (0, 1, 2), "squared": None}
+
+
+def owners() -> Any:
+    return np.repeat(np.arange(len(SIZES)), SIZES)
+
+
+def zeros(loss: str, kind: type = np.float64) -> tuple[Floats, Floats]:
+    """Rows of zeros and labels that fit the loss."""
+    n = sum(SIZES)
+    classes = CLASSES[loss]
+    labels = np.zeros(n) if classes is None else np.asarray(classes, float)[np.arange(n) % len(classes)]
+    return np.zeros((n, SHAPES[loss][0]), kind), labels
+
+
+def standard(said: Floats, c1: float, rounds: int = ROUNDS, sizes: Any = SIZES) -> Floats:
+    """Noise in units of what is promised: z·2c1/m of every agent."""
+    sigma = total_noise_multiplier(EPSILON, DELTA, rounds) * 2.0 * c1 / np.asarray(sizes, float)
+    return said / np.asarray(sigma)[None, :, None, None]
+
+
+def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Floats:
+    """The noise of ``dpadmm train``."""
+    d, _ = SHAPES[loss]
+    study = Study(
+        name=name,
+        features=tuple(f"x{j}" for j in range(d)),
+        classes=CLASSES[loss],
+        training={
+            "loss": loss,
+            "epsilon": EPSILON,
+            "delta": DELTA,
+            "n_rounds": ROUNDS,
+            "regularizer": "none",
+            "intercept": False,
+        },
+    )
+    features, labels = zeros(loss, np.float32)
+    table = EncodedTable(features, labels, owners(), tuple(map(str, range(len(SIZES)))), Report())
+    seen = Watcher()
+    result = run_study(study, table, seed=seed, observers=[seen])
+    assert result.n_rows == SIZES
+    planned = np.full(len(SIZES), ROUNDS)
+    method, _ = make_method(study.settings, study.problem, result.rows, planned, 0)
+    assert isinstance(method, DpAdmm)
+    return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
+
+
+def simulated(loss: str, **more: Any) -> Floats:
+    """The noise of ``simulate``."""
+    features, labels = zeros(loss)
+    seen = Watcher()
+    result = simulate(
+        (features, labels),
+        classes=CLASSES[loss],
+        groups=owners(),
+        loss=loss,
+        epsilon=EPSILON,
+        delta=DELTA,
+        n_rounds=ROUNDS,
+        regularizer="none",
+        intercept=False,
+        test_rows=0,
+        metrics_every=0,
+        observers=[seen],
+        **more,
+    )
+    method, _ = make_method(result.settings, result.problem, result.rows, np.full(len(SIZES), ROUNDS), 0)
+    assert isinstance(method, DpAdmm)
+    return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
+
+
+@dataclass
+class Fits:
+    """Estimators whose runs are watched; nothing of the run is changed."""
+
+    seen: list[tuple[Watcher, Any]]
+
+    def noise(self, loss: str, *, fit: Any = None, **more: Any) -> Floats:
+        model = fit or _estimator(loss, **more)
+        features, labels = zeros(loss)
+        model.fit(features, labels, groups=owners())
+        watcher, result = self.seen[-1]
+        planned = np.full(len(SIZES), ROUNDS)
+        method, _ = make_method(result.settings, result.problem, result.rows, planned, 0)
+        c1 = result.problem.loss.lipschitz
+        return standard(gradients_said(watcher, method, result.problem), c1)
+
+
+def _estimator(loss: str, **more: Any) -> Any:
+    given = {"bounds": (-1.0, 1.0), "fit_intercept": False, "max_iter": ROUNDS, "delta": DELTA, **more}
+    if loss == "squared":
+        return DPADMMRegressor(EPSILON, loss="squared", alpha=0.0, y_bounds=(-1, 1), **given)
+    return DPADMMClassifier(EPSILON, C=np.inf, classes=CLASSES[loss], **given)
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fits]:
+    watched: list[tuple[Watcher, Any]] = []
+
+    def watching(*words: Any, **more: Any) -> Any:
+        watcher = Watcher()
+        result = run(*words, observers=[watcher], **more)
+        watched.append((watcher, result))
+        return result
+
+    monkeypatch.setattr(base, "run", watching)
+    yield Fits(watched)
+
+
+RUNS = {
+    "train": trained,
+    "simulate": simulated,
+    "simulate with exact noise": lambda loss: simulated(loss, exact_noise=True),
+}
+
+
+@pytest.mark.parametrize("loss", SHAPES)
+@pytest.mark.parametrize("how", RUNS)
+def test_noise_of_a_run_is_whole_and_independent(how: str, loss: str) -> None:
+    noise = RUNS[how](loss)
+    assert noise.shape == (ROUNDS, len(SIZES), *SHAPES[loss])
+    check_scale(noise)
+    check_independent(noise)
+
+
+@pytest.mark.parametrize("loss", SHAPES)
+def test_noise_of_an_estimator_is_whole_and_independent_and_fresh_in_every_fit(fits: Fits, loss: str) -> None:
+    model = _estimator(loss)
+    noise = [fits.noise(loss, fit=model), fits.noise(loss, fit=model), fits.noise(loss)]
+    for each in noise:
+        check_scale(each)
+        check_independent(each)
+    check_nothing_shared(*noise)
+
+
+def test_the_model_itself_shows_that_every_fit_has_its_own_noise() -> None:
+    features, labels = zeros("logistic")
+    models = [_estimator("logistic", max_iter=1).fit(features, labels, groups=owners()) for _ in range(12)]
+    coefficients = np.array([model.coef_.ravel() for model in models])
+    coefficients /= coefficients.std()
+    check_independent(coefficients[:, None, :, None])
+
+
+def test_runs_and_studies_share_nothing() -> None:
+    """Not the same study twice, nor two studies at once, nor a simulation with the same seed beside them."""
+    np.random.seed(7)
+    random.seed(7)
+    noise = [trained("logistic"), trained("logistic"), trained("logistic", "another study")]
+    noise += [simulated("logistic", exact_noise=True, seed=7) for _ in range(2)]
+    noise += [simulated("logistic"), simulated("logistic"), simulated("logistic", seed=7)]
+    noise += [simulated("logistic", seed=8), trained("logistic", seed=9)]
+    check_nothing_shared(*noise)
+
+
+def test_a_seed_of_a_simulation_names_its_noise() -> None:
+    np.testing.assert_array_equal(simulated("logistic", seed=7), simulated("logistic", seed=7))
+
+
+def test_seeding_numpy_and_python_does_not_repeat_noise(fits: Fits) -> None:
+    noise = []
+    for _ in range(2):
+        np.random.seed(0)
+        random.seed(0)
+        noise += [trained("logistic"), simulated("logistic", exact_noise=True), fits.noise("logistic")]
+        noise.append(simulated("logistic"))
+    check_nothing_shared(*noise)
+
+
+FORKS = """
+import json, os, random, sys
+import numpy as np
+from dpadmm import DPADMMClassifier, simulate
+
+X, y = np.zeros((60, 40)), np.tile([-1.0, 1.0], 30)
+about = dict(epsilon=1.0, delta=1e-5, n_rounds=2, intercept=False, test_rows=0, metrics_every=0, n_agents=2)
+
+def noise():
+    np.random.seed(1), random.seed(1)
+    exact = simulate((X, y), exact_noise=True, seed=1, **about).outcome.released.ravel()
+    model = DPADMMClassifier(1.0, bounds=(-1, 1), classes=[-1, 1], fit_intercept=False, max_iter=2)
+    return [exact.tolist(), model.fit(X, y).coef_.ravel().tolist()]
+
+noise()  # whatever could be kept is there before the fork
+pipes = []
+for _ in range(2):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        with os.fdopen(writer, "w") as out:
+            json.dump(noise(), out)
+        os._exit(0)
+    os.close(writer)
+    pipes.append(reader)
+said = [noise()]
+for reader in pipes:
+    with os.fdopen(reader) as answer:
+        said.append(json.load(answer))
+    os.wait()
+json.dump(said, sys.stdout)
+"""
+
+
+def test_forked_processes_with_the_same_seeds_draw_different_noise() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said) == 3
+    for kind in zip(*said, strict=True):
+        numbers = np.abs([each for process in kind for each in process])
+        assert len(np.unique(numbers)) == numbers.size
+
+
+@pytest.mark.parametrize("active", [None, np.array([0, 2])])
+def test_every_agent_and_round_gets_the_scale_of_its_own_number_of_rows(active: Any) -> None:
+    """To the last digit: σ in steps is that of the agent's own grid, for all d·p numbers at once."""
+    loss = LOSSES["softmax"](n_outputs=3)
+    asked: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def source(agent: int, round: int) -> Any:
+        def draw(scale: int, count: int) -> Any:
+            assert (agent, round) not in asked
+            asked[agent, round] = scale, count
+            return np.zeros(count, np.int64)
+
+        return draw
+
+    features, labels = zeros("softmax")
+    offsets = np.concatenate([[0], np.cumsum(SIZES)])
+    rows = make_rows(features, labels, order=np.arange(len(labels)), offsets=offsets)
+    z = np.array([1.0, 2.0, 3.0, 4.0])
+    points = np.ones((len(SIZES), *SHAPES["softmax"]))
+    for round in (1, 2):
+        ExactNoise(source).mean_gradients(GradientsWanted(rows, loss, points, z, round, active))
+    agents = range(len(SIZES)) if active is None else active.tolist()
+    assert asked == {
+        (i, round): (Grid(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240)
+        for i in agents
+        for round in (1, 2)
+    }
+
+
+@pytest.mark.parametrize("how", ["dp_sgd", "dp_sgd of samples", "dp_sgd, exact", "admm_pvp"])
+def test_noise_of_the_other_methods_differs_from_round_to_round_and_run_to_run(how: str) -> None:
+    method, _, kind = how.replace(" of samples", ",samples").partition(",")
+    features, labels = np.zeros((20, 240)), np.tile([-1.0, 1.0], 10)
+    runs = []
+    for _ in range(2):
+        seen = Watcher()
+        more: dict[str, Any] = {"learning_rate": 1.0, "sampling": 0.5 if kind == "samples" else 1.0}
+        simulate(
+            (features, labels),
+            method=method,
+            noise_multiplier=10.0,
+            delta=DELTA,
+            n_rounds=ROUNDS,
+            n_agents=1,
+            regularizer="none",
+            intercept=False,
+            test_rows=0,
+            metrics_every=0,
+            exact_noise="exact" in kind,
+            observers=[seen],
+            **(more if method == "dp_sgd" else {}),
+        )
+        models = np.array([np.zeros_like(seen.consensus[0]), *seen.consensus])
+        moves = np.diff(models, axis=0)[:, None]
+        if method == "dp_sgd":
+            moves /= 10.0 * 2.0 / 20 / more["sampling"]
+            check_scale(moves)
+        else:
+            moves /= moves.std()
+        check_independent(moves)
+        runs.append(moves)
+    check_nothing_shared(*runs)

@@ -1,0 +1,268 @@
+"""The constant column is a part of the row: with it no row is longer than 1, and no gradient than c1.
+
+Lengths are computed here in exact fractions of the stored numbers, so that no rounding hides anything.
+"""
+
+from __future__ import annotations
+
+import csv
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+import dpadmm.estimators.base as base
+from cases import prove
+from dpadmm import DPADMMClassifier, DPADMMRegressor, kernels, simulate
+from dpadmm.arrays import Features, Floats
+from dpadmm.data.encoding import Encoder
+from dpadmm.data.schema import Boolean, Category, Number, Plain, Schema
+from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept
+from dpadmm.losses import Logistic, Softmax, Squared
+from dpadmm.own_rows import OwnRows
+from dpadmm.problem import Rows, make_rows
+from dpadmm.simulation import run
+from dpadmm.site import site_from
+from dpadmm.study import Study
+
+STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
+LOSSES = [Logistic(), Squared(gradient_bound=0.5), Softmax(n_outputs=3)]
+
+
+def stored(rows: Floats, storage: str) -> Features:
+    kind, width = storage.split("-")
+    typed = np.asarray(rows, dtype=np.float64 if width == "f64" else np.float32)
+    return typed if kind == "dense" else csr_array(typed)
+
+
+def dense(features: Features) -> Any:
+    return features.toarray() if isinstance(features, csr_array) else np.asarray(features)
+
+
+def longest(features: Features) -> float:
+    """The length of the longest row, its square summed without rounding."""
+    squares = (sum(Fraction(float(x)) ** 2 for x in row) for row in dense(features))
+    return float(max(squares)) ** 0.5
+
+
+def slack(features: Features) -> float:
+    return 4e-16 if features.dtype == np.float64 else 2e-7
+
+
+def check_rows(features: Features, least: float = 0.0) -> None:
+    """At most 1 long with the constant column, which is the last and in every row the same."""
+    assert slack(features) < NORM_SLACK
+    assert least <= longest(features) <= 1.0 + slack(features)
+    column = dense(features)[:, -1]
+    np.testing.assert_allclose(column, INTERCEPT, rtol=1e-15 if features.dtype == np.float64 else 3e-7)
+
+
+def on_the_sphere(seed: int = 0, n: int = 200, d: int = 6) -> Floats:
+    """Rows of length 1 to rounding: in all directions, along the axes, with tiny numbers beside large ones."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n, d)) * 10.0 ** rng.integers(-6, 1, (n, d))
+    rows[:, 0] += 1e-3
+    rows[:d], rows[d] = np.eye(d), np.resize([0.6, 0.8, 0, 0, 0, 0], d)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def test_the_two_shares_are_one_together() -> None:
+    for kind in (np.float64, np.float32):
+        total = sum(Fraction(float(kind(share))) ** 2 for share in (INTERCEPT, BESIDE_INTERCEPT))
+        assert abs(float(total) - 1.0) <= (1e-16 if kind is np.float64 else 1e-7)
+    assert INTERCEPT > 0.2
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_rows_of_length_1_keep_it_with_the_constant_column(storage: str) -> None:
+    with_constant = with_intercept(stored(on_the_sphere(), storage))
+    assert with_constant.dtype == (np.float64 if storage.endswith("64") else np.float32)
+    assert with_constant.shape == (200, 7)
+    check_rows(with_constant, least=1.0 - 1e-6)
+    check_rows(with_intercept(stored(np.zeros((3, 6)), storage)))
+    make_rows(with_constant, np.ones(200))  # its own check agrees
+
+
+@prove
+@given(st.integers(0, 2**32), st.sampled_from(STORAGE), st.floats(1.0, 1e12), st.integers(1, 40))
+def test_rows_beyond_1_are_shortened_before_the_constant_column_comes(
+    seed: int, storage: str, factor: float, d: int
+) -> None:
+    rows = on_the_sphere(seed, 50, d) * factor
+    rows[::2] *= 1.0 + 1e-7
+    check_rows(with_intercept(clip_rows(stored(rows, storage))), least=1.0 - 1e-6)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_rows_within_the_slack_stay_within_it(storage: str) -> None:
+    rows = on_the_sphere() * (1.0 + 0.7 * NORM_SLACK)
+    assert longest(with_intercept(stored(rows, storage))) <= 1.0 + NORM_SLACK
+
+
+# --- tables ------------------------------------------------------------------------------------------------
+
+FEW = (Number("a", (0, 1)), Number("b", (-5, 5)), Boolean("c"))
+MANY = (*FEW, Category("d", tuple(f"v{i}" for i in range(60))))
+PLAIN = tuple(Plain(f"p{i}") for i in range(4))
+WIDE = (*PLAIN, Category("d", tuple(f"v{i}" for i in range(60))))
+SCHEMAS = {
+    "dense": Schema(FEW),
+    "sparse": Schema(MANY),
+    "dense, a smaller norm": Schema(FEW, row_norm=0.7),
+    "sparse, a smaller norm": Schema(MANY, row_norm=0.7),
+    "dense, plain": Schema(PLAIN),
+    "sparse, plain": Schema(WIDE),
+}
+
+
+def cells(n: int = 300) -> Any:
+    """Every number at a bound or beyond it: no row could be longer."""
+    rng = np.random.default_rng(1)
+    table: dict[str, Any] = {
+        "a": rng.choice([0.0, 1.0, -9.0, 9.0], n),
+        "b": rng.choice([-5.0, 5.0, 1e9], n),
+        "c": rng.choice(["true", "false"], n),
+        "d": rng.choice([f"v{i}" for i in range(62)], n),
+    }
+    for i in range(4):
+        table[f"p{i}"] = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3, n)
+    return pa.record_batch({name: pa.array(list(values)) for name, values in table.items()})
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_encoded_tables_count_the_constant_column(name: str) -> None:
+    schema = SCHEMAS[name]
+    assert schema.sparse == name.startswith("sparse")
+    features = Encoder(schema, intercept=True).encode(cells())
+    assert isinstance(features, csr_array) == schema.sparse
+    assert features.shape == (300, len(schema.features) + 1)
+    check_rows(features, least=1.0 - 1e-5)
+    without = Encoder(schema).encode(cells())
+    scaled = dense(without) * np.float32(BESIDE_INTERCEPT)
+    np.testing.assert_allclose(dense(features)[:, :-1], scaled, rtol=1e-6, atol=0.0)
+
+
+# --- gradients ---------------------------------------------------------------------------------------------
+
+
+def gradients(rows: Rows, loss: Any, point: Floats, bound: float) -> list[Floats]:
+    """The gradient of a row that is there twice, by every kernel that there is."""
+    points = point[None]
+    return [
+        kernels.gradient(rows, points, loss, bound=bound)[0],
+        kernels.guarded_sums(rows, points, loss, bound=bound)[0] / 2.0,
+        kernels.reference_gradient(rows, points, loss, None, bound=bound)[0],
+    ]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.parametrize("storage", STORAGE)
+def test_a_gradient_is_shortened_to_c1_as_a_whole(storage: str, loss: Any) -> None:
+    """The constant column's part counts: at a far point the length is c1, not c1 for the rest alone."""
+    data = with_intercept(stored(on_the_sphere(n=8), storage))
+    rng = np.random.default_rng(0)
+    for bound in (loss.lipschitz, 0.25 * loss.lipschitz):
+        for j in range(8):
+            rows = make_rows(data[[j, j]], np.ones(2))
+            wrong = np.array([-1.0] if loss.n_outputs == 1 else [1.0, -1.0, 0.0])
+            point = 1e4 * dense(data)[j].astype(float)[:, None] * wrong * rng.uniform(0.5, 1.0)
+            for found in gradients(rows, loss, point, bound):
+                length = float(np.linalg.norm(found))
+                assert 0.999 * bound <= length <= bound * (1.0 + 1e-12)
+                assert abs(found[-1]).max() > 0.1 * length  # it is in there
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.0 + 1e-7, 7.0])
+@pytest.mark.parametrize("storage", STORAGE)
+def test_an_owners_rows_with_a_constant_column(storage: str, factor: float) -> None:
+    loss = Squared(gradient_bound=0.5)
+    for row in on_the_sphere(n=9)[:9]:
+        own = OwnRows(stored(np.stack([row, row]) * factor, storage), np.ones(2), loss, intercept=True)
+        assert own.shape == (7, 1)
+        check_rows(own._rows.features, least=1.0 - 1e-6)
+        norms = own._rows.norms
+        assert abs(norms[0] - longest(own._rows.features)) < 1e-12
+        total = own.gradient_sum(np.full((7, 1), 1e6), 0.5) / 2.0
+        assert 0.4999 < np.linalg.norm(total) <= 0.5 * (1.0 + 1e-12)
+
+
+# --- whole runs --------------------------------------------------------------------------------------------
+
+
+def check_run(rows: Rows, least: float = 1.0 - 1e-6) -> None:
+    check_rows(rows.features, least)
+    exact = np.linalg.norm(dense(rows.features).astype(float), axis=1)[rows.order]
+    np.testing.assert_allclose(rows.norms, exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("factor", [1.0, 50.0])
+def test_rows_of_a_simulation(storage: str, factor: float) -> None:
+    features = stored(on_the_sphere(n=60) * factor, storage)
+    about: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "n_rounds": 1, "n_agents": 3, "metrics_every": 0}
+    result = simulate(
+        (features, np.tile([-1.0, 1.0], 30)), intercept=True, clip_rows=factor > 1.0, test_rows=0, **about
+    )
+    check_run(result.rows)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("known", [{"data_norm": 2.0}, {"bounds": (-2.0, 2.0)}], ids=["norm", "bounds"])
+def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known: Any) -> None:
+    seen: list[Rows] = []
+
+    def watching(prepared: Any, *words: Any, **more: Any) -> Any:
+        seen.append(prepared.rows)
+        return run(prepared, *words, **more)
+
+    monkeypatch.setattr(base, "run", watching)
+    features = stored(on_the_sphere(n=60) * 2.0, storage)
+    far = features * features.dtype.type(30.0)
+    labels = np.arange(60) % 2
+    for rows in (features, far):
+        DPADMMClassifier(1.0, classes=[0, 1], max_iter=1, **known).fit(rows, labels)
+        DPADMMRegressor(1.0, y_bounds=(0, 1), max_iter=1, **known).fit(rows, labels)
+    assert len(seen) == 4
+    for each in seen:
+        check_run(each, least=1.0 - 1e-6 if "data_norm" in known else INTERCEPT)
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_rows_of_a_site(tmp_path: Path, kind: str) -> None:
+    rows, labels = on_the_sphere(n=40, d=3) * np.where(np.arange(40) % 2, 1.0, 9.0)[:, None], np.ones(40)
+    labels[::3] = -1.0
+    if kind == "csv":
+        with (tmp_path / "table.csv").open("w", newline="") as out:
+            writer = csv.writer(out)
+            writer.writerow(["x0", "x1", "x2", "y"])
+            writer.writerows([*map(repr, map(float, row)), int(y)] for row, y in zip(rows, labels, strict=True))
+    else:
+        np.savez(tmp_path / "table.npz", features=rows, labels=labels)
+    study = Study(
+        name="with a constant",
+        features=("x0", "x1", "x2") if kind == "csv" else ("x1", "x2", "x3"),
+        classes=(-1, 1),
+        training={"noise_multiplier": 20.0, "delta": 1e-5, "n_rounds": 2, "intercept": True},
+    )
+    table = {
+        "format": "dpadmm-site/1",
+        "ledger": "ledger",
+        "data": {"table": f"table.{kind}", **({"label": "y"} if kind == "csv" else {})},
+        "person": {"rows": 1},
+        "limits": {
+            "epsilon": 1.0,
+            "delta": 1e-5,
+            "methods": ["dp_admm"],
+            "losses": ["logistic"],
+            "max_rounds": 5,
+            "min_rows": 2,
+        },
+    }
+    site = site_from(table, tmp_path / "site.toml")
+    check_run(site.open_rows(study)._rows)
