@@ -25,11 +25,11 @@ from dpadmm.data.encoding import Encoder
 from dpadmm.data.schema import Boolean, Category, Number, Plain, Schema
 from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept
 from dpadmm.losses import Logistic, Softmax, Squared
-from dpadmm.own_rows import OwnRows
 from dpadmm.problem import Rows, make_rows
 from dpadmm.simulation import run
 from dpadmm.site import site_from
 from dpadmm.study import Study
+from guards import private
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
 LOSSES = [Logistic(), Squared(gradient_bound=0.5), Softmax(n_outputs=3)]
@@ -183,7 +183,8 @@ def test_a_gradient_is_shortened_to_c1_as_a_whole(storage: str, loss: Any) -> No
 def test_an_owners_rows_with_a_constant_column(storage: str, factor: float) -> None:
     loss = Squared(gradient_bound=0.5)
     for row in on_the_sphere(n=9)[:9]:
-        own = OwnRows(stored(np.stack([row, row]) * factor, storage), np.ones(2), loss, intercept=True)
+        rows = with_intercept(clip_rows(stored(np.stack([row, row]) * factor, storage)))
+        own = private(rows, np.ones(2), loss)
         assert own.shape == (7, 1)
         check_rows(own._rows.features, least=1.0 - 1e-6)
         norms = own._rows.norms
@@ -241,7 +242,9 @@ def test_rows_of_a_site(tmp_path: Path, kind: str) -> None:
         with (tmp_path / "table.csv").open("w", newline="") as out:
             writer = csv.writer(out)
             writer.writerow(["x0", "x1", "x2", "y"])
-            writer.writerows([*map(repr, map(float, row)), int(y)] for row, y in zip(rows, labels, strict=True))
+            writer.writerows(
+                [*map(repr, map(float, row)), int(y)] for row, y in zip(rows, labels, strict=True)
+            )
     else:
         np.savez(tmp_path / "table.npz", features=rows, labels=labels)
     study = Study(

@@ -18,8 +18,7 @@ from dpadmm.arrays import Features, Floats
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.losses import Huber
-from dpadmm.own_rows import OwnRows
-from guards import STUDY, guarded, memory_folder, refusal
+from guards import STUDY, guarded, memory_folder, private, refusal
 
 N, D = 7, 3
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
@@ -42,7 +41,7 @@ def stored(features: Floats, storage: str) -> Any:
 
 
 def digest(features: Features, labels: Floats) -> str:
-    return OwnRows(features, labels, LOSS).digest()
+    return private(features, labels, LOSS).digest()
 
 
 def flipped(values: Any, at: int, bit: int) -> Any:
@@ -183,12 +182,12 @@ def test_a_study_is_not_gone_on_with_when_rows_changed(name: str) -> None:
     features, labels = table()
     other = CHANGES[name](features.copy(), labels.copy())
     with memory_folder() as folder:
-        with guarded(folder, lambda study: OwnRows(features, labels, LOSS)) as guard:
+        with guarded(folder, lambda study: private(features, labels, LOSS)) as guard:
             guard.enrol(STUDY)
-        with guarded(folder, lambda study: OwnRows(*other, LOSS)) as guard:
+        with guarded(folder, lambda study: private(*other, LOSS)) as guard:
             assert refusal(guard.enrol, STUDY).code == "data-changed"
             assert guard._ledger.status().seq == 2  # the cap and the reservation
-        with guarded(folder, lambda study: OwnRows(features, labels, LOSS)) as guard:
+        with guarded(folder, lambda study: private(features, labels, LOSS)) as guard:
             guard.enrol(STUDY)
 
 
@@ -197,13 +196,15 @@ def test_a_study_is_not_gone_on_with_when_one_bit_changed(storage: str) -> None:
     features, labels = table()
     matrix = stored(features, storage)
     with memory_folder() as folder:
-        with guarded(folder, lambda study: OwnRows(matrix, labels, LOSS)) as guard:
+        with guarded(folder, lambda study: private(matrix, labels, LOSS)) as guard:
             guard.enrol(STUDY)
-        others = [(with_part(matrix, flipped(part(matrix), at, 0)), labels) for at in (0, part(matrix).size - 1)]
+        others = [
+            (with_part(matrix, flipped(part(matrix), at, 0)), labels) for at in (0, part(matrix).size - 1)
+        ]
         others += [(matrix, flipped(labels, at, 0)) for at in (0, N - 1)]
         others += [(moved_to(matrix, at), labels) for at in (0, matrix.nnz - 1)] if "csr" in storage else []
         for other in others:
-            with guarded(folder, lambda study, other=other: OwnRows(*other, LOSS)) as guard:
+            with guarded(folder, lambda study, other=other: private(*other, LOSS)) as guard:
                 assert refusal(guard.enrol, STUDY).code == "data-changed"
 
 
