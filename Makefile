@@ -1,4 +1,4 @@
-# make demo | federation-demo | test | torture | mutants | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
+# make demo | federation-demo | test | torture | mutants | fuzz | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo federation-demo test torture mutants browser strace lint format bench clean
+.PHONY: demo federation-demo test torture mutants fuzz browser strace lint format bench clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -27,6 +27,10 @@ torture: $(READY) strace
 # known bugs are put into the agent, one by one: does the audit find each?
 mutants: $(READY)
 	$(BIN)/python tests/audit/mutants.py
+
+# changed messages and files for every reader, half a minute each; what fails or reaches a new branch is kept
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/make_corpus.py --seconds 30
 
 # the report is tested in a real browser; where none can be had, those tests are skipped (and fail if CI=true)
 browser:

@@ -29,6 +29,7 @@ def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
         (b"a = [", "not valid TOML"),
         (b"a = 99999999999999999999", "more than 64 bits"),
         (b"a = " + b"[" * 100_000, "too deep"),
+        (b".".join([b"a"] * 200) + b" = 1", "too deep"),  # without a single bracket
         (b"\xff\xfea\x00", "cannot be read as a text file"),
     ],
 )

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+LONGEST = 1600
+"""Characters of a message; one that quotes a huge value loses the middle of it."""
+
 
 class DpadmmError(Exception):
     """Base of every error that a user of dpadmm can cause or cure."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= LONGEST else f"{text[: LONGEST - 400]} … {text[-390:]}"
 
 
 class StudyError(DpadmmError, ValueError):

@@ -12,11 +12,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
-from zlib import error as ZlibError
+from warnings import catch_warnings
 
 import numpy as np
 
+from dpadmm.archives import BROKEN_ARCHIVE, check_claim
 from dpadmm.arrays import Floats
 from dpadmm.errors import DataError
 from dpadmm.files import atomic_file
@@ -27,10 +27,7 @@ FORMATS = ("dpadmm-model/1", FORMAT)
 
 MOST_BYTES = 2**30
 
-BROKEN = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile, ZlibError, EOFError, RuntimeError,
-    SyntaxError, MemoryError, NotImplementedError, OverflowError,
-)  # fmt: skip
+BROKEN = (*BROKEN_ARCHIVE, KeyError, AttributeError)
 """What NumPy, zipfile and JSON raise for files that are none of ours."""
 
 
@@ -49,10 +46,11 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     """The JSON and the arrays of a file of any known format; one sentence for any other."""
     try:
         raw = _bytes(Path(path))
-        with ZipFile(io.BytesIO(raw)) as archive:
-            if sum(each.file_size for each in archive.infolist()) > MOST_BYTES:
+        with catch_warnings(action="ignore"), np.load(io.BytesIO(raw), allow_pickle=False) as archive:
+            if sum(each.file_size for each in archive.zip.infolist()) > MOST_BYTES:
                 raise ValueError("too large")
-        with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
+            for member in archive.zip.namelist():
+                check_claim(archive.zip, member)
             about = json.loads(str(archive["about"]))
             found = about["format"]
             if found not in FORMATS:
@@ -60,7 +58,10 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
                     f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it"
                 )
             names = ("weights",) if found == FORMATS[0] else ("weights", "history")
-            arrays = {name: np.asarray(archive[name], dtype=float) for name in names}
+            arrays = {name: archive[name] for name in names}
+        if any(each.dtype.kind not in "fiu" for each in arrays.values()):
+            raise ValueError("not numbers")
+        arrays = {name: np.asarray(each, dtype=float) for name, each in arrays.items()}
         return about, arrays
     except DataError:
         raise

@@ -245,7 +245,7 @@ def _meta(table: pa.Table, path: Path) -> dict[str, Any]:
     header = (table.schema.metadata or {}).get(_HEADER)
     try:
         meta = json.loads(header) if header else None
-    except ValueError:
+    except (ValueError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
         raise DataError(
@@ -256,4 +256,6 @@ def _meta(table: pa.Table, path: Path) -> dict[str, Any]:
             f"{path} has format {meta.get('format')} of dpadmm {meta.get('version')}, but this is dpadmm "
             f"{dpadmm.__version__}, which reads format {FORMAT}; use that version or make the file again"
         )
+    if not isinstance(meta.get("grid"), dict):
+        raise DataError(f"{path} is damaged or not a results file; make it again")
     return meta

@@ -11,6 +11,9 @@ from dpadmm.errors import StudyError
 MOST_BYTES = 4_000_000
 """Some 50,000 columns; what is larger is refused unread, since to parse it would take a minute."""
 
+DEEPEST = 100
+"""Tables within tables; none of these files has more than five."""
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The table that a TOML file holds."""
@@ -22,7 +25,7 @@ def read_toml(path: Path) -> dict[str, Any]:
                 f"{path}: larger than {MOST_BYTES // 10**6} MB, which no such file is; is it another one?"
             )
         table = tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
-        _check_numbers(table)
+        _check_values(table)
         return table
     except FileNotFoundError:
         raise StudyError(f"{path}: there is no such file") from None
@@ -34,10 +37,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise StudyError(f"{path}: not valid TOML: brackets within brackets, too deep") from None
 
 
-def _check_numbers(value: object) -> None:
-    """TOML's whole numbers have 64 bits; longer ones Python could not even show in a message."""
+def _check_values(value: object, depth: int = 0) -> None:
+    """TOML's whole numbers have 64 bits; longer ones, and deep tables, Python could not even show."""
+    if depth > DEEPEST:
+        raise RecursionError
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
-            _check_numbers(each)
+            _check_values(each, depth + 1)
     elif isinstance(value, int) and abs(value) >= 2**63:
         raise ValueError("a whole number has more than 64 bits")

@@ -105,7 +105,10 @@ def test_what_a_request_asks_for_beside_its_key_is_not_certified(authority, tmp_
         ({"hosts": ["*.example.org"]}, "is no name or address"),
         ({"port": 0}, "is not one of 1 to 65535"),
         ({"port": True}, "is not one of 1 to 65535"),
+        ({"hosts": ['fe80::1%x"\nlisten = "evil']}, "is no name or address"),
         ({"listen": "everywhere"}, "is no address of this machine"),
+        ({"listen": "::1%x\ny"}, "is no address of this machine"),
+        ({"listen": 5}, "is no address of this machine"),
         ({"days": 0}, "is not one of 1 to 7300"),
     ],
 )

@@ -103,11 +103,12 @@ async def _until_told(process: Any) -> None:
 def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -> None:
     """Show whether the agent runs, is connected, and which studies it answers."""
     from dpadmm.federation.site_process import STATUS
+    from dpadmm.federation.site_status import read_status
 
     path = read_site(site_file).path.parent / STATUS
     if not path.exists():
         raise StudyError("the agent has not run here yet: dpadmm agent run")
-    seen: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    seen = read_status(path)
     seen["running"] = bool(seen["running"]) and _alive(seen["pid"])
     seen["connected"] = seen["running"] and seen["connected"]
     if as_json:

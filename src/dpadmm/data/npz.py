@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpadmm.archives import BROKEN_ARCHIVE, check_claim
 from dpadmm.arrays import Features
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.raw_table import RawTable, first_nonfinite, numbered, unknown_name
@@ -24,7 +24,7 @@ def read_npz(path: Path, label: str | None, by: str | None, columns: Sequence[st
     with path.open("rb") as file:  # NumPy would leave a damaged archive open
         try:
             archive = np.load(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except BROKEN_ARCHIVE as error:
             raise DataError(f"{path} cannot be read as NPZ: {_reason(error)}") from None
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(f"{path} is a single array, not an NPZ archive: write it with numpy.savez")
@@ -61,8 +61,10 @@ def read_npz(path: Path, label: str | None, by: str | None, columns: Sequence[st
 
 def _array(path: Path, archive: Any, name: str) -> NDArray[Any]:
     try:
-        return np.asarray(archive[name])
-    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        with catch_warnings(action="ignore"):  # of headers that Python 2 wrote
+            check_claim(archive.zip, name if name in archive.zip.namelist() else f"{name}.npy")
+            return np.asarray(archive[name])
+    except BROKEN_ARCHIVE as error:
         raise DataError(f"{path}: array {name!r} cannot be read: {_reason(error)}") from None
 
 

@@ -7,11 +7,12 @@ transforms and the scale. Nothing is ever learnt from a table, so no row changes
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from dpadmm.errors import StudyError
 
@@ -254,9 +255,10 @@ def _one_of(name: str, what: str, value: object, known: Sequence[str]) -> None:
 
 
 def _finite(name: str, what: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(cast(float, value)) <= sys.float_info.max:  # JSON has whole numbers beyond it
         raise StudyError(f"column {name!r}: {what} must be finite numbers, not {value!r}")
-    return float(value)
+    return float(cast(float, value))
 
 
 def _pair(name: str, values: object) -> tuple[float, float]:

@@ -143,7 +143,7 @@ def _column(table: object, label: str | None) -> Column:
         raise StudyError(
             f"column {name!r}: text cannot be learnt from; make it a category with public values"
         )
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise StudyError(f"column {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}")
     _check_marks(name, table, label)
     allowed = [each.name for each in fields_in_file(KINDS[kind])]

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from dpadmm.data.batches import column_names, repeated
-from dpadmm.data.raw_table import unknown_name
+from dpadmm.data.raw_table import listed, unknown_name
 from dpadmm.data.schema import OTHER
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.drafting.draft import Draft, DraftColumn, check_name
 from dpadmm.errors import DataError
-from dpadmm.settings import nearest
+from dpadmm.near_names import near_name
 
 HEADINGS = ("name", "kind", "low", "high", "values", "description", "role", "transform", "missing")
 OTHER_WORDS = {
@@ -79,9 +79,9 @@ def _lines(path: Path) -> list[dict[str, str]]:
     given = [OTHER_WORDS.get(name, name) if OTHER_WORDS.get(name) not in found else name for name in found]
     for heading in ("name", "kind"):
         if given.count(heading) != 1:
-            raise DataError(
-                f"{path}: a data dictionary needs one column {heading!r}; {nearest(heading, found)}"
-            )
+            near = near_name(heading, found)
+            hint = f"did you mean {near!r}?" if near else f"it has {listed(found)}"
+            raise DataError(f"{path}: a data dictionary needs one column {heading!r}; {hint}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file, strict=True) if any(cell.strip() for cell in row)][1:]

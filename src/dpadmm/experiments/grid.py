@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ from dpadmm.toml_file import read_toml
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
+MOST_RUNS = 20_000
+"""Of all experiments together: more would fill the memory before the first one begins."""
+
 _TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
 _SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "seed")
 
@@ -129,7 +133,7 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
     written: dict[str, Any] = {
         "format": FORMAT,
         "title": _text(table.get("title", ""), "title", where),
-        **{name: table[name] for name in DATA_KEYS if name in table},
+        **{name: _plain_data(table[name], name, where) for name in DATA_KEYS if name in table},
         "data": _text(table.get("data", "adult"), "data", where),
         "repeats": _whole(repeats or table.get("repeats", 1), "repeats", where, least=1),
         "first_seed": _whole(table.get("first_seed", 1), "first_seed", where, least=0),
@@ -145,7 +149,7 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
     experiments = _table(table.get("experiments", {}), "experiments", where)
     if not experiments:
         raise StudyError(f"{where}: a grid needs at least one experiment, [experiments.NAME] with runs")
-    made = []
+    made, room = [], MOST_RUNS
     for name, about in experiments.items():
         place = f"{where}, experiment {name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
@@ -157,17 +161,16 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
             raise StudyError(f"{place}: it needs at least one block [[experiments.{name}.runs]]")
         title = _text(about.get("title", name), "title", place)
         written["experiments"][name] = {"title": title, "runs": blocks}
-        cells = [
-            cell
-            for k, block in enumerate(blocks, 1)
-            for cell in _cells(block, written, f"{place}, block {k}", most=repeats)
-        ]
+        cells: list[Cell] = []
+        for k, block in enumerate(blocks, 1):
+            cells += _cells(block, written, f"{place}, block {k}", most=repeats, room=room - len(cells))
+        room -= len(cells)
         made.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
     return Grid(written, tuple(made))
 
 
 def _cells(
-    block: Mapping[str, Any], written: Mapping[str, Any], where: str, *, most: int | None
+    block: Mapping[str, Any], written: Mapping[str, Any], where: str, *, most: int | None, room: int
 ) -> Iterator[Cell]:
     """The runs of one block: its lists crossed, in the order they are written, seeds innermost."""
     check_names(block, (*_SETTINGS, "timed", "repeats"), where)
@@ -178,11 +181,14 @@ def _cells(
     if not isinstance(timed, bool):
         raise StudyError(f"{where}: timed must be true or false, not {timed!r}")
     repeats = _whole(chosen.pop("repeats", written["repeats"]), "repeats", where, least=1)
-    seeds = [written["first_seed"] + k for k in range(min(repeats, most or repeats))]
+    repeats = min(repeats, most or repeats)
+    seeds = range(written["first_seed"], written["first_seed"] + repeats)
     lists = {name: value if isinstance(value, list) else [value] for name, value in chosen.items()}
     for name, values in lists.items():
         if not values or any(isinstance(value, list | dict) for value in values):
             raise StudyError(f"{where}: {name} must be one value or a list of values, not {chosen[name]!r}")
+    if repeats * math.prod(map(len, lists.values())) > room:
+        raise StudyError(f"{where}: a grid has at most {MOST_RUNS:,} runs, and this makes it larger")
     data = _data_name(written["data"])
     for combination in itertools.product(*lists.values()):
         for seed in seeds:
@@ -208,6 +214,12 @@ def _check_owners(chosen: Mapping[str, Any], where: str) -> None:
 def _data_name(source: str) -> str:
     """A file's name without its folder: the same grid can be run from anywhere."""
     return Path(source).name
+
+
+def _plain_data(value: Any, name: str, where: str) -> Any:
+    """Which data is text, but classes may be a list of texts and numbers."""
+    listed = isinstance(value, list) and all(isinstance(each, str | int | float) for each in value)
+    return value if name == "classes" and listed else _text(value, name, where)
 
 
 def _table(value: Any, name: str, where: str) -> dict[str, Any]:

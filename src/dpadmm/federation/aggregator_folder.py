@@ -78,22 +78,26 @@ def settings_of(hosts: Sequence[str], port: int, listen: str | None = None) -> S
     if listen is None:
         listen = LOOPBACK if all(host in ("localhost", LOOPBACK) for host in checked) else "0.0.0.0"
     try:
+        if not isinstance(listen, str) or "%" in listen:  # 5 would be 0.0.0.5
+            raise ValueError(listen)
         listen = str(ip_address(listen))
     except ValueError:
         raise StudyError(
             f"listen: {str(listen)[:60]!r} is no address of this machine, such as 0.0.0.0"
         ) from None
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-        raise StudyError(f"port: {str(port)[:20]} is not one of 1 to 65535")
+        raise StudyError(f"port: {str(port)[:20]!r} is not one of 1 to 65535")
     return Settings(listen, port, checked)
 
 
 def _host(host: object) -> str:
     text = str(host)
     try:
-        return str(ip_address(text))
+        if "%" not in text:  # an interface of this machine means nothing to sites
+            return str(ip_address(text))
     except ValueError:
-        labels = text.split(".")
+        pass
+    labels = text.split(".")
     if (
         not isinstance(host, str)
         or len(text) > 253

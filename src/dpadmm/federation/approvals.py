@@ -88,7 +88,7 @@ def _read(path: Path, name: str) -> list[ApprovedSite]:
         if table["name"] != name or not isinstance(lines, list) or not lines:
             raise ValueError(name)
         return [_approval(name, dict(line)) for line in lines]
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, OverflowError):  # the last one for years 0 and 10000
         raise StudyError(
             f"{path}: is damaged, and says who may connect: put it back from a copy, or delete it and "
             f"approve {name} again with a new key"

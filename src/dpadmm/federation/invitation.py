@@ -41,7 +41,7 @@ class Request:
         try:
             csr = x509.load_pem_x509_csr(self.csr_pem.encode("ascii"))
             key, named, signed = forms.public_key_of(csr), forms.common_name(csr), csr.is_signature_valid
-        except (ValueError, InvalidSignature, UnsupportedAlgorithm):
+        except (ValueError, x509.InvalidVersion, InvalidSignature, UnsupportedAlgorithm):
             raise StudyError("its certificate request is damaged") from None
         if key is None:
             raise StudyError("its key is not of the kind EC P-256, which dpadmm makes")

@@ -66,9 +66,14 @@ class Journal(AbstractContextManager["Journal"]):
         about = dict(database.execute("SELECT name, value FROM about"))
         if about.get("format") != FORMAT:
             raise DataError(f"{path} is no journal of this version of dpadmm")
-        self.study: Study = study_from(json.loads(about["study"]), str(path))
-        self.members: tuple[str, ...] = tuple(json.loads(about["members"]))
-        self.begun_at: str = about["begun_at"]
+        try:
+            self.study: Study = study_from(json.loads(about["study"]), str(path))
+            self.members: tuple[str, ...] = tuple(json.loads(about["members"]))
+            self.begun_at: str = about["begun_at"]
+        except DpadmmError:
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            raise JournalError(f"{path} is damaged: it does not say which study it is of") from None
 
     @classmethod
     def begin(cls, path: Path, study: Study, members: Sequence[str]) -> None:

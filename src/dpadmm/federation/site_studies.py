@@ -72,5 +72,5 @@ def _decision(path: Path) -> Decision:
         return Decision(table["decision"], str(table["at"]), study)
     except DpadmmError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as problem:
         raise DataError(f"{path}: is no decision about a study ({problem}); move it away") from None

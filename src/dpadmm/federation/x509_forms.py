@@ -25,6 +25,11 @@ except ImportError:
 SKEW = timedelta(hours=1)
 """Certificates hold from an hour ago, since clocks differ."""
 
+_NO_EXTENSION = (
+    x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError,
+)  # fmt: skip
+"""What is raised for extensions that are missing, there twice, or of no known form."""
+
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 
@@ -81,7 +86,7 @@ def read_certificate(data: bytes) -> x509.Certificate | None:
     try:
         (certificate,) = x509.load_pem_x509_certificates(data)
         return certificate if public_key_of(certificate) else None
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         return None
 
 
@@ -119,7 +124,7 @@ def user_in(certificate: x509.Certificate) -> str:
     try:
         names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
         usage = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except (x509.ExtensionNotFound, ValueError):
+    except _NO_EXTENSION:
         return ""
     if usage != [ExtendedKeyUsageOID.CLIENT_AUTH] or len(names) != 1:
         return ""
@@ -135,7 +140,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
     """Does a certificate say that it signs others, and has it signed itself?"""
     try:
         basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except (x509.ExtensionNotFound, ValueError):
+    except _NO_EXTENSION:
         return False
     return basic.ca and signed_by(certificate, certificate)
 

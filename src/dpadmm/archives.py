@@ -1,0 +1,33 @@
+"""NumPy archives of strangers: what damaged ones raise, and what is checked before they are read."""
+
+from __future__ import annotations
+
+import math
+from lzma import LZMAError
+from tokenize import TokenError
+from zipfile import BadZipFile, ZipFile
+from zlib import error as ZlibError
+
+import numpy as np
+
+BROKEN_ARCHIVE = (
+    OSError, ValueError, TypeError, EOFError, RuntimeError, SyntaxError, MemoryError, NotImplementedError,
+    OverflowError, BadZipFile, ZlibError, LZMAError, TokenError,
+)  # fmt: skip
+"""Of zipfile, of its ways to pack, and of NumPy's headers, which are read as Python literals."""
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def check_claim(archive: ZipFile, member: str) -> None:
+    """A ValueError where an array claims to be larger than its bytes: NumPy would allocate it first."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"its header is of version {version}")
+        shape, _, dtype = _HEADERS[version](file)
+    if math.prod(shape) * dtype.itemsize > archive.getinfo(member).file_size:
+        raise ValueError(f"it says shape {shape}, and is shorter")

@@ -1,0 +1,221 @@
+"""Everything that reads what somebody else may have written, as ``reader(bytes, folder)``, and what it owes.
+
+A reader returns something, or raises an error of dpadmm's own whose text is one line. Nothing else, for any
+bytes, in bounded time and memory. The files in ``corpus/KIND/READER/`` are given to the reader of that name.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from dpadmm.cli.simulate_options import from_toml
+from dpadmm.data.npz import read_npz
+from dpadmm.drafting.dictionary import draft_from_dictionary
+from dpadmm.drafting.text import study_text
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.experiments.grid import read_grid
+from dpadmm.federation.aggregator_folder import read_settings
+from dpadmm.federation.approvals import all_approvals
+from dpadmm.federation.invitation import read_invitation, read_request
+from dpadmm.federation.journal import Journal
+from dpadmm.federation.messages import packed, unpacked
+from dpadmm.federation.site_status import read_status
+from dpadmm.federation.site_studies import decisions
+from dpadmm.model_loading import load_model
+from dpadmm.privacy.statement_file import read_statement
+from dpadmm.settings import settings_from
+from dpadmm.site import read_site
+from dpadmm.study import read_study, study_from
+from dpadmm.study_check import confirmations, study_problems
+from dpadmm.toml_file import read_toml
+
+CORPUS = Path(__file__).with_name("corpus")
+STUDY, SHAPE = "ab" * 32, (3, 2)
+MOST_SECONDS = 10
+"""For one input: many times what any takes, and short enough to tell a loop without an end."""
+
+MOST_TEXT = 2000
+"""Characters of an error's text: a sentence does not repeat a whole file."""
+
+Reader = Callable[[bytes, Path], object]
+
+
+class NotKept(AssertionError):
+    """A reader did something else than to return or to refuse in a sentence."""
+
+
+def _message(from_site: bool) -> Reader:
+    def read(data: bytes, _: Path) -> object:
+        message = unpacked(data, study=STUDY, shape=SHAPE, from_site=from_site)
+        if packed(message) != data:
+            raise NotKept("a message that was accepted is packed to other bytes")
+        return message
+
+    return read
+
+
+def _file(name: str, read: Callable[[Path], object]) -> Reader:
+    def reader(data: bytes, folder: Path) -> object:
+        (folder / name).write_bytes(data)
+        return read(folder / name)
+
+    return reader
+
+
+def _checked(path: Path) -> object:
+    """``dpadmm study check``: sentences, and questions to the author."""
+    table = read_toml(path)
+    found = study_problems(table)
+    for each in (*found, *confirmations(table)):
+        _check_text(each)
+    if found:
+        raise StudyError(found[0])
+    return study_from(table)
+
+
+def _simulated(path: Path) -> object:
+    given = from_toml(path)
+    beside = ("data", "label", "classes", "by", "repeats", "output")
+    return settings_from({name: value for name, value in given.items() if name not in beside}, str(path))
+
+
+def _grid(path: Path) -> object:
+    grid = read_grid(path)
+    return grid.digest, len(grid.cells()), grid.data
+
+
+def _drafted(path: Path) -> object:
+    """``dpadmm study new --from-dictionary``: the draft as the text of a study file."""
+    return study_text(draft_from_dictionary(path), "a draft")
+
+
+def _decided(data: bytes, folder: Path) -> object:
+    """A decision's file is called after the hash of its study, where it has one."""
+    try:
+        name = study_from(json.loads(data)["study"]).hash
+    except Exception:
+        name = "0" * 64
+    (folder / "studies").mkdir(mode=0o700, exist_ok=True)
+    path = folder / "studies" / f"{name}.json"
+    path.write_bytes(data)
+    path.chmod(0o600)
+    try:
+        return decisions(folder)
+    finally:
+        path.unlink()
+
+
+def _approved(data: bytes, folder: Path) -> object:
+    (folder / "sites").mkdir(mode=0o700, exist_ok=True)
+    (folder / "sites" / "north.json").write_bytes(data)
+    return all_approvals(folder)
+
+
+@cache
+def _empty_journal(folder: Path) -> Path:
+    path = folder / "journal.sqlite"
+    Journal.begin(path, study_from({**SMALL_STUDY}), ["a", "b"])
+    return path
+
+
+SMALL_STUDY = {
+    "format": "dpadmm-study/1",
+    "name": "small",
+    "features": ["age"],
+    "classes": ["no", "yes"],
+    "training": {"epsilon": 1.0, "delta": 1e-6},
+}
+
+
+def _journal(data: bytes, folder: Path) -> object:
+    """A journal whose study says this; the rest of the database is whole."""
+    path = _empty_journal(folder)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "UPDATE about SET value = ? WHERE name = 'study'", (data.decode("utf-8", "replace"),)
+        )
+    with Journal.open(path, read_only=True) as journal:
+        return journal.study, journal.members, journal.last_consensus()
+
+
+def _model_about(data: bytes, folder: Path) -> object:
+    """A model whose JSON says this, with arrays that are whole."""
+    whole = io.BytesIO()
+    text = data.decode("utf-8", "replace").rstrip("\0")  # NumPy's texts end where their zeros begin
+    np.savez(
+        whole, allow_pickle=False, about=np.array(text), weights=np.ones((3, 1)), history=np.ones((2, 3, 1))
+    )
+    (folder / "model.dpadmm").write_bytes(whole.getvalue())
+    return load_model(folder / "model.dpadmm")
+
+
+def _table(path: Path) -> object:
+    return read_npz(path, None, None)
+
+
+READERS: dict[str, Reader] = {
+    "messages/from-site": _message(True),
+    "messages/to-site": _message(False),
+    "toml/site": _file("site.toml", read_site),
+    "toml/study": _file("study.toml", read_study),
+    "toml/study-check": _file("study.toml", _checked),
+    "toml/grid": _file("grid.toml", _grid),
+    "toml/simulate": _file("simulate.toml", _simulated),
+    "toml/aggregator": _file("aggregator.toml", lambda path: read_settings(path.parent)),
+    "csv/dictionary": _file("dictionary.csv", _drafted),
+    "json/decision": _decided,
+    "json/statement": _file("statement.json", read_statement),
+    "json/request": _file("request.json", read_request),
+    "json/invitation": _file("invitation.json", read_invitation),
+    "json/approvals": _approved,
+    "json/status": _file("status.json", read_status),
+    "json/journal": _journal,
+    "json/model": _model_about,
+    "zip/model": _file("model.dpadmm", load_model),
+    "zip/table": _file("table.npz", _table),
+}
+
+
+def outcome(name: str, data: bytes, folder: Path) -> DpadmmError | None:
+    """What became of an input: None where it was accepted, else the refusal; NotKept where neither."""
+    with _limited(name):
+        try:
+            READERS[name](data, folder)
+        except DpadmmError as refusal:
+            _check_text(str(refusal).replace(str(folder), ""))
+            return refusal
+        except (NotKept, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise NotKept(f"{type(error).__name__}: {error}") from error
+    return None
+
+
+def _check_text(text: str) -> None:
+    if not text.strip() or not text.isprintable() or len(text) > MOST_TEXT:
+        raise NotKept(f"not a sentence of one line: {text[:200]!r} ({len(text):,} characters)")
+
+
+@contextmanager
+def _limited(name: str) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise NotKept(f"{name} took more than {MOST_SECONDS} seconds")
+
+    before: Callable[[int, FrameType | None], Any] | int | None = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

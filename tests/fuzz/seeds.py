@@ -1,0 +1,254 @@
+"""Valid inputs of every reader, to begin with; keys are made here and thrown away."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
+from dpadmm.federation.certificates import Authority
+from dpadmm.federation.joining import make_request
+from dpadmm.federation.messages import HEAD, Kind, Message, packed
+from dpadmm.model import Model
+from dpadmm.privacy.statement import EXACT, AgentGroup, StatedRelease, Statement
+from dpadmm.study import Study
+from fuzz.parsers import SHAPE, SMALL_STUDY, STUDY
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+_VALUES = np.arange(6.0).reshape(SHAPE) / 7.0
+_LIMITS = """
+[limits]
+epsilon = 1.0
+delta = 1e-6
+methods = ["dp_admm", "dp_sgd"]
+losses = ["logistic", "softmax"]
+max_rounds = 1000
+min_rows = 100
+"""
+_SITE = """\
+format = "dpadmm-site/1"
+ledger = "ledger"
+[data]
+table = "table.csv"
+label = "y"
+[person]
+rows = 1
+"""
+_STUDY = """\
+format = "dpadmm-study/1"
+name = "flu"
+features = ["age", "fever"]
+classes = ["no", "yes"]
+absences = true
+quorum = 2
+deadline = 60.0
+[training]
+epsilon = 1.0
+delta = 1e-6
+"""
+_COLUMNS = """\
+format = "dpadmm-study/1"
+name = "c"
+row_norm = 1.5
+[label]
+column = "cost"
+bounds = [0, 10]
+public = true
+[columns.age]
+kind = "number"
+bounds = [1, 120]
+bins = [40, 60]
+transform = "log"
+[columns.ward_id]
+kind = "category"
+values = ["a", "b"]
+allow = true
+[columns.stage]
+kind = "ordinal"
+values = ["I", "II"]
+missing = "indicator"
+[columns.smoker]
+kind = "boolean"
+[training]
+loss = "huber"
+noise_multiplier = 20.0
+rho = 0.2
+[provenance]
+rho = "public"
+"""
+_GRID = """\
+format = 1
+title = "t"
+data = "synthetic"
+label = "y"
+classes = ["no", "yes"]
+repeats = 2
+first_seed = 1
+[shared]
+n_agents = 5
+delta = 1e-3
+[experiments.a]
+title = "A"
+[[experiments.a.runs]]
+method = "dp_admm"
+epsilon = [0.5, 1.0]
+[[experiments.a.runs]]
+method = "centralized"
+timed = true
+repeats = 1
+"""
+_SIMULATE = """\
+data = "adult"
+label = "y"
+classes = ["no", "yes"]
+epsilon = [1.0, 2.0]
+agents = 2
+rounds = 5
+seed = 3
+"""
+_AGGREGATOR = """\
+format = "dpadmm-aggregator/1"
+listen = "0.0.0.0"
+port = 4222
+hosts = ["study.example.org", "192.0.2.7"]
+"""
+_DICTIONARY = """\
+name,kind,low,high,values,description,role,transform,missing
+age,number,1,120,,"years, whole",,log,indicator
+ward,category,,,a|b|other,,,,
+stage,ordinal,,,I|II,,,,
+patient_id,text,,,,,out,,
+ill,category,,,no|yes,,label,,
+"""
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """Reader -> inputs that it accepts."""
+    with tempfile.TemporaryDirectory() as place:
+        return {**_messages(), **_texts(), **_json(Path(place)), **_archives(Path(place))}
+
+
+def _messages() -> dict[str, list[bytes]]:
+    down = [Message(Kind.CALL, STUDY), Message(Kind.REQUEST, STUDY, 4, _VALUES), Message(Kind.END, STUDY, 9)]
+    up = [
+        Message(Kind.PRESENT, STUDY, digest="cd" * 32, n_rows=12, rows_per_person=2),
+        Message(Kind.UPLOAD, STUDY, 4, -_VALUES, "cd" * 32, 12, 2),
+        Message(Kind.REFUSED, STUDY, digest="cd" * 32, code="round-forked"),
+    ]
+    return {"messages/to-site": [*map(packed, down)], "messages/from-site": [*map(packed, up)]}
+
+
+def edges() -> dict[str, list[bytes]]:
+    """Reader -> inputs that stay in the corpus whatever they reach: messages with one field changed."""
+    return {name: [new for each in kept for new in _changed(each)] for name, kept in _messages().items()}
+
+
+def _changed(message: bytes) -> Iterator[bytes]:
+    fields = list(HEAD.unpack_from(message))
+    for i, value in enumerate(fields):
+        other = value + 1 if isinstance(value, int) else bytes([value[0] ^ 1]) + value[1:]
+        yield HEAD.pack(*fields[:i], other, *fields[i + 1 :]) + message[HEAD.size :]
+
+
+def _texts() -> dict[str, list[bytes]]:
+    template = files("dpadmm").joinpath("templates", "study.toml").read_text(encoding="utf-8")
+    short = "".join(line for line in template.splitlines(keepends=True) if not line.startswith("#"))
+    drafted = _COLUMNS.replace("public = true", "public = false")
+    texts = {
+        "toml/site": [_SITE + 'column = "p"\n' + _LIMITS, "local_metrics = true\n" + _SITE + _LIMITS],
+        "toml/study": [_STUDY, _COLUMNS, short],
+        "toml/study-check": [_STUDY, _COLUMNS, short, drafted],
+        "toml/grid": [_GRID, _GRID.replace("n_agents = 5", "").replace("label", 'by = "h"\nlabel')],
+        "toml/simulate": [_SIMULATE],
+        "toml/aggregator": [_AGGREGATOR],
+        "csv/dictionary": [_DICTIONARY],
+    }
+    return {name: [each.encode() for each in kept] for name, kept in texts.items()}
+
+
+def _schema_study() -> Study:
+    columns = (
+        Number("age", (1, 120), "log", missing="indicator"),
+        Category("ward", ("a", "b")),
+        Ordinal("stage", ("I", "II")),
+        Boolean("smoker"),
+    )
+    return Study(
+        name="s", schema=Schema(columns), label=Label("ill", classes=("no", "yes")),
+        training={"epsilon": 1.0, "delta": 1e-6},
+    )  # fmt: skip
+
+
+def _json(folder: Path) -> dict[str, list[bytes]]:
+    authority = Authority.create(folder / "aggregator", hosts=["study.example.org"], port=4222)
+    request = make_request(folder / "site", "north")
+    invitation = authority.approve(request, days=3650)
+    approvals = json.loads((folder / "aggregator" / "sites" / "north.json").read_text())
+    moments = {"expires": NOW + timedelta(days=365), "approved_at": NOW, "revoked_at": NOW}
+    for line in approvals["certificates"]:
+        line.update({name: moment.isoformat() for name, moment in moments.items()})
+        line.update(serial="ab" * 16, fingerprint=":".join(["AB"] * 32))
+    study = _schema_study()
+    release = StatedRelease("mean gradient", 20.0, 100, 50)
+    groups = (AgentGroup({"north": 400, "south": 90}, 2, (release,)),)
+    statement = Statement("a study", "ab" * 32, "dp_admm", EXACT, 1e-5, groups, "0.1.0")
+    decision = {"format": "dpadmm-decision/1", "decision": "accepted", "at": NOW.isoformat()}
+    status = {
+        "running": True, "pid": 4194304, "connected": True, "site": "north",
+        "broker": "tls://study.example.org:4222",
+        "certificate_expires": NOW.isoformat(), "at": NOW.isoformat(),
+        "studies": [{"name": "flu", "hash": "ab" * 32, "decision": "accepted", "answering": True,
+                     "last_round": 3, "n_rounds": 100}],
+    }  # fmt: skip
+    tables: dict[str, list[Any]] = {
+        "json/decision": [decision | {"study": study.as_json()}, decision | {"study": SMALL_STUDY}],
+        "json/approvals": [approvals],
+        "json/status": [status],
+        "json/journal": [study.as_json(), SMALL_STUDY],
+        "json/model": [_about(study), _about(None)],
+    }
+    texts = {name: [json.dumps(each, indent=0).encode() for each in kept] for name, kept in tables.items()}
+    return {
+        **texts,
+        "json/request": [request.as_bytes()],
+        "json/invitation": [invitation.as_bytes()],
+        "json/statement": [statement.as_bytes()],
+    }
+
+
+def _about(study: Study | None) -> dict[str, Any]:
+    """What a model's file says beside its arrays, for weights of shape (3, 1)."""
+    schema = Schema((Number("age", (0, 120)), Boolean("smoker"), Boolean("male")))
+    label = Label("ill", classes=("no", "yes"))
+    model = Model(
+        np.ones((3, 1)), "binary", "logistic", classes=("no", "yes"), feature_names=("age", "smoker", "male"),
+        schema=schema if study else None, label=label if study else None,
+        study=study.as_json() if study else {}, history=np.ones((2, 3, 1)), version="0.1.0",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, np.load(model.save(Path(folder, "m"))) as archive:
+        about: dict[str, Any] = json.loads(str(archive["about"]))
+    return about
+
+
+def _archives(folder: Path) -> dict[str, list[bytes]]:
+    bare = Model(np.ones((3, 1)), "regression", "huber", feature_names=("a", "b", "c"), version="0.1.0")
+    out = {"zip/model": [bare.save(folder / "bare").read_bytes()], "zip/table": []}
+    parts = {
+        "data": np.ones(2),
+        "indices": np.array([0, 1]),
+        "indptr": np.array([0, 1, 2]),
+        "shape": np.array([2, 2]),
+    }
+    for arrays in ({"features": np.ones((2, 2)), "groups": np.array(["a", "b"])}, parts):
+        whole = io.BytesIO()
+        np.savez_compressed(whole, allow_pickle=False, labels=np.array([0, 1]), **arrays)
+        out["zip/table"].append(whole.getvalue())
+    return out

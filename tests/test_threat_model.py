@@ -1,0 +1,156 @@
+"""Every promise of the threat model names a test, and that test is there.
+
+By hand: ``python tests/test_threat_model.py``. In the tables under "What is promised", the last column has at
+least one of `tests/FILE.py::test_name`, `tests/FILE.py` or `tests/FOLDER/`; ``*`` stands for any letters.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "docs" / "threat-model.md"
+HEADING = "## What is promised"
+_CELLS = re.compile(r"(?<!\\)\|")
+_NAMED = re.compile(r"`(tests/[^`\s:]*)((?:::[^`\s:]+)*)`")
+
+
+class Row(NamedTuple):
+    """A promise, and what its last column says."""
+
+    line: int
+    promise: str
+    tests: str
+
+
+def promises(text: str) -> list[Row]:
+    """The rows of all tables below the heading, without their heads."""
+    found, inside, head = [], False, True
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("## "):
+            inside = line.startswith(HEADING)
+        if not inside or not line.lstrip().startswith("|"):
+            head = True  # the next table begins with one
+            continue
+        cells = [each.strip() for each in _CELLS.split(line.strip())[1:-1]]
+        if all(re.fullmatch(":?-+:?", each) for each in cells):
+            head = False
+        elif not head:
+            found.append(Row(number, cells[0], cells[-1] if len(cells) > 1 else ""))
+    return found
+
+
+def problems(text: str, root: Path) -> Iterator[str]:
+    """A sentence for every promise without a test, and for every test that does not exist."""
+    rows = promises(text)
+    if not rows:
+        yield f'there is no table under "{HEADING}"'
+    for row in rows:
+        where = f"line {row.line}, {row.promise[:60]!r}"
+        named = _NAMED.findall(row.tests)
+        if not named:
+            yield f"{where}: names no test; write `tests/FILE.py::test_name` into the last column"
+        for path, names in named:
+            if wrong := _missing(path, names.split("::")[1:], root):
+                yield f"{where}: {wrong}"
+
+
+def _missing(path: str, names: list[str], root: Path) -> str | None:
+    pattern = f"{path}test_*.py" if path.endswith("/") else path
+    files = sorted(each for each in root.glob(pattern) if each.is_file())
+    if not files:
+        return f"there is no {path}"
+    tests = set().union(*(_tests_in(each) for each in files))
+    if not tests:
+        return f"there is no test in {path}"
+    if names and "::".join(names).partition("[")[0] not in tests:
+        return f"there is no {'::'.join(names)} in {path}"
+    return None
+
+
+def _tests_in(file: Path) -> set[str]:
+    """What pytest finds in a file: ``test_name``, and ``TestClass::test_name``."""
+    found = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        members = node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        found |= {
+            f"{prefix}{each.name}"
+            for each in members
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test_")
+        }
+    return found
+
+
+def test_every_promise_of_the_threat_model_names_tests_that_exist() -> None:
+    assert list(problems(MODEL.read_text(encoding="utf-8"), ROOT)) == []
+
+
+def test_all_promises_are_looked_at() -> None:
+    text = MODEL.read_text(encoding="utf-8")
+    part = text[text.index(HEADING) :].split("\n## What is not promised")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    heads = sum(line.startswith("|---") for line in lines)
+    assert len(promises(text)) == len(lines) - 2 * heads >= 13
+
+
+HERE = "tests/test_threat_model.py"
+OWN = "test_a_row_that_names_no_such_test_is_told"
+
+
+@pytest.mark.parametrize(
+    ("last", "complaint"),
+    [
+        ("proofs in decision 7", "names no test"),
+        ("", "names no test"),
+        ("`test_somewhere`", "names no test"),
+        ("`tests/test_gone.py`", "there is no tests/test_gone.py"),
+        ("`tests/gone_*.py`", "there is no tests/gone_*.py"),
+        ("`tests/gone/`", "there is no tests/gone/"),
+        (f"`{HERE}`, `tests/gone.py::test_it`", "there is no tests/gone.py"),
+        (f"`{HERE}::test_gone`", f"there is no test_gone in {HERE}"),
+        (f"`{HERE}::promises`", f"there is no promises in {HERE}"),
+        (f"`{HERE}::Row::test_gone`", f"there is no Row::test_gone in {HERE}"),
+        (f"`{HERE}::{OWN}` and `{HERE}::{OWN}_now`", f"there is no {OWN}_now in {HERE}"),
+        ("`tests/conftest.py`", "there is no test in tests/conftest.py"),
+    ],
+)
+def test_a_row_that_names_no_such_test_is_told(last: str, complaint: str) -> None:
+    (found,) = problems(_table(last), ROOT)
+    assert found.startswith("line 7, 'nothing leaks': ")
+    assert complaint in found
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        f"`{HERE}`",
+        f"`{HERE}::{OWN}`",
+        f"`{HERE}::{OWN}[x]` (by hand)",
+        "`tests/audit/` and its mutants",
+        "`tests/test_thr*.py`",
+    ],
+)
+def test_a_row_that_names_a_test_is_content(last: str) -> None:
+    assert list(problems(_table(last), ROOT)) == []
+
+
+def test_a_threat_model_without_promises_is_told() -> None:
+    assert list(problems("# Threat model\n\n| a | `b` |\n|---|---|\n| x | y |\n", ROOT))
+
+
+def _table(last: str) -> str:
+    head = f"# T\n\n{HEADING} to a person\n| promise | how | test |\n|---|---|---|\n"
+    return f"{head}| fine | so | `{HERE}` |\n| nothing leaks | a \\| b | {last} |\n"
+
+
+if __name__ == "__main__":
+    wrong = list(problems(MODEL.read_text(encoding="utf-8"), ROOT))
+    sys.exit("\n".join(f"{MODEL.name}, {each}" for each in wrong) or 0)
