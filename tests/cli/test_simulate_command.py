@@ -227,6 +227,7 @@ BAD = {
     "text for repeats": (_toml('data = "synthetic"\nrepeats = "2"'), "repeats must be a whole number"),
     "number for classes": (_toml('data = "a.csv"\nclasses = 3'), "classes must be a list"),
     "lists for classes": (_toml('data = "a.csv"\nclasses = [["a"], ["b"]]'), "classes must be a list"),
+    "home of nobody": (_toml('data = "~nosuchuser/a.csv"\nlabel = "y"'), "begins with '~nosuchuser'"),
     "NUL in a path": (_toml('data = "a\\u0000.csv"'), "data must be text"),
 }  # fmt: skip
 

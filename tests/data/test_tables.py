@@ -30,6 +30,11 @@ def _parquet(folder: Path, columns: dict) -> Path:
     return path
 
 
+def test_the_home_of_a_user_who_is_not_there_is_refused() -> None:
+    with pytest.raises(StudyError, match=r"^the path '~nosuchuser/a\.csv' begins with '~nosuchuser'"):
+        read_table("~nosuchuser/a.csv", task="regression", label="y")
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_columns_become_a_matrix(tmp_path: Path, kind: str) -> None:
     if kind == "csv":
