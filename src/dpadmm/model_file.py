@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo
 from zlib import error as ZlibError
 
 import numpy as np
@@ -34,6 +34,9 @@ BROKEN = (
 """What NumPy, zipfile and JSON raise for files that are none of ours."""
 
 
+_INSTEAD = "; train again or restore a copy"
+
+
 def write_model(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Path:
     """Write one file; it appears whole or not at all."""
     target = Path(path)
@@ -50,8 +53,10 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     try:
         raw = _bytes(Path(path))
         with ZipFile(io.BytesIO(raw)) as archive:
-            if sum(each.file_size for each in archive.infolist()) > MOST_BYTES:
+            members = archive.infolist()
+            if sum(each.file_size for each in members) > MOST_BYTES:
                 raise ValueError("too large")
+            _check_once(path, members)
         with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
             about = json.loads(str(archive["about"]))
             found = about["format"]
@@ -60,6 +65,7 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
                     f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it"
                 )
             names = ("weights",) if found == FORMATS[0] else ("weights", "history")
+            _check_known(path, members, ("about", *names))
             arrays = {name: np.asarray(archive[name], dtype=float) for name in names}
         return about, arrays
     except DataError:
@@ -72,7 +78,28 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
 
 def damaged(path: str | os.PathLike[str]) -> DataError:
     """The sentence for a file that makes no model."""
-    return DataError(f"{path}: not a model file of dpadmm, or damaged; train again or restore a copy")
+    return DataError(f"{path}: not a model file of dpadmm, or damaged{_INSTEAD}")
+
+
+def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> None:
+    """No part twice, of which readers may take the first or the last; nothing under a password."""
+    seen: set[str] = set()
+    for each in members:
+        if each.flag_bits & 1:
+            raise DataError(f"{path}: {each.filename!r:.60} is encrypted, as no model file is{_INSTEAD}")
+        if each.filename in seen:
+            raise DataError(f"{path}: {each.filename!r:.60} is in the file more than once{_INSTEAD}")
+        seen.add(each.filename)
+
+
+def _check_known(path: str | os.PathLike[str], members: Sequence[ZipInfo], names: Sequence[str]) -> None:
+    """Nothing rides along that no reader looks at."""
+    known = {f"{name}.npy" for name in names}
+    for each in members:
+        if each.filename not in known:
+            raise DataError(
+                f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}"
+            )
 
 
 def _bytes(path: Path) -> bytes:

@@ -16,6 +16,11 @@ from dpadmm.data.compact import compact_csr
 from dpadmm.data.raw_table import RawTable, first_nonfinite, numbered, unknown_name
 from dpadmm.errors import DataError, StudyError
 
+_UNREADABLE = (
+    OSError, ValueError, EOFError, NotImplementedError, RuntimeError, MemoryError, zipfile.BadZipFile,
+    zlib.error,
+)  # fmt: skip
+"""What NumPy and zipfile raise for a member that is damaged, encrypted, or said to be larger than memory."""
 _SPARSE = ("data", "indices", "indptr", "shape")
 
 
@@ -62,7 +67,7 @@ def read_npz(path: Path, label: str | None, by: str | None, columns: Sequence[st
 def _array(path: Path, archive: Any, name: str) -> NDArray[Any]:
     try:
         return np.asarray(archive[name])
-    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{path}: array {name!r} cannot be read: {_reason(error)}") from None
 
 
