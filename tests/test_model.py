@@ -155,6 +155,23 @@ def test_what_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_model_that_is_not_finite_is_written_by_nobody(tmp_path: Path, bad: float) -> None:
+    weights = W1.copy()
+    weights[1, 0] = bad
+    model = Model(weights, "binary", "logistic", feature_names=("x", "y", "z"))
+    with pytest.raises(DataError, match=r"m was not written: .*the model's weights are finite; train again"):
+        model.save(tmp_path / "m")
+    with pytest.raises(DataError, match="m was not written"):
+        model.to_onnx(tmp_path / "m")
+    with pytest.raises(DataError, match="no pipeline was made"):
+        model.to_sklearn()
+    past = Model(W1, "binary", "logistic", history=np.stack([W1, weights]))
+    with pytest.raises(DataError, match="the model's history are finite"):
+        past.save(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file"):
         load_model(tmp_path / "none")

@@ -38,14 +38,24 @@ _INSTEAD = "; train again or restore a copy"
 
 
 def write_model(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Path:
-    """Write one file; it appears whole or not at all."""
+    """Write one file; it appears whole or not at all, and never with numbers that are not finite."""
     target = Path(path)
+    require_finite(arrays, f"{target} was not written")
     text = json.dumps({"format": FORMAT, **about}, default=_plain)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, about=np.array(text), **arrays)
     with atomic_file(target) as out:
         out.write(buffer.getvalue())
     return target
+
+
+def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
+    """Refuse a model that training did not keep in bounds: it would answer any row with nonsense."""
+    for name, values in arrays.items():
+        if not np.isfinite(values).all():
+            raise DataError(
+                f"{what}: not all numbers of the model's {name} are finite; train again with smaller steps"
+            )
 
 
 def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Floats]]:

@@ -245,6 +245,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, monkeypatch
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.parametrize(("repeats", "named"), [("1", ""), ("2", "run 1 of 2: ")])
+def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(cli, tmp_path, repeats, named):
+    words = ["-d", "synthetic", "--method", "dp_sgd", "--learning-rate", "1e100", "--reg-share", "1"]
+    answer = cli("simulate", *words, "-e", "1", "-t", "9", "--repeats", repeats, "-o", tmp_path / "out")
+    refused(answer, rf"^dpadmm: {named}dp_sgd diverged in round 4 of 9: .*; use a smaller learning_rate")
+    assert list(tmp_path.iterdir()) == []
+
+
 def refused(answer, complaint: str) -> None:
     __tracebackhide__ = True
     assert answer.code == 2, answer.out
