@@ -155,6 +155,23 @@ def test_what_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_model_that_is_not_finite_is_written_by_nobody(tmp_path: Path, bad: float) -> None:
+    weights = W1.copy()
+    weights[1, 0] = bad
+    model = Model(weights, "binary", "logistic", feature_names=("x", "y", "z"))
+    with pytest.raises(DataError, match=r"m was not written: .*the model's weights are finite; train again"):
+        model.save(tmp_path / "m")
+    with pytest.raises(DataError, match="m was not written"):
+        model.to_onnx(tmp_path / "m")
+    with pytest.raises(DataError, match="no pipeline was made"):
+        model.to_sklearn()
+    past = Model(W1, "binary", "logistic", history=np.stack([W1, weights]))
+    with pytest.raises(DataError, match="the model's history are finite"):
+        past.save(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file"):
         load_model(tmp_path / "none")
@@ -190,6 +207,54 @@ GOOD = {
     "format": "dpadmm-model/1", "task": "binary", "loss": "logistic", "classes": None, "intercept": False,
     "clip": False, "feature_names": [], "privacy": {},
 }  # fmt: skip
+
+
+def _npy(values: object) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.asarray(values))
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("again", ["about.npy", "weights.npy"])
+def test_a_file_with_a_part_twice_is_refused(tmp_path: Path, again: str) -> None:
+    """Readers take the first or the last: the model that was checked might not be the one that predicts."""
+    parts = {"about.npy": _npy(json.dumps(GOOD)), "weights.npy": _npy(W1)}
+    with zipfile.ZipFile(tmp_path / "m", "w") as archive:
+        for name in (*parts, again):
+            archive.writestr(name, parts[name])
+    with pytest.raises(DataError, match=rf"m: '{again}' is in the file more than once; train again"):
+        load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "weights", "Weights.npy", "history.npy", "a/", "x" * 200])
+def test_a_file_with_a_part_that_nobody_reads_is_refused(tmp_path: Path, name: str) -> None:
+    path = _write(tmp_path / "m", GOOD, weights=W1)
+    load_model(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, _npy(W1))
+    with pytest.raises(DataError, match="is in the file, which is no part of a model; train again") as caught:
+        load_model(path)
+    assert name[:40] in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 150
+
+
+def encrypted(raw: bytes) -> bytes:
+    """A ZIP archive whose members are said to be under a password."""
+    out = bytearray(raw)
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = out.find(mark)
+        while start >= 0:
+            out[start + place] |= 1
+            start = out.find(mark, start + 1)
+    return bytes(out)
+
+
+def test_a_file_with_an_encrypted_part_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", GOOD, weights=W1)
+    path.write_bytes(encrypted(path.read_bytes()))
+    with pytest.raises(DataError, match=r"'about\.npy' is encrypted, as no model file is; train again"):
+        load_model(path)
 
 
 def test_another_format_is_named(tmp_path: Path) -> None:

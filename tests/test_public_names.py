@@ -17,6 +17,7 @@ NAMES = [
     "DPADMMRegressor",
     "DataError",
     "Dataset",
+    "Diverged",
     "DpadmmError",
     "ElasticNet",
     "Hinge",

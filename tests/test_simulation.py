@@ -11,7 +11,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from dpadmm import Dataset, Settings, simulate, synthetic
-from dpadmm.errors import DataError, StudyError
+from dpadmm.errors import DataError, Diverged, StudyError
 from dpadmm.methods import minimizer
 from dpadmm.privacy import exact_epsilon, exact_round_noise_multiplier, paper_noise_multiplier
 from dpadmm.simulation import Result
@@ -36,6 +36,23 @@ def same(one: Result, two: Result) -> bool:
         and np.array_equal(one.outcome.released, two.outcome.released)
         and all(np.array_equal(one.trace.columns[name], two.trace.columns[name]) for name in timeless)
     )
+
+
+# --- divergence --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "dp_sgd", "learning_rate": 1e6, "reg_share": 1.0, "epsilon": 1.0},
+        {"schedule": "constant", "step_size": 1e6, "reg_share": 10.0, "average": "tail"},
+        {"method": "output_perturbation", "noise_multiplier": 1e308, "reg_share": 1e-300},
+    ],
+    ids=["dp_sgd", "dp_admm", "output_perturbation"],
+)
+def test_a_run_that_diverges_gives_no_model(changes: dict[str, Any]) -> None:
+    with pytest.raises(Diverged, match=r"diverged in round \d+ of \d+: .*; use a "):
+        run(n_rounds=200, **changes)
 
 
 # --- the same seed -----------------------------------------------------------------------------------------
@@ -382,19 +399,16 @@ def test_averages_reach_the_model() -> None:
         {"epsilon": np.float64(2.0), "seed": np.int32(4), "metrics_every": 0},
         {"round_epsilon": 0.5, "participation": np.float64(0.5), "intercept": np.bool_(True)},
         {"participation": np.ones((12, 5), dtype=int)},
-        {"noise_multiplier": 0.0, "schedule": "constant", "step_size": 1e200, "rho": 1e-200},
+        {"method": "dp_sgd", "noise_multiplier": 1e300, "learning_rate": 1.0},  # finite, but no norm is
     ],
 )
 def test_summaries_are_json(changes: dict[str, Any]) -> None:
-    if changes.get("step_size"):
-        with np.errstate(all="ignore"):
-            result = run(**changes)
-    else:
-        result = run(**changes)
+    result = run(**changes)
     said = json.loads(json.dumps(result.summary(), allow_nan=False))
     assert said["agents"] == 5
     assert said["settings"]["seed"] == result.settings.seed
     assert said["privacy"]["n_releases"] == result.privacy.n_releases.tolist()
+    assert (None in said["measures"].values()) == (changes.get("noise_multiplier") == 1e300)
     assert (said["privacy"]["epsilon"] is None) == (not result.privacy.private)
 
 

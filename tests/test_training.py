@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from cohorts import SIZES, cohort
 from dpadmm.arrays import Floats
-from dpadmm.errors import StudyError
+from dpadmm.errors import Diverged, StudyError
 from dpadmm.losses import Hinge, Logistic
-from dpadmm.methods import DpAdmm
+from dpadmm.methods import DpAdmm, DpSgd
 from dpadmm.metrics import Metrics, TestRows, error
 from dpadmm.privacy.noise import SimulatedNoise
 from dpadmm.problem import Problem, Rows
@@ -43,6 +44,38 @@ def watched(n_rounds: int = 7, **options: Any) -> tuple[list[RoundView], Outcome
     seen: list[RoundView] = []
     outcome = run(n_rounds, observers=[seen.append], **options)
     return seen, outcome
+
+
+# --- divergence --------------------------------------------------------------------------------------------
+
+
+def runaway(n_rounds: int = 400, **options: Any) -> Outcome:
+    """Steps 1,000 times as long as the l2 term allows, so that every one overshoots."""
+    problem = Problem(Logistic(), L2(), 1.0)
+    method = DpSgd(1e3, np.full(N, 1.0))
+    return train(method, problem, ROWS, n_rounds=n_rounds, noise=SimulatedNoise(1, N, (5, 1)), **options)
+
+
+def test_a_run_that_diverges_is_refused_with_its_round_and_a_way_out() -> None:
+    seen: list[RoundView] = []
+    with pytest.raises(Diverged, match=r"^dp_sgd diverged in round \d+ of 400: .*use a smaller l") as caught:
+        runaway(observers=[seen.append])
+    assert caught.value.round == len(seen) + 1
+    assert all(np.isfinite(view.consensus).all() for view in seen)
+    again = pickle.loads(pickle.dumps(caught.value))  # estimators may run in other processes
+    assert (str(again), again.round) == (str(caught.value), caught.value.round)
+    assert runaway(caught.value.round - 1).rounds == len(seen)
+
+
+def test_a_mean_that_overflows_is_refused_though_every_round_is_finite() -> None:
+    problem = Problem(Logistic(), L2(), 0.0)
+    method = DpSgd(1e8, np.full(N, 1e300))
+    seen: list[RoundView] = []
+    with pytest.raises(Diverged, match="diverged in round"):
+        train(
+            method, problem, ROWS, n_rounds=500, noise=SimulatedNoise(1, N, (5, 1)), observers=[seen.append]
+        )
+    np.testing.assert_array_less(np.abs(seen[-1].consensus), 1e308)
 
 
 # --- observers and stopping --------------------------------------------------------------------------------

@@ -59,6 +59,27 @@ class BudgetExceeded(DpadmmError):
         )
 
 
+class Diverged(DpadmmError, ArithmeticError):
+    """Training ran away: its weights are no longer finite numbers, and there is no model to keep.
+
+    It is seen in the consensus of a round, which is public: ``round`` tells no more of rows than that does.
+    """
+
+    def __init__(self, method: str, round: int, n_rounds: int, cure: str) -> None:
+        super().__init__(method, round, n_rounds, cure)
+        self.method, self.round, self.n_rounds, self.cure = method, round, n_rounds, cure
+
+    def __str__(self) -> str:
+        return (
+            f"{self.method} {DIVERGED} {self.round} of {self.n_rounds}: the weights are no longer finite "
+            f"numbers, so there is no model; use {self.cure}"
+        )
+
+
+DIVERGED = "diverged in round"
+"""By these words a reason is known where only its text is kept."""
+
+
 class ConvergenceWarning(UserWarning):
     """An optimiser stopped before it reached its tolerance."""
 

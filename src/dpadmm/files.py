@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and paths that begin with ``~``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from dpadmm.errors import StudyError
 
 
 @contextmanager
@@ -34,3 +36,26 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def expanded(path: str | os.PathLike[str], where: str = "") -> Path:
+    """A path that a user wrote, with ``~`` and ``~user`` as the home folder; ``where`` is where it stands.
+
+    Raises
+    ------
+    StudyError
+        There is no such user, or nobody knows where the user's home is.
+
+    Examples
+    --------
+    >>> expanded("table.csv").name, expanded("~").is_absolute()
+    ('table.csv', True)
+    """
+    written = Path(path)
+    try:
+        return written.expanduser()
+    except (RuntimeError, ValueError):
+        raise StudyError(
+            f"{where}{': ' if where else ''}the path {str(written)!r} begins with {written.parts[0]!r}, "
+            "which is no home folder on this machine; write the path in full, from /"
+        ) from None

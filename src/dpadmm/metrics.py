@@ -121,7 +121,8 @@ class Metrics:
 
     def __call__(self, view: RoundView) -> None:
         if view.round % self.every == 0 or view.round in (1, view.n_rounds):
-            self._table.append(self.measure(view))
+            with np.errstate(over="ignore", invalid="ignore"):  # measures of huge weights
+                self._table.append(self.measure(view))
 
     @property
     def trace(self) -> Trace:

@@ -19,6 +19,7 @@ from dpadmm.data.schema import Schema
 from dpadmm.errors import DataError
 from dpadmm.features import as_matrix, clip_rows
 from dpadmm.linear_parts import split, units
+from dpadmm.model_file import require_finite
 from dpadmm.model_tables import batches_of, is_table
 
 try:
@@ -88,6 +89,7 @@ class RowShortener(TransformerMixin, BaseEstimator):
 
 def to_sklearn(model: Model) -> Pipeline:
     """A fitted pipeline: ``predict``, and ``predict_proba`` or ``decision_function`` where there are such."""
+    require_finite({"weights": model.weights}, "no pipeline was made")
     steps: list[tuple[str, Any]] = []
     if model.schema is not None:
         steps.append(("encode", TableEncoder(model.schema)))

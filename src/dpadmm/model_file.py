@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
+from zipfile import ZipInfo
 
 import numpy as np
 
@@ -31,9 +32,13 @@ BROKEN = (*BROKEN_ARCHIVE, KeyError, AttributeError)
 """What NumPy, zipfile and JSON raise for files that are none of ours."""
 
 
+_INSTEAD = "; train again or restore a copy"
+
+
 def write_model(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Path:
-    """Write one file; it appears whole or not at all."""
+    """Write one file; it appears whole or not at all, and never with numbers that are not finite."""
     target = Path(path)
+    require_finite(arrays, f"{target} was not written")
     text = json.dumps({"format": FORMAT, **about}, default=_plain)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, about=np.array(text), **arrays)
@@ -42,15 +47,25 @@ def write_model(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: 
     return target
 
 
+def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
+    """Refuse a model that training did not keep in bounds: it would answer any row with nonsense."""
+    for name, values in arrays.items():
+        if not np.isfinite(values).all():
+            raise DataError(
+                f"{what}: not all numbers of the model's {name} are finite; train again with smaller steps"
+            )
+
+
 def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Floats]]:
     """The JSON and the arrays of a file of any known format; one sentence for any other."""
     try:
         raw = _bytes(Path(path))
         with catch_warnings(action="ignore"), np.load(io.BytesIO(raw), allow_pickle=False) as archive:
-            if sum(each.file_size for each in archive.zip.infolist()) > MOST_BYTES:
+            members = archive.zip.infolist()
+            if sum(each.file_size for each in members) > MOST_BYTES:
                 raise ValueError("too large")
-            for member in archive.zip.namelist():
-                check_claim(archive.zip, member)
+            _check_once(path, members)
+            check_claim(archive.zip, "about.npy")
             about = json.loads(str(archive["about"]))
             found = about["format"]
             if found not in FORMATS:
@@ -58,6 +73,9 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
                     f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it"
                 )
             names = ("weights",) if found == FORMATS[0] else ("weights", "history")
+            _check_known(path, members, ("about", *names))
+            for name in names:
+                check_claim(archive.zip, f"{name}.npy")
             arrays = {name: archive[name] for name in names}
         if any(each.dtype.kind not in "fiu" for each in arrays.values()):
             raise ValueError("not numbers")
@@ -73,7 +91,28 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
 
 def damaged(path: str | os.PathLike[str]) -> DataError:
     """The sentence for a file that makes no model."""
-    return DataError(f"{path}: not a model file of dpadmm, or damaged; train again or restore a copy")
+    return DataError(f"{path}: not a model file of dpadmm, or damaged{_INSTEAD}")
+
+
+def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> None:
+    """No part twice, of which readers may take the first or the last; nothing under a password."""
+    seen: set[str] = set()
+    for each in members:
+        if each.flag_bits & 1:
+            raise DataError(f"{path}: {each.filename!r:.60} is encrypted, as no model file is{_INSTEAD}")
+        if each.filename in seen:
+            raise DataError(f"{path}: {each.filename!r:.60} is in the file more than once{_INSTEAD}")
+        seen.add(each.filename)
+
+
+def _check_known(path: str | os.PathLike[str], members: Sequence[ZipInfo], names: Sequence[str]) -> None:
+    """Nothing rides along that no reader looks at."""
+    known = {f"{name}.npy" for name in names}
+    for each in members:
+        if each.filename not in known:
+            raise DataError(
+                f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}"
+            )
 
 
 def _bytes(path: Path) -> bytes:

@@ -21,6 +21,7 @@ from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schem
 from dpadmm.errors import DataError
 from dpadmm.files import atomic_file
 from dpadmm.linear_parts import split, units
+from dpadmm.model_file import require_finite
 
 try:
     import onnx
@@ -38,6 +39,7 @@ OUTPUTS = ("output_label", "output_probability", "output_score", "output_number"
 
 def to_onnx(model: Model, path: Path) -> Path:
     """Write the file; it appears whole or not at all."""
+    require_finite({"weights": model.weights}, f"{path} was not written")
     graph = _Graph()
     features = _encoded(graph, model.schema) if model.schema is not None else _plain(graph, model)
     coefficients, constants = split(model)

@@ -18,6 +18,7 @@ import numpy as np
 
 from dpadmm.arrays import Floats
 from dpadmm.errors import Refusal, StudyError
+from dpadmm.files import expanded
 from dpadmm.losses import LOSSES
 from dpadmm.metrics import error
 from dpadmm.own_rows import OwnRows
@@ -153,8 +154,8 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         raise StudyError(f"{path}: {label!r} cannot be both data.label and person.column")
     return Site(
         path=path,
-        table=here / Path(entries.text("data.table", data.get("table"))).expanduser(),
-        ledger=here / Path(entries.text("ledger", table.get("ledger"))).expanduser(),
+        table=here / entries.path("data.table", data.get("table")),
+        ledger=here / entries.path("ledger", table.get("ledger")),
         label=label,
         policy=Policy(
             epsilon=entries.number("limits.epsilon", limits.get("epsilon"), 1e-6, 100.0),
@@ -188,6 +189,9 @@ class _Entries:
         if not isinstance(value, str) or not value.strip() or not value.isprintable():
             raise self._wrong(name, "a text of one line", value)
         return value
+
+    def path(self, name: str, value: object) -> Path:
+        return expanded(self.text(name, value), f"{self._path}: {name}")
 
     def number(self, name: str, value: object, least: float, most: float) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -14,10 +14,18 @@ from typing import Any, Literal
 import numpy as np
 
 from dpadmm.arrays import Floats, Integers
-from dpadmm.errors import StudyError
+from dpadmm.errors import Diverged, StudyError
 from dpadmm.methods.base import Method, Round, State
 from dpadmm.privacy.noise import Noise
 from dpadmm.problem import Problem, Rows
+
+CURES = {
+    "dp_sgd": "a smaller learning_rate, a smaller reg_share, or less noise",
+    "dp_admm": "a smaller step_size (or the theorem's schedule), a larger rho, a smaller reg_share, or less "
+    "noise",
+}
+"""What keeps a method's weights in bounds; for the others, a stronger pull towards zero or the consensus."""
+OTHER_CURE = "a larger rho or reg_share, or less noise"
 
 AverageName = Literal["last", "all", "tail"]
 AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
@@ -210,7 +218,13 @@ def train(
     averages: Averages | None = None,
     observers: Sequence[Observer] = (),
 ) -> Outcome:
-    """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so or on Ctrl-C."""
+    """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so or on Ctrl-C.
+
+    Raises
+    ------
+    Diverged
+        The consensus, or the mean of all so far, is not made of finite numbers.
+    """
     averages = Averages() if averages is None else averages
     state = method.init(problem, rows)
     uploads = np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
@@ -221,19 +235,23 @@ def train(
         for k in range(1, n_rounds + 1):
             started = perf_counter()
             active = participation(k) if participation else None
-            new_state, sent = method.step(state, Round(k, problem, rows, consensus, noise, active))
-            if active is None:
-                uploads = sent
-            else:
-                uploads[active] = sent[active]
-            before = consensus
-            new_consensus = method.aggregate(uploads, consensus=consensus, problem=problem)
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # refused below
+                new_state, sent = method.step(state, Round(k, problem, rows, consensus, noise, active))
+                if active is None:
+                    uploads = sent
+                else:
+                    uploads[active] = sent[active]
+                before = consensus
+                new_consensus = method.aggregate(uploads, consensus=consensus, problem=problem)
             # charged first: an interruption may cost budget, never privacy
             n_releases[slice(None) if active is None else active] += 1
             state, consensus, done = new_state, new_consensus, k
             seconds += perf_counter() - started
             view = RoundView(k, n_rounds, consensus, local_models(method, state, consensus), seconds)
-            averages(view)
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                averages(view)
+            if not (np.isfinite(consensus).all() and np.isfinite(averages.consensus).all()):
+                raise Diverged(method.name, k, n_rounds, CURES.get(method.name, OTHER_CURE))
             for observer in observers:
                 observer(view)
             if stop and stop(k, consensus, before):

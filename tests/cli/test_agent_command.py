@@ -120,6 +120,15 @@ def test_check_without_a_person_column(cli, site_file):
     )
 
 
+@pytest.mark.parametrize("entry", ["table.csv", "ledger"])
+def test_a_path_in_the_home_of_nobody_is_one_sentence(cli, site_file, entry):
+    site_file.write_text(site_file.read_text().replace(f'"{entry}"', f'"~nosuchuser/{entry}"'))
+    answer = cli("agent", "check", site_file)
+    assert answer.code == 2
+    assert f"the path '~nosuchuser/{entry}' begins with '~nosuchuser'" in answer.err
+    assert answer.err.count("\n") == 1
+
+
 def test_check_tells_what_an_owner_may_have_overlooked(cli, site_file):
     text = site_file.read_text().replace("min_rows = 5", "min_rows = 70")
     site_file.write_text(text)

@@ -39,6 +39,17 @@ def compare(cli, path, *words, **options):
     return cli("compare", "--data", path, *FILE, *TINY, *words, **options)
 
 
+def test_a_method_that_diverges_is_told_and_the_others_are_compared(cli, rows_csv, tmp_path):
+    words = ["-m", "dp_admm,dp_sgd", "--epsilon", "1", "--learning-rate", "1e100", "--reg-share", "1"]
+    answer = compare(cli, rows_csv, *words, "-o", tmp_path / "out").succeeded()
+    text = " ".join(answer.out.split())
+    assert "DPSGD diverged" in text
+    assert text.count("dp_sgd diverged in round 4 of 5: the weights are no longer finite numbers") == 1
+    assert "does not apply" not in text
+    status = {row.method: row.status for row in rows_of(read_results(tmp_path / "out"))}
+    assert status == {"centralized": "done", "dp_admm": "done", "dp_sgd": "refused"}
+
+
 def test_all_methods_get_the_same_total(cli, rows_csv, tmp_path):
     names = "dp_admm,admm_pvp,admm_dvp,dp_sgd,output_perturbation,objective_perturbation,admm"
     words = ["--methods", names, "--epsilon", "1,4", "--agents", "2,3", "-o", tmp_path / "out"]

@@ -227,6 +227,7 @@ BAD = {
     "text for repeats": (_toml('data = "synthetic"\nrepeats = "2"'), "repeats must be a whole number"),
     "number for classes": (_toml('data = "a.csv"\nclasses = 3'), "classes must be a list"),
     "lists for classes": (_toml('data = "a.csv"\nclasses = [["a"], ["b"]]'), "classes must be a list"),
+    "home of nobody": (_toml('data = "~nosuchuser/a.csv"\nlabel = "y"'), "begins with '~nosuchuser'"),
     "NUL in a path": (_toml('data = "a\\u0000.csv"'), "data must be text"),
 }  # fmt: skip
 
@@ -242,6 +243,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, monkeypatch
     answer = cli("simulate", *QUICK, "-o", "out", *words)
     refused(answer, complaint)
     assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize(("repeats", "named"), [("1", ""), ("2", "run 1 of 2: ")])
+def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(cli, tmp_path, repeats, named):
+    words = ["-d", "synthetic", "--method", "dp_sgd", "--learning-rate", "1e100", "--reg-share", "1"]
+    answer = cli("simulate", *words, "-e", "1", "-t", "9", "--repeats", repeats, "-o", tmp_path / "out")
+    refused(answer, rf"^dpadmm: {named}dp_sgd diverged in round 4 of 9: .*; use a smaller learning_rate")
+    assert list(tmp_path.iterdir()) == []
 
 
 def refused(answer, complaint: str) -> None:

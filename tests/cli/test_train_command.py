@@ -77,6 +77,24 @@ def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, stud
     assert cli("evaluate", model, "--data", table, "--json").succeeded().json["accuracy"] == right
 
 
+@pytest.mark.parametrize("seed", [[], ["--seed", "1"]], ids=["exact", "seeded"])
+def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(
+    cli: Cli, tmp_path: Path, table: Path, seed: list[str]
+) -> None:
+    steep = {"method": "dp_sgd", "learning_rate": 1e100, "reg_share": 1.0}
+    study = make_study(**QUICK)
+    study = replace(
+        study,
+        training={**study.training, **steep},
+        provenance=dict.fromkeys(("learning_rate", "reg_share"), "assumed"),
+    )
+    (tmp_path / "study.toml").write_text(to_toml(study))
+    answer = cli("train", tmp_path / "study.toml", "--data", table, "-o", tmp_path / "m.dpadmm", "-q", *seed)
+    assert (answer.code, answer.out) == (2, "")
+    assert re.fullmatch(r"dpadmm: dp_sgd diverged in round 4 of 8: [^\n]+ a smaller l[^\n]+\n", answer.err)
+    assert files(tmp_path) == ["rows.csv", "study.toml"]
+
+
 def test_exact_noise_is_never_the_same_and_seeded_noise_is(
     cli: Cli, tmp_path: Path, table: Path, study: Path
 ):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from dpadmm.data import Dataset, adult_sources, load_adult
+from dpadmm.data.adult import adult_rows
 from dpadmm.data.cache import cache_directory
-from dpadmm.errors import DataError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.features import row_norms
 from dpadmm.files import atomic_file
 
@@ -245,6 +246,17 @@ def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_directory() == tmp_path / ".cache" / "dpadmm"
+
+
+@pytest.mark.parametrize("variable", ["DPADMM_CACHE", "DPADMM_ADULT"])
+def test_a_home_of_nobody_is_one_sentence_that_names_its_variable(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DPADMM_ADULT", raising=False)
+    monkeypatch.setenv(variable, "~nosuchuser/adult")
+    for load in (lambda: load_adult(download=False), adult_rows):
+        with pytest.raises(StudyError, match=rf"^{variable}: the path '~nosuchuser/adult' begins with"):
+            load()
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,11 @@ def _parquet(folder: Path, columns: dict) -> Path:
     path = folder / "table.parquet"
     pq.write_table(pa.table(columns), path)
     return path
+
+
+def test_the_home_of_a_user_who_is_not_there_is_refused() -> None:
+    with pytest.raises(StudyError, match=r"^the path '~nosuchuser/a\.csv' begins with '~nosuchuser'"):
+        read_table("~nosuchuser/a.csv", task="regression", label="y")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -219,6 +226,26 @@ def test_bad_npz_is_one_clear_sentence(tmp_path: Path, arrays: dict, message: st
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DpadmmError, match=message):
         read_table(tmp_path / "t.npz", task="binary")
+
+
+def test_npz_under_a_password_or_larger_than_memory_is_one_clear_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    np.savez(path, features=np.eye(2), labels=np.ones(2))
+    raw = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        raw[raw.find(mark) + place] |= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"array 'features' cannot be read: .*encrypted"):
+        read_table(path, task="regression")
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (10**15, 1)}
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("features.npy", "labels.npy"):
+            archive.writestr(name, header.getvalue())
+    with pytest.raises(DataError, match="array 'features' cannot be read: it says shape"):
+        read_table(path, task="regression")
 
 
 def test_npz_damage_and_disguise(tmp_path: Path) -> None:

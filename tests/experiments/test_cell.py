@@ -76,6 +76,12 @@ def test_no_privacy_is_null(bench):
             assert [line[name] for name in private] == [None] * 5
 
 
+def test_a_run_that_diverges_leaves_its_reason(bench):
+    (line,) = lines(bench, method="dp_sgd", learning_rate=1e9, reg_share=1.0, n_rounds=100)
+    assert (line["status"], line["round"], line["test_error_global"]) == ("refused", 0, None)
+    assert line["reason"].startswith("dp_sgd diverged in round ")
+
+
 def test_a_method_that_does_not_apply_leaves_its_reason(bench):
     (line,) = lines(bench, epsilon=None, round_epsilon=5.0)
     assert (line["status"], line["round"], line["test_error_global"]) == ("refused", 0, None)

@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -16,7 +16,7 @@ from dpadmm.errors import DpadmmError
 from dpadmm.federation import page as page_module
 from dpadmm.federation.page import Page
 from live_run import LiveRun
-from page_visits import TOKEN, ask, raw
+from page_visits import TOKEN, ask, next_message, raw, stream
 
 
 @pytest.fixture
@@ -170,22 +170,96 @@ def test_scripts_get_the_whole_snapshot(page, run):
     assert json.loads(body) == run()
 
 
-def test_connections_are_bounded(run, monkeypatch):
-    monkeypatch.setattr(page_module, "CONNECTIONS", 3)
+@pytest.fixture
+def held():
+    """Closes at the end what a test left open."""
+    with ExitStack() as held:
+        yield held
+
+
+@pytest.fixture
+def patient(run, monkeypatch):
+    """A page that gives up nobody for being slow."""
     monkeypatch.setattr(page_module._Visit, "timeout", 600.0)
-    with Page(run, token=TOKEN) as page:
-        idle = [socket.create_connection(("127.0.0.1", page.port), timeout=10) for _ in range(3)]
-        assert raw(page, b"") == b""  # closed unread
-        for connection in idle:
-            connection.close()
+    with Page(run, token=TOKEN, header_seconds=600.0) as page:
+        yield page
+
+
+def idle(page, held):
+    return held.enter_context(closing(socket.create_connection(("127.0.0.1", page.port), timeout=10)))
+
+
+def is_open(connection):
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+    finally:
+        connection.settimeout(10)
+
+
+def test_for_one_too_many_the_oldest_without_a_token_is_closed(patient, held, monkeypatch):
+    monkeypatch.setattr(page_module, "CONNECTIONS", 3)
+    waiting = [idle(patient, held) for _ in range(7)]
+    for connection in waiting[:4]:
+        assert connection.recv(1) == b""
+    assert [is_open(connection) for connection in waiting[4:]] == [True, True, True]
+    assert ask(patient, f"/snapshot?token={TOKEN}")[0] == 200
+    assert waiting[4].recv(1) == b""
+    assert [is_open(connection) for connection in waiting[5:]] == [True, True]
+
+
+def test_an_owner_gets_in_and_stays_in_whoever_stands_at_the_door(patient, run, held):
+    with stream(patient) as answer:
+        assert next_message(answer)[0] == "snapshot"
+        crowd = [idle(patient, held) for _ in range(page_module.CONNECTIONS + 10)]
+        begun = time.monotonic()
+        assert ask(patient, f"/?token={TOKEN}")[0] == 200
+        assert time.monotonic() - begun < 5.0
+        assert crowd[0].recv(1) == b""
+        run.arrive()  # the stream is the oldest of all connections, and goes on
+        assert next_message(answer)[0] == "snapshot"
+
+
+def test_one_with_a_token_is_closed_for_nobody(patient, monkeypatch):
+    monkeypatch.setattr(page_module, "CONNECTIONS", 2)
+    with stream(patient) as first, stream(patient) as second:
+        assert [next_message(answer)[0] for answer in (first, second)] == ["snapshot"] * 2
+        assert raw(patient, b"") == b""  # closed unread
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            ask(patient, f"/snapshot?token={TOKEN}")
+        second.close()
         deadline = time.monotonic() + 10
-        while True:
-            try:
-                assert ask(page, f"/snapshot?token={TOKEN}")[0] == 200
-                break
-            except (ConnectionError, http.client.HTTPException):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        while not _answers(patient):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def _answers(page):
+    try:
+        return ask(page, f"/snapshot?token={TOKEN}")[0] == 200
+    except (ConnectionError, http.client.HTTPException):
+        return False
+
+
+def send_slowly(connection):
+    """Every byte in good time, the whole in none."""
+    for _ in range(200):
+        connection.sendall(b"G")
+        time.sleep(0.05)
+
+
+def test_a_header_that_takes_too_long_is_not_waited_for(run, held):
+    with Page(run, token=TOKEN, header_seconds=0.5) as page, stream(page) as answer:
+        assert next_message(answer)[0] == "snapshot"
+        silent, slow, begun = idle(page, held), idle(page, held), time.monotonic()
+        with pytest.raises(ConnectionError):
+            send_slowly(slow)
+        assert 0.4 < time.monotonic() - begun < 8.0
+        assert silent.recv(1) == b""
+        run.arrive()  # the stream is older than that, and had shown its token
+        assert next_message(answer)[0] == "snapshot"
 
 
 def test_close_does_not_wait_for_one_who_says_nothing(run):

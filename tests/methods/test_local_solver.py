@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import get_args
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -9,12 +12,15 @@ from scipy.optimize import minimize
 from cases import REGULARIZER_CASES, SMOOTH_LOSS_CASES
 from cohorts import cohort
 from dpadmm.arrays import Floats
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import StudyError
 from dpadmm.losses import Logistic, Loss, SmoothedHinge, Squared
-from dpadmm.methods import local_solver
-from dpadmm.methods.local_solver import LocalProblems, solve, tolerances
+from dpadmm.methods import DpAdmm, DpSgd, local_solver
+from dpadmm.methods.local_solver import LocalProblems, NotSolved, solve, tolerances
 from dpadmm.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, NoRegularizer, Regularizer
+from dpadmm.settings import NOT_PRIVATE, MethodName
+from dpadmm.simulation import simulate
+from dpadmm.study import METHODS, Study
 
 
 def problems_of(
@@ -103,13 +109,53 @@ def test_ill_conditioned_problems_are_handed_to_newton(pull: float, monkeypatch:
     assert (solved.passes < 100).all()
 
 
-def test_a_problem_that_is_not_solved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("regularizer", [L2(), L1()], ids=lambda r: r.name)
+def test_a_problem_that_is_not_solved_says_so_in_the_same_words_whosever_it_is(
+    regularizer: Regularizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local_solver, "_EASY_PASSES", 1)
     monkeypatch.setattr(local_solver, "_MOST_PASSES", 1)
-    for regularizer in (L2(), L1()):
-        problems = problems_of(Problem(Logistic(), regularizer, 0.1), cohort(Logistic()), pull=0.1)
-        with pytest.raises(DpadmmError, match="agent 1 was not solved"):
+    said = set()
+    for bad, size in ((0, 1.0), (2, 1.0), (3, 0.7)):
+        rng = np.random.default_rng(bad)
+        features = size * rng.uniform(-0.4, 0.4, (40, 5))
+        rows = make_rows(features, np.sign(features[:, 0]), offsets=np.array([0, 10, 20, 30, 40]))
+        problems = problems_of(Problem(Logistic(), regularizer, 0.1), rows, pull=0.1)
+        problems.tolerance[:] = 1e6  # solved where they start, all but one
+        problems.tolerance[bad] = 1e-10
+        with pytest.raises(NotSolved, match="was not solved to its tolerance in 1 passes; use a") as caught:
             solve(problems, problems.centers)
+        said.add(str(caught.value))
+    assert len(said) == 1
+    assert "tells about rows, and no epsilon covers it" in said.pop()
+
+
+def test_a_curvature_that_cannot_be_factored_is_no_message_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SciPy's would name the place in the matrix, which is made of rows."""
+    monkeypatch.setattr(local_solver, "_EASY_PASSES", 0)
+    monkeypatch.setattr(local_solver, "data_hessian", lambda problem, rows, weights: -np.eye(weights.size))
+    problems = problems_of(Problem(Logistic(), L2(), 0.1), cohort(Logistic()), pull=0.1, tolerance=1e-4)
+    solved = solve(problems, problems.centers)
+    sizes = np.linalg.norm(problems.gradient(solved.weights, np.arange(4)), axis=(1, 2))
+    assert (sizes <= problems.tolerance).all()
+
+
+def test_no_method_that_solves_can_be_deployed() -> None:
+    """Whether a solve ends well depends on rows; a study's agents must not be able to say so."""
+    solving = [name for name in get_args(MethodName) if name not in METHODS]
+    assert {"admm", "admm_pvp", "admm_dvp", "output_perturbation", "objective_perturbation"} < set(solving)
+    for method in (DpAdmm, DpSgd):
+        assert method.name in METHODS
+        assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
+    for name in solving:
+        budget = {} if name in NOT_PRIVATE else {"epsilon": 1.0}
+        with pytest.raises(StudyError, match=f"agents can answer for dp_admm and dp_sgd, not for {name}"):
+            Study(name="s", features=("x",), training={"method": name, "delta": 1e-6, **budget})
+    for name in sorted(set(solving) - set(NOT_PRIVATE)):
+        with pytest.raises(StudyError, match="exact noise is there for mean gradients only"):
+            simulate("synthetic", method=name, epsilon=1.0, reg_share=0.1, n_rounds=2, exact_noise=True)
 
 
 @pytest.mark.parametrize("regularizer", [L2(), L1()], ids=lambda r: r.name)

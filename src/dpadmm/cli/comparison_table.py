@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dpadmm.cli.screen import epsilon_text, mean_and_spread, say, table
 from dpadmm.data import Dataset
+from dpadmm.errors import DIVERGED
 from dpadmm.losses import LOSSES
 from dpadmm.metrics import spread
 from dpadmm.reporting.series import METHODS, ONE_MODEL
@@ -150,9 +151,8 @@ def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
     say(console, f"\n{agents}{budget}", style="bold")
     for row in rows:
         if row.status == REFUSED:
-            out.add_row(
-                METHODS[row.method], *("does not apply" if k == 0 else "" for k in range(len(shown))), "", ""
-            )
+            word = "diverged" if row.reason and DIVERGED in row.reason else "does not apply"
+            out.add_row(METHODS[row.method], *(word if k == 0 else "" for k in range(len(shown))), "", "")
             continue
         cells = [
             mean_and_spread(name, row.values[name], is_rate=not regression) if _has(row, name) else "–"

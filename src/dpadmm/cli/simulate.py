@@ -30,7 +30,7 @@ from dpadmm.cli.screen import (
 from dpadmm.cli.signature import add_options
 from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, from_toml, parameters
 from dpadmm.data import Dataset
-from dpadmm.errors import StudyError
+from dpadmm.errors import Diverged, StudyError
 from dpadmm.preparation import prepare
 from dpadmm.privacy.noise import fresh_seed
 from dpadmm.reporting.run_folder import (
@@ -45,6 +45,7 @@ from dpadmm.reporting.run_folder import (
 )
 from dpadmm.settings import NOT_PRIVATE, Settings, settings_from
 from dpadmm.simulation import Result, run
+from dpadmm.training import Observer
 
 
 def simulate_command(
@@ -112,7 +113,7 @@ def _train(
                 prepare(dataset, plan)
         with progress(rounds, "training", quiet=quiet) as advance:
             for k, plan in enumerate(plans, 1):
-                result = run(prepare(dataset, plan), plan, observers=[advance])
+                result = _run(dataset, plan, f"run {k} of {len(plans)}: " if len(plans) > 1 else "", advance)
                 interrupted = result.interrupted
                 if result.outcome.rounds:
                     results[f"{k}"] = result
@@ -125,6 +126,15 @@ def _train(
     if not results:
         raise KeyboardInterrupt
     return results, interrupted
+
+
+def _run(dataset: Dataset, plan: Settings, named: str, watch: Observer) -> Result:
+    try:
+        return run(prepare(dataset, plan), plan, observers=[watch])
+    except Diverged as error:
+        if not named:
+            raise
+        raise StudyError(f"{named}{error}") from error
 
 
 def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:

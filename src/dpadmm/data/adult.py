@@ -15,7 +15,7 @@ from dpadmm.data.cache import cache_directory
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.scaling import shrink_rows
 from dpadmm.errors import DataError
-from dpadmm.files import atomic_file
+from dpadmm.files import atomic_file, expanded
 
 _NUMERIC = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 _CATEGORICAL = tuple(name for name in COLUMNS[:-1] if name not in _NUMERIC)
@@ -49,7 +49,8 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     local = path if path is not None else os.environ.get("DPADMM_ADULT")
     if local:
         try:
-            return _encode(adult_sources.from_folder(Path(local).expanduser()))
+            folder = expanded(local, "DPADMM_ADULT" if path is None else "")
+            return _encode(adult_sources.from_folder(folder))
         except SourceUnavailable as error:
             raise DataError(
                 f"Adult: {error}; the path must be a folder that holds adult.data and adult.test"
@@ -71,7 +72,7 @@ def adult_rows() -> list[Row]:
     """
     local = os.environ.get("DPADMM_ADULT")
     try:
-        folder = Path(local).expanduser() if local else cache_directory() / "adult"
+        folder = expanded(local, "DPADMM_ADULT") if local else cache_directory() / "adult"
         rows = adult_sources.from_folder(folder) if local else _find_rows(folder, download=True)
     except SourceUnavailable as error:
         raise DataError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dpadmm.files import expanded
+
 
 def cache_directory() -> Path:
     """The cache directory: DPADMM_CACHE, else ``dpadmm`` in the user's cache directory of this system.
@@ -13,6 +15,6 @@ def cache_directory() -> Path:
     """
     chosen = os.environ.get("DPADMM_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return expanded(chosen, "DPADMM_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(base) if base else Path.home() / ".cache") / "dpadmm"
+    return (Path(base) if base else expanded("~/.cache")) / "dpadmm"

@@ -1,4 +1,8 @@
-"""Cells of a table as numbers, as text, or as places among public values: each for itself."""
+"""Cells of a table as numbers, as text, or as places among public values: each for itself.
+
+No cell outlives the work on its table: what is remembered of words is in a :class:`WordCache`, which whoever
+encodes owns. Caches of this module hold what a study says, and kinds of columns.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +54,50 @@ def placed(error: DataError, path: Path, first: int, n_rows: int) -> DataError:
     return DataError(f"{path}, rows {first + 1} to {first + n_rows}: {error}")
 
 
+class WordCache:
+    """Words that were looked up, and their codes: once for every word of a table, not once for every batch.
+
+    It holds cells, so it belongs to one encoding and goes with it; one thread at a time may use it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, ...], bool], dict[str | None, int]] = {}
+        self._last: dict[tuple[str, tuple[str, ...], bool], tuple[Any, NDArray[np.int64]]] = {}
+
+    def few(self, words: Any, values: tuple[str, ...], fold: bool) -> list[int]:
+        """Places of words among the values, −1 for others, −2 for blanks; a word is looked up once only."""
+        known, texts = self._known.setdefault((values, fold), {}), words.to_pylist()
+        new = [text for text in texts if text not in known]
+        if new:
+            if len(known) > 100 * FEW_WORDS:
+                known.clear()
+                new = texts
+            known.update(zip(new, _looked_up(_strings(new), values, fold).tolist(), strict=True))
+        return [known[text] for text in texts]
+
+    def many(self, words: Any, values: tuple[str, ...], fold: bool, name: str) -> NDArray[np.int64]:
+        """The same and −2 at the end, for many words: looked up unless they are those of the last batch."""
+        last = self._last.get((name, values, fold))  # batches of a Parquet file often share them
+        if last is not None and words.equals(last[0]):
+            return last[1]
+        codes = np.append(_looked_up(words, values, fold), -2)
+        self._last[name, values, fold] = (words, codes)
+        return codes
+
+
 def codes_of(
-    cells: Any, values: tuple[str, ...], name: str, *, fold: bool = False
+    cells: Any, values: tuple[str, ...], name: str, cache: WordCache, *, fold: bool = False
 ) -> tuple[NDArray[Any], int]:
     """The place of every cell among the values, −1 for all others; and how many cells are missing.
 
     Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set.
     """
-    codes, places = word_codes(cells, values, name, fold=fold)
+    codes, places = word_codes(cells, values, name, cache, fold=fold)
     return np.maximum(codes, -1)[places], count_cells(codes == -2, places)
 
 
 def word_codes(
-    cells: Any, values: tuple[str, ...], name: str, *, fold: bool = False
+    cells: Any, values: tuple[str, ...], name: str, cache: WordCache, *, fold: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """As :func:`codes_of`, for every different cell once, with −2 for missing ones; and which each cell is.
 
@@ -70,14 +105,8 @@ def word_codes(
     """
     words, places = as_words(cells, name)
     if len(words) <= FEW_WORDS:
-        return np.array([*_few_codes(words, values, fold), -2], dtype=np.int64), places
-    last = _last_words(name, values, fold)  # batches of a Parquet file often share them
-    if last and words.equals(last[0][0]):
-        known: NDArray[np.int64] = last[0][1]
-        return known, places
-    codes = np.append(_looked_up(words, values, fold), -2)
-    last[:] = [(words, codes)]  # both at once: another thread may encode the same column
-    return codes, places
+        return np.array([*cache.few(words, values, fold), -2], dtype=np.int64), places
+    return cache.many(words, values, fold, name), places
 
 
 def count_cells(which: NDArray[np.bool_], places: NDArray[Any]) -> int:
@@ -87,29 +116,6 @@ def count_cells(which: NDArray[np.bool_], places: NDArray[Any]) -> int:
         return int(np.count_nonzero(which[places]))
     last = len(which) - 1
     return sum(int(np.count_nonzero(places == (-1 if word == last else word))) for word in chosen.tolist())
-
-
-def _few_codes(words: Any, values: tuple[str, ...], fold: bool) -> list[int]:
-    """Places of words among the values, −1 for others, −2 for blanks; a word is looked up once only."""
-    known, texts = _known_words(values, fold), words.to_pylist()
-    new = [text for text in texts if text not in known]
-    if new:
-        if len(known) > 100 * FEW_WORDS:
-            known.clear()
-            new = texts
-        known.update(zip(new, _looked_up(_strings(new), values, fold).tolist(), strict=True))
-    return [known[text] for text in texts]
-
-
-@lru_cache(maxsize=256)
-def _known_words(values: tuple[str, ...], fold: bool) -> dict[str | None, int]:
-    return {}
-
-
-@lru_cache(maxsize=256)
-def _last_words(name: str, values: tuple[str, ...], fold: bool) -> list[Any]:
-    """The words that were looked up last, and their codes."""
-    return []
 
 
 def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpadmm.arrays import Features, Floats, Integers
 from dpadmm.data.ahead import ahead
 from dpadmm.data.batches import open_batches
-from dpadmm.data.cells import as_numbers, as_words, placed, word_codes
+from dpadmm.data.cells import WordCache, as_numbers, as_words, placed, word_codes
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.encoding import Encoder, Report
 from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
@@ -76,7 +76,7 @@ def encode_table(
             try:
                 values = bad = None
                 if label is not None:
-                    values, bad = label_values(label, batch.column(label.column), total=total)
+                    values, bad = label_values(label, batch.column(label.column), encoder.words, total=total)
                     _check_labels(~bad | total, label, first)
                     encoder.report.label.unknown += int(np.count_nonzero(bad))
                 blocks = _silent(encoder.encode_blocks(batch), bad)
@@ -123,12 +123,14 @@ def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers
 
 def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
-    values, bad = label_values(label, cells)
+    values, bad = label_values(label, cells, WordCache())
     _check_labels(~bad, label, first)
     return values
 
 
-def label_values(label: Label, cells: Any, *, total: bool = False) -> tuple[Floats, NDArray[np.bool_]]:
+def label_values(
+    label: Label, cells: Any, words: WordCache, *, total: bool = False
+) -> tuple[Floats, NDArray[np.bool_]]:
     """Labels as the losses want them, and which cells are none (they get that of the first class, or 0)."""
     if label.classes is None:
         values = as_numbers(cells, label.column, total=total)
@@ -138,7 +140,7 @@ def label_values(label: Label, cells: Any, *, total: bool = False) -> tuple[Floa
             low, high = label.bounds
             values = np.where(bad, 0.0, (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0)
         return values, bad
-    codes, places = word_codes(cells, tuple(map(str, label.classes)), label.column)
+    codes, places = word_codes(cells, tuple(map(str, label.classes)), label.column, words)
     known = np.maximum(codes, 0)
     by_word = known * 2.0 - 1.0 if len(label.classes) == 2 else known.astype(np.float64)
     return by_word[places], (codes < 0)[places]

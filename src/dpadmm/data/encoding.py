@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpadmm.arrays import Features
-from dpadmm.data.cells import as_numbers, count_cells, word_codes
+from dpadmm.data.cells import WordCache, as_numbers, count_cells, word_codes
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.filling import DenseRows, SparseRows, Values
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
@@ -57,7 +57,7 @@ class Report:
 
 
 class Encoder:
-    """Encodes batches of a table; ``report`` counts.
+    """Encodes batches of a table; ``report`` counts, and ``words`` holds cells while the encoder lives.
 
     With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.features.with_intercept` makes them.
     ``total`` leaves no cell without a meaning: what is no number is missing, and a plain number that is
@@ -77,6 +77,7 @@ class Encoder:
     def __init__(self, schema: Schema, *, intercept: bool = False, total: bool = False) -> None:
         self.schema, self.intercept, self.total = schema, intercept, total
         self.report = Report(columns={column.name: Tally() for column in schema.columns})
+        self.words = WordCache()
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
@@ -97,7 +98,7 @@ class Encoder:
             cells = batch.column(column.name)
             if self.total and isinstance(column, Number | Plain):
                 cells = _numbers_of_any(cells, column, tally)
-            for place, value in ENCODERS[column.kind](column, cells, tally):
+            for place, value in ENCODERS[column.kind](column, cells, tally, self.words):
                 rows.append(place + first, value)
             first += len(column.features)
         self.report.rows += n
@@ -108,7 +109,7 @@ Entries = list[tuple[Any, Any]]
 """Places (one for all rows, or one per row) within the column's features, and the values there."""
 
 
-def _number(column: Number, cells: Any, tally: Tally) -> Entries:
+def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entries:
     raw = as_numbers(cells, column.name)
     low, high = column.bounds
     value = np.clip(raw, low, high)
@@ -134,7 +135,7 @@ def _number(column: Number, cells: Any, tally: Tally) -> Entries:
     return _with_missing(value.astype(np.float32), missing, column)
 
 
-def _plain(column: Plain, cells: Any, tally: Tally) -> Entries:
+def _plain(column: Plain, cells: Any, tally: Tally, words: WordCache) -> Entries:
     raw = as_numbers(cells, column.name)
     if not np.isfinite(raw).all():
         raise DataError(
@@ -153,23 +154,23 @@ def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
     return pa.array(numbers)
 
 
-def _category(column: Category, cells: Any, tally: Tally) -> Entries:
+def _category(column: Category, cells: Any, tally: Tally, words: WordCache) -> Entries:
     # a cell that says "other" means that bucket, and is no unknown value
-    codes, places = _tallied(cells, (*column.values, OTHER), column.name, tally)
+    codes, places = _tallied(cells, (*column.values, OTHER), column.name, tally, words)
     return [(np.where(codes < 0, len(column.values), codes)[places], ONE)]
 
 
-def _ordinal(column: Ordinal, cells: Any, tally: Tally) -> Entries:
-    codes, places = _tallied(cells, column.values, column.name, tally)
+def _ordinal(column: Ordinal, cells: Any, tally: Tally, words: WordCache) -> Entries:
+    codes, places = _tallied(cells, column.values, column.name, tally, words)
     return _of_words(codes / (len(column.values) - 1) * 2.0 - 1.0, codes < 0, places, column)
 
 
-def _boolean(column: Boolean, cells: Any, tally: Tally) -> Entries:
-    codes, places = _tallied(cells, (*TRUE, *FALSE), column.name, tally, fold=True)
+def _boolean(column: Boolean, cells: Any, tally: Tally, words: WordCache) -> Entries:
+    codes, places = _tallied(cells, (*TRUE, *FALSE), column.name, tally, words, fold=True)
     return _of_words(np.where(codes < len(TRUE), 1.0, -1.0), codes < 0, places, column)
 
 
-ENCODERS: Mapping[str, Callable[[Any, Any, Tally], Entries]] = {
+ENCODERS: Mapping[str, Callable[[Any, Any, Tally, WordCache], Entries]] = {
     "number": _number,
     "plain": _plain,
     "category": _category,
@@ -196,10 +197,10 @@ def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Colu
 
 
 def _tallied(
-    cells: Any, values: tuple[str, ...], name: str, tally: Tally, *, fold: bool = False
+    cells: Any, values: tuple[str, ...], name: str, tally: Tally, words: WordCache, *, fold: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Places of different cells among the values, negative where there is none; and which each cell is."""
-    codes, places = word_codes(cells, values, name, fold=fold)
+    codes, places = word_codes(cells, values, name, words, fold=fold)
     tally.missing += count_cells(codes == -2, places)
     tally.unknown += count_cells(codes == -1, places)
     return codes, places

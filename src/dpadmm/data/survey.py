@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.batches import column_names, open_batches
-from dpadmm.data.cells import NoNumber, as_numbers, codes_of
+from dpadmm.data.cells import NoNumber, WordCache, as_numbers, codes_of
 from dpadmm.data.encoding import ENCODERS, Tally, much
 from dpadmm.data.lines import swallowed
 from dpadmm.data.raw_table import unknown_name
@@ -49,7 +49,7 @@ class Survey:
 
 def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Survey:
     """Read a table once, and count; where a column is wrong, the others are looked at all the same."""
-    survey, names = Survey(), column_names(path)
+    survey, names, words = Survey(), column_names(path), WordCache()
     counts = Counter(names)
     open_columns: dict[str, Column | Label] = {}
     for each in (*schema.columns, *([label] if label else [])):
@@ -66,7 +66,7 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
             rows = f"rows {survey.rows + 1:,} to {survey.rows + batch.num_rows:,}"
             for name, each in list(open_columns.items()):
                 try:
-                    _count(each, batch.column(name), survey)
+                    _count(each, batch.column(name), survey, words)
                 except DataError as error:
                     survey.problems.append(
                         error.at(survey.rows) if isinstance(error, NoNumber) else f"{error} ({rows})"
@@ -84,9 +84,9 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     return survey
 
 
-def _count(column: Column | Label, cells: Any, survey: Survey) -> None:
+def _count(column: Column | Label, cells: Any, survey: Survey, words: WordCache) -> None:
     if not isinstance(column, Label):
-        ENCODERS[column.kind](column, cells, survey.columns[column.name])
+        ENCODERS[column.kind](column, cells, survey.columns[column.name], words)
     elif column.classes is None:
         values = as_numbers(cells, column.column)
         finite = values[np.isfinite(values)]
@@ -94,7 +94,7 @@ def _count(column: Column | Label, cells: Any, survey: Survey) -> None:
         if column.bounds is not None:
             survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
     else:
-        codes, n_missing = codes_of(cells, tuple(map(str, column.classes)), column.column)
+        codes, n_missing = codes_of(cells, tuple(map(str, column.classes)), column.column, words)
         survey.label.missing += n_missing
         survey.label.unknown += int(np.count_nonzero(codes < 0)) - n_missing
 

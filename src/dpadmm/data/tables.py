@@ -13,6 +13,7 @@ from dpadmm.data.npz import read_npz
 from dpadmm.data.raw_table import RawTable
 from dpadmm.data.svmlight import read_svmlight
 from dpadmm.errors import DataError
+from dpadmm.files import expanded
 from dpadmm.losses.base import Task
 
 _READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None], RawTable]] = {
@@ -56,7 +57,8 @@ def read_table(
     DataError
         The file cannot be used; the message names the column and the row, counted from 1 without the header.
     StudyError
-        A needed setting is missing or names something that the file does not have.
+        A needed setting is missing or names something that the file does not have, or the path begins with
+        ``~user`` and there is no such user.
 
     Examples
     --------
@@ -103,7 +105,7 @@ def read_columns(
 def _read(
     path: str | os.PathLike[str], label: str | None, by: str | None, columns: Sequence[str] | None
 ) -> tuple[Path, RawTable]:
-    source = Path(path).expanduser()
+    source = expanded(path)
     _check_file(source)
     raw = _READERS[source.suffix.lower()](source, label, by, columns)
     if raw.features.shape[0] == 0:

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -29,7 +29,9 @@ from dpadmm.federation.page_parts import document, guarded
 STREAMS = 16
 """At most so many pages are kept up to date at once."""
 CONNECTIONS = 64
-"""At most so many connections are open at once; what comes beyond is closed unread."""
+"""At most so many connections are open at once; for one more, the oldest without a token is closed."""
+HEADER_SECONDS = 3.0
+"""Who has not shown the token by then is closed, however busily it sends."""
 BEAT = 10.0
 """A page hears something at least this often (seconds), and so knows a dead line from a slow run."""
 
@@ -42,7 +44,14 @@ _log = logging.getLogger(__name__)
 class Page:
     """Serves what ``snapshot`` tells until :meth:`close`; ``url`` is the address to open, and a secret."""
 
-    def __init__(self, snapshot: Snapshot, *, port: int = 0, token: str | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        port: int = 0,
+        token: str | None = None,
+        header_seconds: float = HEADER_SECONDS,
+    ) -> None:
         self._token = secrets.token_urlsafe(24) if token is None else token
         if not _TOKEN.fullmatch(self._token):
             raise DpadmmError(
@@ -53,7 +62,7 @@ class Page:
                 f"the page cannot be served on port {port}: choose one up to 65535, or 0 for any free one"
             )
         try:
-            self._server = _Server(port, News(snapshot), self._token)
+            self._server = _Server(port, News(snapshot), self._token, header_seconds)
         except OSError as error:
             raise DpadmmError(
                 f"the page cannot be served on port {port} ({error.strerror}): "
@@ -93,13 +102,14 @@ class Page:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 32
+    request_queue_size = 128
 
-    def __init__(self, port: int, news: News, token: str) -> None:
-        self.news, self.token = news, token.encode()
+    def __init__(self, port: int, news: News, token: str, header_seconds: float) -> None:
+        self.news, self.token, self._header_seconds = news, token.encode(), header_seconds
         self.closing = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
-        self._open: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, float] = {}  # since when, oldest first
+        self._known: set[socket.socket] = set()
         self._busy: set[socket.socket] = set()
         self._changed = threading.Condition()
         super().__init__(("127.0.0.1", port), _Visit)
@@ -109,16 +119,38 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Take a connection in; where there are too many, instead of the oldest that showed no token."""
         with self._changed:
-            if len(self._open) >= CONNECTIONS:
-                return False
-            self._open.add(request)
+            if len(self._strangers) + len(self._known) >= CONNECTIONS:
+                if not self._strangers:
+                    return False
+                self._drop(next(iter(self._strangers)))
+            self._strangers[request] = time.monotonic()
             return True
+
+    def service_actions(self) -> None:
+        """Between two looks at the door: close those that took too long to say who they are."""
+        with self._changed:
+            latest = time.monotonic() - self._header_seconds
+            for late in [each for each, since in self._strangers.items() if since < latest]:
+                self._drop(late)
+
+    def admit(self, request: socket.socket) -> None:
+        """It has shown the token: from now on it is closed for nobody."""
+        with self._changed:
+            if self._strangers.pop(request, None) is not None:  # else it was closed a moment ago
+                self._known.add(request)
+
+    def _drop(self, stranger: socket.socket) -> None:
+        """End the line; the thread that reads it notices, and closes it."""
+        del self._strangers[stranger]
+        _hang_up(stranger)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
         with self._changed:
-            self._open.discard(request)
+            self._strangers.pop(request, None)
+            self._known.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a visit to the live page broke off")
@@ -139,11 +171,13 @@ class _Server(ThreadingHTTPServer):
         """Wait for answers under way, then end every connection (browsers open some ahead of need)."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy, patience)
-            for connection in self._open:
-                try:
-                    connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue
+            for connection in (*self._strangers, *self._known):
+                _hang_up(connection)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):  # closed already
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Visit(BaseHTTPRequestHandler):
@@ -189,6 +223,7 @@ class _Visit(BaseHTTPRequestHandler):
             else:
                 self._say(HTTPStatus.FORBIDDEN, _NO_TOKEN)
         else:
+            self.server.admit(self.connection)
             getattr(self, way)()
 
     def _known(self, query: str) -> bool:
