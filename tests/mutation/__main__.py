@@ -1,0 +1,277 @@
+"""``python -m mutation``: mutates the targets, runs their tests, and shows what no test noticed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mutation.coverage_map import complete_map, read_map
+from mutation.hunt import (
+    EQUIVALENT,
+    KILLED,
+    NOT_COVERED,
+    SURVIVED,
+    TIMED_OUT,
+    Chooser,
+    Task,
+    Verdict,
+    run_fresh,
+    run_live,
+)
+from mutation.mutants import Mutant, mutants_of
+from mutation.project import Project, read_project
+from mutation.reasons import Reason, as_entry, read_reasons
+from mutation.sessions import prepare
+
+HERE = Path(__file__).resolve().parent
+MISSED = (SURVIVED, NOT_COVERED)
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mutation", description=__doc__)
+    parser.add_argument("--files", nargs="+", default=[], metavar="GLOB", help="targets, such as 'privacy/*'")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="TEXT", help="mutants whose identity has this in it"
+    )
+    parser.add_argument("--rerun-survivors", action="store_true", help="those that the last runs left")
+    parser.add_argument("--changed", metavar="BASE", help="targets changed since a commit, if there are any")
+    parser.add_argument("--sample", metavar="SEED", help="in random order, of a few files")
+    parser.add_argument("--seconds", type=float, help="stop in time")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--check-reasons", action="store_true", help="also run mutants that have a reason")
+    parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--root", type=Path, default=HERE.parents[1], help=argparse.SUPPRESS)
+    parser.add_argument("--config", type=Path, default=HERE / "targets.toml", help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    start = time.monotonic()
+    options = _options(words)
+    until = start + options.seconds if options.seconds else float("inf")
+    try:
+        project = read_project(options.config, options.root)
+        reasons = read_reasons(project.root / project.reasons)
+        targets = _targets(project, options)
+    except ValueError as problem:
+        _say(str(problem))
+        return 2
+    mutants = [mutant for target in targets for mutant in mutants_of(target, project.text(target))]
+    stale = [each for each in reasons if each.file in targets and not any(map(each.covers, mutants))]
+    asked = [
+        mutant for mutant in mutants if not options.only or any(t in _names(mutant) for t in options.only)
+    ]
+    if options.rerun_survivors:
+        last = _last(project)
+        asked = [mutant for mutant in asked if last.get(mutant.identity) in MISSED]
+    if options.list:
+        for mutant in asked:
+            sys.stdout.write(f"{mutant.short} {mutant.line} {mutant.identity}\n")
+        return 0
+    excused = {mutant for mutant in asked if any(each.covers(mutant) for each in reasons)}
+    verdicts: dict[Mutant, Verdict] = {}
+    if not options.check_reasons:
+        verdicts = dict.fromkeys(excused, (EQUIVALENT, None))
+    work = [mutant for mutant in asked if mutant not in verdicts]
+    if options.sample:
+        random.Random(options.sample).shuffle(work)
+    began = time.monotonic()
+    n_cut = _run(project, work, verdicts, options, until)
+    spent = time.monotonic() - began
+    if options.check_reasons:
+        for mutant in excused:
+            if verdicts.get(mutant, ("", None))[0] in MISSED:
+                verdicts[mutant] = (EQUIVALENT, None)
+    wrong = [
+        each
+        for each in reasons
+        if options.check_reasons
+        and any(map(each.covers, verdicts))
+        and all(verdicts[m][0] in (KILLED, TIMED_OUT) for m in verdicts if each.covers(m))
+    ]
+    _report(
+        project, verdicts, stale, wrong, n_cut, len(asked) - len(verdicts), spent, time.monotonic() - start
+    )
+    _keep(project, verdicts, options.json, stale)
+    missed = any(how in MISSED for how, _ in verdicts.values())
+    return 1 if missed or stale or wrong else 0
+
+
+def _names(mutant: Mutant) -> str:
+    return f"{mutant.identity} {mutant.short}"
+
+
+def _targets(project: Project, options: argparse.Namespace) -> list[str]:
+    targets = project.chosen(options.files)
+    if options.changed:
+        command = ["git", "diff", "--name-only", options.changed, "--", project.package]
+        done = subprocess.run(command, cwd=project.root, capture_output=True, text=True, check=False)
+        changed = [each for each in targets if f"{project.package}/{each}" in done.stdout.split("\n")]
+        if changed:
+            return changed
+    if options.sample:
+        return random.Random(options.sample).sample(targets, min(3, len(targets)))
+    return targets
+
+
+def _run(
+    project: Project,
+    work: list[Mutant],
+    verdicts: dict[Mutant, Verdict],
+    options: argparse.Namespace,
+    until: float,
+) -> int:
+    """Fill in the verdicts; the number of tests that were cut from survivors' lists."""
+    if not work:
+        return 0
+    prepare(project)
+    files = project.test_files
+    if options.sample and len(read_map(project, files)) < len(files):  # no time to map all
+        files = list(
+            dict.fromkeys(file for t in dict.fromkeys(m.file for m in work) for file in project.own_files(t))
+        )
+    known = complete_map(project, files, workers=options.workers, until=until, tell=_progress)
+    for file, each in known.items():
+        if each.failed and not all("::" in name and name in each.times for name in each.failed):
+            _say(f"{file}: {', '.join(each.failed)} failed without a mutant")
+    chooser = Chooser(project, known)
+    tasks: dict[Mutant, Task] = {}
+    for mutant in work:
+        if (task := chooser.task(mutant)) is None:
+            verdicts[mutant] = (NOT_COVERED, None)
+        else:
+            tasks[mutant] = task
+    folder = tempfile.mkdtemp(prefix="mutation-")
+    os.environ["MUTATION_FOLDER"] = folder
+    how = {"workers": options.workers}
+    n_cut, misfits = 0, list[Task]()
+    fresh = [task for task in tasks.values() if not task.live]
+    live = [task for task in tasks.values() if task.live]
+    half = until if not live else min(until, time.monotonic() + (until - time.monotonic()) / 3)
+    try:
+        for kind, tasks_of, run, stop in (("fresh", fresh, run_fresh, half), ("live", live, run_live, until)):
+            if not tasks_of:
+                continue
+            begun, done, missed = time.monotonic(), 0, 0
+            for task, verdict in run(project, chooser, tasks_of, until=stop, **how):
+                if verdict is None:
+                    misfits.append(task)
+                    continue
+                assert task.mutant is not None
+                verdicts[task.mutant] = verdict
+                done += 1
+                if verdict[0] in MISSED:
+                    missed += 1
+                    n_cut += task.n_cut
+                each = (time.monotonic() - begun) / done
+                _progress(f"{kind} {done}/{len(tasks_of)}, {missed} survived, {each:.2f} s each")
+        for task, verdict in run_fresh(project, chooser, misfits, until=until, **how):
+            assert task.mutant is not None
+            verdicts[task.mutant] = verdict
+    finally:
+        _progress("")
+        shutil.rmtree(folder, ignore_errors=True)
+    return n_cut
+
+
+# --- what is said ------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+    elif text and (text.endswith("each") is False or random.random() < 0.02):
+        _say(text)
+
+
+def _report(
+    project: Project,
+    verdicts: dict[Mutant, Verdict],
+    stale: list[Reason],
+    wrong: list[Reason],
+    n_cut: int,
+    n_left: int,
+    spent: float,
+    total: float,
+) -> None:
+    out = sys.stdout.write
+    kinds = (KILLED, TIMED_OUT, SURVIVED, NOT_COVERED, EQUIVALENT)
+    for mutant in sorted((m for m in verdicts if verdicts[m][0] in MISSED), key=_position(project)):
+        out(
+            f"\n{project.package}/{mutant.file}:{mutant.line} in {mutant.where}: {verdicts[mutant][0]} ({mutant.short})\n"
+        )
+        out(f"  - {mutant.old}\n  + {mutant.new}\n")
+        out("".join(f"    {line}\n" for line in as_entry(mutant).split("\n")))
+    for each in stale:
+        out(f"\nno mutant has this reason any more: {each}\n")
+    for each in wrong:
+        out(f"\na test finds what this reason excuses: {each}\n")
+    out(f"\n{'file':28}{'mutants':>9}" + "".join(f"{kind:>13}" for kind in kinds) + "\n")
+    rows = Counter((mutant.file, how) for mutant, (how, _) in verdicts.items())
+    files = [each for each in project.targets if any(file == each for file, _ in rows)]
+    for file in files:
+        counts = [rows[file, kind] for kind in kinds]
+        out(f"{file:28}{sum(counts):>9}" + "".join(f"{count:>13}" for count in counts) + "\n")
+    counts = [sum(rows[file, kind] for file in files) for kind in kinds]
+    out(f"{'all':28}{sum(counts):>9}" + "".join(f"{count:>13}" for count in counts) + "\n")
+    ran = sum(counts[:3])
+    out(f"\n{total:.0f} s in all, {spent / max(1, ran):.2f} s per mutant that ran")
+    out(f"; {n_left} not run for lack of time" if n_left else "")
+    out(f"; survivors were spared {n_cut} of their tests by the limit of time" if n_cut else "")
+    out("\n")
+
+
+def _position(project: Project) -> Any:
+    return lambda mutant: (project.targets.index(mutant.file), mutant.start)
+
+
+def _last(project: Project) -> dict[str, str]:
+    kept = project.state / "results.json"
+    return json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+
+
+def _keep(project: Project, verdicts: dict[Mutant, Verdict], file: Path | None, stale: list[Reason]) -> None:
+    project.state.mkdir(exist_ok=True)
+    results = _last(project) | {mutant.identity: how for mutant, (how, _) in verdicts.items()}
+    (project.state / "results.json").write_text(
+        json.dumps(results, indent=0, ensure_ascii=False), encoding="utf-8"
+    )
+    if file is not None:
+        entries = [
+            {
+                "id": mutant.short,
+                "identity": mutant.identity,
+                "file": mutant.file,
+                "line": mutant.line,
+                "where": mutant.where,
+                "operator": mutant.operator,
+                "old": mutant.old,
+                "new": mutant.new,
+                "result": how,
+                "test": test,
+            }
+            for mutant, (how, test) in sorted(verdicts.items(), key=lambda each: _position(project)(each[0]))
+        ]
+        said = {"mutants": entries, "stale": [str(each) for each in stale]}
+        file.write_text(json.dumps(said, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

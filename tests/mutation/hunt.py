@@ -1,0 +1,321 @@
+"""Which tests a mutant meets, and how they end."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutation.apply import Misfit, substitute, transplant
+from mutation.children import DIED, LATE, in_children
+from mutation.coverage_map import Map
+from mutation.mutants import Mutant
+from mutation.project import Project
+from mutation.sessions import NO_TESTS, Collected, Fresh, Runner, own_folder, run_pytest
+
+KILLED, TIMED_OUT, SURVIVED, NOT_COVERED, EQUIVALENT = (
+    "killed",
+    "timed out",
+    "survived",
+    "not covered",
+    "equivalent",
+)
+ENOUGH = 20.0
+"""Seconds of tests that a mutant meets, by their measured times."""
+A_FILE = 0.4
+"""Seconds to collect one test file anew."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A mutant and its tests, the likeliest first. Without a mutant: do the tests pass, run in this way?"""
+
+    target: str
+    mutant: Mutant | None
+    tests: tuple[str, ...]
+    seconds: float
+    live: bool
+    n_cut: int = 0
+
+
+Verdict = tuple[str, str | None]
+"""How a mutant ended, and the test that did it."""
+
+
+# --- the choice of tests -----------------------------------------------------------------------------------
+
+
+class Chooser:
+    """Tests for mutants, from the map."""
+
+    def __init__(self, project: Project, known: Map) -> None:
+        self.project, self.known = project, known
+        self.times: dict[str, float] = {}
+        self.by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for each in known.values():
+            self.times.update({test: time for test, time in each.times.items() if each.usable(test)})
+            for target, lines in each.lines.items():
+                for line, tests in lines.items():
+                    self.by_line[target][line] += [test for test in tests if each.usable(test)]
+
+    def task(self, mutant: Mutant) -> Task | None:
+        """None if no test meets it."""
+        target, covered = mutant.file, self.by_line[mutant.file]
+        span = range(mutant.lines[0], mutant.lines[1] + 1)
+        groups = [{test for line in span for test in covered.get(line, ())}]
+        if (
+            mutant.function is None
+        ):  # it runs at import: who uses its names, who uses the module, who loads it
+            uses = _uses(self.project, target, mutant.names)
+            path = f"{self.project.package}/{target}"
+            groups += [{test for line in uses for test in covered.get(line, ())}]
+            groups += [{test for tests in covered.values() for test in tests}]
+            groups += [
+                {
+                    t
+                    for each in self.known.values()
+                    if path in each.loads
+                    for t in each.times
+                    if t in self.times
+                }
+            ]
+        own = self.project.own_files(target)
+        ordered: dict[str, None] = {}
+        for group in groups:
+            ordered.update(dict.fromkeys(sorted(group, key=lambda test: self._rank(test, own))))
+        live = mutant.function is not None and not any(
+            line in self.known[file].imported.get(target, ())
+            for file in {_file(test) for test in ordered}
+            for line in span
+        )
+        chosen, seconds, files = list[str](), 0.0, set[str]()
+        for test in ordered:
+            cost = self.times[test] + (0.0 if live or _file(test) in files else A_FILE)
+            if seconds + cost <= ENOUGH or not chosen:
+                chosen.append(test)
+                seconds += cost
+                files.add(_file(test))
+        if not chosen:
+            return None
+        return Task(target, mutant, tuple(chosen), seconds, live, len(ordered) - len(chosen))
+
+    def probe(self, task: Task, test: str) -> Task:
+        """The test that killed a mutant, without it."""
+        return Task(task.target, None, (test,), self.times.get(test, 1.0), task.live)
+
+    def _rank(self, test: str, own: list[str]) -> tuple[int, bool, str, float]:
+        time, file = self.times[test], _file(test)
+        return (time > 0.05) + (time > 0.5), file not in own, file, time
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+@cache
+def _uses(project: Project, target: str, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Lines of functions that mention one of the names."""
+    lines: set[int] = set()
+    for each in ast.walk(ast.parse(project.text(target))):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            said = {node.id for node in ast.walk(each) if isinstance(node, ast.Name)}
+            said |= {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute)}
+            if said & set(names):
+                lines.update(range(each.body[0].lineno, (each.end_lineno or each.lineno) + 1))
+    return tuple(sorted(lines))
+
+
+# --- the run -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Judge:
+    """Takes the next task, and believes a test that fails only if it passes without the mutant."""
+
+    chooser: Chooser
+    queue: deque[Task]
+    killers: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+    trusted: set[tuple[str, str]] = field(default_factory=set)
+    unfair: set[tuple[str, str]] = field(default_factory=set)
+    waiting: dict[tuple[str, str], list[Task]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self) -> tuple[Task, float] | None:
+        if not self.queue:
+            return None
+        task = self.queue.popleft()
+        if task.mutant is not None:
+            fair = [test for test in task.tests if (task.target, test) not in self.unfair]
+            recent = [test for test in self.killers[task.target, task.mutant.where][:4] if test in fair]
+            task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
+        return task, max(10.0, 5.0 * task.seconds) + (0.0 if task.live else 10.0)
+
+    def hear(self, task: Task, how: str, answer: Any) -> Iterator[tuple[Task, Verdict]]:
+        if task.mutant is None:
+            yield from self._hear_probe(
+                (task.target, task.tests[0]), passed=how not in (LATE, DIED) and answer is None
+            )
+        elif how == LATE:
+            yield task, (TIMED_OUT, None)
+        elif how == DIED:
+            yield task, (KILLED, "its process died")
+        elif answer is None:
+            yield task, (SURVIVED if task.tests else NOT_COVERED, None)
+        elif (task.target, answer) in self.trusted:
+            yield task, self._killed(task, answer)
+        elif (task.target, answer) in self.unfair:
+            self.queue.appendleft(task)
+        else:
+            key = (task.target, answer)
+            if not self.waiting[key]:
+                self.queue.appendleft(self.chooser.probe(task, answer))
+            self.waiting[key].append(task)
+
+    def _hear_probe(self, key: tuple[str, str], *, passed: bool) -> Iterator[tuple[Task, Verdict]]:
+        (self.trusted if passed else self.unfair).add(key)
+        for task in self.waiting.pop(key, []):
+            if passed:
+                yield task, self._killed(task, key[1])
+            else:
+                self.queue.appendleft(task)
+
+    def _killed(self, task: Task, test: str) -> Verdict:
+        assert task.mutant is not None
+        known = self.killers[task.target, task.mutant.where]
+        if test in known:
+            known.remove(test)
+        known.insert(0, test)
+        return KILLED, test
+
+
+def run_fresh(
+    project: Project, chooser: Chooser, tasks: Sequence[Task], *, workers: int, until: float
+) -> Iterator[tuple[Task, Verdict]]:
+    """Each mutant under an import of its own."""
+    judge = _Judge(chooser, deque(tasks))
+
+    def work(task: Task, folder: Path) -> str | None:
+        path, source = project.path(task.target), project.text(task.target)
+        mutated = source if task.mutant is None else task.mutant.source(source)
+        substitute(project.module(task.target), path, mutated)
+        for file in dict.fromkeys(_file(test) for test in task.tests):
+            runner = Fresh([test for test in task.tests if _file(test) == file])
+            code = run_pytest(project, [file], runner, folder)
+            if runner.failed is not None or code not in (0, 1, NO_TESTS):
+                return runner.failed or file
+        return None
+
+    for task, how, answer in in_children(judge.take, work, workers=workers, until=until):
+        yield from judge.hear(task, how, answer)
+
+
+def run_live(
+    project: Project, chooser: Chooser, tasks: Sequence[Task], *, workers: int, until: float
+) -> Iterator[tuple[Task, Verdict | None]]:
+    """Each mutant in a fork of one process that has collected all tests; None where that cannot be."""
+    read, write = os.pipe()
+    server = os.fork()
+    if server == 0:
+        try:
+            os.close(read)
+            with os.fdopen(write, "w", encoding="utf-8") as out:
+                _serve(
+                    project,
+                    chooser,
+                    tasks,
+                    workers,
+                    until,
+                    lambda message: print(json.dumps(message), file=out, flush=True),
+                )
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        with os.fdopen(read, encoding="utf-8") as lines:
+            for line in lines:
+                said = json.loads(line)
+                if isinstance(said, str):
+                    raise RuntimeError(said)
+                number, verdict = said
+                yield tasks[number], verdict if verdict is None else tuple(verdict)
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+
+
+_MISFIT = "misfit"
+
+
+def _serve(
+    project: Project,
+    chooser: Chooser,
+    tasks: Sequence[Task],
+    workers: int,
+    until: float,
+    tell: Callable[[Any], None],
+) -> None:
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(quiet, stream)
+    numbers = {task.mutant: i for i, task in enumerate(tasks)}
+    texts = {task.target: project.text(task.target) for task in tasks}
+    judge = _Judge(chooser, deque(tasks))
+
+    def serve(session: pytest.Session) -> None:
+        items = {item.nodeid: item for item in session.items}
+
+        def work(task: Task, folder: Path) -> str | None:
+            mutant, source = task.mutant, texts[task.target]
+            try:
+                for function in [mutant.function] if mutant else _functions(tasks, task.target):
+                    transplant(
+                        project.module(task.target),
+                        project.path(task.target),
+                        source if mutant is None else mutant.source(source),
+                        function,
+                    )
+            except Misfit:
+                if mutant is not None:
+                    return _MISFIT
+            own_folder(session.config, folder)
+            runner = Runner(task.tests)
+            session.config.pluginmanager.register(runner)
+            try:
+                runner.run([items[test] for test in task.tests])
+            except BaseException:
+                if runner.failed is None:
+                    raise
+            return runner.failed
+
+        for task, how, answer in in_children(judge.take, work, workers=workers, until=until):
+            if answer == _MISFIT:
+                tell([numbers[task.mutant], None])
+                continue
+            for done, verdict in judge.hear(task, how, answer):
+                tell([numbers[done.mutant], verdict])
+
+    def serve_or_say(session: pytest.Session) -> None:
+        try:
+            serve(session)
+        except Exception as error:
+            tell(f"{type(error).__name__}: {error}")
+
+    files = sorted({_file(test) for task in tasks for test in task.tests})
+    plugin = Collected(serve_or_say)
+    code = run_pytest(project, files, plugin, Path(os.environ["MUTATION_FOLDER"]))
+    if not plugin.ran:
+        tell(f"the tests could not be collected together: pytest ended with {code}")
+
+
+def _functions(tasks: Sequence[Task], target: str) -> list[Any]:
+    return list(
+        dict.fromkeys(task.mutant.function for task in tasks if task.target == target and task.mutant)
+    )

@@ -1,0 +1,90 @@
+"""What is mutated and which tests may find it: ``targets.toml``, read."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """``targets`` are named from ``package``, everything else from ``root``."""
+
+    root: Path
+    source: str
+    package: str
+    reasons: str
+    targets: tuple[str, ...]
+    candidates: tuple[str, ...]
+    left_out: tuple[str, ...]
+    preload: tuple[str, ...]
+    own: dict[str, tuple[str, ...]]
+
+    def path(self, target: str) -> Path:
+        return self.root / self.package / target
+
+    def text(self, target: str) -> str:
+        return self.path(target).read_text(encoding="utf-8")
+
+    def module(self, target: str) -> str:
+        """The name that the target is imported by."""
+        return ".".join(self.path(target).relative_to(self.root / self.source).with_suffix("").parts)
+
+    @property
+    def state(self) -> Path:
+        """Where maps and results are kept between runs."""
+        return self.root / ".mutation"
+
+    def chosen(self, globs: list[str]) -> list[str]:
+        """The targets that one of the globs names, in their order; all of them without globs."""
+        chosen = [
+            each
+            for each in self.targets
+            if not globs
+            or any(fnmatch(each, glob) or fnmatch(f"{self.package}/{each}", glob) for glob in globs)
+        ]
+        if not chosen:
+            raise ValueError(f"no target is named {' or '.join(globs)}; targets.toml lists them")
+        return chosen
+
+    @cached_property
+    def test_files(self) -> list[str]:
+        """All files whose tests may find a mutant."""
+        doctests = [f"{self.package}/{each}" for each in self.targets if ">>>" in self.text(each)]
+        out = set(self._files(self.left_out))
+        return [*(each for each in self._files(self.candidates) if each not in out), *doctests]
+
+    def own_files(self, target: str) -> list[str]:
+        """The files among them that belong to a target."""
+        stem = Path(target).stem
+        named = set(self._files(self.own.get(target, ())))
+        return [
+            each
+            for each in self.test_files
+            if each in named or Path(each).name == f"test_{stem}.py" or each == f"{self.package}/{target}"
+        ]
+
+    def _files(self, patterns: tuple[str, ...]) -> list[str]:
+        found: dict[str, None] = {}
+        for pattern in patterns:
+            places = sorted(self.root.glob(pattern))
+            if not places:
+                raise ValueError(f"targets.toml names {pattern}, which is not there")
+            for place in places:
+                files = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
+                found.update(dict.fromkeys(str(each.relative_to(self.root)) for each in files))
+        return list(found)
+
+
+def read_project(path: Path, root: Path) -> Project:
+    with path.open("rb") as file:
+        said = tomllib.load(file)
+    lists = {key: tuple(said.get(key, ())) for key in ("targets", "candidates", "left_out", "preload")}
+    own = {target: tuple(files) for target, files in said.get("own", {}).items()}
+    unknown = sorted(set(own) - set(lists["targets"]))
+    if unknown:
+        raise ValueError(f"[own] in {path} names {', '.join(unknown)}, which is no target")
+    return Project(root.resolve(), said["source"], said["package"], said["reasons"], own=own, **lists)

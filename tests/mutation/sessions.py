@@ -1,0 +1,185 @@
+"""pytest, in the three ways that this needs it: to map tests, and to run some of them on a mutant."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from mutation.project import Project
+
+NO_TESTS = 5
+
+
+def prepare(project: Project) -> None:
+    """Paths, and everything heavy but the package itself, before the first fork."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"
+    paths = [str(project.root / project.source), str(project.root / "tests")]
+    sys.path[:0] = [path for path in paths if path not in sys.path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    for name in project.preload:
+        with suppress(ImportError):
+            __import__(name)
+    # Without shrinking: that a test fails is all that is asked
+    settings.register_profile(
+        "mutation",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("mutation")
+
+
+def run_pytest(project: Project, files: Sequence[str], plugin: object, folder: Path) -> int:
+    options = [
+        "-q",
+        "--assert=plain",
+        "--tb=native",
+        "--capture=sys",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        "not adult",
+    ]
+    places = [f"--rootdir={project.root}", f"--basetemp={folder / 'base'}"]
+    config = next(
+        (name for name in ("pytest.ini", "pyproject.toml") if (project.root / name).exists()),
+        "pyproject.toml",
+    )
+    paths = [str(project.root / file) for file in files]
+    return int(pytest.main([*options, "-c", str(project.root / config), *places, *paths], plugins=[plugin]))
+
+
+class Killed(Exception):
+    """A test failed."""
+
+
+class Runner:
+    """Runs chosen tests until one fails; ``failed`` is its name."""
+
+    def __init__(self, chosen: Sequence[str]) -> None:
+        self.chosen = list(chosen)
+        self.failed: str | None = None
+        self.ran = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        try:
+            return (yield)
+        except (pytest.skip.Exception, pytest.xfail.Exception):
+            raise
+        except BaseException:
+            if item.get_closest_marker("xfail") is None:
+                self.failed = item.nodeid
+            raise
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.failed is None:
+            self.failed = report.nodeid
+
+    def run(self, items: Sequence[pytest.Item]) -> None:
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            self.ran += 1
+            if self.failed is not None:
+                with suppress(BaseException):
+                    item.session._setupstate.teardown_exact(None)
+                return
+
+
+class Fresh(Runner):
+    """Collects a file anew, then runs what was chosen of it."""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.failed is None:
+            self.failed = report.nodeid
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if self.failed is None:
+            self.run(_matching(session.items, self.chosen))
+        return True
+
+
+def _matching(items: Sequence[pytest.Item], chosen: Sequence[str]) -> list[pytest.Item]:
+    """The items chosen, in that order; where a mutant has changed the name of a case, all cases of the test."""
+    by_name = {item.nodeid: item for item in items}
+    found: dict[pytest.Item, None] = {}
+    for name in chosen:
+        if name in by_name:
+            found[by_name[name]] = None
+        else:
+            base = name.partition("[")[0]
+            found.update(dict.fromkeys(item for item in items if item.nodeid.partition("[")[0] == base))
+    return list(found)
+
+
+class Collected:
+    """Collects files once and hands the session to ``work``, which forks."""
+
+    def __init__(self, work: Callable[[pytest.Session], None]) -> None:
+        self.work, self.ran = work, False
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.ran = True
+        self.work(session)
+        return True
+
+
+class Mapper:
+    """Runs all tests of a file and tells ``switch`` whose lines come next; keeps times and failures."""
+
+    def __init__(self, switch: Callable[[str], None]) -> None:
+        self.switch = switch
+        self.times: dict[str, float] = {}
+        self.failed: set[str] = set()
+        self.fixtures: dict[str, list[str]] = {}
+        self._current = ""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        self._current = f"test:{item.nodeid}"
+        self.fixtures[item.nodeid] = list(getattr(item, "fixturenames", ()))
+        self.switch(self._current)
+        start = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            self.times[item.nodeid] = time.perf_counter() - start
+            self._current = ""
+            self.switch("")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[Any]:
+        if fixturedef.scope == "function":
+            return (yield)
+        self.switch(f"fixture:{fixturedef.argname}")  # every test that wants it depends on these lines
+        try:
+            return (yield)
+        finally:
+            self.switch(self._current)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+
+def own_folder(config: Any, folder: Path) -> None:
+    """``tmp_path`` of a session that was collected by the parent."""
+    factory = config._tmp_path_factory
+    factory._given_basetemp, factory._basetemp = folder / "base", None
