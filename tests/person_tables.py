@@ -7,12 +7,14 @@ and all rows but those of one person are the same. Who has no id is a person of 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 from hypothesis import strategies as st
@@ -40,6 +42,7 @@ SCHEMAS: dict[str, Schema | None] = {
         )
     ),
     "plain": None,
+    "numbered": None,
 }
 assert SCHEMAS["sparse"].sparse  # type: ignore[union-attr]
 assert not SCHEMAS["mixed"].sparse  # type: ignore[union-attr]
@@ -69,7 +72,8 @@ def person_study(
     training = {"loss": loss, "method": method, "intercept": intercept, **constants}
     columns: dict[str, Any] = {"schema": SCHEMAS[schema], "label": LABELS[loss]}
     if SCHEMAS[schema] is None:
-        columns = {"features": ("age", "bmi"), "classes": LABELS[loss].classes}
+        names = ("age", "bmi") if schema == "plain" else ("x1", "x2")
+        columns = {"features": names, "classes": LABELS[loss].classes}
     return Study(
         name="persons",
         training={**training, "noise_multiplier": 20.0, "n_rounds": ROUNDS, "delta": 1e-5},
@@ -95,25 +99,30 @@ GARBAGE = (
     *("county 3", "County 3", "north ", "west", "2", "2.0", "-0", "500", "-3", "yes ", "YES", "maybe"),
 )
 
-# Ids: those of one class are spellings that look like one person
+# Ids, by the type of their column: what no id looks like, those in the table, and those of who comes
 
-SPELLINGS = (
-    ("7", " 7", "007", "7 ", "7.0", "7.", "\uff17", "7\x00"),
-    ("ann", "Ann", "ANN", " ann", "ann\u00a0", "\uff41\uff4e\uff4e"),
-    ("0", "-0", "00", "0.0", "-0.0"),
-    ("straße", "STRASSE", "strasse"),
-    ("éva", "e\u0301va", "ÉVA"),
-    ("nan", "NaN", "NAN"),
-)
 BLANKS = ("", None, " ", "\t ", "\u00a0")
-PLAIN_IDS = tuple(f"p{i}" for i in range(4))
-NEW_IDS = ("q", "Q", "a new one", "8", "-7", "70", "7.5")
-IDS: dict[str, tuple[tuple[Cell, ...], tuple[tuple[Cell, ...], ...], tuple[Cell, ...]]] = {
-    "text": (BLANKS, (*SPELLINGS, *((each,) for each in PLAIN_IDS)), NEW_IDS),
-    "int": ((None,), tuple((each,) for each in (7, 8, 0, -7, 2**53 + 1)), (70, 71, 2**53)),
-    "float": ((None, float("nan")), tuple((each,) for each in (7.0, 8.0, 0.0, 7.5, 1e300)), (70.0, -7.0)),
+IDS: dict[str, tuple[tuple[Cell, ...], tuple[Cell, ...], tuple[Cell, ...]]] = {
+    "text": (BLANKS, ("7", "ann", "0", "p0", "Straße", "12", "éva", "nan"), ("q", "8", "-7", "70", "7.5")),
+    "int": ((None,), (7, 8, 0, -7, 2**53 + 1), (70, 71, 2**53)),
+    "float": ((None, float("nan")), (7.0, 8.0, 0.0, 7.5, 1e300), (70.0, -7.0)),
 }
-"""What no id looks like, classes of ids, and ids of new persons, by the type of the column."""
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "a blank before": lambda name: f" {name}",
+    "a blank behind": lambda name: f"{name} ",
+    "a blank that does not break": lambda name: f"{name}\u00a0",
+    "capitals": str.upper,
+    "a capital": str.title,
+    "small letters": str.casefold,
+    "wide letters": lambda name: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in name),
+    "letters and their marks": lambda name: unicodedata.normalize("NFD", name),
+    "zeros before": lambda name: f"00{name}" if name.isdecimal() else f"\t{name}",
+    "a decimal": lambda name: f"{name}.0" if name.isdecimal() else f"{name}\n",
+    "a point": lambda name: f"{name}." if name.isdecimal() else f"{name}\u3000",
+    "a sign": lambda name: f"-{name}" if name == "0" else f"{name}  ",
+    "a zero byte": lambda name: f"{name}\x00",
+}
+"""Other ways to write an id: most of them look like the same person."""
 
 
 def is_blank(value: Cell) -> bool:
@@ -122,6 +131,7 @@ def is_blank(value: Cell) -> bool:
 
 # Files
 
+ID_TYPES = {"csv": ("text",), "npz": ("text", "float")}
 FORMS = ("csv", "parquet text", "parquet coded", "parquet typed")
 NATURAL = {"age": pa.float64(), "bmi": pa.int64(), "smoker": pa.bool_(), "region": pa.large_string()}
 CODED = pa.dictionary(pa.int32(), pa.string())
@@ -144,6 +154,11 @@ class PersonTable:
                 writer.writerows([["" if cell is None else cell for cell in row] for row in self.rows])
             return "table.csv"
         columns = {name: [row[i] for row in self.rows] for i, name in enumerate(COLUMNS)}
+        if self.form == "npz":
+            ids = [_unless_none(each, "" if self.ids == "text" else np.nan) for each in columns["id"]]
+            features = np.array([[float(cell) for cell in row[1:3]] for row in self.rows])
+            np.savez(folder / "table.npz", id=ids, features=features, outcome=columns["outcome"])
+            return "table.npz"
         arrays = {name: self._array(name, cells) for name, cells in columns.items()}
         pa.parquet.write_table(pa.table(arrays), folder / "table.parquet")
         return "table.parquet"
@@ -168,6 +183,10 @@ def _typed(cell: Cell, kind: Any) -> Cell:
         return number if pa.types.is_floating(kind) else int(number) if abs(number) < 2**62 else None
     except (ValueError, OverflowError):
         return None
+
+
+def _unless_none(cell: Cell, instead: Cell) -> Cell:
+    return instead if cell is None else cell
 
 
 # Neighbours
@@ -200,12 +219,19 @@ def bodies(draw: Any, outcomes: tuple[str, ...]) -> Row:
     return tuple(cells)
 
 
+@st.composite
+def numbers_alone(draw: Any, classes: tuple[Any, ...] | None) -> Row:
+    """A row of an array, which has numbers and known labels alone: others are no such file."""
+    cells = [draw(st.sampled_from(("0.6", "-0.6", "0", "1e18", "-1e18", "1e-300"))) for _ in range(2)]
+    return (*cells, "", "", "", "", draw(st.sampled_from(classes or (1.0, -1.0, 0.0, 1e18))))
+
+
 @cache
 def some_studies() -> st.SearchStrategy[Study]:
     return st.builds(
         person_study,
         st.sampled_from(("huber", "logistic", "squared", "softmax")),
-        st.sampled_from(("mixed", "sparse", "shortened", "plain")),
+        st.sampled_from(("mixed", "sparse", "shortened", "plain", "numbered")),
         intercept=st.booleans(),
         method=st.sampled_from(("dp_sgd", "dp_admm")),
         absences=st.booleans(),
@@ -217,49 +243,61 @@ def neighbours(draw: Any, most_rows: int = 14) -> Neighbours:
     """Any table, any person in it, and any other person in place."""
     study = draw(some_studies())
     outcomes = OUTCOMES["numbers" if study.classes is None else "classes"]
-    form = draw(st.sampled_from(FORMS))
-    ids = draw(st.sampled_from(("text",) if form == "csv" else ("text", "text", "int", "float")))
-    blanks, classes, new = IDS[ids]
-    # Few classes in a table, so that persons have several rows and spellings meet
-    used = draw(st.lists(st.sampled_from(classes), min_size=1, max_size=3, unique=True))
-    names = [*(name for each in used for name in each[:2]), *blanks[:2]]
-    bodies_of = bodies(outcomes)
-    row = st.tuples(st.sampled_from(names), bodies_of).map(lambda parts: (parts[0], *parts[1]))
+    form = "npz" if "x1" in study.features else draw(st.sampled_from(FORMS))
+    ids = draw(st.sampled_from(ID_TYPES.get(form, ("text", "text", "text", "int", "float"))))
+    blanks, known, new = IDS[ids]
+    # Few persons in a table, so that they have several rows and spellings meet
+    people = draw(st.lists(st.sampled_from(known), min_size=2, max_size=4, unique=True))
+    names = [*people, *people, *(_respelt(draw, each, form) for each in people[:1]), *blanks[:2]]
+    body = numbers_alone(study.classes) if form == "npz" else bodies(outcomes)
+    row = st.tuples(st.sampled_from(names), body).map(lambda parts: (parts[0], *parts[1]))
     rows = draw(st.lists(row, min_size=5, max_size=most_rows))
-    k, by_person = draw(st.integers(1, 3)), draw(st.sampled_from((True, True, True, False)))
-    replaced, name = draw(replacements(rows, k, by_person, blanks, [*used, new]))
+    k, by_person = draw(st.sampled_from((1, 1, 2, 3))), draw(st.sampled_from((True,) * 5 + (False,)))
+    replaced, name = draw(replacements(rows, k, by_person, blanks, new, form))
     others = list(rows)
     for j in replaced:
-        others[j] = (name, *draw(bodies_of))
+        others[j] = (name, *draw(body))
     one, other = (PersonTable(tuple(each), form, ids) for each in (rows, others))
     return Neighbours(one, other, k, by_person, study, tuple(replaced))
 
 
 @st.composite
 def replacements(
-    draw: Any, rows: list[Row], k: int, by_person: bool, blanks: tuple[Cell, ...], classes: list[Any]
+    draw: Any,
+    rows: list[Row],
+    k: int,
+    by_person: bool,
+    blanks: tuple[Cell, ...],
+    new: tuple[Cell, ...],
+    form: str,
 ) -> tuple[list[int], Cell]:
     """Whose rows are replaced, and the id of who comes: nobody else's in the table, or none."""
-    first = draw(st.integers(0, len(rows) - 1))
+    n = len(rows)
+    first = draw(st.integers(0, n - 1))
     if not by_person:  # the owner vouches that nobody has more rows than k
-        count = draw(st.integers(1, k))
-        return sorted({(first + j) % len(rows) for j in range(count)}), rows[first][0]
+        return sorted({(first + j) % n for j in range(draw(st.integers(1, k)))}), rows[first][0]
     name = rows[first][0]
     if is_blank(name):
-        nameless = [j for j in range(len(rows)) if is_blank(rows[j][0])]
-        count = draw(st.integers(1, k))
-        chosen = (nameless[nameless.index(first) :] + nameless)[: min(count, len(nameless))]
-        mine = sorted(set(chosen))
+        nameless = [j % n for j in range(first, first + n) if is_blank(rows[j % n][0])]
+        mine = sorted(nameless[: draw(st.integers(1, k))])
     else:
-        same = draw(st.sampled_from(({name}, {name}, _class_of(name, classes))))
-        mine = [j for j in range(len(rows)) if rows[j][0] in same]
-    rest = {rows[j][0] for j in range(len(rows)) if j not in mine and not is_blank(rows[j][0])}
-    known = [each for spelt in classes for each in spelt if each not in rest]
-    coming = draw(st.sampled_from(known))
-    if len(mine) <= k and draw(st.sampled_from((False, False, True))):
-        coming = draw(st.sampled_from(blanks))
-    return mine, coming
+        mine = [j for j in range(n) if rows[j][0] == name]
+    rest = sorted({rows[j][0] for j in range(n) if j not in mine and not is_blank(rows[j][0])})
+    coming = draw(st.sampled_from(("alike", "alike", "new", "none") if len(mine) <= k else ("alike", "new")))
+    if coming == "none":
+        return mine, draw(st.sampled_from(blanks))
+    if coming == "alike" and rest and isinstance(rest[0], str):
+        alike = _respelt(draw, draw(st.sampled_from(rest)), form)
+        if alike not in rest:
+            return mine, alike
+    return mine, draw(
+        st.sampled_from([each for each in (*new, name) if each not in rest and not is_blank(each)])
+    )
 
 
-def _class_of(name: Cell, classes: list[Any]) -> set[Cell]:
-    return {each for spelt in classes if name in spelt for each in spelt} or {name}
+def _respelt(draw: Any, name: Cell, form: str) -> Cell:
+    """The id in another spelling, where ids are text."""
+    if not isinstance(name, str):
+        return name
+    spelt = SPELLINGS[draw(st.sampled_from(tuple(SPELLINGS)))](name)
+    return spelt.rstrip("\x00") if form == "npz" else spelt  # which cannot store zero bytes there
