@@ -430,7 +430,9 @@ def play_rounds(begun, study_file, n_rounds):
 
 def test_declining_what_was_never_accepted_reserves_and_changes_nothing(cli, begun, study_file):
     before = read_ledger(begun.parent / "ledger").fingerprint
-    assert declined(cli, begun, study_file).endswith("Declined, and kept with the date. Nothing was reserved.")
+    assert declined(cli, begun, study_file).endswith(
+        "Declined, and kept with the date. Nothing was reserved."
+    )
     assert decision(begun, study_file) == "declined"
     kept = next((begun.parent / "studies").iterdir()).read_bytes()
     again = declined(cli, begun, study_file)

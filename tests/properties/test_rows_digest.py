@@ -199,7 +199,9 @@ def test_a_study_is_not_gone_on_with_when_one_bit_changed(storage: str) -> None:
     with memory_folder() as folder:
         with guarded(folder, lambda study: OwnRows(matrix, labels, LOSS)) as guard:
             guard.enrol(STUDY)
-        others = [(with_part(matrix, flipped(part(matrix), at, 0)), labels) for at in (0, part(matrix).size - 1)]
+        others = [
+            (with_part(matrix, flipped(part(matrix), at, 0)), labels) for at in (0, part(matrix).size - 1)
+        ]
         others += [(matrix, flipped(labels, at, 0)) for at in (0, N - 1)]
         others += [(moved_to(matrix, at), labels) for at in (0, matrix.nnz - 1)] if "csr" in storage else []
         for other in others:

@@ -252,9 +252,7 @@ def _declined(study: Study, site: Site, book: Book, changed: bool) -> str:
     if account is None:
         said = "Declined, and kept with the date" if changed else "Declined before, and nothing was changed"
         return f"{said}. Nothing was reserved."
-    said = (
-        "Declined. It was enrolled, and is left now" if changed else "Left before, and nothing was changed"
-    )
+    said = "Declined. It was enrolled, and is left now" if changed else "Left before, and nothing was changed"
     spent, rest = epsilon_of(account.spent, site.policy), epsilon_left(book.promised, site.policy)
     return (
         f"{said}: it gets no more answers, and cannot be enrolled again. ε {spent} was spent on it in "
