@@ -66,7 +66,9 @@ def replies(folder: Path) -> None:
     desk.accept(SMALL)
     say("record: reserve")
     for round in (1, 2, 3):
-        reply = desk.answer(SMALL.hash, packed(Message(Kind.REQUEST, SMALL.hash, round, np.zeros(SMALL.shape))))
+        reply = desk.answer(
+            SMALL.hash, packed(Message(Kind.REQUEST, SMALL.hash, round, np.zeros(SMALL.shape)))
+        )
         assert reply is not None
         say(f"record: reply {len(reply)}")
     desk.leave(SMALL)

@@ -67,7 +67,7 @@ def check_independent(noise: Floats) -> None:
 
 def check_scale(noise: Floats) -> None:
     """Standard noise, (t, n, d, p), has variance 1: of each agent, round, coordinate and output."""
-    t, n, d, p = noise.shape
+    t, n = noise.shape[:2]
     for axis, name in enumerate(("round", "agent", "coordinate", "output")):
         for which, values in enumerate(np.moveaxis(noise, axis, 0)):
             _variance_one(values.ravel(), f"{name} {which}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 
+import numpy as np
 import pytest
 
+from dpadmm.federation.site_studies import decide
 from dpadmm.privacy import exact_epsilon
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.site import read_site
@@ -418,3 +421,117 @@ def test_a_missing_ledger_names_the_command_that_begins_it(cli, site_file, study
     answer = cli("agent", "review", study_file, "--site", site_file)
     assert answer.code == 2
     assert "dpadmm agent begin" in answer.err
+
+
+# Declining
+
+
+def declined(cli, begun, study_file):
+    answer = cli("agent", "review", study_file, "--site", begun, "--decline").succeeded()
+    return text_of(answer)
+
+
+def decision(begun, study_file):
+    path = begun.parent / "studies" / f"{read_study(study_file).hash}.json"
+    return json.loads(path.read_text())["decision"] if path.exists() else None
+
+
+def account(begun, study_file):
+    return read_ledger(begun.parent / "ledger").accounts.get(read_study(study_file).hash)
+
+
+def play_rounds(begun, study_file, n_rounds):
+    study = read_study(study_file)
+    with read_site(begun).guard() as guard:
+        guard.enrol(study)
+        for round in range(1, n_rounds + 1):
+            guard.answer(study.hash, round, np.zeros(study.shape))
+
+
+def test_declining_what_was_never_accepted_reserves_and_changes_nothing(cli, begun, study_file):
+    before = read_ledger(begun.parent / "ledger").fingerprint
+    assert declined(cli, begun, study_file).endswith(
+        "Declined, and kept with the date. Nothing was reserved."
+    )
+    assert decision(begun, study_file) == "declined"
+    kept = next((begun.parent / "studies").iterdir()).read_bytes()
+    again = declined(cli, begun, study_file)
+    assert again.endswith("Declined before, and nothing was changed. Nothing was reserved.")
+    assert next((begun.parent / "studies").iterdir()).read_bytes() == kept
+    assert read_ledger(begun.parent / "ledger").fingerprint == before
+
+
+def test_who_declined_may_still_accept(cli, begun, study_file):
+    declined(cli, begun, study_file)
+    cli("agent", "review", study_file, "--site", begun, "--accept").succeeded()
+    assert decision(begun, study_file) == "accepted"
+    assert not account(begun, study_file).closed
+
+
+@pytest.mark.parametrize("n_rounds", [0, 3])
+@pytest.mark.parametrize("kept", ["accepted", "declined", None])
+def test_declining_what_is_reserved_ends_it_and_says_so(cli, begun, study_file, kept, n_rounds):
+    """Whatever the file of the decision says, or without one: the ledger is what counts."""
+    whole = cli("agent", "check", begun, "--json").succeeded().json["left"]
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    play_rounds(begun, study_file, n_rounds)
+    if kept is None:
+        next((begun.parent / "studies").iterdir()).unlink()  # as if the power failed before it was written
+    elif kept == "declined":
+        decide(begun.parent, read_study(study_file), "declined")
+    assert not account(begun, study_file).closed
+    told = declined(cli, begun, study_file)
+    assert "Nothing was reserved" not in told
+    assert "Declined. It was enrolled, and is left now: it gets no more answers" in told
+    assert f"was spent on it in {n_rounds} rounds and stays so; nothing more is reserved" in told
+    assert ("ε 0.0000 was spent" in told) == (n_rounds == 0)
+    ended = account(begun, study_file)
+    assert ended.closed
+    assert len(ended.rounds) == n_rounds
+    assert decision(begun, study_file) == "left"
+    left = cli("agent", "check", begun, "--json").succeeded().json["left"]
+    assert left["mu_squared"] == pytest.approx(whole["mu_squared"] - float(ended.spent), rel=1e-12)
+    for words in (["enrol", study_file], ["review", study_file, "--accept"]):
+        refused = cli("agent", *words, "--site", begun)
+        assert refused.code == 2
+        assert refused.err.endswith("[study-changed]\n")
+    before = read_ledger(begun.parent / "ledger").fingerprint
+    again = declined(cli, begun, study_file)
+    assert "Left before, and nothing was changed" in again
+    assert "Nothing was reserved" not in again
+    assert read_ledger(begun.parent / "ledger").fingerprint == before
+    assert decision(begun, study_file) == "left"
+
+
+def test_an_acceptance_that_came_to_nothing_can_be_declined(cli, begun, study_file):
+    """An agent that could not enrol it would, after its next start with other limits."""
+    decide(begun.parent, read_study(study_file), "accepted")
+    assert declined(cli, begun, study_file).endswith("Nothing was reserved.")
+    assert decision(begun, study_file) == "declined"
+    assert account(begun, study_file) is None
+
+
+def test_declining_needs_no_table(cli, begun, study_file):
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    (begun.parent / "table.csv").unlink()
+    begun.write_text(begun.read_text().replace("max_rounds = 1000", "max_rounds = 1"))
+    assert "is left now" in declined(cli, begun, study_file)
+    assert account(begun, study_file).closed
+
+
+def test_a_decline_that_nobody_heeds_is_not_called_done(cli, begun, study_file, monkeypatch):
+    """A process holds the ledger and does not look at decisions."""
+    monkeypatch.setattr("dpadmm.cli.decisions.PATIENCE", 0.3)
+    cli("agent", "enrol", study_file, "--site", begun).succeeded()
+    other = begun.parent.parent / "other.toml"
+    other.write_text(STUDY.replace("repayment", "another"))
+    decide(begun.parent, read_study(other), "accepted")
+    with read_site(begun).guard():
+        for file in (study_file, other):
+            answer = cli("agent", "review", file, "--site", begun, "--decline")
+            assert answer.code == 2
+            assert "has not heeded it" in answer.err
+            assert "eclined" not in answer.out.replace("--decline", "")
+    assert decision(begun, study_file) == "left"
+    assert not account(begun, study_file).closed
+    assert "is left now" in declined(cli, begun, study_file)

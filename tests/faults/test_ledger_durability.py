@@ -1,7 +1,7 @@
 """A record is on the disk before anyone hears of it: seen in the system calls of a real process.
 
-A killed process leaves what it wrote, synced or not, so kills cannot tell whether a power cut would. The order
-of writes and syncs can: here ``strace`` tells it.
+A killed process leaves what it wrote, synced or not, so kills cannot tell whether a power cut would. The
+order of writes and syncs can: here ``strace`` tells it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +60,11 @@ def traced(run: str, folder: Path) -> list[Call]:
     assert done.returncode == 0, done.stderr
     calls = [call for line in out.read_text(errors="replace").splitlines() if (call := _call(line))]
     begin = next(i for i, call in enumerate(calls) if call.text.startswith("@begin"))
-    mine = [call for call in calls[begin:] if call.text.startswith("@") or folder in (call.path, *call.path.parents)]
+    mine = [
+        call
+        for call in calls[begin:]
+        if call.text.startswith("@") or folder in (call.path, *call.path.parents)
+    ]
     assert "unfinished" not in out.read_text(errors="replace")  # one thread alone: the order is the order
     return mine
 
@@ -67,7 +73,7 @@ def _call(line: str) -> Call | None:
     found = CALL.match(line)
     if found is None or found[3].startswith("-") or found[3] == "?":
         return None
-    name, arguments, _, result = found.groups()
+    name, arguments = found[1], found[2]
     quoted = re.search(r'"((?:[^"\\]|\\.)*)"', arguments)
     text = quoted[1] if quoted else ""
     if name in ("open", "openat", "creat"):
@@ -180,6 +186,24 @@ def test_the_connection_in_use_syncs_every_commit(tmp_path: Path) -> None:
                 asked = {name: _pragma(ledger, name) for name in ("synchronous", "journal_mode")}
                 assert asked == {"synchronous": 2, "journal_mode": "wal"}
             assert (tmp_path / "ledger" / MARK).stat().st_size == LINE * ledger.status().seq
+
+
+@pytest.mark.parametrize("default", ["OFF", "NORMAL"])
+def test_it_does_so_whatever_this_build_of_sqlite_does_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str
+) -> None:
+    real = sqlite3.connect
+
+    def connect(*words: Any, **more: Any) -> sqlite3.Connection:
+        database = real(*words, **more)
+        database.execute(f"PRAGMA synchronous = {default}")
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with Ledger.open(tmp_path / "ledger", cap=1.0, create=True) as ledger:
+        assert _pragma(ledger, "synchronous") == 2
+        ledger.reserve(STUDY, 0.5, about=ABOUT)
+        assert _pragma(ledger, "synchronous") == 2
 
 
 def _pragma(ledger: Ledger, name: str) -> object:

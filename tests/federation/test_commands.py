@@ -21,6 +21,7 @@ from brokers import free_port
 from dpadmm import load_model
 from dpadmm.cli import main
 from dpadmm.federation.local_sites import SITE_TOML
+from dpadmm.federation.site_studies import decide
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.study import read_study
 
@@ -132,6 +133,7 @@ def test_a_study_from_the_first_certificate_to_the_model(land: Land) -> None:
     _secrets_are_nowhere(land)
     _leaving_while_the_agent_runs(land)
     _declining_is_kept_with_its_date(land)
+    _declining_while_the_agent_runs(land)
     for words, text in MISTAKES:
         told = land.refused(*words)
         assert text in told
@@ -208,6 +210,35 @@ def _declining_is_kept_with_its_date(land: Land) -> None:
     assert third.hash not in read_ledger(land.folder / "west" / "ledger").accounts
     both = land.refused("agent", "review", "third.toml", "--site", "west/site.toml", "--decline", "--accept")
     assert "not both" in both
+
+
+def _declining_while_the_agent_runs(land: Land) -> None:
+    """The agent holds the ledger; it must close the study there, and a study it never enrolled stays out."""
+    site, ledger = ("--site", "west/site.toml"), land.folder / "west" / "ledger"
+    third = read_study(land.folder / "third.toml")
+    assert "Enrolled: third" in land.said("agent", "enrol", "third.toml", *site)  # the newest decision counts
+    wait_for(lambda: _decisions(land, "west").get(third.hash) == "accepted")
+    told = " ".join(land.said("agent", "review", "third.toml", *site, "--decline").split())
+    assert "It was enrolled, and is left now" in told
+    assert "Nothing was reserved" not in told
+    assert read_ledger(ledger).accounts[third.hash].closed
+    wait_for(lambda: _decisions(land, "west").get(third.hash) == "left")
+    assert "for good" in land.refused("agent", "enrol", "third.toml", *site)
+
+    (land.folder / "fourth.toml").write_text(
+        STUDY.replace("three hospitals", "fourth").replace("3.0", "90.0")
+    )
+    fourth = read_study(land.folder / "fourth.toml")
+    decide(land.folder / "west", fourth, "accepted")  # beyond the limits: the agent cannot enrol it
+    wait_for(lambda: _decisions(land, "west").get(fourth.hash) == "accepted")
+    told = " ".join(land.said("agent", "review", "fourth.toml", *site, "--decline").split())
+    assert "Declined, and kept with the date. Nothing was reserved." in told
+    assert _decisions(land, "west")[fourth.hash] == "declined"
+    assert fourth.hash not in read_ledger(ledger).accounts
+
+
+def _decisions(land: Land, name: str) -> dict[str, str]:
+    return {each["hash"]: each["decision"] for each in land.status(name)["studies"]}
 
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [

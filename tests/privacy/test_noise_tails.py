@@ -70,7 +70,11 @@ def endings(kind: str, u: int, longest: int) -> list[tuple[list[Step], bool]]:
         passed = None
         for draw, on in steps(kind, u, j):
             passed = draw if on and passed is None else passed
-            if not on and set(draw[: len(draw[:-1]) - (kind == "last")]) <= near and draw[-1] in (0, 1, j - 1):
+            if (
+                not on
+                and set(draw[: len(draw[:-1]) - (kind == "last")]) <= near
+                and draw[-1] in (0, 1, j - 1)
+            ):
                 out.append(([*before, draw], j % 2 == 1))
         if passed is None:
             break

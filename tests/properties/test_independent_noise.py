@@ -10,8 +10,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from dpadmm.arrays import Floats
 from dpadmm.assembly import make_method
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoding import Report
-from dpadmm.losses import LOSSES
+from dpadmm.losses import LOSSES, Logistic, Softmax
 from dpadmm.methods import DpAdmm
 from dpadmm.privacy.calibration import total_noise_multiplier
 from dpadmm.privacy.exact_noise import Grid
@@ -32,6 +31,7 @@ from dpadmm.problem import make_rows
 from dpadmm.simulation import run
 from dpadmm.study import Study
 from dpadmm.study_run import run_study
+from guards import STUDY, guarded, memory_folder, tiny
 from noise_checks import Watcher, check_independent, check_nothing_shared, check_scale, gradients_said
 
 SIZES = (2, 5, 40, 300)
@@ -56,6 +56,20 @@ def standard(said: Floats, c1: float, rounds: int = ROUNDS, sizes: Any = SIZES) 
     """Noise in units of what is promised: z·2c1/m of every agent."""
     sigma = total_noise_multiplier(EPSILON, DELTA, rounds) * 2.0 * c1 / np.asarray(sizes, float)
     return said / np.asarray(sigma)[None, :, None, None]
+
+
+def check_on_grid(noise: Floats, loss: str) -> None:
+    """Exact noise is whole numbers of the public step, of every agent; numbers of a float are not."""
+    c1 = problem_of(loss).lipschitz
+    d, p = SHAPES[loss]
+    z = float(total_noise_multiplier(EPSILON, DELTA, ROUNDS))
+    steps = noise * z * 2.0 * c1 / Grid(c1, d * p, 2).step
+    assert np.abs(steps).max() > 1e6
+    assert np.abs(steps - np.rint(steps)).max() < 0.1
+
+
+def problem_of(loss: str) -> Any:
+    return {"logistic": Logistic(), "softmax": Softmax(n_outputs=3), "squared": LOSSES["squared"]()}[loss]
 
 
 def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Floats:
@@ -134,7 +148,7 @@ def _estimator(loss: str, **more: Any) -> Any:
 
 
 @pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fits]:
+def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
     watched: list[tuple[Watcher, Any]] = []
 
     def watching(*words: Any, **more: Any) -> Any:
@@ -144,7 +158,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fits]:
         return result
 
     monkeypatch.setattr(base, "run", watching)
-    yield Fits(watched)
+    return Fits(watched)
 
 
 RUNS = {
@@ -159,6 +173,8 @@ RUNS = {
 def test_noise_of_a_run_is_whole_and_independent(how: str, loss: str) -> None:
     noise = RUNS[how](loss)
     assert noise.shape == (ROUNDS, len(SIZES), *SHAPES[loss])
+    if how != "simulate":
+        check_on_grid(noise, loss)
     check_scale(noise)
     check_independent(noise)
 
@@ -168,6 +184,8 @@ def test_noise_of_an_estimator_is_whole_and_independent_and_fresh_in_every_fit(f
     model = _estimator(loss)
     noise = [fits.noise(loss, fit=model), fits.noise(loss, fit=model), fits.noise(loss)]
     for each in noise:
+        if loss != "squared":  # whose c1 follows from the bounds of the labels
+            check_on_grid(each, loss)
         check_scale(each)
         check_independent(each)
     check_nothing_shared(*noise)
@@ -183,7 +201,7 @@ def test_the_model_itself_shows_that_every_fit_has_its_own_noise() -> None:
 
 def test_runs_and_studies_share_nothing() -> None:
     """Not the same study twice, nor two studies at once, nor a simulation with the same seed beside them."""
-    np.random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
     random.seed(7)
     noise = [trained("logistic"), trained("logistic"), trained("logistic", "another study")]
     noise += [simulated("logistic", exact_noise=True, seed=7) for _ in range(2)]
@@ -199,11 +217,37 @@ def test_a_seed_of_a_simulation_names_its_noise() -> None:
 def test_seeding_numpy_and_python_does_not_repeat_noise(fits: Fits) -> None:
     noise = []
     for _ in range(2):
-        np.random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
         random.seed(0)
         noise += [trained("logistic"), simulated("logistic", exact_noise=True), fits.noise("logistic")]
         noise.append(simulated("logistic"))
     check_nothing_shared(*noise)
+
+
+def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_and_restarts() -> None:
+    """The same rows, points and rounds in two studies at two sites, which are started again half way."""
+    features, labels = zeros("logistic")
+    studies = [
+        replace(
+            STUDY,
+            name=name,
+            features=tuple(f"x{j}" for j in range(240)),
+            training={**STUDY.training, "n_rounds": 8},
+        )
+        for name in ("one", "another")
+    ]
+    said = np.empty((8, 4, 240, 1))
+    for site in range(2):
+        with memory_folder() as folder:
+            for rounds in (range(1, 5), range(5, 9)):
+                with guarded(folder, tiny(features, labels)) as guard:
+                    for which, study in enumerate(studies):
+                        scale = guard.enrol(study).grid.noise_scale(study.noise_multiplier)
+                        for round in rounds:
+                            answer = guard.answer(study.hash, round, np.zeros(study.shape))
+                            said[round - 1, 2 * site + which] = answer / scale
+    check_scale(said)
+    check_independent(said)
 
 
 FORKS = """
@@ -240,7 +284,9 @@ json.dump(said, sys.stdout)
 
 
 def test_forked_processes_with_the_same_seeds_draw_different_noise() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert len(said) == 3

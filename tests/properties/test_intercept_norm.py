@@ -64,7 +64,7 @@ def check_rows(features: Features, least: float = 0.0) -> None:
 
 
 def on_the_sphere(seed: int = 0, n: int = 200, d: int = 6) -> Floats:
-    """Rows of length 1 to rounding: in all directions, along the axes, with tiny numbers beside large ones."""
+    """Rows of length 1 to rounding: in all directions, along the axes, tiny numbers beside large ones."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((n, d)) * 10.0 ** rng.integers(-6, 1, (n, d))
     rows[:, 0] += 1e-3

@@ -108,7 +108,9 @@ def review(
     site_file: SiteOption = Path("site.toml"),
     as_json: Json = False,
     accepted: Annotated[bool, typer.Option("--accept", help="Agree to it: the same as enrol.")] = False,
-    declined: Annotated[bool, typer.Option("--decline", help="Say no, which is kept with the date.")] = False,
+    declined: Annotated[
+        bool, typer.Option("--decline", help="Say no, kept with the date; an enrolled study is left.")
+    ] = False,
 ) -> None:
     """Show what a study would cost you, against your limits and your ledger; accept or decline it.
 
@@ -122,7 +124,7 @@ def review(
         n_rows = site.rehearse(study, book).rows.n_rows
     except Refusal as error:
         refusal = error
-    if n_rows is None and refusal is not None and refusal.code != "study-unfit":
+    if n_rows is None and refusal is not None and refusal.code != "study-unfit" and not declined:
         n_rows = site.rows.persons().n_rows
     lines = limits(study, site.policy, book, n_rows)
     if as_json:
@@ -133,8 +135,7 @@ def review(
     else:
         _show_review(study, site, lines)
     if declined:
-        decline(site, study)
-        say(Console(stderr=as_json), "Declined, and kept with the date. Nothing was reserved.")
+        say(Console(stderr=as_json), _declined(study, site, *decline(site, study)))
         return
     if refusal:
         raise refusal
@@ -243,6 +244,19 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
         console,
         f"It would cost each person {who} here ε {rounded_up(cost)} at your δ = {site.policy.delta:g}; "
         "Σμ² of several studies adds up, ε does not.",
+    )
+
+
+def _declined(study: Study, site: Site, book: Book, changed: bool) -> str:
+    account = book.accounts.get(study.hash)
+    if account is None:
+        said = "Declined, and kept with the date" if changed else "Declined before, and nothing was changed"
+        return f"{said}. Nothing was reserved."
+    said = "Declined. It was enrolled, and is left now" if changed else "Left before, and nothing was changed"
+    spent, rest = epsilon_of(account.spent, site.policy), epsilon_left(book.promised, site.policy)
+    return (
+        f"{said}: it gets no more answers, and cannot be enrolled again. ε {spent} was spent on it in "
+        f"{len(account.rounds)} rounds and stays so; nothing more is reserved. Left for others: {rest}."
     )
 
 

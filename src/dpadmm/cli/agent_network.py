@@ -102,8 +102,8 @@ async def _until_told(process: Any) -> None:
 
 def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -> None:
     """Show whether the agent runs, is connected, and which studies it answers."""
-    from dpadmm.federation.site_process import STATUS
     from dpadmm.federation.site_status import read_status
+    from dpadmm.federation.site_studies import STATUS
 
     path = read_site(site_file).path.parent / STATUS
     if not path.exists():

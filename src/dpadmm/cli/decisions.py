@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from dpadmm.errors import Refusal, StudyError
-from dpadmm.federation.site_studies import decide, decisions
+from dpadmm.federation.site_studies import STATUS, decide, decisions
 from dpadmm.privacy.book import Book
-from dpadmm.privacy.ledger import Ledger, read_ledger
+from dpadmm.privacy.ledger import MARK, Ledger, read_ledger
 from dpadmm.site import Site
 from dpadmm.study import Study
 
@@ -31,17 +34,30 @@ def accept(site: Site, study: Study) -> Book:
     return read_ledger(site.ledger)
 
 
-def decline(site: Site, study: Study) -> None:
-    """Say no to a study that was not accepted before."""
+def decline(site: Site, study: Study) -> tuple[Book, bool]:
+    """Say no to a study, whatever was said before: nobody answers it, and nothing stays reserved for it.
+
+    The ledger as it is then, and whether anything was changed. A study that is in the ledger is left.
+    """
     made = {each.study.hash: each.decision for each in decisions(site.path.parent)}
-    if made.get(study.hash) == "accepted":
-        raise StudyError("this study was accepted here; to end it: dpadmm agent leave STUDY")
-    decide(site.path.parent, study, "declined")
+    before, book = made.get(study.hash), read_ledger(site.ledger)
+    if study.hash not in book.accounts:
+        if before == "declined":
+            return book, False
+        decide(site.path.parent, study, "declined")
+        if before == "accepted":  # an agent that runs may be about to enrol it
+            book = _heeded(site, lambda _: _noted(site, study.hash))
+        if study.hash not in book.accounts:
+            return book, True
+    elif book.accounts[study.hash].closed:
+        return book, False
+    return leave(site, study.hash, study), True
 
 
-def leave(site: Site, hash: str) -> Book:
+def leave(site: Site, hash: str, study: Study | None = None) -> Book:
     """End a study here, by the agent that runs if one does; the ledger as it is then."""
-    accepted = [made.study for made in decisions(site.path.parent) if made.study.hash == hash]
+    known = [made.study for made in decisions(site.path.parent) if made.study.hash == hash]
+    accepted = [study] if study is not None else known
     try:
         with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
             ledger.close_study(hash)
@@ -55,12 +71,26 @@ def leave(site: Site, hash: str) -> Book:
     return read_ledger(site.ledger)
 
 
+def _noted(site: Site, hash: str) -> bool:
+    """Whether everyone who could answer for the site knows that a study is declined."""
+    with (site.ledger / MARK).open("rb") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True  # nobody holds the ledger, and who opens it next reads the decision
+        except BlockingIOError:
+            pass
+    with suppress(OSError, ValueError):
+        seen = json.loads((site.path.parent / STATUS).read_text(encoding="utf-8"))
+        return any(each["hash"] == hash and each["decision"] == "declined" for each in seen["studies"])
+    return False
+
+
 def _heeded(site: Site, done: Callable[[Book], bool]) -> Book:
     end = time.monotonic() + PATIENCE
     while True:
         book = read_ledger(site.ledger)
         if done(book):
-            return book
+            return read_ledger(site.ledger)
         if time.monotonic() > end:
             raise StudyError(
                 "the decision is written down, but the process that holds the ledger has not heeded it; "

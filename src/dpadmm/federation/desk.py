@@ -67,16 +67,30 @@ class Desk:
         """Answer this study from now on; the reason where that cannot be, which is for the owner."""
         with self._one_at_a_time:
             self._wanted[study.hash] = study
-            return self._enrolled(study)
+            refusal = self._enrolled(study)
+            if refusal is None:
+                self._left.discard(study.hash)
+            return refusal
 
-    def leave(self, study: Study) -> None:
-        """Answer it no more, and give back what it reserved."""
+    def leave(self, study: Study, *, declined: bool = False) -> None:
+        """Answer it no more, and give back what it reserved.
+
+        Where that fails it can be tried again; it is not answered in any case. Who took part is told that
+        it is closed; of a study that was declined without ever taking part nothing is said.
+        """
         with self._one_at_a_time:
             self._wanted.pop(study.hash, None)
-            self._left.add(study.hash)
-            if study.hash in self._served and self._guard is not None:
-                self._guard.leave(study.hash)  # where it fails, it can be tried again
-                del self._served[study.hash]
+            if self._served.pop(study.hash, None) is not None or not declined:
+                self._left.add(study.hash)
+            self._reopened()
+            if self._guard is None:
+                raise Refusal("ledger-closed", "the ledger is not open")
+            try:
+                self._guard.leave(study.hash)
+                self._left.add(study.hash)
+            except Refusal as refusal:
+                if refusal.code != "study-unknown":  # where it never reserved anything, all is done
+                    raise
 
     def rounds(self) -> dict[str, int]:
         """The last round that was answered, by study."""

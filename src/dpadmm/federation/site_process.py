@@ -22,7 +22,7 @@ from dpadmm.errors import DpadmmError
 from dpadmm.federation.desk import Desk
 from dpadmm.federation.joining import Identity, site_identity
 from dpadmm.federation.nats_link import Link, Mailbox
-from dpadmm.federation.site_studies import Decision, decisions
+from dpadmm.federation.site_studies import STATUS, Decision, decisions
 from dpadmm.federation.tasks import ended
 from dpadmm.files import atomic_file
 from dpadmm.site import Site
@@ -31,7 +31,7 @@ from dpadmm.study import Study
 LOOK_EVERY = 1.0
 """Seconds between two looks at what the owner decided."""
 
-STATUS, LOG = "status.json", "agent.log"
+LOG = "agent.log"
 
 
 class SiteProcess:
@@ -130,21 +130,23 @@ class SiteProcess:
                 continue
             if made.decision == "accepted":
                 self._desk.accept(made.study)
-            elif made.decision == "left" and not self._left(made.study):
+            elif not self._left(made):
                 self._seen = ()  # at the next look again
                 continue
             self._decided[made.study.hash] = made
 
-    def _left(self, study: Study) -> bool:
+    def _left(self, made: Decision) -> bool:
+        """Answer a study no more that the owner left or declined, whatever was decided before."""
+        short = made.study.hash[:12]
         try:
-            self._desk.leave(study)
+            self._desk.leave(made.study, declined=made.decision == "declined")
         except DpadmmError as problem:  # a full disk, say; it is answered no more in any case
             text = (
-                f"{study.hash[:12]}: left, but still open in the ledger: {problem}; tried again until it is"
+                f"{short}: {made.decision}, but still open in the ledger: {problem}; tried again until it is"
             )
             self._worry(DpadmmError(text))
             return False
-        self._log.info("%s: left, as the owner decided", study.hash[:12])
+        self._log.info("%s: %s, as the owner decided", short, made.decision)
         return True
 
     def _worry(self, problem: DpadmmError) -> None:

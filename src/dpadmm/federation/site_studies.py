@@ -19,6 +19,8 @@ from dpadmm.study import Study, study_from
 FORMAT = "dpadmm-decision/1"
 MOST_BYTES = 2**26
 DECISIONS = ("accepted", "declined", "left")
+STATUS = "status.json"
+"""Beside the ``site.toml``: what an agent that runs has taken notice of."""
 
 
 class Decision(NamedTuple):

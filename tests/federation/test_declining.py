@@ -1,0 +1,237 @@
+"""A study that its owner declined is answered no more and never enrolled, whatever was decided before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpadmm.errors import Refusal
+from dpadmm.federation import desk as desk_module
+from dpadmm.federation.certificates import Authority
+from dpadmm.federation.desk import Desk
+from dpadmm.federation.local_sites import accepted, free_port, invited, new_site
+from dpadmm.federation.messages import Kind, Message, packed, unpacked
+from dpadmm.federation.site_process import SiteProcess
+from dpadmm.federation.site_studies import decide
+from dpadmm.privacy.book import Account
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.site import Site
+from dpadmm.study import Study
+from federations import small_study, write_rows
+from guards import STUDY, guarded
+from guards import study as other_study
+
+NUMBERS = count(1)
+
+
+def request(round: int, study: Study) -> bytes:
+    return packed(Message(Kind.REQUEST, study.hash, round, np.zeros(study.shape)))
+
+
+def call(study: Study) -> bytes:
+    return packed(Message(Kind.CALL, study.hash))
+
+
+def said(desk: Desk, study: Study, data: bytes) -> str | None:
+    """The kind of an answer, the code of a refusal, or None for silence."""
+    answer = desk.answer(study.hash, data)
+    if answer is None:
+        return None
+    message = unpacked(answer, study=study.hash, shape=study.shape, from_site=True)
+    return message.code or message.kind.name
+
+
+def check_closed(desk: Desk, study: Study) -> None:
+    """Every message is told that it is closed: also one that was answered before."""
+    for data in (call(study), request(1, study), request(2, study), b"garbage"):
+        assert said(desk, study, data) == "study-closed"
+
+
+# --- the desk ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(lambda: guarded(tmp_path), 1, logging.getLogger("nobody listens"))
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("declined", [True, False])
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_study_that_took_part_is_closed(desk: Desk, tmp_path: Path, rounds: int, declined: bool) -> None:
+    desk.accept(STUDY)
+    for round in range(1, rounds + 1):
+        assert said(desk, STUDY, request(round, STUDY)) == "UPLOAD"
+    desk.leave(STUDY, declined=declined)
+    check_closed(desk, STUDY)
+    account = read_ledger(tmp_path).accounts[STUDY.hash]
+    assert account.closed
+    assert len(account.rounds) == rounds
+    refusal = desk.accept(STUDY)
+    assert refusal is not None
+    assert refusal.code == "study-changed"
+    check_closed(desk, STUDY)
+    assert read_ledger(tmp_path).accounts[STUDY.hash].closed
+
+
+def test_of_a_study_that_never_took_part_nothing_is_said(desk: Desk, tmp_path: Path) -> None:
+    before = read_ledger(tmp_path).fingerprint
+    desk.leave(STUDY, declined=True)
+    assert said(desk, STUDY, call(STUDY)) is None
+    assert said(desk, STUDY, request(1, STUDY)) is None
+    assert read_ledger(tmp_path).fingerprint == before
+    assert desk.accept(STUDY) is None  # the owner may still accept it
+    assert said(desk, STUDY, call(STUDY)) == "PRESENT"
+
+
+def test_one_that_could_not_be_enrolled_is_not_tried_again(desk: Desk, tmp_path: Path) -> None:
+    wrong = other_study(n_rounds=10**4)
+    assert desk.accept(wrong) is not None
+    assert said(desk, wrong, call(wrong)) == "study-unknown"
+    desk.leave(wrong, declined=True)
+    assert said(desk, wrong, call(wrong)) is None
+    assert wrong.hash not in desk._wanted
+
+
+def test_a_reservation_of_an_earlier_process_is_given_back(tmp_path: Path) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(STUDY)
+    desk = Desk(lambda: guarded(tmp_path), 1, logging.getLogger("nobody listens"))
+    desk.open()
+    desk.leave(STUDY, declined=True)
+    assert read_ledger(tmp_path).accounts[STUDY.hash].closed
+    check_closed(desk, STUDY)
+    desk.close()
+
+
+def test_while_the_ledger_cannot_be_used_it_is_not_answered_and_tried_again(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.accept(STUDY)
+    assert said(desk, STUDY, request(1, STUDY)) == "UPLOAD"
+    desk._give_up(Refusal("ledger-failed", "a full disk, say"))
+    with pytest.raises(Refusal, match="not open"):
+        desk.leave(STUDY, declined=True)
+    assert said(desk, STUDY, call(STUDY)) in (None, "study-closed")
+    assert not read_ledger(tmp_path).accounts[STUDY.hash].closed
+    monkeypatch.setattr(desk_module, "monotonic", lambda: 1e12)
+    desk.leave(STUDY, declined=True)
+    assert read_ledger(tmp_path).accounts[STUDY.hash].closed
+    check_closed(desk, STUDY)
+
+
+# --- an agent's process, and what its owner decides --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    folder = tmp_path_factory.mktemp("hub")
+    return Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
+
+
+@pytest.fixture
+def small() -> Study:
+    return small_study(5)
+
+
+@pytest.fixture
+def site(tmp_path: Path, authority: Authority, small: Study) -> Site:
+    write_rows(tmp_path / "table.csv", 0)
+    made = new_site(tmp_path, small, table="table.csv", epsilon=3.0)
+    invited(authority, made, f"site-{next(NUMBERS)}")
+    return made
+
+
+class Running:
+    """An agent without its connection: it heeds what was decided, and answers."""
+
+    def __init__(self, site: Site) -> None:
+        self.process = SiteProcess(site, logging.getLogger("nobody listens"))
+        self.desk = self.process._desk
+
+    def __enter__(self) -> Running:
+        self.desk.open()
+        self.process._heed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.desk.close()
+
+    def heed(self) -> None:
+        self.process._heed()
+
+
+def account(site: Site, study: Study) -> Account | None:
+    return read_ledger(site.ledger).accounts.get(study.hash)
+
+
+def closed(site: Site, study: Study) -> bool:
+    found = account(site, study)
+    return found is not None and found.closed
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_declined_while_it_runs(site: Site, small: Study, rounds: int) -> None:
+    accepted(site, small)
+    with Running(site) as agent:
+        for round in range(1, rounds + 1):
+            assert said(agent.desk, small, request(round, small)) == "UPLOAD"
+        decide(site.path.parent, small, "declined")
+        agent.heed()
+        check_closed(agent.desk, small)
+        assert closed(site, small)
+        assert not agent.desk.rounds()
+        decide(site.path.parent, small, "accepted")
+        agent.heed()
+        check_closed(agent.desk, small)
+    found = account(site, small)
+    assert found is not None
+    assert len(found.rounds) == rounds
+
+
+def test_declined_while_it_did_not_run(site: Site, small: Study) -> None:
+    """The file alone was changed: what is open in the ledger is closed by the agent's next start."""
+    accepted(site, small)
+    decide(site.path.parent, small, "declined")
+    with Running(site) as agent:
+        check_closed(agent.desk, small)
+        assert closed(site, small)
+    with Running(site) as agent:
+        check_closed(agent.desk, small)
+
+
+def test_declined_before_it_was_accepted(site: Site, small: Study) -> None:
+    decide(site.path.parent, small, "declined")
+    with Running(site) as agent:
+        assert said(agent.desk, small, call(small)) is None
+        assert account(site, small) is None
+        decide(site.path.parent, small, "accepted")
+        agent.heed()
+        assert said(agent.desk, small, call(small)) == "PRESENT"
+        decide(site.path.parent, small, "declined")
+        agent.heed()
+        check_closed(agent.desk, small)
+    assert closed(site, small)
+
+
+def test_after_a_ledger_that_failed_a_declined_study_does_not_come_back(
+    site: Site, small: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted(site, small)
+    with Running(site) as agent:
+        agent.desk._give_up(Refusal("ledger-failed", "a full disk, say"))
+        decide(site.path.parent, small, "declined")
+        agent.heed()
+        assert said(agent.desk, small, call(small)) in (None, "study-closed")
+        assert not closed(site, small)
+        monkeypatch.setattr(desk_module, "monotonic", lambda: 1e12)
+        agent.heed()  # it looks again until it is done
+        assert closed(site, small)
+        check_closed(agent.desk, small)

@@ -1,0 +1,301 @@
+"""Every byte that a site sends over the network: each is public, or a number of a noisy upload.
+
+Real desks over real sites with tables of their own play the same study, with the same entropy in place of the
+operating system's, on tables that differ in one row. For every field of a message there is a decision here
+what it may be; a new field without one fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpadmm.federation.desk import Desk
+from dpadmm.federation.local_sites import new_site
+from dpadmm.federation.messages import (
+    HEAD,
+    MAGIC,
+    NO_DIGEST,
+    VERSION,
+    Kind,
+    Message,
+    digest_of,
+    packed,
+    unpacked,
+)
+from dpadmm.own_rows import OwnRows
+from dpadmm.privacy.exact_noise import Grid, as_mean
+from dpadmm.privacy.ledger import read_ledger
+from dpadmm.problem import PublicSizes
+from dpadmm.site import read_site
+from federations import small_study
+from guards import memory_folder
+
+ROUNDS, N_ROWS, PERSONS_ROWS = 4, 30, 3
+STUDY = small_study(ROUNDS, absences=False, quorum=None, deadline=None)
+ROWS = [f"{20 + k}.5,{15 + k % 20}.25,{'yes' if k % 3 else 'no'}" for k in range(N_ROWS)]
+NEIGHBOURS = {
+    "as it is": ROWS[11],
+    "another label": "31.5,26.25,no",
+    "other numbers": "99,59,yes",
+    "beyond all bounds": "1e300,-1e300,yes",
+    "no numbers": "old,heavy,yes",
+    "empty": ",,",
+    "not a number": "nan,inf,no",
+    "an unknown label": "31.5,26.25,perhaps",
+}
+WIRE = frozenset(
+    {
+        *("budget-cap", "budget-reservation", "study-unknown", "study-closed", "request-malformed"),
+        *("round-forked", "round-old", "round-gap", "round-over", "release-failed"),
+        *("ledger-missing", "ledger-locked", "ledger-damaged", "ledger-failed", "ledger-closed"),
+    }
+)
+"""Codes that may leave a site; the others are about its rows or its owner's limits, and stay there."""
+
+
+# --- what each field may be --------------------------------------------------------------------------------
+
+DECIDED = {
+    "kind": "what it is",
+    "study": "the study's hash",
+    "round": "the round that was asked for; 0 unless it is an upload",
+    "values": "post-processing of what the guard answered and the ledger holds",
+    "digest": "SHA-256 of the message that it answers",
+    "n_rows": "the number of rows used, public by the neighbouring relation; 0 in a refusal",
+    "rows_per_person": "of the owner's site.toml, at most the number of rows; 0 in a refusal",
+    "code": "one of a closed list; empty unless it is a refusal",
+}
+HEAD_FIELDS = (
+    "magic", "version", "kind", "nothing", "study", "digest", "round", "d", "p", "n_rows", "rows_per_person",
+    "body",
+)  # fmt: skip
+
+
+def expected_head(asked: bytes, said: Message) -> bytes:
+    """The head of an answer, from public values alone."""
+    upload, refused = said.kind is Kind.UPLOAD, said.kind is Kind.REFUSED
+    d, p = STUDY.shape if upload else (0, 0)
+    return HEAD.pack(
+        MAGIC,
+        VERSION,
+        said.kind,
+        0,
+        bytes.fromhex(STUDY.hash),
+        hashlib.sha256(asked).digest(),
+        struct.unpack_from("<I", asked, 72)[0] if upload else 0,
+        d,
+        p,
+        0 if refused else N_ROWS,
+        0 if refused else PERSONS_ROWS,
+        8 * d * p + len(said.code),
+    )
+
+
+def test_there_is_a_decision_for_every_field() -> None:
+    assert set(DECIDED) == set(Message._fields)
+    assert {kind.name for kind in Kind} == {"CALL", "REQUEST", "END", "PRESENT", "UPLOAD", "REFUSED"}
+    fields = re.findall(r"\d*s|[A-Za-z]", HEAD.format.lstrip("<"))
+    assert len(fields) == len(HEAD_FIELDS)
+    assert HEAD.size == struct.calcsize(HEAD.format) == 104
+    assert Message(Kind.CALL, STUDY.hash) == (Kind.CALL, STUDY.hash, 0, None, NO_DIGEST, 0, 0, "")
+    assert HEAD.unpack_from(packed(Message(Kind.REQUEST, STUDY.hash, 7, np.zeros(STUDY.shape))))[6] == 7
+
+
+# --- a study at a desk -------------------------------------------------------------------------------------
+
+
+class Chance:
+    """``os`` with randomness from a seed."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def urandom(self, size: int) -> bytes:
+        self.calls += 1
+        return hashlib.shake_128(f"chance {self.calls}".encode()).digest(size)
+
+
+def request(round: int, value: float = 0.25) -> bytes:
+    point = np.full(STUDY.shape, value)
+    return packed(Message(Kind.REQUEST, STUDY.hash, round, point))
+
+
+def odd_messages() -> list[bytes]:
+    """What a site answers with a refusal, or not at all."""
+    whole = request(1)
+    nan = bytearray(whole)
+    nan[HEAD.size : HEAD.size + 8] = np.array([np.nan]).tobytes()
+    reserved = bytearray(whole)
+    reserved[6] = 1
+    return [
+        b"",
+        b"garbage",
+        whole[:-1],
+        whole + b"x",
+        bytes(nan),
+        bytes(reserved),
+        packed(Message(Kind.REQUEST, STUDY.hash, 1, np.zeros((1, 1)))),
+        packed(Message(Kind.REQUEST, "ab" * 32, 1, np.zeros(STUDY.shape))),
+        packed(Message(Kind.PRESENT, STUDY.hash, n_rows=3, rows_per_person=1)),
+        packed(Message(Kind.REFUSED, STUDY.hash, code="round-old")),
+        request(ROUNDS + 1),
+        request(ROUNDS + 100),
+    ]
+
+
+CALL, END = packed(Message(Kind.CALL, STUDY.hash)), packed(Message(Kind.END, STUDY.hash, ROUNDS))
+Said = list[tuple[str, bytes, bytes | None]]
+
+
+@cache
+def played(row: str) -> tuple[Said, list[Any]]:
+    """All that a site says to a study, from the first call to the last; and what its ledger holds of it."""
+    said: Said = []
+    with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        chance = Chance()
+        for module in ("exact_noise", "guard", "ledger"):
+            patch.setattr(f"dpadmm.privacy.{module}.os", chance)
+        table = [*ROWS[:11], row, *ROWS[12:]]
+        (folder / "table.csv").write_text("\n".join(["age,bmi,sick", *table]) + "\n")
+        new_site(folder, STUDY, table="table.csv", epsilon=99.0)
+        toml = folder / "site.toml"
+        toml.write_text(toml.read_text().replace("rows = 1\n", f"rows = {PERSONS_ROWS}\n"))
+        site = read_site(toml)
+        desk = Desk(site.guard, site.policy.rows_per_person, logging.getLogger("nobody listens"))
+
+        def ask(when: str, *messages: bytes) -> None:
+            said.extend((when, data, desk.answer(STUDY.hash, data)) for data in messages)
+
+        desk.open()
+        ask("before it is accepted", CALL, request(1), b"garbage")
+        assert desk.accept(STUDY) is None
+        ask("at first", CALL, request(2), *odd_messages(), request(1), CALL, request(1), request(2))
+        ask("after two rounds", *odd_messages(), request(1, 0.5), request(1), request(2, 0.5), request(2))
+        desk.close()
+        desk.open()
+        desk.accept(STUDY)
+        ask("after a restart", CALL, request(2), request(3), *odd_messages())
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(OwnRows, "gradient_sum", lambda rows, *_: 1 / 0 if rows.n_rows else None)
+            ask("a gradient that fails", request(4))
+        ask("at the end", request(4), END)
+        answers = desk._guard.transcript(STUDY.hash) if desk._guard else []
+        desk.close()
+        (folder / "table.csv").write_text("\n".join(["age,bmi,sick", *table, "50,30,yes"]) + "\n")
+        desk.open()
+        assert desk.accept(STUDY) is not None
+        ask("after the rows were changed", CALL, request(4), *odd_messages())
+        desk.leave(STUDY)
+        ask("after it was left", CALL, request(1), request(4), request(4, 0.5), *odd_messages())
+        desk.close()
+        assert read_ledger(site.ledger).accounts[STUDY.hash].closed
+    return said, answers
+
+
+def message(data: bytes) -> Message:
+    return unpacked(data, study=STUDY.hash, shape=STUDY.shape, from_site=True)
+
+
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_every_byte_but_an_uploads_numbers_is_made_of_public_values(neighbour: str) -> None:
+    said, answers = played(NEIGHBOURS[neighbour])
+    uploads, kinds = expected_uploads(answers), set()
+    for when, asked, answer in said:
+        if answer is None:
+            assert when == "before it is accepted" or asked == END
+            continue
+        found = message(answer)
+        kinds.add(found.kind)
+        assert answer[: HEAD.size] == expected_head(asked, found), when
+        body = answer[HEAD.size :]
+        if found.kind is Kind.UPLOAD:
+            assert body == uploads[found.round].astype("<f8").tobytes(), when
+            assert len(answer) == HEAD.size + 8 * STUDY.shape[0] * STUDY.shape[1]
+        elif found.kind is Kind.REFUSED:
+            assert found.code in WIRE, when
+            assert body == found.code.encode()
+        else:
+            assert body == b""
+        assert found.digest == digest_of(asked)
+    assert kinds == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
+    assert len(uploads) == ROUNDS
+
+
+def expected_uploads(answers: list[Any]) -> dict[int, Any]:
+    """Uploads from what the guard answered alone: nothing else is in them, not even in the last bits."""
+    grid = Grid(STUDY.terms.lipschitz, STUDY.shape[0] * STUDY.shape[1], N_ROWS)
+    method = STUDY.method(N_ROWS)
+    state, out = method.init(STUDY.problem, PublicSizes(np.array([N_ROWS]), STUDY.shape[0])), {}
+    for round, answer, memo in answers:
+        consensus = np.frombuffer(memo, "<f8").reshape(STUDY.shape)
+        assert (consensus == 0.25).all()
+        gradient = as_mean(answer, grid)[None]
+        state, sent = method.advance(state, gradient, consensus, round=round, problem=STUDY.problem)
+        out[round] = sent[0]
+    return out
+
+
+@pytest.mark.parametrize("neighbour", list(NEIGHBOURS)[1:])
+def test_neighbours_say_the_same_but_for_the_numbers_of_uploads(neighbour: str) -> None:
+    one, other = played(NEIGHBOURS["as it is"])[0], played(NEIGHBOURS[neighbour])[0]
+    assert len(one) == len(other)
+    differing = 0
+    for (when, asked, mine), (_, _, theirs) in zip(one, other, strict=True):
+        if mine is not None and theirs is not None and message(mine).kind is Kind.UPLOAD:
+            assert mine[: HEAD.size] == theirs[: HEAD.size], when
+            assert len(mine) == len(theirs)
+            differing += mine != theirs
+        else:
+            assert mine == theirs, (when, asked[:8])
+    assert differing > 0
+
+
+CODES = {
+    "before it is accepted": {None},
+    "a gradient that fails": {"release-failed"},
+    "after the rows were changed": {"study-unknown"},  # why, is for the owner alone
+    "after it was left": {"study-closed"},
+}
+
+
+def test_reasons_stay_at_the_site() -> None:
+    said, _ = played(NEIGHBOURS["as it is"])
+    for when, codes in CODES.items():
+        found = {message(data).code if data else None for each, _, data in said if each == when}
+        assert found == codes, when
+    seen = {message(data).code for _, _, data in said if data} - {""}
+    assert seen >= {"round-gap", "round-over", "round-forked", "request-malformed", "study-unknown"}
+
+
+def test_the_same_request_gets_the_same_bytes_and_the_head_of_a_call_never_changes() -> None:
+    said, _ = played(NEIGHBOURS["as it is"])
+    for asked in (CALL, request(1), request(2)):
+        kinds = {}
+        for _, data, answer in said:
+            if data == asked and answer is not None:
+                kinds.setdefault(message(answer).kind, set()).add(answer)
+        assert len(kinds.get(Kind.PRESENT, kinds.get(Kind.UPLOAD, ()))) == 1
+
+
+def test_a_codes_list_is_closed() -> None:
+    """Every code that the code knows is on the list, or one of those that never leave."""
+    table = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    section = table.partition("## Refusals")[2].partition("\n## ")[0]
+    cells = (line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    documented = {code for cell in cells for code in re.findall("`([a-z-]+)`", cell)}
+    at_home = {code for code in documented if code.startswith("policy-")}
+    at_home |= {"study-unfit", "study-changed", "data-changed", "ledger-exists"}
+    assert documented - at_home == WIRE
