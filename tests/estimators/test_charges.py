@@ -65,7 +65,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_when_rows_are_first_touched_every_accountant_was_charged(watch: Watch, kind: str) -> None:
-    own, outer, inner = (BudgetAccountant(3.0, delta) for delta in (DELTA, 1e-5, 1e-7))
+    own, outer, inner = (BudgetAccountant(3.0, delta) for delta in (1e-5, DELTA, 1e-7))
     watch.accountants = [own, outer, inner]
     with outer, inner:
         MAKERS[kind](0.7, accountant=own).fit(X, Y, groups=OWNERS)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpadmm.agent import Agent
 from dpadmm.federation.desk import Desk
 from dpadmm.federation.local_sites import new_site
 from dpadmm.federation.messages import (
@@ -42,7 +43,7 @@ from guards import memory_folder
 
 ROUNDS, N_ROWS, PERSONS_ROWS = 4, 30, 3
 STUDY = small_study(ROUNDS, absences=False, quorum=None, deadline=None)
-ROWS = [f"{20 + k}.5,{15 + k % 20}.25,{'yes' if k % 3 else 'no'}" for k in range(N_ROWS)]
+ROWS = [f"{20 + k}.5,{15 + k % 20}.25,{'yes' if k % 2 else 'no'}" for k in range(N_ROWS)]
 NEIGHBOURS = {
     "as it is": ROWS[11],
     "another label": "31.5,26.25,no",
@@ -191,6 +192,11 @@ def played(row: str) -> tuple[Said, list[Any]]:
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(OwnRows, "gradient_sum", lambda rows, *_: 1 / 0 if rows.n_rows else None)
             ask("a gradient that fails", request(4))
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(
+                Agent, "_checked", lambda agent, _: {}[str(agent._guard.enrol(STUDY).rows.digest())]
+            )
+            ask("an agent that fails", request(4))
         ask("at the end", request(4), END)
         answers = desk._guard.transcript(STUDY.hash) if desk._guard else []
         desk.close()
@@ -266,6 +272,7 @@ def test_neighbours_say_the_same_but_for_the_numbers_of_uploads(neighbour: str) 
 CODES = {
     "before it is accepted": {None},
     "a gradient that fails": {"release-failed"},
+    "an agent that fails": {"release-failed"},
     "after the rows were changed": {"study-unknown"},  # why, is for the owner alone
     "after it was left": {"study-closed"},
 }

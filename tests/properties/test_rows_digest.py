@@ -128,6 +128,13 @@ def test_places_in_sparse_rows_count() -> None:
     assert len(seen) == 2 + changes + 4
 
 
+def test_the_kind_of_numbers_counts_where_there_are_none() -> None:
+    """Sparse rows of zeros have no bytes of their own to tell them by."""
+    labels = table()[1]
+    kinds = {digest(csr_array((N, D), dtype=kind), labels) for kind in (np.float32, np.float64)}
+    assert len(kinds) == 2
+
+
 ZEROS = np.zeros((N, D))
 CHANGES: dict[str, Callable[[Floats, Floats], tuple[Any, Floats]]] = {
     "another kind of number": lambda a, b: (a.astype(np.float32), b),
