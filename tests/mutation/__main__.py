@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,30 +157,28 @@ def _run(
     folder = tempfile.mkdtemp(prefix="mutation-")
     os.environ["MUTATION_FOLDER"] = folder
     how = {"workers": options.workers}
-    n_cut, misfits = 0, list[Task]()
-    fresh = [task for task in tasks.values() if not task.live]
+    n_cut = 0
     live = [task for task in tasks.values() if task.live]
-    half = until if not live else min(until, time.monotonic() + (until - time.monotonic()) / 3)
+    fresh = [task for task in tasks.values() if not task.live]
+    soon = until if not fresh else time.monotonic() + (until - time.monotonic()) * 0.7
     try:
-        for kind, tasks_of, run, stop in (("fresh", fresh, run_fresh, half), ("live", live, run_live, until)):
-            if not tasks_of:
-                continue
+        for kind, run, these, stop in (("live", run_live, live, soon), ("fresh", run_fresh, fresh, until)):
             begun, done, missed = time.monotonic(), 0, 0
-            for task, verdict in run(project, chooser, tasks_of, until=stop, **how):
-                if verdict is None:
-                    misfits.append(task)
-                    continue
+            for task, verdict in run(project, chooser, these, until=stop, **how) if these else ():
                 assert task.mutant is not None
-                verdicts[task.mutant] = verdict
                 done += 1
+                if verdict is None or (verdict[0] == SURVIVED and task.later):
+                    tests = (*task.later, *task.tests) if verdict is None else task.later
+                    fresh.append(replace(task, tests=tests, later=(), live=False))
+                    continue
+                verdicts[task.mutant] = verdict
                 if verdict[0] in MISSED:
                     missed += 1
                     n_cut += task.n_cut
                 each = (time.monotonic() - begun) / done
-                _progress(f"{kind} {done}/{len(tasks_of)}, {missed} survived, {each:.2f} s each")
-        for task, verdict in run_fresh(project, chooser, misfits, until=until, **how):
-            assert task.mutant is not None
-            verdicts[task.mutant] = verdict
+                _progress(f"{kind} {done}/{len(these)}, {missed} survived, {each:.2f} s each")
+    except KeyboardInterrupt:
+        _say("interrupted; this is what is known")
     finally:
         _progress("")
         shutil.rmtree(folder, ignore_errors=True)
@@ -214,9 +213,8 @@ def _report(
     out = sys.stdout.write
     kinds = (KILLED, TIMED_OUT, SURVIVED, NOT_COVERED, EQUIVALENT)
     for mutant in sorted((m for m in verdicts if verdicts[m][0] in MISSED), key=_position(project)):
-        out(
-            f"\n{project.package}/{mutant.file}:{mutant.line} in {mutant.where}: {verdicts[mutant][0]} ({mutant.short})\n"
-        )
+        place, how = f"{project.package}/{mutant.file}:{mutant.line}", verdicts[mutant][0]
+        out(f"\n{place} in {mutant.where}: {how} ({mutant.short})\n")
         out(f"  - {mutant.old}\n  + {mutant.new}\n")
         out("".join(f"    {line}\n" for line in as_entry(mutant).split("\n")))
     for each in stale:

@@ -37,10 +37,10 @@ def in_children(
     workers: int,
     until: float = float("inf"),
 ) -> Iterator[tuple[Job, str, Any]]:
-    """``work(job, folder)`` in a child for each (job, seconds) taken: job, how it ended, and what it returned.
+    """``work(job, folder)`` in a child for each (job, seconds) taken: the job, how it ended, its answer.
 
-    Jobs are taken until there is none and nothing runs. At ``until`` (of time.monotonic) nothing more is begun,
-    and what is not done is left.
+    Jobs are taken until there is none and nothing runs. At ``until`` (of time.monotonic) nothing more is
+    begun, and what is not done is left.
     """
     running: dict[int, _Child[Job]] = {}
     try:

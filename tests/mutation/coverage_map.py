@@ -1,4 +1,4 @@
-"""Which test runs which line of the targets, and how long it takes: measured once, kept as long as files stay.
+"""Which test runs which line of the targets, and how long it takes: kept as long as the files stay.
 
 Every test file is mapped by itself, in a process that has loaded nothing of the package: so the files it
 depends on are known, and its map is measured again only when one of them changes.
@@ -77,14 +77,14 @@ def complete_map(
     known = read_map(project, files)
     missing = [file for file in files if file not in known]
     _place(project, "x").parent.mkdir(parents=True, exist_ok=True)
-    done, waiting = 0, iter(missing)
-    for file, ended, answer in in_children(
+    waiting = iter(missing)
+    results = in_children(
         lambda: next(((file, 600.0) for file in waiting), None),
         lambda file, at: _measure(project, file, at),
         workers=workers,
         until=until,
-    ):
-        done += 1
+    )
+    for done, (file, ended, answer) in enumerate(results, start=1):
         tell(f"map {done}/{len(missing)} {file}")
         if ended != RESULT:
             raise RuntimeError(f"{file} could not be mapped ({ended}): {answer}")

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import signal
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,8 @@ class Task:
     seconds: float
     live: bool
     n_cut: int = 0
+    later: tuple[str, ...] = ()
+    """Tests whose files run the line when they are imported: to be run with an import of their own."""
 
 
 Verdict = tuple[str, str | None]
@@ -92,21 +95,28 @@ class Chooser:
         ordered: dict[str, None] = {}
         for group in groups:
             ordered.update(dict.fromkeys(sorted(group, key=lambda test: self._rank(test, own))))
-        live = mutant.function is not None and not any(
-            line in self.known[file].imported.get(target, ())
+        affected = {
+            file
             for file in {_file(test) for test in ordered}
-            for line in span
-        )
+            if mutant.function is None
+            or any(line in self.known[file].imported.get(target, ()) for line in span)
+        }
         chosen, seconds, files = list[str](), 0.0, set[str]()
         for test in ordered:
-            cost = self.times[test] + (0.0 if live or _file(test) in files else A_FILE)
+            file = _file(test)
+            cost = self.times[test] + (A_FILE if file in affected and file not in files else 0.0)
             if seconds + cost <= ENOUGH or not chosen:
                 chosen.append(test)
                 seconds += cost
-                files.add(_file(test))
+                files.add(file)
         if not chosen:
             return None
-        return Task(target, mutant, tuple(chosen), seconds, live, len(ordered) - len(chosen))
+        live = tuple(test for test in chosen if _file(test) not in affected)
+        later = tuple(test for test in chosen if _file(test) in affected)
+        n_cut = len(ordered) - len(chosen)
+        if not live:
+            return Task(target, mutant, later, seconds, False, n_cut)
+        return Task(target, mutant, live, seconds, True, n_cut, later)
 
     def probe(self, task: Task, test: str) -> Task:
         """The test that killed a mutant, without it."""
@@ -226,6 +236,7 @@ def run_live(
     if server == 0:
         try:
             os.close(read)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             with os.fdopen(write, "w", encoding="utf-8") as out:
                 _serve(
                     project,
@@ -238,6 +249,7 @@ def run_live(
         finally:
             os._exit(0)
     os.close(write)
+    heard = 0
     try:
         with os.fdopen(read, encoding="utf-8") as lines:
             for line in lines:
@@ -245,10 +257,13 @@ def run_live(
                 if isinstance(said, str):
                     raise RuntimeError(said)
                 number, verdict = said
+                heard += 1
                 yield tasks[number], verdict if verdict is None else tuple(verdict)
     finally:
-        os.kill(server, signal.SIGKILL)
+        os.kill(server, signal.SIGTERM)
         os.waitpid(server, 0)
+    if heard < len(tasks) and time.monotonic() < until:
+        raise RuntimeError(f"the process that has the tests ended after {heard} of {len(tasks)} mutants")
 
 
 _MISFIT = "misfit"

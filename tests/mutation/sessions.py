@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.config import default_plugins
 from hypothesis import HealthCheck, Phase, settings
 
 from mutation.project import Project
 
 NO_TESTS = 5
+_PLUGINS = ("_hypothesis_pytestplugin", *(f"_pytest.{name}" for name in default_plugins), "doctest", "pdb")
 
 
 def prepare(project: Project) -> None:
@@ -25,7 +27,8 @@ def prepare(project: Project) -> None:
     paths = [str(project.root / project.source), str(project.root / "tests")]
     sys.path[:0] = [path for path in paths if path not in sys.path]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    for name in project.preload:
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    for name in (*project.preload, *_PLUGINS):
         with suppress(ImportError):
             __import__(name)
     # Without shrinking: that a test fails is all that is asked
@@ -49,7 +52,7 @@ def run_pytest(project: Project, files: Sequence[str], plugin: object, folder: P
         "-p",
         "no:cacheprovider",
         "-p",
-        "no:xdist",
+        "_hypothesis_pytestplugin",
         "-m",
         "not adult",
     ]
@@ -113,7 +116,7 @@ class Fresh(Runner):
 
 
 def _matching(items: Sequence[pytest.Item], chosen: Sequence[str]) -> list[pytest.Item]:
-    """The items chosen, in that order; where a mutant has changed the name of a case, all cases of the test."""
+    """The items chosen, in that order; where a mutant renames a case, all cases of its test."""
     by_name = {item.nodeid: item for item in items}
     found: dict[pytest.Item, None] = {}
     for name in chosen:
