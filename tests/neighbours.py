@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpadmm import kernels
 from dpadmm.errors import Refusal
 from dpadmm.privacy.exact_noise import Grid, release_sum
+from dpadmm.problem import Rows
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
@@ -113,22 +115,37 @@ def points_for(shape: tuple[int, int]) -> list[Any]:
     return [np.zeros(shape), last, -last, 40.0 * signs, 1e154 * signs, LIMIT * signs]
 
 
+def dense(rows: Rows) -> tuple[Any, Any]:
+    """Features and labels as plain arrays."""
+    features = rows.features.toarray() if hasattr(rows.features, "toarray") else np.asarray(rows.features)
+    return features, rows.labels
+
+
 @dataclass
 class Releases:
-    """Every exact release of a run in this process: its grid, and the whole numbers that were released."""
+    """Every exact release of a run in this process, with its grid; and the rows of the first sums."""
 
     told: list[tuple[Grid, Any]] = field(default_factory=list)
+    rows: Rows | None = None
 
-    def __call__(self, total: Any, grid: Grid, noise_multiplier: float, **more: Any) -> Any:
+    def release_sum(self, total: Any, grid: Grid, noise_multiplier: float, **more: Any) -> Any:
         answer = release_sum(total, grid, noise_multiplier, **more)
         self.told.append((grid, answer))
         return answer
 
+    def guarded_sums(self, rows: Rows, *words: Any, **more: Any) -> Any:
+        self.rows = self.rows or rows
+        return _guarded_sums(rows, *words, **more)
+
+
+_guarded_sums = kernels.guarded_sums
+
 
 @contextmanager
 def recorded() -> Iterator[Releases]:
-    """The real releases of cohorts in this process, written down as they are made."""
+    """The real sums and releases of cohorts in this process, written down as they are made."""
     releases = Releases()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpadmm.privacy.noise.release_sum", releases)
+        patch.setattr("dpadmm.privacy.noise.release_sum", releases.release_sum)
+        patch.setattr("dpadmm.kernels.guarded_sums", releases.guarded_sums)
         yield releases

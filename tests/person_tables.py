@@ -91,6 +91,10 @@ POLES: dict[str, Row] = {
     "inside": ("35.5", "22", "east", "middle", "0", "a, b"),
     "nothing": ("", None, "", None, "", None),
 }
+EVERYWHERE = ("top", "bottom", "top", "bottom", "inside", "nothing")
+PLACES = (EVERYWHERE, ("top", "bottom"), ("bottom", "bottom", "inside"), ("inside",))
+"""Where all rows of a table are; who comes may be anywhere."""
+
 OUTCOMES = {"classes": ("no", "yes", "perhaps"), "numbers": ("0", "10", "7.25")}
 GARBAGE = (
     *("", None, " ", "\t", "\u00a0", "text", 'say "so"', "a,b", "two\nlines", "=1+1", "\x00", "é", "e\u0301"),
@@ -210,9 +214,9 @@ class Neighbours:
 
 
 @st.composite
-def bodies(draw: Any, outcomes: tuple[str, ...]) -> Row:
+def bodies(draw: Any, outcomes: tuple[str, ...], poles: tuple[str, ...] = EVERYWHERE) -> Row:
     """A row without its id: mostly one that moves the sum as far as it can, with up to two odd cells."""
-    cells = list(POLES[draw(st.sampled_from(("top", "bottom", "top", "bottom", "inside", "nothing")))])
+    cells = list(POLES[draw(st.sampled_from(poles))])
     cells.append(draw(st.sampled_from(outcomes)))
     for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
         cells[draw(st.integers(0, len(cells) - 1))] = draw(st.sampled_from(GARBAGE))
@@ -250,14 +254,15 @@ def neighbours(draw: Any, most_rows: int = 14) -> Neighbours:
     people = draw(st.lists(st.sampled_from(known), min_size=2, max_size=4, unique=True))
     names = [*people, *people, *(_respelt(draw, each, form) for each in people[:1]), *blanks[:2]]
     body = numbers_alone(study.classes) if form == "npz" else bodies(outcomes)
-    row = st.tuples(st.sampled_from(names), body).map(lambda parts: (parts[0], *parts[1]))
+    others = body if form == "npz" else bodies(outcomes, draw(st.sampled_from(PLACES)))
+    row = st.tuples(st.sampled_from(names), others).map(lambda parts: (parts[0], *parts[1]))
     rows = draw(st.lists(row, min_size=5, max_size=most_rows))
     k, by_person = draw(st.sampled_from((1, 1, 2, 3))), draw(st.sampled_from((True,) * 5 + (False,)))
     replaced, name = draw(replacements(rows, k, by_person, blanks, new, form))
-    others = list(rows)
+    after = list(rows)
     for j in replaced:
-        others[j] = (name, *draw(body))
-    one, other = (PersonTable(tuple(each), form, ids) for each in (rows, others))
+        after[j] = (name, *draw(body))
+    one, other = (PersonTable(tuple(each), form, ids) for each in (rows, after))
     return Neighbours(one, other, k, by_person, study, tuple(replaced))
 
 

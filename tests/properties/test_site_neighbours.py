@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,6 @@ from dpadmm.federation.joining import join, make_request
 from dpadmm.federation.messages import HEAD, Kind, Message, packed, unpacked
 from dpadmm.federation.site_process import STATUS, SiteProcess
 from dpadmm.federation.site_studies import decide
-from dpadmm.own_rows import OwnRows
 from dpadmm.privacy.book import Book
 from dpadmm.privacy.exact_noise import Grid, quantise
 from dpadmm.privacy.guard import Enrolled, Guard
@@ -39,8 +39,8 @@ from dpadmm.privacy.statement import of_account
 from dpadmm.site import FORMAT, Site, read_site
 from dpadmm.study import Study
 from guards import memory_folder
-from neighbours import LONG, Seen, allowed_steps, points_for, steps_between, watched
-from person_tables import ROUNDS, Neighbours, PersonTable, neighbours, person_study
+from neighbours import LONG, Seen, allowed_steps, dense, points_for, steps_between, watched
+from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
 
 brief = settings(prove, phases=set(Phase) - {Phase.explain})
 often = settings(brief, max_examples=20_000 if LONG else 250)
@@ -80,14 +80,7 @@ def two_sites(folder: Path, pair: Neighbours) -> list[Site]:
 # What the guard sums
 
 
-def _dense(rows: OwnRows) -> tuple[Any, Any]:
-    features, labels = rows._rows.features, rows._rows.labels
-    return features.toarray() if hasattr(features, "toarray") else np.asarray(features), labels
-
-
-@often
-@given(neighbours())
-def test_a_person_moves_a_sum_by_at_most_what_is_charged_for(pair: Neighbours) -> None:
+def check_sums(pair: Neighbours) -> None:
     """At every point; and whatever the cells were: k rows that were there and k that came, and no more."""
     study = pair.study
     with memory_folder() as folder:
@@ -98,11 +91,33 @@ def test_a_person_moves_a_sum_by_at_most_what_is_charged_for(pair: Neighbours) -
     for point in points_for(study.shape):
         sums = [quantise(rows.gradient_sum(point, grid.row_bound), grid) for rows in (one, other)]
         assert steps_between(*sums) <= allowed_steps(grid, pair.k)
-    (a, b), (c, d) = _dense(one), _dense(other)
+    (a, b), (c, d) = dense(one._rows), dense(other._rows)
     there, came = a.any(axis=1), c.any(axis=1)
     moved = (a != c).any(axis=1) | ((b != d) & there & came)
     assert there[moved].sum() + came[moved].sum() <= 2 * pair.k
     assert one.n_rows == len(pair.one.rows)
+
+
+@often
+@given(neighbours())
+def test_a_person_moves_a_sum_by_at_most_what_is_charged_for(pair: Neighbours) -> None:
+    check_sums(pair)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet coded"])
+@pytest.mark.parametrize("way", SPELLINGS)
+def test_who_has_anothers_id_in_another_spelling_counts_for_no_more(way: str, form: str) -> None:
+    """Who comes, and who goes: the other's rows must not be counted in, or out, beside."""
+    cells = ("100", "60", "north", "high", "yes", "")
+    names = [name for name in ("7", "0", "éva", "ÉVA") if SPELLINGS[way](name) != name]
+    assert names
+    for name in names:
+        rows = [("p0", *cells, "10"), (name, *cells, "10"), *4 * [("p1", *cells, "0")]]
+        alike = [(SPELLINGS[way](name), *cells, "0"), *rows[1:]]
+        left = [("p0", *cells, "0"), *rows[1:]]
+        for one, other in ((rows, alike), (alike, left)):
+            tables = [PersonTable(tuple(each), form, "text") for each in (one, other)]
+            check_sums(Neighbours(*tables, 1, True, person_study("huber"), (0,)))
 
 
 # What leaves
