@@ -1,12 +1,15 @@
-# make demo | federation-demo | test | torture | mutants | fuzz | lint | bench | clean: each sets up .venv with nothing but python3, and only when needed.
+# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | clean: each sets up .venv with nothing but
+# python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= auto
+COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
+BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo federation-demo test torture mutants fuzz browser strace lint format bench clean
+.PHONY: demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace lint format bench clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -31,6 +34,15 @@ mutants: $(READY)
 # changed messages and files for every reader, half a minute each; what fails or reaches a new branch is kept
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/make_corpus.py --seconds 30
+
+# every small change to the code that decides about privacy: does some test fail? (docs/decisions/0013)
+# an hour or so; one file: make mutation MUTATION="--files privacy/guard.py"
+mutation: $(READY)
+	PYTHONPATH=src:tests $(BIN)/python -m mutation $(MUTATION)
+
+# two minutes of it: of changed files if there are any, else by the commit's hash
+mutation-sample: $(READY)
+	PYTHONPATH=src:tests $(BIN)/python -m mutation --seconds 110 --changed $(BASE) --sample $(COMMIT) $(MUTATION)
 
 # the report is tested in a real browser; where none can be had, those tests are skipped (and fail if CI=true)
 browser:
@@ -71,5 +83,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,11 +26,13 @@ from mutation.hunt import (
     SURVIVED,
     TIMED_OUT,
     Chooser,
+    ChoosesTests,
     Task,
     Verdict,
     run_fresh,
     run_live,
 )
+from mutation.killers import KillerChooser, write_killers
 from mutation.mutants import Mutant, mutants_of
 from mutation.project import Project, read_project
 from mutation.reasons import Reason, as_entry, read_reasons
@@ -37,6 +40,7 @@ from mutation.sessions import prepare
 
 HERE = Path(__file__).resolve().parent
 MISSED = (SURVIVED, NOT_COVERED)
+Kill = tuple[Mutant, bool, str]
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -47,10 +51,13 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rerun-survivors", action="store_true", help="those that the last runs left")
     parser.add_argument("--changed", metavar="BASE", help="targets changed since a commit, if there are any")
-    parser.add_argument("--sample", metavar="SEED", help="in random order, of a few files")
+    parser.add_argument(
+        "--sample", metavar="SEED", help="in random order, by the tests known to find mutants"
+    )
     parser.add_argument("--seconds", type=float, help="stop in time")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--check-reasons", action="store_true", help="also run mutants that have a reason")
+    parser.add_argument("--keep-killers", action="store_true", help="renew the list of tests for samples")
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--root", type=Path, default=HERE.parents[1], help=argparse.SUPPRESS)
@@ -60,6 +67,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     start = time.monotonic()
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background the first would be ignored
+        signal.signal(number, signal.default_int_handler)
     options = _options(words)
     until = start + options.seconds if options.seconds else float("inf")
     try:
@@ -86,10 +95,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if not options.check_reasons:
         verdicts = dict.fromkeys(excused, (EQUIVALENT, None))
     work = [mutant for mutant in asked if mutant not in verdicts]
+    kills: list[Kill] = []
     if options.sample:
         random.Random(options.sample).shuffle(work)
     began = time.monotonic()
-    n_cut = _run(project, work, verdicts, options, until)
+    n_cut = _run(project, work, verdicts, kills, options, until)
     spent = time.monotonic() - began
     if options.check_reasons:
         for mutant in excused:
@@ -106,6 +116,9 @@ def main(words: Sequence[str] | None = None) -> int:
         project, verdicts, stale, wrong, n_cut, len(asked) - len(verdicts), spent, time.monotonic() - start
     )
     _keep(project, verdicts, options.json, stale)
+    if options.keep_killers:
+        whole = [each for each in targets if all(m in verdicts for m in mutants if m.file == each)]
+        write_killers(project, whole, [kill for kill in kills if kill[0].file in whole])
     missed = any(how in MISSED for how, _ in verdicts.values())
     return 1 if missed or stale or wrong else 0
 
@@ -117,20 +130,28 @@ def _names(mutant: Mutant) -> str:
 def _targets(project: Project, options: argparse.Namespace) -> list[str]:
     targets = project.chosen(options.files)
     if options.changed:
-        command = ["git", "diff", "--name-only", options.changed, "--", project.package]
-        done = subprocess.run(command, cwd=project.root, capture_output=True, text=True, check=False)
-        changed = [each for each in targets if f"{project.package}/{each}" in done.stdout.split("\n")]
-        if changed:
-            return changed
-    if options.sample:
-        return random.Random(options.sample).sample(targets, min(3, len(targets)))
+        changed = set(
+            _git(project, "diff", "--name-only", options.changed, "--", project.package).split("\n")
+        )
+        touched = [each for each in targets if f"{project.package}/{each}" in changed]
+        if touched:
+            return touched
+    if options.sample:  # to make the mutants of all takes its time
+        return random.Random(options.sample).sample(targets, min(4, len(targets)))
     return targets
+
+
+def _git(project: Project, *words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=project.root, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def _run(
     project: Project,
     work: list[Mutant],
     verdicts: dict[Mutant, Verdict],
+    kills: list[Kill],
     options: argparse.Namespace,
     until: float,
 ) -> int:
@@ -138,22 +159,13 @@ def _run(
     if not work:
         return 0
     prepare(project)
-    files = project.test_files
-    if options.sample and len(read_map(project, files)) < len(files):  # no time to map all
-        files = list(
-            dict.fromkeys(file for t in dict.fromkeys(m.file for m in work) for file in project.own_files(t))
-        )
-    known = complete_map(project, files, workers=options.workers, until=until, tell=_progress)
-    for file, each in known.items():
-        if each.failed and not all("::" in name and name in each.times for name in each.failed):
-            _say(f"{file}: {', '.join(each.failed)} failed without a mutant")
-    chooser = Chooser(project, known)
+    chooser = _chooser(project, options, until)
     tasks: dict[Mutant, Task] = {}
     for mutant in work:
-        if (task := chooser.task(mutant)) is None:
-            verdicts[mutant] = (NOT_COVERED, None)
-        else:
+        if (task := chooser.task(mutant)) is not None:
             tasks[mutant] = task
+        elif isinstance(chooser, Chooser):
+            verdicts[mutant] = (NOT_COVERED, None)
     folder = tempfile.mkdtemp(prefix="mutation-")
     os.environ["MUTATION_FOLDER"] = folder
     how = {"workers": options.workers}
@@ -172,6 +184,8 @@ def _run(
                     fresh.append(replace(task, tests=tests, later=(), live=False))
                     continue
                 verdicts[task.mutant] = verdict
+                if verdict[1] is not None:
+                    kills.append((task.mutant, task.live, verdict[1]))
                 if verdict[0] in MISSED:
                     missed += 1
                     n_cut += task.n_cut
@@ -185,6 +199,18 @@ def _run(
     return n_cut
 
 
+def _chooser(project: Project, options: argparse.Namespace, until: float) -> ChoosesTests:
+    """By the map; by what is known to find mutants if this is a sample and there is no map."""
+    files = project.test_files
+    if options.sample and len(read_map(project, files)) < len(files):
+        return KillerChooser(project)
+    known = complete_map(project, files, workers=options.workers, until=until, tell=_progress)
+    for file, each in known.items():
+        if not each.times and each.failed:
+            _say(f"{file} cannot be used: it fails without a mutant")
+    return Chooser(project, known)
+
+
 # --- what is said ------------------------------------------------------------------------------------------
 
 
@@ -192,11 +218,16 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
+_told = [0.0]
+
+
 def _progress(text: str) -> None:
+    """One line that changes, or in a log a line every ten seconds."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
-    elif text and (text.endswith("each") is False or random.random() < 0.02):
+    elif text and time.monotonic() > _told[0] + 10.0:
+        _told[0] = time.monotonic()
         _say(text)
 
 

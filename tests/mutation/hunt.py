@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -52,6 +52,16 @@ class Task:
 
 Verdict = tuple[str, str | None]
 """How a mutant ended, and the test that did it."""
+
+
+class ChoosesTests(Protocol):
+    """Knows which tests to run."""
+
+    def task(self, mutant: Mutant) -> Task | None:
+        """None if no test meets it."""
+
+    def probe(self, task: Task, test: str) -> Task:
+        """The test that killed a mutant, without it."""
 
 
 # --- the choice of tests -----------------------------------------------------------------------------------
@@ -151,7 +161,7 @@ def _uses(project: Project, target: str, names: tuple[str, ...]) -> tuple[int, .
 class _Judge:
     """Takes the next task, and believes a test that fails only if it passes without the mutant."""
 
-    chooser: Chooser
+    chooser: ChoosesTests
     queue: deque[Task]
     killers: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     trusted: set[tuple[str, str]] = field(default_factory=set)
@@ -163,10 +173,13 @@ class _Judge:
             return None
         task = self.queue.popleft()
         if task.mutant is not None:
-            fair = [test for test in task.tests if (task.target, test) not in self.unfair]
+            fair = [test for test in task.tests if not self._is_unfair(task.target, test)]
             recent = [test for test in self.killers[task.target, task.mutant.where][:4] if test in fair]
             task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
         return task, max(10.0, 5.0 * task.seconds) + (0.0 if task.live else 10.0)
+
+    def _is_unfair(self, target: str, test: str) -> bool:
+        return not self.unfair.isdisjoint({(target, test), (target, _file(test))})
 
     def hear(self, task: Task, how: str, answer: Any) -> Iterator[tuple[Task, Verdict]]:
         if task.mutant is None:
@@ -207,7 +220,7 @@ class _Judge:
 
 
 def run_fresh(
-    project: Project, chooser: Chooser, tasks: Sequence[Task], *, workers: int, until: float
+    project: Project, chooser: ChoosesTests, tasks: Sequence[Task], *, workers: int, until: float
 ) -> Iterator[tuple[Task, Verdict]]:
     """Each mutant under an import of its own."""
     judge = _Judge(chooser, deque(tasks))
@@ -228,7 +241,7 @@ def run_fresh(
 
 
 def run_live(
-    project: Project, chooser: Chooser, tasks: Sequence[Task], *, workers: int, until: float
+    project: Project, chooser: ChoosesTests, tasks: Sequence[Task], *, workers: int, until: float
 ) -> Iterator[tuple[Task, Verdict | None]]:
     """Each mutant in a fork of one process that has collected all tests; None where that cannot be."""
     read, write = os.pipe()
@@ -271,7 +284,7 @@ _MISFIT = "misfit"
 
 def _serve(
     project: Project,
-    chooser: Chooser,
+    chooser: ChoosesTests,
     tasks: Sequence[Task],
     workers: int,
     until: float,
@@ -304,7 +317,7 @@ def _serve(
             runner = Runner(task.tests)
             session.config.pluginmanager.register(runner)
             try:
-                runner.run([items[test] for test in task.tests])
+                runner.run([items[test] for test in task.tests if test in items])
             except BaseException:
                 if runner.failed is None:
                     raise

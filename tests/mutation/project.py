@@ -17,6 +17,7 @@ class Project:
     source: str
     package: str
     reasons: str
+    killers: str
     targets: tuple[str, ...]
     candidates: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -87,4 +88,6 @@ def read_project(path: Path, root: Path) -> Project:
     unknown = sorted(set(own) - set(lists["targets"]))
     if unknown:
         raise ValueError(f"[own] in {path} names {', '.join(unknown)}, which is no target")
-    return Project(root.resolve(), said["source"], said["package"], said["reasons"], own=own, **lists)
+    return Project(
+        root.resolve(), said["source"], said["package"], said["reasons"], said["killers"], own=own, **lists
+    )

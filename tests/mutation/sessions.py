@@ -93,7 +93,7 @@ class Runner:
             self.failed = report.nodeid
 
     def run(self, items: Sequence[pytest.Item]) -> None:
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        for item, following in zip(items, [*items[1:], None], strict=False):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self.ran += 1
             if self.failed is not None:

@@ -1,0 +1,217 @@
+"""The runner finds the hole in a toy's tests and nothing else, honours reasons, and sees stale ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutation.mutants import Mutant, mutants_of
+from mutation.reasons import as_entry
+
+TOY = '''\
+"""A toy with a constant, a property, a context manager and a default."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cached_property
+
+LIMIT = 3
+
+
+class Purse:
+    size: int = 2
+
+    @property
+    def double(self):
+        return self.size * 2
+
+    @cached_property
+    def room(self):
+        return LIMIT - self.size
+
+
+@contextmanager
+def opened(purse, log):
+    log.append("open")
+    yield purse
+    log.append("shut")
+
+
+def fits(n):
+    return n <= LIMIT
+'''
+TESTS = """\
+from toy.purse import LIMIT, Purse, fits, opened
+
+EIGHT = 2 * Purse().double  # computed at import: a mutant of double is in here too
+
+
+def test_constant():
+    assert LIMIT == 3
+
+
+def test_purse():
+    assert (Purse().double, Purse().room, Purse.size) == (4, 1, 2)
+
+
+def test_opened():
+    log = []
+    with opened(Purse(), log) as purse:
+        assert isinstance(purse, Purse)
+        assert log == ["open"]
+    assert log == ["open", "shut"]
+
+
+def test_fits():
+    assert fits(2) is True
+    assert fits(4) is False
+"""
+HOLE = "toy/purse.py::fits::swap_op::return n <= LIMIT => return n < LIMIT"
+CONFIG = """
+source = "src"
+package = "src"
+reasons = "reasons.toml"
+killers = "killers.json"
+targets = ["toy/purse.py"]
+candidates = ["tests"]
+"""
+
+
+@dataclass
+class Toy:
+    """A project of one file, and what the runner says of it."""
+
+    root: Path
+
+    def run(self, *words: str, code: int) -> dict[str, Any]:
+        said, places = self.root / "said.json", [f"--root={self.root}", f"--config={self.root / 'toy.toml'}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "mutation", *places, f"--json={said}", *words],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        self.shown = done.stdout
+        return json.loads(said.read_text())
+
+    def excuse(self, mutant: Mutant, old: str | None = None) -> None:
+        entry = as_entry(mutant).replace('why = ""', 'why = "three never comes"')
+        with (self.root / "reasons.toml").open("a") as file:
+            file.write(entry.replace(mutant.old, old or mutant.old) + "\n")
+
+
+def survivors(said: dict[str, Any]) -> list[str]:
+    return [each["identity"] for each in said["mutants"] if each["result"] in ("survived", "not covered")]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    root = tmp_path_factory.mktemp("toy")
+    for name, text in {
+        "src/toy/__init__.py": "",
+        "src/toy/purse.py": TOY,
+        "tests/test_purse.py": TESTS,
+        "toy.toml": CONFIG,
+        "pytest.ini": "[pytest]\naddopts = --import-mode=importlib\n",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Toy(root)
+
+
+def test_exactly_the_hole_is_found_and_a_reason_closes_it(toy: Toy) -> None:
+    said = toy.run("--keep-killers", code=1)
+    assert survivors(said) == [HOLE]
+    assert "  - return n <= LIMIT\n  + return n < LIMIT\n" in toy.shown
+    assert {each["where"] for each in said["mutants"]} == {
+        "<module>",
+        "Purse",
+        "Purse.double",
+        "Purse.room",
+        "opened",
+        "fits",
+    }
+
+    [hole] = [each for each in mutants_of("toy/purse.py", TOY) if each.identity == HOLE]
+    toy.excuse(hole)
+    said = toy.run(code=0)
+    assert survivors(said) == []
+    assert [each["identity"] for each in said["mutants"] if each["result"] == "equivalent"] == [HOLE]
+
+    # a sample knows the tests from the first run, and needs no map
+    (toy.root / ".mutation").rename(toy.root / "elsewhere")
+    said = toy.run("--sample", "seed", code=0)
+    assert {each["result"] for each in said["mutants"]} == {"killed", "equivalent"}
+    assert not (toy.root / ".mutation" / "map").exists()
+
+    toy.excuse(hole, old="return n <= 3")
+    assert toy.run("--only", "fits", code=1)["stale"] == [
+        "toy/purse.py::fits: return n <= 3 => return n < LIMIT"
+    ]
+
+
+def test_a_reason_for_what_a_test_finds_is_told(toy: Toy) -> None:
+    [other] = [each for each in mutants_of("toy/purse.py", TOY) if each.new == "return n > LIMIT"] or [
+        each for each in mutants_of("toy/purse.py", TOY) if each.new == "LIMIT = 4"
+    ]
+    (toy.root / "reasons.toml").unlink(missing_ok=True)
+    toy.excuse(other)
+    toy.run("--only", other.short, code=0)
+    toy.run("--only", other.short, "--check-reasons", code=1)
+    assert "a test finds what this reason excuses" in toy.shown
+
+
+def identities(text: str) -> set[str]:
+    return {f"{each.operator}: {each.old} => {each.new}" for each in mutants_of("x.py", text)}
+
+
+def test_prose_types_and_imports_are_left_alone() -> None:
+    text = '''\
+"""Module."""
+from __future__ import annotations
+from typing import TYPE_CHECKING, overload
+if TYPE_CHECKING:
+    from a import b
+__all__ = ["f"]
+Alias = dict[str, int]
+@overload
+def f(x: int = 1) -> None: ...
+def f(x: "int"):
+    """Two."""
+    if x:
+        raise ValueError(f"wrong by {x + 1} or so")
+'''
+    assert identities(text) == {
+        "negated: if x: => if (not (x)):",
+        'gone: raise ValueError(f"wrong by {x + 1} or so") => pass',
+    }
+
+
+def test_checks_operands_arguments_and_numbers_are_changed() -> None:
+    assert identities("check(a)\n") == {"gone: check(a) => pass"}
+    assert identities("x = f(a or b, c=1.5)\n") == {
+        "assignment: x = f(a or b, c=1.5) => x = None",
+        "swap_op: x = f(a or b, c=1.5) => x = f(a and b, c=1.5)",
+        "operand: x = f(a or b, c=1.5) => x = f(a, c=1.5)",
+        "operand: x = f(a or b, c=1.5) => x = f(b, c=1.5)",
+        "argument: x = f(a or b, c=1.5) => x = f(a or b)",
+        "number: x = f(a or b, c=1.5) => x = f(a or b, c=2.5)",
+        "number: x = f(a or b, c=1.5) => x = f(a or b, c=3.0)",
+    }
+
+
+def test_an_identity_survives_edits_elsewhere() -> None:
+    before = [each.identity for each in mutants_of("x.py", TOY)]
+    moved = TOY.replace("LIMIT = 3\n", "LIMIT = 3\n\n# a comment\n\n")
+    assert [each.identity for each in mutants_of("x.py", moved)] == before
+    assert len(set(before)) == len(before)
