@@ -52,7 +52,8 @@ def in_children(
                 return
             time.sleep(0.002)
             for child in list(running.values()):
-                ended = os.waitpid(child.pid, os.WNOHANG)[0] != 0
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                ended = pid != 0
                 now = time.monotonic()
                 if not ended and now < min(child.ends, until):
                     continue
@@ -61,7 +62,8 @@ def in_children(
                 if how == BROKEN:
                     raise RuntimeError(f"the runner itself failed:\n{answer}")
                 if ended:
-                    yield child.job, how, answer
+                    endless = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+                    yield child.job, LATE if endless else how, answer
                 elif now >= child.ends:
                     yield child.job, LATE, None
     finally:

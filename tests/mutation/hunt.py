@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -46,6 +46,7 @@ class Task:
     seconds: float
     live: bool
     n_cut: int = 0
+    times: Mapping[str, float] = field(default_factory=dict)
     later: tuple[str, ...] = ()
     """Tests whose files run the line when they are imported: to be run with an import of their own."""
 
@@ -125,12 +126,12 @@ class Chooser:
         later = tuple(test for test in chosen if _file(test) in affected)
         n_cut = len(ordered) - len(chosen)
         if not live:
-            return Task(target, mutant, later, seconds, False, n_cut)
-        return Task(target, mutant, live, seconds, True, n_cut, later)
+            return Task(target, mutant, later, seconds, False, n_cut, self.times)
+        return Task(target, mutant, live, seconds, True, n_cut, self.times, later)
 
     def probe(self, task: Task, test: str) -> Task:
         """The test that killed a mutant, without it."""
-        return Task(task.target, None, (test,), self.times.get(test, 1.0), task.live)
+        return Task(task.target, None, (test,), self.times.get(test, 1.0), task.live, times=self.times)
 
     def _rank(self, test: str, own: list[str]) -> tuple[int, bool, str, float]:
         time, file = self.times[test], _file(test)
@@ -230,7 +231,7 @@ def run_fresh(
         mutated = source if task.mutant is None else task.mutant.source(source)
         substitute(project.module(task.target), path, mutated)
         for file in dict.fromkeys(_file(test) for test in task.tests):
-            runner = Fresh([test for test in task.tests if _file(test) == file])
+            runner = Fresh([test for test in task.tests if _file(test) == file], task.times)
             code = run_pytest(project, [file], runner, folder)
             if runner.failed is not None or code not in (0, 1, NO_TESTS):
                 return runner.failed or file
@@ -314,7 +315,7 @@ def _serve(
                 if mutant is not None:
                     return _MISFIT
             own_folder(session.config, folder)
-            runner = Runner(task.tests)
+            runner = Runner(task.tests, task.times)
             session.config.pluginmanager.register(runner)
             try:
                 runner.run([items[test] for test in task.tests if test in items])

@@ -53,7 +53,9 @@ class KillerChooser:
         if mutant.function is None:
             fresh, live = tuple(dict.fromkeys([*fresh, *live])), ()
         tests, later = (live, fresh) if live else (fresh, ())
-        return Task(mutant.file, mutant, tests, A_TEST * len(tests), bool(live), 0, later) if tests else None
+        if not tests:
+            return None
+        return Task(mutant.file, mutant, tests, A_TEST * len(tests), bool(live), later=later)
 
     def probe(self, task: Task, test: str) -> Task:
         return Task(task.target, None, (test,), A_TEST, task.live)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from hypothesis import HealthCheck, Phase, settings
 from mutation.project import Project
 
 NO_TESTS = 5
+PATIENCE = 4.0
+"""Seconds that any test may take on a mutant, beside five times its own."""
 _PLUGINS = ("_hypothesis_pytestplugin", *(f"_pytest.{name}" for name in default_plugins), "doctest", "pdb")
 
 
@@ -72,8 +75,8 @@ class Killed(Exception):
 class Runner:
     """Runs chosen tests until one fails; ``failed`` is its name."""
 
-    def __init__(self, chosen: Sequence[str]) -> None:
-        self.chosen = list(chosen)
+    def __init__(self, chosen: Sequence[str], times: Mapping[str, float]) -> None:
+        self.chosen, self.times = list(chosen), times
         self.failed: str | None = None
         self.ran = 0
 
@@ -94,7 +97,10 @@ class Runner:
 
     def run(self, items: Sequence[pytest.Item]) -> None:
         for item, following in zip(items, [*items[1:], None], strict=False):
+            # The system ends the process of a test that has become endless, also within C
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE + 5.0 * self.times.get(item.nodeid, 1.0))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             self.ran += 1
             if self.failed is not None:
                 with suppress(BaseException):
