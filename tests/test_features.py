@@ -11,7 +11,7 @@ from scipy.sparse import coo_array, csc_array, csr_array
 from cases import prove
 from dpadmm.arrays import Features, Floats
 from dpadmm.errors import DataError
-from dpadmm.features import as_matrix, check_norms, clip_rows, row_norms, with_intercept
+from dpadmm.features import NORM_SLACK, as_matrix, check_norms, clip_rows, row_norms, with_intercept
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
 
@@ -38,7 +38,7 @@ def test_right_arrays_are_taken_as_they_are() -> None:
     for array in (np.eye(3), np.eye(3, dtype=np.float32)):
         assert as_matrix(array) is array
     sparse = csr_array(np.eye(3))
-    assert np.shares_memory(as_matrix(sparse).data, sparse.data)
+    assert as_matrix(sparse) is sparse
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,9 @@ def test_rounding_of_a_unit_row_is_no_reason_to_refuse_it() -> None:
     a = rng.standard_normal((1000, 50))
     unit = (a / np.linalg.norm(a, axis=1, keepdims=True)).astype(np.float32)
     check_norms(row_norms(unit))
+    check_norms(np.array([1.0 + NORM_SLACK]))
+    with pytest.raises(DataError, match="row 1 has L2 norm"):
+        check_norms(np.array([np.nextafter(1.0 + NORM_SLACK, 2.0)]))
 
 
 # --- clipping ----------------------------------------------------------------------------------------------
@@ -158,6 +161,15 @@ def test_nothing_is_copied_when_nothing_is_too_long(storage: str) -> None:
     features = stored(np.full((3, 3), 0.1), storage)
     data = lambda m: m.data if isinstance(m, csr_array) else m  # noqa: E731
     assert np.shares_memory(data(clip_rows(features)), data(features))
+    unit = stored(np.eye(3), storage)
+    assert np.shares_memory(data(clip_rows(unit)), data(unit))
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_a_row_a_little_too_long_is_shortened_and_one_of_norm_1_stays(storage: str) -> None:
+    clipped = dense(clip_rows(stored(np.array([[1.5, 0.0], [0.0, 1.0]]), storage)))
+    assert 1.0 - 1e-6 < clipped[0, 0] <= 1.0
+    assert clipped[1].tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -170,9 +182,10 @@ def test_clipping_does_not_hide_bad_numbers(storage: str, bad: float) -> None:
         clip_rows(stored(a, storage))
 
 
-def test_clipping_does_not_silently_erase_absurdly_large_rows() -> None:
+@pytest.mark.parametrize("storage", ["dense-f64", "csr-f64"])
+def test_clipping_does_not_silently_erase_absurdly_large_rows(storage: str) -> None:
     with pytest.raises(DataError, match="row 1 has a NaN, infinite or absurdly large"):
-        clip_rows(np.array([[1e200, 1.0], [0.1, 0.1]]))
+        clip_rows(stored(np.array([[1e200, 1.0], [0.1, 0.1]]), storage))
 
 
 # --- intercept ---------------------------------------------------------------------------------------------

@@ -160,6 +160,25 @@ def test_rows_a_little_too_long_are_clipped_to_c1() -> None:
     assert size <= 1.0 + 1e-15
 
 
+@pytest.mark.parametrize("small", [0, 2**60], ids=["compiled", "plain"])
+@pytest.mark.parametrize("storage", ["dense-f32", "csr-f64"])
+def test_sums_for_exact_noise_are_clipped_to_the_bound_that_was_asked_for(
+    small: int, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whichever way: the bound is a hair below c1, and what is left of c1 pays for rounding."""
+    monkeypatch.setattr(kernels, "SMALL", small)
+    loss = Softmax(n_outputs=3)
+    rows = cohort(loss, storage)
+    points = points_for(rows, loss, scale=100.0)
+    for bound in (0.125, 0.5):
+        found = kernels.guarded_sums(rows, points, loss, bound=bound)
+        expected = kernels.reference_gradient(rows, points, loss, bound=bound)
+        expected *= rows.n_rows[:, None, None]
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+        wider = kernels.reference_gradient(rows, points, loss) * rows.n_rows[:, None, None]
+        assert np.abs(found - wider).max() > 1e-7
+
+
 @pytest.mark.parametrize("loss", LOSS_CASES)
 def test_another_bound_and_no_bound(loss: Loss) -> None:
     rows = cohort(loss, "dense-f64")

@@ -450,3 +450,9 @@ def test_exact_noise_trains_and_is_named_in_the_report() -> None:
 def test_exact_noise_is_refused_where_a_method_has_none() -> None:
     with pytest.raises(StudyError, match="exact noise is there for mean gradients only"):
         simulate("synthetic", method="admm_pvp", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True)
+
+
+def test_exact_noise_is_refused_where_the_deal_looks_at_labels():
+    """One label changed would deal all rows anew, and the agents' numbers of rows are public."""
+    with pytest.raises(StudyError, match="partition='label_skewed' deals rows by their labels"):
+        simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True, partition="label_skewed")

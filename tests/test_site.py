@@ -9,6 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
@@ -291,7 +292,8 @@ def test_a_class_that_no_row_has_changes_nothing(folder):
     assert labels.tolist() == [1.0, 1.0, 2.0, 1.0]
 
 
-def test_every_format_gives_the_same_rows(folder):
+@pytest.mark.parametrize("intercept", [False, True], ids=["", "with a constant column"])
+def test_every_format_gives_the_same_rows(folder, intercept):
     source = opened(folder)
     table = pa.table(
         {
@@ -311,13 +313,15 @@ def test_every_format_gives_the_same_rows(folder):
         for label, person, row in zip(labels, who, matrix, strict=True)
     ]
     (folder / "table.svm").write_text("\n".join(lines) + "\n")
-    named, numbered = a_study(), a_study(features=("x3", "x1"))
+    training = {"intercept": intercept}
+    named, numbered = a_study(training=training), a_study(features=("x3", "x1"), training=training)
     cases = [
         ("table.parquet", "repaid", "who", named),
         ("table.npz", None, "who", numbered),
         ("table.svm", None, "qid", numbered),
     ]
     wanted_features, wanted_labels = dense(source.open_rows(named))
+    assert wanted_features.any(axis=1).tolist() == [True, True, True, False, True]  # no constant either
     for name, label, person, study in cases:
         site = opened(folder, data={"table": name, "label": label}, person={"column": person})
         rows = site.open_rows(study)
@@ -624,3 +628,31 @@ def test_a_model_is_measured_for_the_owner_only(folder):
     for wrong in (weights[:2], np.full((3, 1), np.nan)):
         with pytest.raises(StudyError, match=r"shape \(3, 1\)"):
             site.measure(study, wrong)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "parquet, coded"])
+def test_a_person_s_rows_are_counted_through_the_whole_table(folder, form):
+    """Not by block, batch or row group: first and last rows of a long table may be one person's."""
+    n = 50_000
+    ids = [f"person {j}" for j in range(n)]
+    for row in (0, 1, n // 2, n - 1):  # two may count
+        ids[row] = "ada"
+    ids[5], ids[n - 5] = "bob", "Bob"  # may be one, or two: neither counts
+    ids[7] = ids[n - 7] = "eve"
+    ids[n - 9] = ""
+    columns = {"note": ["a note of some length"] * n, "income": [0.5] * n, "who": ids, "age": [0.25] * n}
+    table = pa.table({**columns, "repaid": ["yes", "no"] * (n // 2)})
+    path = folder / f"table.{form.partition(',')[0]}"
+    if form == "csv":
+        pa.csv.write_csv(table, path)
+        assert path.stat().st_size > 2 * 2**20
+    else:
+        pa.parquet.write_table(table, path, row_group_size=9_000, use_dictionary=form != "parquet")
+    site = opened(folder, data={"table": path.name})
+    rows = site.open_rows(a_study())
+    silent = np.flatnonzero(~np.asarray(rows._rows.features).any(axis=1))
+    assert rows.n_rows == n
+    assert silent.tolist() == sorted([n // 2, n - 1, 5, n - 5, n - 9])
+    persons = site.rows.persons()
+    assert (persons.n_above, persons.n_ambiguous, persons.n_without_id) == (1, 1, 1)
+    assert np.flatnonzero(persons.silent).tolist() == silent.tolist()

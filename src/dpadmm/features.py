@@ -48,7 +48,7 @@ def as_matrix(features: Features) -> Features:
 
 def row_norms(features: Features) -> Floats:
     """L2 norm of every row, without a copy of the matrix; NaN or inf where a row has one."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore"):
         if not isinstance(features, csr_array):
             out = np.empty(features.shape[0])
             for part in row_portions(features):

@@ -146,6 +146,11 @@ def simulate(
     if groups is not None and settings is None:
         changes.setdefault("partition", "groups")
     settings = _settings(settings, changes)
+    if exact_noise and settings.partition == "label_skewed":
+        raise StudyError(
+            "exact noise is for agents whose numbers of rows tell nothing: partition='label_skewed' deals "
+            "rows by their labels; choose equal, unequal or groups, or simulated noise"
+        )
     if settings.seed is None:
         settings = replace(settings, seed=fresh_seed())
     dataset = as_dataset(data, settings, classes=classes, groups=groups)

@@ -56,7 +56,7 @@ class SiteRows:
     def encoded(self, study: Study) -> ProtectedRows:
         """Features with the constant column if there is one, and labels; as many rows as the file has."""
         for role, column in (("label", self.label), ("person", self.unit.column)):
-            if column is not None and column in study.features:
+            if column in study.features:
                 raise DataError(
                     f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature"
                 )
@@ -108,9 +108,8 @@ class SiteRows:
             raise DataError(str(problem)) from None
 
     def _ids(self, raw: RawTable) -> Ids | None:
-        if self.unit.column is None or raw.groups is None:
-            return None
-        return Ids.of(raw.groups.tolist())
+        groups = None if self.unit.column is None else raw.groups  # NPZ may have groups that nobody named
+        return None if groups is None else Ids.of(groups.tolist())
 
     def _encoded_table(self, study: Study) -> EncodedTable | None:
         if (named := self._schema(study)) is None:
@@ -135,10 +134,10 @@ class SiteRows:
             return None  # without names, or by numbers: such files are read as they are
         if self.label is None:
             raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
-        task = study.problem.loss.task
-        if task == "multiclass" and len(study.classes or ()) == 2:
+        loss = study.problem.loss
+        if loss.n_outputs == 2:
             raise DataError("for two classes take the loss logistic; softmax is for three or more")
-        classes = study.classes or ((-1, 1) if task == "binary" else None)
+        classes = study.classes or ((-1, 1) if loss.task == "binary" else None)
         label = Label(self.label, classes=classes, plain=classes is None)
         return plain_schema(study.features), label
 

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dpadmm.data.schema import KINDS, MOST_VALUES, Label
+from dpadmm.data.schema import KINDS, MOST_VALUES, ROW_NORMS, Label
 from dpadmm.data.schema_file import MOST_COLUMNS, fields_in_file
 from dpadmm.features import INTERCEPT
 from dpadmm.losses import LOSSES
@@ -49,7 +49,7 @@ def study_schema() -> dict[str, Any]:
         "columns": {
             "anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]
         },
-        "row_norm": {"type": ["number", "null"], "exclusiveMinimum": 0},
+        "row_norm": {"type": ["number", "null"], "minimum": ROW_NORMS[0], "maximum": ROW_NORMS[1]},
         "features": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
         "classes": {"type": ["array", "null"], "items": {"type": ["string", "number", "boolean"]}},
         "training": _training(),

@@ -20,8 +20,8 @@ from dpadmm import Logistic, kernels, make_rows
 from dpadmm.arrays import Features, Floats
 from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.encoding import Encoder
-from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
-from dpadmm.errors import DataError, DpadmmError
+from dpadmm.data.schema import ROW_NORMS, Boolean, Category, Label, Number, Ordinal, Plain, Schema
+from dpadmm.errors import DataError, DpadmmError, StudyError
 from dpadmm.features import row_norms
 
 COLUMNS = (
@@ -301,3 +301,79 @@ def test_rows_in_a_file_give_the_same_gradient_portion_by_portion(
     assert found[0].tobytes() == found[1].tobytes()
     scores = [kernels.scores(make_rows(t.features, t.labels), points) for t in (memory, mapped)]
     assert scores[0].tobytes() == scores[1].tobytes()
+
+
+def _shared_words(n: int) -> tuple[Schema, list[str]]:
+    """Columns that have words in common at other places, and all their words in other spellings too."""
+    words = [f"w{i}" for i in range(n)]
+    columns = (
+        Category("a", tuple(words)),
+        Category("b", (words[0], *words[:0:-1])),
+        Ordinal("c", (words[0], words[2], words[1])),
+        Ordinal("d", (words[0], "yes", "W1", words[1])),
+        Boolean("e"),
+    )
+    return Schema(columns), [*words, *map(str.upper, words), "yes", "YES", " no", "elsewhere", ""]
+
+
+@pytest.mark.parametrize("n", [3, 300], ids=["few words", "many words"])
+@pytest.mark.parametrize("coded", [False, True], ids=["text", "coded"])
+def test_a_word_means_the_same_whatever_stands_in_other_columns_batches_and_rows(n: int, coded: bool) -> None:
+    """What is remembered of words is of one list of values: else one person's cell would encode another's."""
+    schema, words = _shared_words(n)
+    names = [column.name for column in schema.columns]
+    rng, together = np.random.default_rng(n), Encoder(schema)
+    for _ in range(3):  # as many different words in every batch, in another order
+        cells = {name: pa.array(rng.permutation(words).tolist()) for name in names}
+        batch = pa.record_batch({k: v.dictionary_encode() if coded else v for k, v in cells.items()})
+        found = dense(together.encode(batch))
+        if n > 3:
+            columns = []
+            for column in schema.columns:  # a column by itself, with a memory of its own
+                own = dense(Encoder(Schema((column,), row_norm=schema.scale)).encode(batch))
+                columns.append(own)
+            np.testing.assert_array_equal(found, np.hstack(columns))
+        else:
+            for row in range(batch.num_rows):
+                alone = dense(Encoder(schema).encode(batch.slice(row, 1)))
+                np.testing.assert_array_equal(found[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("row_norm", [*ROW_NORMS, 1.0, None])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_no_cell_makes_a_row_unusable_whatever_length_rows_are_divided_by(
+    row_norm: float | None, sparse: bool, tmp_path: Path
+) -> None:
+    """A site's "no" would tell of that cell: so every row is finite, and at most 1 long."""
+    few = (Number("a", (0, 100)), Number("b", (1e-300, 1e300), transform="log"), Plain("c"), Boolean("d"))
+    schema = Schema((*few, Category("e", tuple(f"v{i}" for i in range(40)))) if sparse else few, row_norm)
+    odd = ("", "0", "100", "50", "1e308", "-1e308", "1e-308", "inf", "nan", "x", "true", "v3")
+    path = tmp_path / "table.csv"
+    cells = "".join(f"{cell}," * len(schema.columns) + "yes\n" for cell in odd)
+    path.write_text(",".join([*(each.name for each in schema.columns), "y"]) + "\n" + cells)
+    found = encode_table(path, schema, LABEL, intercept=True, total=True)
+    assert schema.sparse == sparse
+    lengths = row_norms(found.features)
+    assert np.isfinite(dense(found.features)).all()
+    assert (lengths <= 1.0 + 1e-6).all()
+
+
+@pytest.mark.parametrize("row_norm", [1e-39, 1e-21, 0.99e-9, 1.01e9, 1e39, 1e300])
+def test_a_length_that_some_cells_could_not_be_divided_by_is_refused(row_norm: float) -> None:
+    """With 1e-39 a study could be enrolled where no one is 100, and could not where someone is."""
+    with pytest.raises(StudyError, match="row_norm must be a positive number from 1e-09 to 1e"):
+        Schema((Number("age", (0, 100)),), row_norm)
+
+
+@pytest.mark.parametrize("schema", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_a_row_without_a_known_label_is_zeros_with_its_constant_column(
+    schema: Schema, tmp_path: Path
+) -> None:
+    whole = table(60)
+    labels = ["yes", "perhaps", "", "no", None] * 12
+    path = tmp_path / "table.parquet"
+    pa.parquet.write_table(whole.set_column(whole.column_names.index("y"), "y", pa.array(labels)), path)
+    found = encode_table(path, schema, LABEL, intercept=True, total=True)
+    silent = ~dense(found.features).any(axis=1)
+    assert silent.tolist() == [label not in ("yes", "no") for label in labels]
+    assert found.report.label.unknown == 36

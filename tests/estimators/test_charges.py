@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpadmm import BudgetAccountant, BudgetExceeded, DPADMMClassifier, DPADMMRegressor
+from dpadmm import BudgetAccountant, BudgetExceeded, Dataset, DPADMMClassifier, DPADMMRegressor
 from dpadmm.privacy import exact_epsilon, exact_noise, noise
 from dpadmm.privacy.budget import Budget
 from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.privacy.exact_noise import Grid
+from dpadmm.problem import Rows
 
 RNG = np.random.default_rng(2)
 X = RNG.uniform(-1.0, 1.0, (90, 3))
@@ -165,3 +169,28 @@ def test_rows_are_summed_after_the_charge(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(noise.GradientsWanted, "sums", sums)
     MAKERS["regressor"](0.7, accountant=accountant).fit(X, Y)
     assert at == [1] * ROUNDS
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["one agent", "groups"])
+@pytest.mark.parametrize("kind", [DPADMMClassifier, DPADMMRegressor])
+def test_a_fitted_estimator_keeps_nothing_of_its_rows(kind: Any, groups: bool) -> None:
+    """It is given away with its model: as a pickle, or as an attribute of something else."""
+
+    def fitted(n: int) -> Any:
+        X, y = np.random.default_rng(n).uniform(-1.0, 1.0, (n, 3)), np.tile([-1.0, 1.0], n // 2)
+        known = {"classes": [-1, 1]} if kind is DPADMMClassifier else {"y_bounds": (-1, 1)}
+        model = kind(bounds=(-1, 1), max_iter=2, **known)
+        return model.fit(X, y, groups=np.repeat([0, 1], n // 2) if groups else None)
+
+    few, many = (len(pickle.dumps(fitted(n))) for n in (40, 4000))
+    assert abs(many - few) < 200
+    seen: set[int] = set()
+    waiting: list[Any] = [vars(fitted(4000))]
+    while waiting:  # all that its attributes lead to
+        here = waiting.pop()
+        if id(here) in seen or isinstance(here, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(here))
+        assert not isinstance(here, Rows | Dataset)
+        assert not isinstance(here, np.ndarray) or here.size < 4000
+        waiting += gc.get_referents(here)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -317,3 +318,18 @@ def test_a_revoked_key_is_not_certified_under_another_name(authority, tmp_path):
     (tmp_path / "a" / "network" / "request.json").unlink()
     with pytest.raises(StudyError, match="the key of this request was revoked"):
         authority.approve(make_request(tmp_path / "a", "site-b"))
+
+
+def test_a_revoked_key_stays_revoked_after_its_certificate_has_ended(authority, tmp_path):
+    """Others may have it for good: that an entry is old is no reason to forget it."""
+    long_ago = datetime.now(UTC) - timedelta(days=20)
+    first = make_request(tmp_path / "one", "site-a")
+    authority.approve(first, days=5, now=long_ago)
+    authority.revoke("site-a", now=long_ago)
+    authority.approve(make_request(tmp_path / "two", "site-a"))
+    for folder, name in ((tmp_path / "one", "site-a"), (tmp_path / "three", "site-b")):
+        if name == "site-b":
+            (folder / "network").mkdir(mode=0o700, parents=True)
+            shutil.copy2(tmp_path / "one" / "network" / "key.pem", folder / "network" / "key.pem")
+        with pytest.raises(StudyError, match="the key of this request was revoked"):
+            authority.approve(make_request(folder, name))

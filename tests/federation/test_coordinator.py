@@ -17,6 +17,7 @@ from dpadmm.federation.coordinator import Coordinator, Stopped
 from dpadmm.federation.journal import Journal, JournalError
 from dpadmm.federation.messages import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.outcome import result_of
+from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.study import Study
 
 ROUNDS = 4
@@ -337,6 +338,38 @@ def test_a_site_that_spent_and_was_not_heard_is_in_the_statement(make: Any) -> N
     assert dict(silent.n_rows) == {"c": 10}
     assert (silent.releases[0].charged, silent.releases[0].released) == (ROUNDS, 0)
     assert group.releases[0].released == ROUNDS
+
+
+def test_a_run_that_ended_early_is_stated_for_all_its_rounds_and_all_rows_of_a_person(make: Any) -> None:
+    """Of every site with its own numbers: whoever ends a run may have seen why."""
+    table = make()
+    asked = {"digest": digest_of(table.run.request)}
+    for site, (n_rows, k) in {"a": (10, 1), "b": (40, 3), "c": (20, 3)}.items():
+        present = Message(Kind.PRESENT, ALL.hash, **asked, n_rows=n_rows, rows_per_person=k)
+        table.run.take(site, packed(present), 1.0)
+    table.run.begin()
+    for site, (n_rows, k) in {"a": (10, 1), "b": (40, 3), "c": (20, 3)}.items():
+        table.say(site, 1.0, n_rows=n_rows, rows_per_person=k)
+    table.run.close_round(0.1)
+    result = result_of(table.journal)
+    stated = {
+        name: (rows, group.rows_per_person, each.noise_multiplier, each.charged, each.released)
+        for group in result.statement.groups
+        for name, rows in group.n_rows.items()
+        for each in group.releases
+    }
+    assert stated == {
+        "a": (10, 1, 3.0, ROUNDS, 1),
+        "b": (40, 3, 3.0, ROUNDS, 1),
+        "c": (20, 3, 3.0, ROUNDS, 1),
+    }
+    assert result.privacy.charged_releases.tolist() == [ROUNDS] * 3
+    assert result.privacy.epsilon == result.privacy.planned_epsilon
+    worst = result.statement.as_json()["worst"]
+    one = exact_epsilon(ROUNDS**0.5 / 3.0, float(ALL.settings.delta))
+    assert worst["epsilon"][repr(float(ALL.settings.delta))] == pytest.approx(one) == result.privacy.epsilon
+    person = exact_epsilon(3 * ROUNDS**0.5 / 3.0, float(ALL.settings.delta))
+    assert worst["epsilon_of_person"] == pytest.approx(person)
 
 
 def test_saying_here_without_answering_holds_nobody_up(make: Any) -> None:

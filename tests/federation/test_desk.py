@@ -148,6 +148,19 @@ def test_one_bad_decision_does_not_hide_the_others(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
+def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None:
+    """Else a copy from before would accept again what its owner has left since."""
+    decide(tmp_path, STUDY, "accepted")
+    made = tmp_path / "studies" / f"{STUDY.hash}.json"
+    (tmp_path / "studies" / f"{STUDY.hash} copy.json").write_bytes(made.read_bytes())
+    decide(tmp_path, STUDY, "left")
+    told: list[DpadmmError] = []
+    assert [made.decision for made in decisions(tmp_path, told.append)] == ["left"]
+    assert len(told) == 1
+    with pytest.raises(DpadmmError, match="its name is not the hash of its study"):
+        decisions(tmp_path)
+
+
 def test_what_a_broker_says_cannot_write_on_the_terminal() -> None:
     assert "\x1b" not in _why(ValueError("\x1b[2J\rgone"))
     assert len(_why(ValueError("x" * 10**6))) < 300

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import ssl
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -317,3 +319,35 @@ def test_missing_packages_are_one_sentence(module):
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "federation needs more packages: pip install 'dpadmm[federation]'\n"
+
+
+def shaken(client, key, certificate, *, host="localhost", newest=ssl.TLSVersion.TLSv1_3):
+    """A handshake in memory with whoever has this key and certificate; the version agreed on."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    server.maximum_version = newest
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(down, up, server_hostname=host)
+    theirs = server.wrap_bio(up, down, server_side=True)
+    for _ in range(5):
+        for end in (ours, theirs):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return ours.version()
+
+
+def test_a_site_talks_to_the_broker_of_its_authority_and_host_alone(authority, site, tmp_path):
+    """Whoever is on the line, another site with its own certificate among them, cannot play the broker."""
+    context = joined(authority, site, "north").client_context()
+    broker = (authority.folder / "server.key", authority.folder / "server.pem")
+    assert shaken(context, *broker) == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shaken(context, *broker, host="elsewhere.example")
+    other = new_authority(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shaken(context, other.folder / "server.key", other.folder / "server.pem")
+    rival = joined(authority, tmp_path / "south", "south")
+    with pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
+        shaken(context, rival.key, rival.certificate)
+    with pytest.raises(ssl.SSLError):
+        shaken(context, *broker, newest=ssl.TLSVersion.TLSv1_2)

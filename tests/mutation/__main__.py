@@ -79,7 +79,8 @@ def main(words: Sequence[str] | None = None) -> int:
         _say(str(problem))
         return 2
     mutants = [mutant for target in targets for mutant in mutants_of(target, project.text(target))]
-    stale = [each for each in reasons if each.file in targets and not any(map(each.covers, mutants))]
+    known = {*targets, *(each.file for each in reasons if each.file not in project.targets)}
+    stale = [each for each in reasons if each.file in known and not any(map(each.covers, mutants))]
     asked = [
         mutant for mutant in mutants if not options.only or any(t in _names(mutant) for t in options.only)
     ]
@@ -120,7 +121,8 @@ def main(words: Sequence[str] | None = None) -> int:
         whole = [each for each in targets if all(m in verdicts for m in mutants if m.file == each)]
         write_killers(project, whole, [kill for kill in kills if kill[0].file in whole])
     missed = any(how in MISSED for how, _ in verdicts.values())
-    return 1 if missed or stale or wrong else 0
+    given_up = not options.seconds and len(verdicts) < len(asked)
+    return 1 if missed or stale or wrong or given_up else 0
 
 
 def _names(mutant: Mutant) -> str:
@@ -166,31 +168,37 @@ def _run(
             tasks[mutant] = task
         elif isinstance(chooser, Chooser):
             verdicts[mutant] = (NOT_COVERED, None)
+    if isinstance(chooser, KillerChooser) and len(tasks) < len(work):
+        _say(
+            f"of {len(work) - len(tasks)} mutants no test is known; run make mutation MUTATION=--keep-killers"
+        )
     folder = tempfile.mkdtemp(prefix="mutation-")
     os.environ["MUTATION_FOLDER"] = folder
-    how = {"workers": options.workers}
-    n_cut = 0
-    live = [task for task in tasks.values() if task.live]
-    fresh = [task for task in tasks.values() if not task.live]
-    soon = until if not fresh else time.monotonic() + (until - time.monotonic()) * 0.7
+    n_cut, waiting = 0, list(tasks.values())
     try:
-        for kind, run, these, stop in (("live", run_live, live, soon), ("fresh", run_fresh, fresh, until)):
-            begun, done, missed = time.monotonic(), 0, 0
-            for task, verdict in run(project, chooser, these, until=stop, **how) if these else ():
+        for live, share in ((False, 0.3), (True, 0.7), (False, 1.0)):
+            these = [task for task in waiting if task.live == live]
+            waiting = [task for task in waiting if task.live != live]
+            stop = until if not waiting else time.monotonic() + share * (until - time.monotonic())
+            begun, missed, run = time.monotonic(), 0, run_live if live else run_fresh
+            answers = run(project, chooser, these, until=stop, workers=options.workers) if these else ()
+            for done, (task, verdict) in enumerate(answers, start=1):
                 assert task.mutant is not None
-                done += 1
-                if verdict is None or (verdict[0] == SURVIVED and task.later):
-                    tests = (*task.later, *task.tests) if verdict is None else task.later
-                    fresh.append(replace(task, tests=tests, later=(), live=False))
+                each = (time.monotonic() - begun) / done
+                kind = "live" if live else "fresh"
+                _progress(f"{kind} {done}/{len(these)}, {missed} survived, {each:.2f} s each")
+                if verdict is None:  # its function cannot be changed where it is
+                    waiting.append(replace(task, live=False, tests=(*task.later, *task.tests), later=()))
+                    continue
+                if verdict[0] == SURVIVED and task.later:
+                    waiting.append(replace(task, live=not live, tests=task.later, later=()))
                     continue
                 verdicts[task.mutant] = verdict
                 if verdict[1] is not None:
-                    kills.append((task.mutant, task.live, verdict[1]))
+                    kills.append((task.mutant, live, verdict[1]))
                 if verdict[0] in MISSED:
                     missed += 1
                     n_cut += task.n_cut
-                each = (time.monotonic() - begun) / done
-                _progress(f"{kind} {done}/{len(these)}, {missed} survived, {each:.2f} s each")
     except KeyboardInterrupt:
         _say("interrupted; this is what is known")
     finally:

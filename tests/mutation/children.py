@@ -61,11 +61,9 @@ def in_children(
                 how, answer = _end(child, ended)
                 if how == BROKEN:
                     raise RuntimeError(f"the runner itself failed:\n{answer}")
-                if ended:
-                    endless = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-                    yield child.job, LATE if endless else how, answer
-                elif now >= child.ends:
-                    yield child.job, LATE, None
+                endless = ended and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+                if ended or now >= child.ends:
+                    yield child.job, LATE if endless or not ended else how, answer
     finally:
         for child in running.values():
             _end(child, ended=False)
@@ -118,7 +116,7 @@ def _end(child: _Child[Any], ended: bool) -> tuple[str, Any]:
         os.waitpid(child.pid, 0)
     result = child.folder / "result.json"
     answer = (
-        tuple(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else (DIED, _said(child))
+        tuple(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else (DIED, _doing(child))
     )
     shutil.rmtree(child.folder, ignore_errors=True)
     if _MEMORY.is_dir():
@@ -127,7 +125,12 @@ def _end(child: _Child[Any], ended: bool) -> tuple[str, Any]:
     return answer
 
 
-def _said(child: _Child[Any]) -> str:
+def note(folder: Path, doing: str) -> None:
+    """What a child is about to do, should it not come back from that."""
+    (folder / "doing").write_text(doing, encoding="utf-8")
+
+
+def _doing(child: _Child[Any]) -> str:
     with suppress(OSError):
-        return (child.folder / "output").read_text(encoding="utf-8", errors="replace")[-3000:]
+        return (child.folder / "doing").read_text(encoding="utf-8")
     return ""

@@ -87,7 +87,7 @@ def complete_map(
     for done, (file, ended, answer) in enumerate(results, start=1):
         tell(f"map {done}/{len(missing)} {file}")
         if ended != RESULT:
-            raise RuntimeError(f"{file} could not be mapped ({ended}): {answer}")
+            raise RuntimeError(f"{file} could not be mapped ({ended})")
         _place(project, file).write_text(json.dumps(answer), encoding="utf-8")
     return read_map(project, files)
 

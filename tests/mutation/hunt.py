@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import signal
@@ -17,11 +18,11 @@ from typing import Any, Protocol
 import pytest
 
 from mutation.apply import Misfit, substitute, transplant
-from mutation.children import DIED, LATE, in_children
+from mutation.children import LATE, RESULT, in_children, note
 from mutation.coverage_map import Map
 from mutation.mutants import Mutant
 from mutation.project import Project
-from mutation.sessions import NO_TESTS, Collected, Fresh, Runner, own_folder, run_pytest
+from mutation.sessions import COLLECTING, NO_TESTS, Collected, Fresh, Runner, own_folder, run_pytest
 
 KILLED, TIMED_OUT, SURVIVED, NOT_COVERED, EQUIVALENT = (
     "killed",
@@ -48,7 +49,8 @@ class Task:
     n_cut: int = 0
     times: Mapping[str, float] = field(default_factory=dict)
     later: tuple[str, ...] = ()
-    """Tests whose files run the line when they are imported: to be run with an import of their own."""
+    """Tests that can only be run in the other way. Files that run the line when they are imported need an
+    import of their own, since what they computed then was computed without the mutant."""
 
 
 Verdict = tuple[str, str | None]
@@ -125,8 +127,8 @@ class Chooser:
         live = tuple(test for test in chosen if _file(test) not in affected)
         later = tuple(test for test in chosen if _file(test) in affected)
         n_cut = len(ordered) - len(chosen)
-        if not live:
-            return Task(target, mutant, later, seconds, False, n_cut, self.times)
+        if _file(chosen[0]) in affected:
+            return Task(target, mutant, later, seconds, False, n_cut, self.times, live)
         return Task(target, mutant, live, seconds, True, n_cut, self.times, later)
 
     def probe(self, task: Task, test: str) -> Task:
@@ -134,8 +136,10 @@ class Chooser:
         return Task(task.target, None, (test,), self.times.get(test, 1.0), task.live, times=self.times)
 
     def _rank(self, test: str, own: list[str]) -> tuple[int, bool, str, float]:
-        time, file = self.times[test], _file(test)
-        return (time > 0.05) + (time > 0.5), file not in own, file, time
+        file = _file(test)
+        strange = file not in own
+        price = self.times[test] * (8.0 if strange else 1.0)
+        return (price > 0.4) + (price > 4.0), strange, file, self.times[test]
 
 
 def _file(test: str) -> str:
@@ -167,7 +171,7 @@ class _Judge:
     killers: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     trusted: set[tuple[str, str]] = field(default_factory=set)
     unfair: set[tuple[str, str]] = field(default_factory=set)
-    waiting: dict[tuple[str, str], list[Task]] = field(default_factory=lambda: defaultdict(list))
+    waiting: dict[tuple[str, str], list[tuple[Task, str]]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self) -> tuple[Task, float] | None:
         if not self.queue:
@@ -175,49 +179,48 @@ class _Judge:
         task = self.queue.popleft()
         if task.mutant is not None:
             fair = [test for test in task.tests if not self._is_unfair(task.target, test)]
-            recent = [test for test in self.killers[task.target, task.mutant.where][:4] if test in fair]
+            recent = [*self.killers[task.target, task.mutant.where][:4], *self.killers[task.target, ""][:4]]
+            recent = [test for test in recent if test in fair]
             task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
-        return task, max(10.0, 5.0 * task.seconds) + (0.0 if task.live else 10.0)
+        return task, 60.0 + 10.0 * task.seconds  # each test has its own, shorter time
 
     def _is_unfair(self, target: str, test: str) -> bool:
         return not self.unfair.isdisjoint({(target, test), (target, _file(test))})
 
-    def hear(self, task: Task, how: str, answer: Any) -> Iterator[tuple[Task, Verdict]]:
+    def hear(self, task: Task, how: str, test: str | None) -> Iterator[tuple[Task, Verdict]]:
+        """``test`` is the one that failed, died or took too long; None if all passed."""
         if task.mutant is None:
-            yield from self._hear_probe(
-                (task.target, task.tests[0]), passed=how not in (LATE, DIED) and answer is None
-            )
-        elif how == LATE:
-            yield task, (TIMED_OUT, None)
-        elif how == DIED:
-            yield task, (KILLED, "its process died")
-        elif answer is None:
+            yield from self._hear_probe((task.target, task.tests[0]), passed=how == RESULT and test is None)
+            return
+        if test is None:
             yield task, (SURVIVED if task.tests else NOT_COVERED, None)
-        elif (task.target, answer) in self.trusted:
-            yield task, self._killed(task, answer)
-        elif (task.target, answer) in self.unfair:
+            return
+        key, end = (task.target, test), TIMED_OUT if how == LATE else KILLED
+        if key in self.trusted:
+            yield task, self._killed(task, test, end)
+        elif key in self.unfair:
             self.queue.appendleft(task)
         else:
-            key = (task.target, answer)
             if not self.waiting[key]:
-                self.queue.appendleft(self.chooser.probe(task, answer))
-            self.waiting[key].append(task)
+                self.queue.appendleft(self.chooser.probe(task, test))
+            self.waiting[key].append((task, end))
 
     def _hear_probe(self, key: tuple[str, str], *, passed: bool) -> Iterator[tuple[Task, Verdict]]:
         (self.trusted if passed else self.unfair).add(key)
-        for task in self.waiting.pop(key, []):
+        for task, end in self.waiting.pop(key, []):
             if passed:
-                yield task, self._killed(task, key[1])
+                yield task, self._killed(task, key[1], end)
             else:
                 self.queue.appendleft(task)
 
-    def _killed(self, task: Task, test: str) -> Verdict:
+    def _killed(self, task: Task, test: str, end: str) -> Verdict:
         assert task.mutant is not None
-        known = self.killers[task.target, task.mutant.where]
-        if test in known:
-            known.remove(test)
-        known.insert(0, test)
-        return KILLED, test
+        for place in (task.mutant.where, "") if end == KILLED else ():
+            known = self.killers[task.target, place]
+            if test in known:
+                known.remove(test)
+            known.insert(0, test)
+        return end, test
 
 
 def run_fresh(
@@ -231,7 +234,9 @@ def run_fresh(
         mutated = source if task.mutant is None else task.mutant.source(source)
         substitute(project.module(task.target), path, mutated)
         for file in dict.fromkeys(_file(test) for test in task.tests):
-            runner = Fresh([test for test in task.tests if _file(test) == file], task.times)
+            runner = Fresh([test for test in task.tests if _file(test) == file], task.times, folder)
+            note(folder, file)
+            signal.setitimer(signal.ITIMER_REAL, COLLECTING)
             code = run_pytest(project, [file], runner, folder)
             if runner.failed is not None or code not in (0, 1, NO_TESTS):
                 return runner.failed or file
@@ -299,6 +304,7 @@ def _serve(
     judge = _Judge(chooser, deque(tasks))
 
     def serve(session: pytest.Session) -> None:
+        gc.freeze()  # what is here stays, and is shared with all children
         items = {item.nodeid: item for item in session.items}
 
         def work(task: Task, folder: Path) -> str | None:
@@ -315,7 +321,7 @@ def _serve(
                 if mutant is not None:
                     return _MISFIT
             own_folder(session.config, folder)
-            runner = Runner(task.tests, task.times)
+            runner = Runner(task.tests, task.times, folder)
             session.config.pluginmanager.register(runner)
             try:
                 runner.run([items[test] for test in task.tests if test in items])

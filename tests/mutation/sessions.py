@@ -15,11 +15,14 @@ import pytest
 from _pytest.config import default_plugins
 from hypothesis import HealthCheck, Phase, settings
 
+from mutation.children import note
 from mutation.project import Project
 
 NO_TESTS = 5
 PATIENCE = 4.0
 """Seconds that any test may take on a mutant, beside five times its own."""
+COLLECTING = 30.0
+"""Seconds to collect a file."""
 _PLUGINS = ("_hypothesis_pytestplugin", *(f"_pytest.{name}" for name in default_plugins), "doctest", "pdb")
 
 
@@ -75,8 +78,8 @@ class Killed(Exception):
 class Runner:
     """Runs chosen tests until one fails; ``failed`` is its name."""
 
-    def __init__(self, chosen: Sequence[str], times: Mapping[str, float]) -> None:
-        self.chosen, self.times = list(chosen), times
+    def __init__(self, chosen: Sequence[str], times: Mapping[str, float], folder: Path) -> None:
+        self.chosen, self.times, self.folder = list(chosen), times, folder
         self.failed: str | None = None
         self.ran = 0
 
@@ -98,6 +101,7 @@ class Runner:
     def run(self, items: Sequence[pytest.Item]) -> None:
         for item, following in zip(items, [*items[1:], None], strict=False):
             # The system ends the process of a test that has become endless, also within C
+            note(self.folder, item.nodeid)
             signal.setitimer(signal.ITIMER_REAL, PATIENCE + 5.0 * self.times.get(item.nodeid, 1.0))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -119,9 +120,10 @@ def test_first_and_last_of_a_short_draw_are_alike() -> None:
     assert np.abs(drawn.var(axis=0) - 1.0).max() < 5.0 * math.sqrt(2.0 / len(drawn))
 
 
+@pytest.mark.parametrize("scale", [1, 3, 2**56 - 1])
 @pytest.mark.parametrize("count", [0, 1, 104])
-def test_as_many_as_asked_for(count: int) -> None:
-    drawn = discrete_gaussian(3, count)
+def test_as_many_as_asked_for(scale: int, count: int) -> None:
+    drawn = discrete_gaussian(scale, count)
     assert (drawn.shape, drawn.dtype) == ((count,), np.int64)
 
 
@@ -129,6 +131,11 @@ def test_as_many_as_asked_for(count: int) -> None:
 def test_a_scale_that_cannot_be_drawn_is_refused(scale: int) -> None:
     with pytest.raises(StudyError, match="scale"):
         discrete_gaussian(scale, 1)
+
+
+def test_the_reach_is_beyond_all_chance_and_fits_62_bits_at_the_largest_scale() -> None:
+    assert -(REACH**2) / 2 / math.log(10) < -880
+    assert REACH * (2**56 - 1) < 2**62
 
 
 # --- where its randomness comes from -----------------------------------------------------------------------
@@ -215,6 +222,48 @@ def test_step_and_scale_are_what_the_formulas_say(grid: Grid, z: float) -> None:
     assert grid.largest + REACH * scale < 2**62
 
 
+@pytest.mark.parametrize(("root", "n_rows"), [(1, 1), (3, 400), (10, 2**12), (1000, 10**6), (10**4, 10**8)])
+@pytest.mark.parametrize("c1", [1.0, 0.25])
+def test_a_grid_is_what_exact_arithmetic_says(c1: float, root: int, n_rows: int) -> None:
+    """For a whole √(dp) all of the decision record can be computed in fractions."""
+    grid, rows, unit = Grid(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)
+    millionth = Fraction(1, 10**6)
+    step = max(g for g in (Fraction(1, 2**i) for i in range(60)) if root * g <= millionth * rows)
+    sensitivity = rows * (1 + n_rows * (n_rows + 8) * unit) + root * step
+    assert Fraction(grid.row_bound) == Fraction(c1) * (1 - Fraction(1, 2**40) - 8 * root**2 * unit)
+    assert Fraction(grid.step) == step
+    assert abs(Fraction(grid.sensitivity) - sensitivity) <= 4 * unit * sensitivity
+    if n_rows <= 10**6:  # below 2⁵³ and so whole numbers in floats as well
+        assert grid.largest == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
+    for z in (0.5, 3.0):
+        assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
+
+
+@pytest.mark.parametrize("lipschitz", [1e-30, 1e30])
+@pytest.mark.parametrize(("n_weights", "n_rows"), [(1, 10**8), (10**8, 1)])
+def test_the_widest_grids_are_accepted(lipschitz: float, n_weights: int, n_rows: int) -> None:
+    assert Grid(lipschitz, n_weights, n_rows).noise_scale(0.1) >= 10**5
+
+
+@pytest.mark.parametrize(
+    ("lipschitz", "n_weights", "n_rows", "refusal"),
+    [
+        (math.nextafter(1e-30, 0.0), 1, 1, "lipschitz must be between 1e-30 and 1e30, not 9.99"),
+        (math.nextafter(1e30, math.inf), 1, 1, "lipschitz must be between 1e-30 and 1e30, not 1.0"),
+        (1.0, 0, 1, "n_weights must be a whole number of at least 1, not 0"),
+        (1.0, 1, 0, "n_rows must be a whole number of at least 1, not 0"),
+        (1.0, 1.5, 1, "n_weights must be a whole number of at least 1, not 1.5"),
+        (1.0, 10**8 + 1, 1, "n_weights must be at most 100 million, not 100000001"),
+        (1.0, 1, 10**8 + 1, "n_rows must be at most 100 million, not 100000001"),
+    ],
+)
+def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value(
+    lipschitz: float, n_weights: int, n_rows: int, refusal: str
+) -> None:
+    with pytest.raises(StudyError, match=f"^{re.escape(refusal)}"):
+        Grid(lipschitz, n_weights, n_rows)
+
+
 @pytest.mark.parametrize(
     ("lipschitz", "n_weights", "n_rows"),
     [
@@ -232,15 +281,44 @@ def test_grids_that_cannot_be_are_refused(lipschitz: float, n_weights: int, n_ro
         Grid(lipschitz, n_weights, n_rows)
 
 
-@pytest.mark.parametrize("z", [0.0, 0.05, -1.0, math.nan, math.inf, 1e10])
+@pytest.mark.parametrize(
+    "z",
+    [0.0, 0.05, math.nextafter(0.1, 0.0), -1.0, math.nan, math.inf, math.nextafter(1e9, math.inf), 1e10],
+)
 def test_noise_multipliers_out_of_range_are_refused(z: float) -> None:
-    with pytest.raises(StudyError, match="noise_multiplier"):
-        ADULT.noise_scale(z)
+    with pytest.raises(StudyError, match=r"^noise_multiplier must be between 0\.1 and 1e9, not "):
+        Grid(1.0, 1, 1).noise_scale(z)
+
+
+def test_the_smallest_and_the_largest_noise_multiplier_are_accepted() -> None:
+    grid = Grid(1.0, 1, 1)
+    for z in (0.1, 1e9):
+        assert z <= grid.noise_scale(z) * grid.step / grid.sensitivity <= z * (1.0 + 1e-5)
 
 
 def test_uploads_that_might_overflow_are_refused_by_public_numbers_alone() -> None:
     with pytest.raises(StudyError, match="63 bits"):
         Grid(1.0, 10**8, 400).noise_scale(1e7)
+
+
+def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
+    """Of a grid whose sum may be a sixth of that by itself."""
+    grid = Grid(1.0, 10**8, 10**8)
+    assert grid.largest > 2**62 // 6
+    fits = (2**62 - grid.largest) / REACH / (1.0 + 1e-6) * grid.step / grid.sensitivity
+    assert grid.largest + REACH * grid.noise_scale(fits * (1.0 - 1e-9)) < 2**62
+    with pytest.raises(StudyError, match="63 bits"):
+        grid.noise_scale(fits * (1.0 + 1e-9))
+
+
+def test_the_largest_entry_of_a_sum_is_rounded_and_one_step_more_is_refused() -> None:
+    for sign in (1, -1):
+        total = np.zeros(104)
+        total[50] = sign * ADULT.largest * ADULT.step
+        assert quantise(total, ADULT)[50] == sign * ADULT.largest
+        total[50] += sign * ADULT.step
+        with pytest.raises(DataError, match="nothing is released"):
+            quantise(total, ADULT)
 
 
 def test_the_largest_sum_with_the_largest_noise_fits() -> None:

@@ -6,6 +6,7 @@ import ast
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
 import dpadmm.privacy
 from dpadmm.agent import Agent
-from dpadmm.arrays import Floats
-from dpadmm.privacy.exact_noise import Grid
+from dpadmm.arrays import Floats, Integers
+from dpadmm.privacy import exact_noise
+from dpadmm.privacy.exact_noise import Grid, discrete_gaussian
 from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.unit import PrivacyUnit
 from guards import (
@@ -116,6 +118,8 @@ def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> N
         two.enrol(STUDY)
     (first,), (second,) = (read_ledger(tmp_path / name).accounts.values() for name in "ab")
     pinned = {"name": STUDY.name, "n_rows": M, "shape": [D, 1], "noise_multiplier": Z, "n_rounds": ROUNDS}
+    pinned |= {"rows_per_person": 1}
+    assert [len(bytes.fromhex(each.about["salt"])) for each in (first, second)] == [16, 16]
     assert pinned.items() <= first.about.items()
     assert (
         first.about["rows"] != second.about["rows"]
@@ -183,3 +187,80 @@ def test_a_failure_says_nothing_of_the_rows(tmp_path: Path) -> None:
     assert (refused.code, refused.wire()) == ("release-failed", "release-failed")
     assert (refused.__cause__, refused.__context__) == (None, None)
     assert not read_ledger(tmp_path).spent
+
+
+def test_noise_that_cannot_be_made_is_refused_at_enrolment(tmp_path: Path) -> None:
+    asked = SimpleNamespace(terms=STUDY.terms._replace(noise_multiplier=1e10))
+    with guarded(tmp_path) as guard:
+        assert refusal(guard.enrol, asked).code == "study-unfit"
+        assert not guard._ledger.status().accounts
+
+
+class Odd(np.ndarray):
+    """Numbers that may answer as they like."""
+
+
+@pytest.mark.parametrize(
+    ("round", "point", "memo"),
+    [
+        (1, np.zeros((D + 1, 1)), b""),
+        (1, np.zeros((1, D)), b""),
+        (1, np.zeros((D, 1)).view(Odd), b""),
+        (1, np.zeros((D, 1), np.float32), b""),
+        (0, np.zeros((D, 1)), b""),
+        (True, np.zeros((D, 1)), b""),
+        (1, np.zeros((D, 1)), bytearray()),
+        (1, np.zeros((D, 1)), bytes(2**27 + 1)),
+    ],
+    ids=["longer", "turned", "subclass", "float32", "round 0", "round true", "bytearray", "long memo"],
+)
+def test_what_is_malformed_is_refused_before_rows_are_read(tmp_path: Path, round, point, memo) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(STUDY)
+        assert refusal(guard.answer, STUDY.hash, round, point, memo).code == "request-malformed"
+        assert guard.transcript(STUDY.hash) == []
+
+
+def test_without_a_memo_none_is_kept(tmp_path: Path) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(STUDY)
+        answer = guard.answer(STUDY.hash, 1, np.zeros((D, 1)))
+        ((round, kept, memo),) = guard.transcript(STUDY.hash)
+        assert (round, kept.tobytes(), memo) == (1, answer.tobytes(), b"")
+
+
+def test_limits_include_their_last_value() -> None:
+    POLICY.check_rows(POLICY.min_rows)
+    assert refusal(POLICY.check_rows, POLICY.min_rows - 1).code == "policy-rows"
+    policy = replace(POLICY)
+    policy.__dict__["cap"] = 1.0
+    asked = study(noise_multiplier=4.0, n_rounds=8).terms  # costs 8/16
+    policy.check_budget(asked, Fraction(1, 2))
+    assert refusal(policy.check_budget, asked, Fraction(1, 2) + Fraction(1, 2**50)).code == "budget-cap"
+
+
+def test_measuring_models_is_not_allowed_unless_the_owner_says_so() -> None:
+    assert POLICY.local_metrics is False
+
+
+def test_every_round_has_the_noise_that_was_enrolled_however_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def counted(scale: int, count: int) -> Integers:
+        asked.append((scale, count))
+        return discrete_gaussian(scale, count)
+
+    monkeypatch.setattr(exact_noise, "discrete_gaussian", counted)
+    study = replace(
+        STUDY, absences=True, training={**STUDY.training, "noise_multiplier": 1e4, "n_rounds": 5000}
+    )
+    rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
+    for half in (rounds[:8], rounds[8:]):  # as late after a restart
+        with guarded(tmp_path) as guard:
+            scale = guard.enrol(study).grid.noise_scale(1e4)
+            for round in half:
+                guard.answer(study.hash, round, np.zeros((D, 1)))
+    assert scale >= 1e4 * 2.0 / Grid(1.0, D, M).step
+    assert asked == [(scale, D)] * len(rounds)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 import shutil
+import sqlite3
+import stat
 import tempfile
+from contextlib import closing
+from datetime import UTC, datetime
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -176,11 +182,13 @@ def test_a_study_that_never_enrolled(ledger):
         {"round": -1},
         {"round": 1.0},
         {"round": True},
+        {"round": 2**62},
         {"round": 2**63},
         {"mu_squared": 0.0},
         {"mu_squared": -0.1},
         {"mu_squared": math.nan},
         {"mu_squared": math.inf},
+        {"mu_squared": 1e12},
         {"mu_squared": "0.1"},
         {"upload": "text"},
         {"upload": bytearray(b"x")},
@@ -192,6 +200,37 @@ def test_what_is_malformed_is_refused_and_leaves_the_ledger_as_it_was(ledger, ch
     assert refusal(spend, ledger, **change).code == "request-malformed"
     assert ledger.status().fingerprint == before
     spend(ledger)
+    spend(ledger, round=2**62 - 1)
+
+
+@pytest.mark.parametrize(
+    ("study", "mu_squared"), [("A" * 64, 0.5), (None, 0.5), (A, 0.0), (A, -0.5), (A, math.nan)]
+)
+def test_a_malformed_reservation_is_refused(ledger, study, mu_squared):
+    assert refusal(ledger.reserve, study, mu_squared, about={}).code == "request-malformed"
+    assert not ledger.status().accounts
+
+
+def test_what_is_noted_about_a_study_can_be_read_anywhere(ledger):
+    with pytest.raises(ValueError, match="JSON"):  # NaN is Python's own
+        ledger.reserve(A, 0.5, about={"step": math.nan})
+    assert not ledger.status().accounts
+
+
+@pytest.mark.parametrize(
+    ("study", "round", "digest"),
+    [("a" * 15, 1, DIGEST), (A, 0, DIGEST), (A, True, DIGEST), (A, 1, ""), (A, 1, b"1" * 64)],
+)
+def test_a_malformed_request_is_not_looked_up(ledger, study, round, digest):
+    ledger.reserve(A, 1.0, about={})
+    assert refusal(ledger.replay, study, round, digest=digest).code == "request-malformed"
+
+
+def test_an_upload_of_256_mib_is_the_longest(ledger, monkeypatch):
+    ledger.reserve(A, 1.0, about={})
+    assert refusal(spend, ledger, upload=bytes(2**28 + 1)).code == "request-malformed"
+    monkeypatch.setattr("dpadmm.privacy.ledger.MAX_UPLOAD", 6)
+    spend(ledger, upload=b"upload")
 
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf, "1"])
@@ -228,6 +267,82 @@ def test_a_missing_ledger_is_begun_only_on_purpose(tmp_path):
     assert sorted(os.listdir(folder)) == [DATABASE, MARK]
 
 
+def test_a_beginning_that_was_cut_short_is_no_ledger_until_it_is_begun_again(tmp_path):
+    (tmp_path / MARK).touch()
+    assert refusal(Ledger.open, tmp_path, cap=1.0).code == "ledger-damaged"
+    assert os.listdir(tmp_path) == [MARK]
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    (tmp_path / MARK).write_bytes(b"")  # cut short after the database was made
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    assert read_ledger(tmp_path).seq == 1
+
+
+def test_only_its_owner_may_read_a_ledger(tmp_path):
+    before = os.umask(0)
+    try:
+        with Ledger.open(tmp_path / "ledger", cap=1.0, create=True):
+            paths = [tmp_path / "ledger", *(tmp_path / "ledger").iterdir()]
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    finally:
+        os.umask(before)
+    assert modes.pop("ledger") == 0o700
+    assert modes.keys() >= {DATABASE, MARK, f"{DATABASE}-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Names of files, in the order in which this process writes to them and syncs them through Python."""
+    told = []
+
+    def telling(name, call):
+        def told_first(file, *more):
+            told.append((name, Path(os.readlink(f"/proc/self/fd/{file}"))))
+            return call(file, *more)
+
+        return told_first
+
+    for name, call in (("write", os.write), ("fsync", os.fsync)):
+        monkeypatch.setattr(f"dpadmm.privacy.ledger.os.{name}", telling(name, call))
+    return told
+
+
+def test_names_of_new_files_and_folders_are_synced_and_nothing_stays_open(tmp_path, events):
+    """A power cut may lose a name whose folder was not synced, and a ledger with it."""
+    open_before = len(os.listdir("/proc/self/fd"))
+    folder = tmp_path / "new" / "ledger"
+    for create, parents in ((True, [tmp_path / "new", tmp_path]), (True, []), (False, [])):
+        events.clear()
+        Ledger.open(folder, cap=1.0, create=create).close()
+        synced = [path for call, path in events if call == "fsync" and path.name != MARK]
+        assert synced == [folder, *parents]
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_a_record_is_committed_before_its_mark_which_is_synced_before_the_upload_may_leave(ledger, events):
+    ledger._database.set_trace_callback(lambda statement: events.append(("sql", statement.split()[0])))
+    ledger.reserve(A, 1.0, about={})
+    spend(ledger)
+    mark = ledger._folder / MARK
+    assert events == [("sql", "INSERT"), ("write", mark), ("fsync", mark)] * 2
+
+
+def test_records_say_what_happened_and_when(ledger):
+    began = datetime.now(UTC).replace(microsecond=0)
+    ledger.reserve(A, 1.0, about={})
+    spend(ledger)
+    ledger.close_study(A)
+    records = ledger.status().records
+    assert [record.kind for record in records] == ["cap", "reserve", "spend", "close"]
+    assert [record.content for record in records[2:]] == [
+        sha256(b"upload").hexdigest(),
+        sha256(b"").hexdigest(),
+    ]
+    for record in records[1:]:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", record.at)
+        assert began <= datetime.fromisoformat(record.at) <= datetime.now(UTC)
+
+
 def test_two_new_ledgers_have_different_fingerprints(tmp_path):
     for name in "ab":
         Ledger.open(tmp_path / name, cap=1.0, create=True).close()
@@ -239,6 +354,73 @@ def test_a_closed_ledger_answers_nothing(ledger):
     ledger.close()
     assert refusal(ledger.status).code == "ledger-closed"
     assert refusal(ledger.replay, A, 1, digest=DIGEST).code == "ledger-closed"
+
+
+def test_a_ledger_of_process_1_is_closed_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpadmm.privacy.ledger.os.getpid", lambda: 1)  # as in a container
+    ledger = Ledger.open(tmp_path, cap=1.0, create=True)
+    ledger.close()
+    assert refusal(ledger.status).code == "ledger-closed"
+
+
+def test_reading_after_a_crash_changes_nothing(tmp_path):
+    with Ledger.open(tmp_path / "running", cap=1.0, create=True) as ledger:
+        ledger.reserve(A, 1.0, about={})
+        spend(ledger)
+        shutil.copytree(tmp_path / "running", tmp_path / "left")
+    lasting = [tmp_path / "left" / name for name in (DATABASE, f"{DATABASE}-wal", MARK)]
+    before = [path.read_bytes() for path in lasting]
+    assert all(before)
+    assert read_ledger(tmp_path / "left").spent == 0.25
+    assert [path.read_bytes() for path in lasting] == before
+
+
+def test_a_database_that_cannot_be_opened_is_not_an_empty_one(tmp_path):
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    (tmp_path / DATABASE).unlink()
+    (tmp_path / DATABASE).mkdir()
+    assert refusal(read_ledger, tmp_path).code == "ledger-failed"
+
+
+def test_only_zeros_may_follow_the_mark(tmp_path):
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    mark = (tmp_path / MARK).read_bytes()
+    for tail, fine in ((b"\0" * 9, True), (b"X", False), (b"\0X", False)):
+        (tmp_path / MARK).write_bytes(mark + tail)
+        if fine:
+            assert read_ledger(tmp_path).cap == 1.0
+        else:
+            assert refusal(read_ledger, tmp_path).code == "ledger-damaged"
+
+
+def test_a_mark_that_another_extends_stops_a_running_ledger(ledger):
+    ledger.reserve(A, 1.0, about={})
+    with (ledger._folder / MARK).open("ab") as mark:
+        mark.write(b"\0")
+    refused = refusal(spend, ledger)
+    assert refused.code == "ledger-damaged"
+    assert "the mark was changed by another" in str(refused)
+
+
+def test_another_ledger_in_its_place_is_noticed(tmp_path):
+    Ledger.open(tmp_path / "other", cap=1.0, create=True).close()
+    with Ledger.open(tmp_path / "ours", cap=1.0, create=True) as ledger:
+        ledger.verify()
+        shutil.rmtree(tmp_path / "ours")
+        shutil.copytree(tmp_path / "other", tmp_path / "ours")
+        refused = refusal(ledger.verify)
+    assert refused.code == "ledger-damaged"
+    assert "it was changed by another" in str(refused)
+
+
+def test_an_upload_changed_under_a_running_ledger_is_not_sent_again(ledger):
+    ledger.reserve(A, 1.0, about={})
+    spend(ledger)
+    with closing(sqlite3.connect(ledger._folder / DATABASE)) as database, database:
+        database.execute("UPDATE records SET payload = ? WHERE kind = 'spend'", (b"uploaD",))
+    refused = refusal(ledger.replay, A, 1, digest=DIGEST)
+    assert refused.code == "ledger-damaged"
+    assert "record 3 is not what was written" in str(refused)
 
 
 def test_reading_leaves_no_trace_and_needs_no_right_to_write(tmp_path):
@@ -372,3 +554,23 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def test_records_are_hashed_as_they_always_were():
+    """An owner compares fingerprints of years: the same record has the same one."""
+    assert Record("cap") == ("cap", "", 0.0, 0, "", 0, "", "")
+    record = Record("spend", A, 0.25, 3, DIGEST, 7, "2026-01-01T00:00:00+00:00", OTHER_DIGEST)
+    assert record.chain("0" * 64) == "fdc27add469ca1e32e6c09e5b75206f0574ed21a25452fd3d7a760614b8c9f73"
+
+
+def test_sums_are_exact_also_of_nothing():
+    book = Book()
+    assert (book.spent, book.promised) == (0, 0)
+    assert (type(book.spent), type(book.promised)) == (Fraction, Fraction)
+
+
+def test_a_refusal_says_whose_limit_it_is(ledger):
+    assert "would exceed the owner's cap" in str(refusal(ledger.reserve, A, 2.0, about={}))
+    ledger.reserve(A, 0.25, about={})
+    assert ledger.status().accounts[A].closed is False
+    assert "would exceed the study's reservation" in str(refusal(spend, ledger, mu_squared=0.5))

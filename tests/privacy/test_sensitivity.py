@@ -121,5 +121,12 @@ def test_a_solvers_tolerance_counts_twice():
 
 @pytest.mark.parametrize(("convexity", "tolerance"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (1.0, np.nan)])
 def test_nonsense_about_the_minimiser_is_refused(convexity, tolerance):
-    with pytest.raises(StudyError, match="strong_convexity" if convexity <= 0 else "tolerance"):
+    with pytest.raises(
+        StudyError, match="^strong_convexity must be" if convexity <= 0 else "^tolerance must be"
+    ):
         minimizer_sensitivity(1.0, 10, convexity, tolerance)
+
+
+def test_single_precision_is_not_kept():
+    """Rounded to 24 bits, the noise could be smaller than the sensitivity asks for."""
+    assert mean_gradient_sensitivity(np.float32([1.0, 0.1]), 3).dtype == np.float64

@@ -147,6 +147,17 @@ def test_of_a_simulated_run():
     assert stated.as_json()["guaranteed"].startswith("Nothing")
 
 
+def test_agents_of_the_same_noise_are_stated_with_their_own_numbers_of_releases():
+    """Who took part more often gave away more, though its z is the same."""
+    counts = np.array([2, 7, 2, 0]), np.array([10, 10, 10, 10])
+    whole = PrivacyReport([Release(5.0)] * 4, *counts, 1e-5, "dp_admm")
+    stated = simulated(whole)
+    numbers = {name: each.releases[0].charged for each in stated.groups for name in each.n_rows}
+    assert numbers == {"1": 2, "2": 7, "3": 2, "4": 0}
+    assert [len(each.n_rows) for each in stated.groups] == [2, 1, 1]
+    assert stated.as_json()["worst"]["epsilon"]["1e-05"] == pytest.approx(whole.epsilon)
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_run_that_its_result_ended_is_charged_in_full(ended):
     whole = report(Release(5.0), ended=ended)

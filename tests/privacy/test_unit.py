@@ -77,8 +77,29 @@ def test_the_owner_is_told_how_many_and_why():
 
 def test_spellings_that_no_row_has_do_not_count():
     """A Parquet dictionary may hold values that were deleted."""
-    ids = Ids(np.array([0, 2]), ["7", "07", "8"])
-    assert PrivacyUnit(1, "id").persons(ids, 2).silent.tolist() == [False, False]
+    for spellings in (["7", "07", "8"], ["7", "9", "8", "07"], ["7", "z", "8", "y"]):
+        persons = PrivacyUnit(1, "id").persons(Ids(np.array([0, 2]), spellings), 2)
+        assert persons.silent.tolist() == [False, False]
+        assert (persons.n_persons, persons.n_ambiguous) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "cell", ["", " ", "NA", "N/A", "#N/A", "#NA", "NaN", "-nan", "null", "None", None, np.nan]
+)
+def test_these_are_no_ids(cell):
+    persons = PrivacyUnit(5, "id").persons(Ids.of([cell, "a"]), 2)
+    assert persons.silent.tolist() == [True, False]
+    assert (persons.n_without_id, persons.n_persons) == (1, 1)
+
+
+def test_any_bytes_are_an_id():
+    assert silent([b"\xff", b"\xfe", b"a", b"b"], 1) == [True, True, False, False]  # both cannot be read
+
+
+def test_without_a_column_every_row_counts():
+    persons = ONE_ROW.persons(None, 3)
+    assert (persons.n_rows, persons.n_used, persons.n_persons) == (3, 3, None)
+    assert (persons.n_above, persons.n_ambiguous, persons.n_without_id) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("rows", [0, -1, 1.5, float("nan"), True])

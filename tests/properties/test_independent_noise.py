@@ -314,13 +314,14 @@ def test_every_agent_and_round_gets_the_scale_of_its_own_number_of_rows(active: 
     rows = make_rows(features, labels, order=np.arange(len(labels)), offsets=offsets)
     z = np.array([1.0, 2.0, 3.0, 4.0])
     points = np.ones((len(SIZES), *SHAPES["softmax"]))
-    for round in (1, 2):
+    rounds = (1, 2, 9, 33, 101, 1001, 2**17)
+    for round in rounds:
         ExactNoise(source).mean_gradients(GradientsWanted(rows, loss, points, z, round, active))
     agents = range(len(SIZES)) if active is None else active.tolist()
     assert asked == {
         (i, round): (Grid(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240)
         for i in agents
-        for round in (1, 2)
+        for round in rounds
     }
 
 

@@ -20,6 +20,8 @@ Transform = Literal["none", "log"]
 Missing = Literal["middle", "indicator"]
 OTHER = "other"
 MOST_VALUES = 10_000
+ROW_NORMS = (1e-9, 1e9)
+"""Between these, no cell divided by R is too large for a float32: else a cell could make a row unusable."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,12 @@ class Schema:
             raise StudyError("a study needs at least one column beside the label")
         _unique("column", [each.name for each in self.columns])
         _unique("feature", list(self.features))
-        if self.row_norm is not None and not _finite("row_norm", "row_norm", self.row_norm) > 0.0:
-            raise StudyError(f"row_norm must be a positive number, not {self.row_norm!r}")
+        if self.row_norm is not None:
+            least, most = ROW_NORMS
+            if not least <= _finite("row_norm", "row_norm", self.row_norm) <= most:
+                raise StudyError(
+                    f"row_norm must be a positive number from {least:g} to {most:g}, not {self.row_norm!r}"
+                )
 
     @cached_property
     def features(self) -> tuple[str, ...]:

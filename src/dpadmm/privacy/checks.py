@@ -21,8 +21,8 @@ def require(name: str, value: ArrayLike, rule: Callable[[Any], Any], wanted: str
     """Refuse the first number that breaks the rule, by name and value (NaN breaks every comparison)."""
     # NumPy has no integers above 2⁶⁴, counts of rounds do
     values = np.asarray(float(value) if type(value) is int else value)
-    numeric = values.dtype.kind in "iuf"
-    wrong = ~np.asarray(rule(values.astype(float)), bool) if numeric else np.ones(values.shape, bool)
+    numeric = values.dtype.kind in ("i", "u", "f")
+    wrong = ~np.asarray(rule(values.astype(float))) if numeric else np.ones(values.shape, bool)
     if wrong.any():
         raise StudyError(f"{name} must be {wanted}, not {np.asarray(value)[wrong].flat[0]}")
 

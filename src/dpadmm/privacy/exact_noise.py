@@ -71,7 +71,7 @@ class Grid:
         """σ in steps: ``z·S/g`` and the margin, rounded up; refused if an upload might not fit 63 bits."""
         require("noise_multiplier", z, lambda v: (v >= 0.1) & (v <= 1e9), "between 0.1 and 1e9")
         scale = math.ceil(z * self.sensitivity / self.step * (1.0 + MARGIN))
-        if self.largest + REACH * scale >= 2**62:
+        if (self.largest + REACH * scale).bit_length() > 62:
             raise StudyError("uploads might not fit 63 bits; take fewer rows or weights, or less noise")
         return scale
 
@@ -157,6 +157,6 @@ def _below(bound: int, count: int) -> Integers:
         return np.zeros(count, np.int64)
     mask = np.uint64((1 << bits) - 1)
     drawn = np.frombuffer(os.urandom(8 * count), np.uint64) & mask
-    while bound < 1 << bits and (again := np.count_nonzero(over := drawn >= bound)):
+    while again := np.count_nonzero(over := drawn >= bound):
         drawn[over] = np.frombuffer(os.urandom(8 * int(again)), np.uint64) & mask
     return drawn.view(np.int64)

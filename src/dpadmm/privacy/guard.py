@@ -146,9 +146,7 @@ class Guard:
 def _request(terms: Terms, round: int, point: Floats, memo: bytes) -> tuple[Floats, str]:
     """A copy of the point, and the digest of the request; whatever is wrong with it, the same refusal."""
     good = type(point) is np.ndarray and point.dtype == np.float64 and point.shape == terms.shape
-    good = (
-        good and type(round) is int and 1 <= round < 2**62 and type(memo) is bytes and len(memo) <= MAX_MEMO
-    )
+    good = good and type(round) is int and round >= 1 and type(memo) is bytes and len(memo) <= MAX_MEMO
     if not good or not np.isfinite(point).all():
         wanted = f"a round and finite float64 numbers of shape {terms.shape}"
         raise Refusal("request-malformed", f"the request is not what this study may send: {wanted}")

@@ -47,7 +47,6 @@ def read_ledger(folder: Path) -> Book:
         before = _marked(folder)
         os.stat(folder / DATABASE)  # what is missing is named
         with closing(_connect(folder, read_only=True)) as database:
-            database.execute("BEGIN")
             if database.execute("SELECT sql FROM sqlite_master").fetchall() != [(SCHEMA,)]:
                 raise ValueError("it was not begun to the end, or by another version")
             if database.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
@@ -116,10 +115,11 @@ class Ledger(AbstractContextManager["Ledger"]):
     After a write that failed it answers nothing more until it is opened again: the files know what happened.
     """
 
+    _held: ExitStack
+
     def __init__(self, folder: Path, mark: int, database: sqlite3.Connection, book: Book) -> None:
         self._folder, self._mark, self._database, self._book = folder, mark, database, book
         self._pid, self._in_doubt, self._one_at_a_time = os.getpid(), False, threading.RLock()
-        self._held = ExitStack()
 
     @classmethod
     def open(cls, folder: Path, *, cap: float, create: bool = False) -> Ledger:
@@ -129,18 +129,19 @@ class Ledger(AbstractContextManager["Ledger"]):
         """
         _require(mu_squared=cap)
         with _trouble(folder), ExitStack() as held:
-            made = [each.parent for each in (folder, *folder.parents) if create and not each.exists()]
+            made = [each.parent for each in (folder, *folder.parents) if not each.exists()]
             if create:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (folder / MARK).touch(mode=0o600)
             elif not (folder / MARK).exists():
                 read_ledger(folder)  # says what is missing
-            mark = os.open(folder / MARK, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o600)
+            mark = os.open(folder / MARK, os.O_RDWR | os.O_APPEND)
             held.callback(os.close, mark)
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if create and not _marked(folder):
-                os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
+                (folder / DATABASE).touch(mode=0o600)
                 with closing(_connect(folder)) as database:
-                    database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS", 1))
+                    database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
             book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
             database = held.enter_context(closing(_connect(folder)))
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_checkpoint(TRUNCATE)"):

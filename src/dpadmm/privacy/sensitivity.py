@@ -37,7 +37,7 @@ def mean_gradient_sensitivity(lipschitz: float | Floats, n_rows: int | Integers)
     """
     require("lipschitz", lipschitz, lambda c: (c > 0.0) & np.isfinite(c), "a positive number")
     require_whole("n_rows", n_rows, least=1)
-    return unwrapped(np.asarray(2.0 * np.asarray(lipschitz, float) / np.asarray(n_rows, float)))
+    return unwrapped(np.asarray(2.0 * np.asarray(lipschitz, float) / np.asarray(n_rows)))
 
 
 @overload

@@ -58,7 +58,7 @@ class Ids(NamedTuple):
             if place == len(spellings):
                 spellings.append(cell)
             codes.append(place)
-        return cls(np.array(codes, dtype=np.int64), spellings)
+        return cls(np.array(codes), spellings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +78,10 @@ class Persons:
     """
 
     silent: NDArray[np.bool_]
-    n_persons: int | None = None
-    n_above: int = 0
-    n_ambiguous: int = 0
-    n_without_id: int = 0
+    n_persons: int | None
+    n_above: int
+    n_ambiguous: int
+    n_without_id: int
 
     @property
     def n_rows(self) -> int:
@@ -122,15 +122,13 @@ class PrivacyUnit:
         if (self.column is None) != (ids is None):
             raise DataError(f"ids of rows do not go with a privacy unit of column {self.column!r}")
         if ids is None:
-            return Persons(np.zeros(n_rows, dtype=bool))
+            return Persons(np.zeros(n_rows, dtype=bool), None, 0, 0, 0)
         if len(ids.codes) != n_rows:
             raise DataError(f"there are {len(ids.codes):,} ids for {n_rows:,} rows")
         present = np.zeros(len(ids.spellings), dtype=bool)
         present[ids.codes] = True
         numbers: dict[str, int] = {}
-        class_of = np.array(
-            [numbers.setdefault(person_of(each), len(numbers)) for each in ids.spellings], dtype=np.int64
-        )
+        class_of = np.array([numbers.setdefault(person_of(each), len(numbers)) for each in ids.spellings])
         spelt = np.bincount(class_of[present], minlength=len(numbers))
         nameless = np.array([name in NO_ID for name in numbers])
         ambiguous = (spelt > 1) & ~nameless
@@ -168,6 +166,6 @@ def _place_in_class(classes: Integers, count: Integers) -> Integers:
     """How many rows of its class come before each row."""
     order = np.argsort(classes, kind="stable")
     first = np.cumsum(count) - count
-    place = np.empty(len(classes), dtype=np.int64)
+    place = np.empty_like(order)
     place[order] = np.arange(len(classes)) - first[classes[order]]
     return place
