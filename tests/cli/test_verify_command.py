@@ -10,6 +10,7 @@ import pytest
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import AgentGroup, StatedRelease, Statement, canonical
 from dpadmm.privacy.statement_file import read_statement
+from dpadmm.privacy.unit import PrivacyUnit
 from guards import POLICY, STUDY, Z, consensus, guarded, study
 
 
@@ -17,7 +18,7 @@ from guards import POLICY, STUDY, Z, consensus, guarded, study
 def site(tmp_path):
     """A ledger in which a guard has answered five rounds of one study."""
     folder = tmp_path / "ledger"
-    with guarded(folder, policy=replace(POLICY, rows_per_person=2, epsilon=4.0)) as guard:
+    with guarded(folder, policy=replace(POLICY, unit=PrivacyUnit(2), epsilon=4.0)) as guard:
         guard.enrol(STUDY)
         for round in range(1, 6):
             guard.answer(STUDY.hash, round, consensus(round))
@@ -142,7 +143,7 @@ def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
     text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
     assert "The ledger has this study with the same numbers: 5 of 12 rounds released" in text
     assert "more, not counted" not in text
-    with guarded(site, policy=replace(POLICY, rows_per_person=2, epsilon=4.0)) as guard:
+    with guarded(site, policy=replace(POLICY, unit=PrivacyUnit(2), epsilon=4.0)) as guard:
         guard.enrol(STUDY)
         guard.answer(STUDY.hash, 6, consensus(6))
         guard.enrol(study(n_rounds=3))

@@ -175,7 +175,7 @@ def played(row: str) -> tuple[Said, list[Any]]:
         toml = folder / "site.toml"
         toml.write_text(toml.read_text().replace("rows = 1\n", f"rows = {PERSONS_ROWS}\n"))
         site = read_site(toml)
-        desk = Desk(site.guard, site.policy.rows_per_person, logging.getLogger("nobody listens"))
+        desk = Desk(site.guard, site.policy.unit.rows, logging.getLogger("nobody listens"))
 
         def ask(when: str, *messages: bytes) -> None:
             said.extend((when, data, desk.answer(STUDY.hash, data)) for data in messages)
