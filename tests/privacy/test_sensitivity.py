@@ -129,4 +129,9 @@ def test_nonsense_about_the_minimiser_is_refused(convexity, tolerance):
 
 def test_single_precision_is_not_kept():
     """Rounded to 24 bits, the noise could be smaller than the sensitivity asks for."""
-    assert mean_gradient_sensitivity(np.float32([1.0, 0.1]), 3).dtype == np.float64
+    rows = np.float32([3, 3])
+    assert mean_gradient_sensitivity(np.float32([1.0, 0.1]), rows).dtype == np.float64
+
+
+def test_numbers_of_rows_may_be_unsigned():
+    assert mean_gradient_sensitivity(1.0, np.array([4], np.uint8)).tolist() == [0.5]
