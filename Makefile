@@ -36,7 +36,7 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz/make_corpus.py --seconds 30
 
 # every small change to the code that decides about privacy: does some test fail? (docs/decisions/0013)
-# an hour or so; one file: make mutation MUTATION="--files privacy/guard.py"
+# an hour or so; one file: make mutation MUTATION="--files trusted/guard.py"
 mutation: $(READY)
 	PYTHONPATH=src:tests $(BIN)/python -m mutation $(MUTATION)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm.federation.certificates import Authority
-from dpadmm.federation.hosting import Host, begin
-from dpadmm.federation.journal import Journal
-from dpadmm.federation.local_sites import SITE_TOML, AgentProcess, accepted, free_port, invited
-from dpadmm.privacy.exact_noise import Grid, discrete_gaussian
-from dpadmm.site import read_site
-from dpadmm.study import Study
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.server import Server, begin
+from dpadmm.federation.local import SITE_TOML, AgentProcess, accept, free_port, invite
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.site.site import read_site
+from dpadmm.study.study import Study
+from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
 
 LIMITS = {(10, 104): 0.050, (50, 104): 0.250, (10, 100_000): 2.0}
 ROWS = {104: 4_000, 100_000: 40}
@@ -53,19 +53,19 @@ def measure(n_sites: int, d: int, n_rounds: int) -> None:
             (home / "site.toml").write_text(SITE)
             site = read_site(home / "site.toml")
             site.begin()
-            invited(authority, site, home.name)
-            accepted(site, study)
+            invite(authority, site, home.name)
+            accept(site, study)
             sites.append(site)
         journal = begin(authority, study, None)
         started = time.perf_counter()
         agents = [AgentProcess(site) for site in sites]
         for agent in agents:
             held.callback(agent.end)
-        asyncio.run(Host(authority, journal, logging.getLogger("bench")).run())
+        asyncio.run(Server(authority, journal, logging.getLogger("bench")).run())
         total = time.perf_counter() - started
         memory = max(agent.peak_memory() or 0.0 for agent in agents)
         for agent in agents:
-            agent.ask_to_end()
+            agent.terminate()
         with Journal.open(journal, read_only=True) as kept:
             seconds = kept.seconds()
     noise = _noise_seconds(study, ROWS.get(d, 400))
@@ -86,11 +86,11 @@ def measure(n_sites: int, d: int, n_rounds: int) -> None:
 
 
 def _noise_seconds(study: Study, n_rows: int) -> float:
-    grid = Grid(study.terms.lipschitz, study.shape[0], n_rows)
+    grid = Grid(float(study.problem.loss.lipschitz), study.shape[0], n_rows)
     scale, times = grid.noise_scale(study.noise_multiplier), []
     for _ in range(5):
         before = time.perf_counter()
-        discrete_gaussian(scale, grid.n_weights)
+        discrete_gaussian(scale, grid.size)
         times.append(time.perf_counter() - before)
     return statistics.median(times)
 

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import mannwhitneyu
 
-from dpadmm.losses import Logistic
-from dpadmm.own_rows import OwnRows, protect
-from dpadmm.privacy.guard import Guard
-from dpadmm.privacy.ledger import Ledger
-from dpadmm.privacy.policy import Policy
-from dpadmm.privacy.unit import ONE_ROW
-from dpadmm.study import Study
+from dpadmm.study.study import Study
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.unit import ONE_ROW
 
 M, D, ROUNDS = 400, 104, 1500
 WORLDS = ("as it is", "as it is, again", "subnormal", "of length 1", "of zeros")
@@ -33,7 +32,7 @@ def rows(world: str) -> OwnRows:
     if not world.startswith("as it is"):
         features[7] = 5e-324 if world == "subnormal" else 0.0
         features[7, 0] = 1.0 if world == "of length 1" else features[7, 0]
-    return OwnRows(protect(features, labels, ONE_ROW), Logistic())
+    return OwnRows(protect(features, labels, ONE_ROW))
 
 
 def main() -> None:

@@ -237,16 +237,17 @@ print(answers.slice(0, 3).to_pylist())
 # ## 6. Explain
 #
 # Coefficients are in the units of your columns: what one more year of age, or one step more of pain, does to
-# the score. Beside each stands its *wobble*: how much it would change by the privacy noise alone if the same
-# rows were trained on again. It is worked out from what was published, so it costs no ε. A coefficient that
-# is marked `noise?` may be nothing at all; and of those that are nothing, one in twenty is unmarked by luck.
+# the score. Beside each stands its *noise standard error*: how much it would change by the privacy noise
+# alone if the same rows were trained on again. It is worked out from what was published, so it costs no ε.
+# A coefficient that is marked `noise?` may be nothing at all; and of those that are nothing, one in twenty
+# is unmarked by luck.
 
 # %%
 explained = json.loads(dpadmm("explain", "model.dpadmm", "--json"))
 for each in explained["coefficients"][:12]:
     name = f"{each['column']}={each['value']}" if each["value"] else each["column"]
     doubt = "noise?" if each["may_be_noise"] else ""
-    print(f"{name:<20}{each['coefficient']:>8.3f} ± {each['wobble']:.3f}  {each['per']:<10} {doubt}")
+    print(f"{name:<20}{each['coefficient']:>8.3f} ± {each['standard_error']:.3f}  {each['per']:<10} {doubt}")
 real = {each["column"] for each in explained["coefficients"] if not each["may_be_noise"]}
 assert {"age", "glucose", "visits", "stayed_before", "smoker"} <= real
 print("more than noise:", ", ".join(sorted(real)))
@@ -316,4 +317,4 @@ assert score > guess + 0.1
 #
 # * Bounds, values and classes come from public knowledge. The study writes them down, and you confirm them.
 # * Ask `plan` before you spend ε. What was spent on rows adds up, whatever it was spent on.
-# * Believe a coefficient only if it is larger than its wobble.
+# * Believe a coefficient only if it is larger than its noise standard error.

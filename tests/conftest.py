@@ -101,7 +101,7 @@ def paper_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="session")
 def paper_page(paper_results: Any) -> str:
     """The report on those results."""
-    from dpadmm.reporting.html import report_html
+    from dpadmm.paper.report import report_html
 
     return report_html(paper_results, source="runs/small")
 
@@ -119,6 +119,6 @@ def comparison_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def comparison_results(comparison_folder: Path) -> Any:
     """Those results."""
-    from dpadmm.results import read_results
+    from dpadmm.experiments.results import read_results
 
     return read_results(comparison_folder)

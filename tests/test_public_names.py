@@ -7,7 +7,9 @@ import sys
 from inspect import isclass, isfunction
 
 import dpadmm
-from dpadmm import losses, methods, privacy, regularizers
+from dpadmm import privacy
+from dpadmm.optim import losses, regularizers
+from dpadmm.training import methods
 
 NAMES = [
     "BudgetAccountant",

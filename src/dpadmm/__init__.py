@@ -14,6 +14,16 @@ from typing import TYPE_CHECKING, Any
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
+    from dpadmm._base.errors import (
+        BudgetExceeded,
+        ConvergenceWarning,
+        DataError,
+        Diverged,
+        DpadmmError,
+        PerformanceWarning,
+        PrivacyLeakWarning,
+        StudyError,
+    )
     from dpadmm.data import (
         Dataset,
         Partition,
@@ -28,22 +38,12 @@ if TYPE_CHECKING:
         synthetic,
         unequal,
     )
-    from dpadmm.errors import (
-        BudgetExceeded,
-        ConvergenceWarning,
-        DataError,
-        Diverged,
-        DpadmmError,
-        PerformanceWarning,
-        PrivacyLeakWarning,
-        StudyError,
-    )
     from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
-    from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
-    from dpadmm.methods import minimizer
-    from dpadmm.metrics import Trace
-    from dpadmm.model import Model
-    from dpadmm.model_loading import load_model
+    from dpadmm.model.loading import load_model
+    from dpadmm.model.model import Model
+    from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
+    from dpadmm.optim.problem import Problem, Rows, make_rows
+    from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
     from dpadmm.privacy import (
         affordable_rounds,
         exact_delta,
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     )
     from dpadmm.privacy.budget import BudgetAccountant
     from dpadmm.privacy.report import PrivacyReport
-    from dpadmm.problem import Problem, Rows, make_rows
-    from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
-    from dpadmm.settings import Settings
-    from dpadmm.simulation import Result, simulate
+    from dpadmm.runs.simulation import Result, simulate
+    from dpadmm.study.settings import Settings
+    from dpadmm.training.methods import minimizer
+    from dpadmm.training.metrics import Trace
 
 __version__ = VERSION
 
@@ -131,7 +131,7 @@ _HOMES = {
         "synthetic",
         "unequal",
     ),
-    "dpadmm.errors": (
+    "dpadmm._base.errors": (
         "BudgetExceeded",
         "ConvergenceWarning",
         "DataError",
@@ -142,11 +142,11 @@ _HOMES = {
         "StudyError",
     ),
     "dpadmm.estimators": ("DPADMMClassifier", "DPADMMRegressor"),
-    "dpadmm.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
-    "dpadmm.methods": ("minimizer",),
-    "dpadmm.metrics": ("Trace",),
-    "dpadmm.model": ("Model",),
-    "dpadmm.model_loading": ("load_model",),
+    "dpadmm.optim.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
+    "dpadmm.training.methods": ("minimizer",),
+    "dpadmm.training.metrics": ("Trace",),
+    "dpadmm.model.model": ("Model",),
+    "dpadmm.model.loading": ("load_model",),
     "dpadmm.privacy": (
         "affordable_rounds",
         "exact_delta",
@@ -157,10 +157,10 @@ _HOMES = {
     ),
     "dpadmm.privacy.budget": ("BudgetAccountant",),
     "dpadmm.privacy.report": ("PrivacyReport",),
-    "dpadmm.problem": ("Problem", "Rows", "make_rows"),
-    "dpadmm.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
-    "dpadmm.settings": ("Settings",),
-    "dpadmm.simulation": ("Result", "simulate"),
+    "dpadmm.optim.problem": ("Problem", "Rows", "make_rows"),
+    "dpadmm.optim.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
+    "dpadmm.study.settings": ("Settings",),
+    "dpadmm.runs.simulation": ("Result", "simulate"),
 }
 """Where every name lives: it comes when it is asked for, so that a saved model predicts without the compiler,
 and scikit-learn is needed by nothing but the estimators."""

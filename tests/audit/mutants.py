@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm import agent as agent_module
-from dpadmm.agent import Agent
-from dpadmm.arrays import Floats
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import Refusal
 from dpadmm.audit import Plan, run_audit
-from dpadmm.errors import Refusal
-from dpadmm.methods import dp_admm
-from dpadmm.methods.admm_state import AdmmState
-from dpadmm.methods.dp_admm import DpAdmm
-from dpadmm.own_rows import OwnRows
-from dpadmm.privacy import exact_noise, guard, policy
-from dpadmm.privacy.guard import Guard
-from dpadmm.privacy.ledger import Ledger
+from dpadmm.site import agent as agent_module
+from dpadmm.site.agent import Agent
+from dpadmm.training.methods import dp_admm
+from dpadmm.training.methods.admm_state import AdmmState
+from dpadmm.training.methods.dp_admm import DpAdmm
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted import guard, policy
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.private_rows import OwnRows
 
 SHORT = Plan(trials=40, mu=5.0, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
 """Few trials, hardly a false alarm, and little noise, beside which a row more or less is easily seen."""
@@ -95,8 +96,8 @@ def noise_on_the_wire_only(patch: Patch) -> None:
 
 
 def clipping_off(patch: Patch) -> None:
-    sound = OwnRows.gradient_sum
-    patch.setattr(OwnRows, "gradient_sum", lambda self, point, bound: sound(self, point, 1e100))
+    sound = OwnRows.total
+    patch.setattr(OwnRows, "total", lambda self, what, point, bound: sound(self, what, point, 1e100))
 
 
 def one_row_too_many(patch: Patch) -> None:
@@ -109,12 +110,12 @@ def one_row_too_many(patch: Patch) -> None:
 
 def one_row_too_few(patch: Patch) -> None:
     """m in the sum is m − 1."""
-    sound = OwnRows.gradient_sum
+    sound = OwnRows.total
 
-    def gradient_sum(self: OwnRows, point: Floats, bound: float) -> Floats:
-        return sound(self, point, bound) * ((self.n_rows - 1) / self.n_rows)
+    def total(self: OwnRows, *asked: Any) -> Floats:
+        return sound(self, *asked) * ((self.n_rows - 1) / self.n_rows)
 
-    patch.setattr(OwnRows, "gradient_sum", gradient_sum)
+    patch.setattr(OwnRows, "total", total)
 
 
 def fresh_noise_on_retransmission(patch: Patch) -> None:
@@ -152,12 +153,12 @@ def spend_after_send(patch: Patch) -> None:
 
 def price_too_low(patch: Patch) -> None:
     sound = policy.Policy.price
-    patch.setattr(policy.Policy, "price", lambda self, terms: sound(self, terms) / 2.0)
+    patch.setattr(policy.Policy, "price", lambda self, release: sound(self, release) / 2.0)
 
 
 def cap_ignored(patch: Patch) -> None:
-    patch.setattr(policy.Policy, "check_budget", lambda self, *arguments: None)
-    patch.setattr("dpadmm.privacy.book._afford", lambda *arguments: None)
+    patch.setattr(policy, "fits", lambda *arguments: True)
+    patch.setattr("dpadmm.trusted.ledger_state.fits", lambda *arguments: True)
 
 
 @dataclass(frozen=True)

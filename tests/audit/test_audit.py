@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from dpadmm import kernels
+from dpadmm._base.errors import StudyError
 from dpadmm.audit import Plan, run_audit
 from dpadmm.audit import run as run_module
 from dpadmm.audit.game import (
@@ -29,11 +29,11 @@ from dpadmm.audit.game import (
 from dpadmm.audit.gates import Gate, judge
 from dpadmm.audit.lower_bound import chance_of_mu, error_limit, lower_bound
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, play, world_of
-from dpadmm.errors import StudyError
+from dpadmm.optim import kernels
+from dpadmm.optim.problem import PublicSizes, make_rows
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.exact_noise import Grid
-from dpadmm.problem import PublicSizes, make_rows
+from dpadmm.trusted.discrete_gaussian import Grid
 
 MU, DELTA = 2.0, 1e-5
 STUDY = make_study("test", mu=MU, delta=DELTA)
@@ -50,7 +50,7 @@ def test_grid_and_noise_are_those_of_the_guard(role):
 
 
 def test_a_study_costs_what_is_said():
-    assert STUDY.terms.n_rounds == N_ROUNDS
+    assert STUDY.terms.plan.n_rounds == N_ROUNDS
     assert N_ROUNDS**0.5 / STUDY.noise_multiplier == pytest.approx(MU, rel=1e-14)
     assert noise_multiplier(MU) ** 2 != pytest.approx(noise_multiplier(MU), rel=0.1)
 

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-
-from dpadmm.federation.page import Page
 from live_run import LiveRun
 from page_visits import TOKEN
+
+from dpadmm.federation.page import Page
 
 _spec = importlib.util.spec_from_file_location("chromium", Path(__file__).with_name("chromium.py"))
 driver = importlib.util.module_from_spec(_spec)

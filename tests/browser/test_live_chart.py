@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from page_views import show, text, wait
 
 pytestmark = pytest.mark.usefixtures("left_empty")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
 from contrast import CONTRAST
-from dpadmm.federation.page import Page
 from live_run import LiveRun
 from page_views import seconds, show, sites, text, wait
 from page_visits import TOKEN
+
+from dpadmm.federation.page import Page
 
 SHIFTS = """
 window.shifted = [];
@@ -27,7 +27,7 @@ def test_a_run_from_waiting_to_done(browser, page, run):
     show(browser, page)
     assert browser.js(text("name")) == "Income above 50,000"
     assert browser.js(text("hash")) == "0123456789ab"
-    assert browser.js(text("state-words")) == "Waiting for sites: 0 of 10 sites here, 7 needed"
+    assert browser.js(text("state-words")) == "Waiting for sites: 0 of 10 sites connected, 7 needed"
     assert sites(browser)["site-03"] == ["– unseen", "0 of 100", "0.000 of 1", "never"]
     browser.js(SHIFTS)
 
@@ -151,7 +151,7 @@ def test_it_comes_back_after_a_restart(browser, run):
         run.play(85)
         wait(browser, text("state-words"), "Done: all 100 rounds")
     wait(browser, text("line-words"), "Ended")  # a run that is done needs no alarm
-    assert "has stopped serving" in browser.js(text("lost"))
+    assert "has stopped" in browser.js(text("lost"))
     with Page(run, port=page.port):
         wait(browser, text("line-words"), "Token refused")
 
@@ -165,7 +165,7 @@ def test_a_state_that_cannot_be_read_keeps_the_last(browser, run):
     with Page(snapshot) as page:
         show(browser, page)
         state["broken"] = True
-        wait(browser, text("line-words"), "No news")
+        wait(browser, text("line-words"), "No update")
         assert browser.js(text("name")) == run.name
         state["broken"] = False
         wait(browser, text("line-words"), "Live")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-
 from contrast import CONTRAST
-from dpadmm.reporting.html import report_html
+
+from dpadmm.paper.report import report_html
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_it_fits_and_reads(browser, page, width, dark):
 def test_pictures_are_drawn_and_described(browser, page):
     browser.open(page, width=1440)
     images = browser.js("[...document.images].map(i => [i.complete, i.naturalWidth, i.alt.length])")
-    assert len(images) == 12
+    assert len(images) == 14
     assert all(complete and width > 300 and words > 80 for complete, width, words in images)
 
 

@@ -8,11 +8,12 @@ import os
 import numpy as np
 import pytest
 
-from dpadmm.federation.site_studies import decide
+from dpadmm.federation.site.decisions import decide
 from dpadmm.privacy import exact_epsilon
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.site import read_site
-from dpadmm.study import read_study
+from dpadmm.site import table as site_table
+from dpadmm.site.site import read_site
+from dpadmm.study.study import read_study
+from dpadmm.trusted.ledger import read_ledger
 
 STUDY = """
 format = "dpadmm-study/1"
@@ -95,7 +96,7 @@ def test_check_says_what_the_owner_has_and_allows(cli, site_file, columns):
     assert "ε 1 at δ = 1e-06 for each person (2 rows), over all studies" in said
     assert "at most 1,000 rounds" in said
     assert "no study with fewer than 5 rows" in said
-    assert "Not begun." in said
+    assert "Not created yet." in said
     assert not (site_file.parent / "ledger").exists()
     cli("agent", "begin", site_file).succeeded()
     assert "0 studies, 0 of them open; ε 0.0000 spent" in text_of(
@@ -118,7 +119,7 @@ def test_check_as_json(cli, site_file):
 
 def test_check_without_a_person_column(cli, site_file):
     site_file.write_text(site_file.read_text().replace('column = "who"', ""))
-    assert "7 rows, all used: you vouch that nobody has more than 2 rows." in text_of(
+    assert "7 rows, all used: you guarantee that nobody has more than 2 rows." in text_of(
         cli("agent", "check", site_file).succeeded()
     )
 
@@ -267,7 +268,7 @@ def test_review_beside_a_running_agent(cli, begun, study_file):
         cli("agent", "review", study_file, "--site", begun).succeeded()
         cli("agent", "check", begun).succeeded()
         again = cli("agent", "enrol", study_file, "--site", begun).succeeded()
-        assert text_of(again).startswith("Already enrolled, and nothing was changed")
+        assert text_of(again).startswith("Already enrolled, nothing changed")
 
 
 def test_a_table_that_changed_is_seen_before_the_study_goes_on(cli, begun, study_file):
@@ -308,7 +309,7 @@ def test_leave_ends_a_study_and_frees_what_it_did_not_use(cli, begun, study_file
     cli("agent", "enrol", study_file, "--site", begun).succeeded()
     answer = cli("agent", "leave", "repayment of [red]loans[/red]", "--site", begun).succeeded()
     assert "after 0 rounds" in text_of(answer)
-    assert "left for others: 1.0000" in text_of(answer)
+    assert "left for other studies: 1.0000" in text_of(answer)
     (account,) = read_ledger(begun.parent / "ledger").accounts.values()
     assert account.closed
     again = cli("agent", "enrol", study_file, "--site", begun)
@@ -321,12 +322,12 @@ def test_leave_ends_a_study_and_frees_what_it_did_not_use(cli, begun, study_file
 def test_rows_without_a_usable_id_are_told_to_the_owner(cli, begun, study_file):
     with (begun.parent / "table.csv").open("a") as file:
         file.write("x,0.1,,0.5,no\nx,0.1,A,0.5,no\n")
-    assert "For your eyes only: 1 rows have no id, and 1 ids are written in different ways" in text_of(
+    assert "For the owner only: 1 row has no id, and 1 id is written in different ways" in text_of(
         cli("agent", "enrol", study_file, "--site", begun).succeeded()
     )
     said = text_of(cli("agent", "check", begun).succeeded())
     assert "9 rows of 5 persons; 4 rows are used." in said
-    assert "1 row has no id; 1 id is written in different ways (7 and 007, say)." in said
+    assert "1 row has no id; 1 id is written in different ways (7 and 007)." in said
 
 
 def test_rows_that_a_study_cannot_use_are_told_to_the_owner(cli, begun, study_file):
@@ -334,7 +335,7 @@ def test_rows_that_a_study_cannot_use_are_told_to_the_owner(cli, begun, study_fi
     table.write_text(table.read_text() + "x,much,f,0.5,perhaps\n")
     for verb in ("review", "enrol"):
         answer = text_of(cli("agent", verb, study_file, "--site", begun).succeeded())
-        assert "For your eyes only: 1 of 8 rows have no label that the study knows" in answer
+        assert "For the owner only: 1 of 8 rows have no label that the study knows" in answer
         assert "of 8 cells missing in columns 'income' 1" in answer
 
 
@@ -404,13 +405,13 @@ def test_a_lowered_limit_that_breaks_a_promise_is_told(cli, begun, study_file):
 def test_enrolled_and_left_twice_say_so(cli, begun, study_file):
     assert text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded()).startswith("Enrolled: ")
     again = text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded())
-    assert again.startswith("Already enrolled, and nothing was changed: repayment")
+    assert again.startswith("Already enrolled, nothing changed: repayment")
     left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
     assert left.startswith("Left: repayment")
-    assert "statement charges all rounds that were agreed on" in left
+    assert "statement charges all planned rounds" in left
     before = read_ledger(begun.parent / "ledger").fingerprint
     again = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
-    assert again.startswith("Left before, and nothing was changed: repayment")
+    assert again.startswith("Already left, nothing changed: repayment")
     assert read_ledger(begun.parent / "ledger").fingerprint == before
     refused = cli("agent", "enrol", study_file, "--site", begun)
     assert refused.code == 2
@@ -451,12 +452,12 @@ def play_rounds(begun, study_file, n_rounds):
 def test_declining_what_was_never_accepted_reserves_and_changes_nothing(cli, begun, study_file):
     before = read_ledger(begun.parent / "ledger").fingerprint
     assert declined(cli, begun, study_file).endswith(
-        "Declined, and kept with the date. Nothing was reserved."
+        "Declined, and recorded with the date. Nothing was reserved."
     )
     assert decision(begun, study_file) == "declined"
     kept = next((begun.parent / "studies").iterdir()).read_bytes()
     again = declined(cli, begun, study_file)
-    assert again.endswith("Declined before, and nothing was changed. Nothing was reserved.")
+    assert again.endswith("Already declined, nothing changed. Nothing was reserved.")
     assert next((begun.parent / "studies").iterdir()).read_bytes() == kept
     assert read_ledger(begun.parent / "ledger").fingerprint == before
 
@@ -483,8 +484,8 @@ def test_declining_what_is_reserved_ends_it_and_says_so(cli, begun, study_file, 
     told = declined(cli, begun, study_file)
     assert "Nothing was reserved" not in told
     assert "Declined. It was enrolled, and is left now: it gets no more answers" in told
-    assert f"was spent on it in {n_rounds} rounds and stays so; nothing more is reserved" in told
-    assert ("ε 0.0000 was spent" in told) == (n_rounds == 0)
+    assert f"in {n_rounds} rounds; nothing more is reserved" in told
+    assert ("It spent ε 0.0000" in told) == (n_rounds == 0)
     ended = account(begun, study_file)
     assert ended.closed
     assert len(ended.rounds) == n_rounds
@@ -497,7 +498,7 @@ def test_declining_what_is_reserved_ends_it_and_says_so(cli, begun, study_file, 
         assert refused.err.endswith("[study-changed]\n")
     before = read_ledger(begun.parent / "ledger").fingerprint
     again = declined(cli, begun, study_file)
-    assert "Left before, and nothing was changed" in again
+    assert "Already left, nothing changed" in again
     assert "Nothing was reserved" not in again
     assert read_ledger(begun.parent / "ledger").fingerprint == before
     assert decision(begun, study_file) == "left"
@@ -521,7 +522,7 @@ def test_declining_needs_no_table(cli, begun, study_file):
 
 def test_a_decline_that_nobody_heeds_is_not_called_done(cli, begun, study_file, monkeypatch):
     """A process holds the ledger and does not look at decisions."""
-    monkeypatch.setattr("dpadmm.cli.decisions.PATIENCE", 0.3)
+    monkeypatch.setattr("dpadmm.federation.site.decisions.AGENT_TIMEOUT", 0.3)
     cli("agent", "enrol", study_file, "--site", begun).succeeded()
     other = begun.parent.parent / "other.toml"
     other.write_text(STUDY.replace("repayment", "another"))
@@ -530,8 +531,24 @@ def test_a_decline_that_nobody_heeds_is_not_called_done(cli, begun, study_file, 
         for file in (study_file, other):
             answer = cli("agent", "review", file, "--site", begun, "--decline")
             assert answer.code == 2
-            assert "has not heeded it" in answer.err
+            assert "did not act on it in time" in answer.err
             assert "eclined" not in answer.out.replace("--decline", "")
     assert decision(begun, study_file) == "left"
     assert not account(begun, study_file).closed
     assert "is left now" in declined(cli, begun, study_file)
+
+
+@pytest.fixture
+def encodings(monkeypatch):
+    """Every table that is encoded, as long as the test runs."""
+    encoded, real = [], site_table.encode_table
+    monkeypatch.setattr(site_table, "encode_table", lambda *a, **k: encoded.append(a[0]) or real(*a, **k))
+    return encoded
+
+
+@pytest.mark.parametrize("words", [["review", "--accept"], ["enrol"], ["review"]], ids=" ".join)
+def test_a_command_encodes_the_table_once(cli, begun, study_file, encodings, words):
+    verb, *options = words
+    said = text_of(cli("agent", verb, study_file, "--site", begun, *options).succeeded())
+    assert encodings == [begun.parent / "table.csv"]
+    assert ("rolled" in said) == (words != ["review"])

@@ -31,7 +31,7 @@ def test_help_fits_the_screen(cli):
     text = cli("audit", "--help").succeeded().out
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    assert "Exit code 0: all gates passed. 1: a gate failed. 2: wrong input." in text
+    assert "Exit code 0: all gates passed. 1: a gate failed. 2: user error." in text
 
 
 @pytest.mark.usefixtures("rarely")
@@ -41,7 +41,7 @@ def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
     assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
     assert "…" not in answer.out
     assert "noise: variance by round" in answer.out
-    assert "GREEN as far as so few trials can tell" in answer.out
+    assert "GREEN so far, with too few trials to decide all gates" in answer.out
     assert "Not enough trials to tell" in answer.out
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
         "audit.json",

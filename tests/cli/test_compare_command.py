@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paper_runs import rows as dataset_rows
 from rich.console import Console
 
 from dpadmm.cli.comparison_table import _say_head, rows_of, show
-from dpadmm.results import read_results
-from paper_runs import rows as dataset_rows
+from dpadmm.experiments.results import read_results
 
 TINY = ["-t", "5", "--repeats", "2", "--delta", "1e-3", "--test-rows", "0.25"]
 FILE = ["--label", "label", "--classes", "no,yes"]

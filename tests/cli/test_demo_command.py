@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dpadmm.data import synthetic
-from dpadmm.model_loading import load_model
+from dpadmm.model.loading import load_model
 
 module = importlib.import_module("dpadmm.cli.demo")  # the name in the package is the command
 
@@ -141,7 +141,7 @@ def test_a_bad_output_folder(cli, tmp_path):
 
 @pytest.mark.parametrize("when", ["optimum", "first run", "second run"])
 def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
-    from dpadmm.methods import Centralized, DpAdmm
+    from dpadmm.training.methods import Centralized, DpAdmm
 
     method, at = {"optimum": (Centralized, 1), "first run": (DpAdmm, 1), "second run": (DpAdmm, 105)}[when]
     original, calls = method.step, 0

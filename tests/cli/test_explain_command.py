@@ -1,16 +1,16 @@
-"""``dpadmm explain``: a table for people, JSON for programs, a figure, and no wobble without a transcript."""
+"""``dpadmm explain``: a table, JSON, a figure, and no standard error without a transcript."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from mixed_tables import make_cells, make_study, write_csv
 
 from dpadmm.data.encoded import encode_table
-from dpadmm.explanation import explain
-from dpadmm.model import Model, model_of
-from dpadmm.model_loading import load_model
-from dpadmm.study_run import run_study
-from mixed_tables import make_cells, make_study, write_csv
+from dpadmm.model.explain import explain
+from dpadmm.model.loading import load_model
+from dpadmm.model.model import Model, model_of
+from dpadmm.runs.training import run_study
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,12 @@ def test_the_table_is_whole_and_fits(cli, models, loss, columns):
     found = explain(load_model(models[loss]))
     lines = [line.split() for line in text.splitlines()]
     for each in found.coefficients[:7]:
-        numbers = [f"{each.coefficient:+.3g}", f"{each.wobble:.2g}", f"{each.effect:+.3g}"]
+        numbers = [f"{each.coefficient:+.3g}", f"{each.standard_error:.2g}", f"{each.effect:+.3g}"]
         line = next(line for line in lines if line[:1] == [each.name] and numbers[0] in line)
         assert numbers == [word for word in line if word[-1].isdigit()][-3:]
         assert ("noise?" in line) == each.may_be_noise
     words = " ".join(text.split())
-    assert "not the sampling error" in words
+    assert "does not include the sampling error" in words
     assert f"{len(found.coefficients) - 7:,} more coefficients" in words
 
 
@@ -54,7 +54,7 @@ def test_json_has_all_of_it(cli, models):
     answer = cli("explain", models["logistic"], "--json", "--top", 1).succeeded().json
     assert answer == explain(load_model(models["logistic"])).as_json()
     assert len(answer["coefficients"]) == len(load_model(models["logistic"]).feature_names)
-    assert {"column", "value", "per", "coefficient", "wobble", "may_be_noise"} < set(
+    assert {"column", "value", "per", "coefficient", "standard_error", "may_be_noise"} < set(
         answer["coefficients"][0]
     )
 
@@ -69,9 +69,9 @@ def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path)
     bare = Model(np.array([[1.0], [-2.0]]), "binary", "logistic", feature_names=("[red]age", "bmi"))
     text = cli("explain", bare.save(tmp_path / "bare.dpadmm")).succeeded().out
     assert "[red]age" in text
-    assert "No wobble is shown: the model's file has no study" in " ".join(text.split())
+    assert "No noise standard error is shown: the model's file has no study" in " ".join(text.split())
     answer = cli("explain", tmp_path / "bare.dpadmm", "--json").succeeded().json
-    assert [each["wobble"] for each in answer["coefficients"]] == [None, None]
+    assert [each["standard_error"] for each in answer["coefficients"]] == [None, None]
 
 
 @pytest.mark.parametrize("words", [["missing.dpadmm"], ["MODEL", "--top", 0]])

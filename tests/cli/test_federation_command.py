@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpadmm.privacy.ledger import read_ledger
+from dpadmm.trusted.ledger import read_ledger
 
 
 def processes(folder: Path) -> list[int]:
@@ -33,15 +33,15 @@ def test_a_small_deployment_over_a_bad_network(tmp_path: Path, process) -> None:
         env={"COLUMNS": "200"},
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert "deployed = in process, bit for bit: yes" in done.out
-    assert "4 of 4 whole" in done.out
+    assert "Identical to a run in one process, bit by bit: yes" in done.out
+    assert "4 of 4 intact" in done.out
     assert "d = 104" in done.out
     assert not processes(folder)
     for i in range(1, 5):
         assert len(read_ledger(folder / f"site-{i}" / "ledger").accounts) == 1
     again = process("federation", "demo", "--keep", folder)
     assert again.code == 2
-    assert "exists and is kept" in again.err
+    assert "exists; choose" in again.err
 
 
 @pytest.mark.adult
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path, command: list[str]) -> None:
         running.communicate()
         raise
     assert running.returncode == 130, err
-    assert b"all processes of the demonstration have ended" in err
+    assert b"all processes of the demo have ended" in err
     assert not processes(folder)
 
 

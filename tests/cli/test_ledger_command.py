@@ -6,11 +6,11 @@ import json
 from hashlib import sha256
 
 import pytest
+from guards import ROUNDS, STUDY, Z, consensus, guarded, study
 
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
 from dpadmm.privacy.statement_file import read_statement
-from guards import STUDY, Z, consensus, guarded, study
+from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 
 A, B = "a1" * 32, "b2" * 32
 
@@ -43,9 +43,9 @@ def test_show_says_what_is_spent_reserved_and_left(cli, folder):
     assert max(len(line) for line in lines if str(folder) not in line) <= 80
     rows = {line.rsplit(maxsplit=2)[0].strip(): line.split()[-2:] for line in lines if len(line.split()) > 2}
     for words, mu_squared in (
-        ("released so far", 0.75),
-        ("reserved by open studies, not yet released", 0.5),
-        ("both: when all studies have ended", 1.25),
+        ("spent by releases so far", 0.75),
+        ("reserved by open studies, not yet spent", 0.5),
+        ("spent and reserved", 1.25),
         ("left for new studies", 2.75),
         ("the owner's limit", 4.0),
     ):
@@ -165,7 +165,7 @@ def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path
             assert len(account.about[secret]) >= 32
             assert not any(account.about[secret] in text for text in seen)
     about = as_json.json["studies"][0]["about"]
-    assert about["noise_multiplier"] == Z
+    assert about["plan"] == [{"statistic": "gradient", "noise_multiplier": Z, "rounds": ROUNDS}]
     assert not {"salt", "rows"} & about.keys()
 
 
@@ -182,9 +182,9 @@ def test_a_statement_by_hash_or_name(cli, enrolled, tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "complaint"),
     [
-        (STUDY.name, "is more than one study"),
-        ("", "is more than one study"),
-        ("nothing", "is no study of this ledger"),
+        (STUDY.name, "matches more than one study"),
+        ("", "matches more than one study"),
+        ("nothing", "is not a study in this ledger"),
     ],
 )
 def test_a_study_must_be_named_clearly(cli, enrolled, tmp_path, chosen, complaint):
@@ -214,7 +214,7 @@ def test_a_statement_cannot_overwrite_the_ledger(cli, enrolled):
 def test_the_delta_is_the_owner_s_where_the_site_is_known(cli, folder):
     said = " ".join(cli("ledger", "show", folder).succeeded().out.split())
     assert "ε at δ = 1e-05" in said
-    assert "δ = 1e-05 is as good as any: no site.toml beside the ledger says yours" in said
+    assert "δ = 1e-05 by default, since there is no site.toml beside the ledger" in said
     site = folder.parent / "site.toml"
     site.write_text(
         'format = "dpadmm-site/1"\nledger = "ledger"\n[data]\ntable = "t.csv"\n[person]\nrows = 1\n[limits]\n'
@@ -223,7 +223,7 @@ def test_the_delta_is_the_owner_s_where_the_site_is_known(cli, folder):
     )
     said = " ".join(cli("ledger", "show", folder).succeeded().out.split())
     assert "ε at δ = 1e-07" in said
-    assert "δ = 1e-07 is your own, of the site.toml beside the ledger" in said
+    assert "δ = 1e-07 from the site.toml beside the ledger" in said
     assert cli("ledger", "show", folder, "--json").succeeded().json["delta"] == 1e-7
     assert cli("ledger", "show", folder, "--delta", "1e-3", "--json").succeeded().json["delta"] == 1e-3
     site.write_text(site.read_text().replace('ledger = "ledger"', 'ledger = "another"'))
@@ -244,13 +244,13 @@ def test_what_rounding_leaves_is_nothing(cli, tmp_path):
 
 
 def test_a_statement_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, tmp_path):
-    assert "statement charges all rounds" not in " ".join(
+    assert "statement charges all planned rounds" not in " ".join(
         cli("ledger", "show", enrolled).succeeded().out.split()
     )
     with Ledger.open(enrolled, cap=read_ledger(enrolled).cap) as ledger:
         ledger.close_study(study().hash)
     said = " ".join(cli("ledger", "show", enrolled).succeeded().out.split())
-    assert "its statement charges all rounds that were agreed on" in said
+    assert "Its statement charges all planned rounds" in said
     answer = cli("ledger", "statement", enrolled, study().hash, "-o", tmp_path / "s.json").succeeded()
     assert "It charges all" in answer.out
-    assert "that were released, ε" in " ".join(answer.out.split())
+    assert "released rounds, ε" in " ".join(answer.out.split())

@@ -10,8 +10,8 @@ def test_lines_that_made_no_rows_and_columns_of_which_much_was_lost(tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("age\n" + "1\n" * 40)
     report = Report(rows=20, columns={"age": Tally(clamped=10), "sex": Tally(missing=20)})
-    first, second = owner_report.worries(report, table)
+    first, second = owner_report.warnings(report, table)
     assert first.startswith("41 lines of the file make 20 rows")
     assert second.startswith("column 'age': 50.0% of the cells were clamped")
     assert owner_report.as_json(report, table)["warnings"] == [first, second]
-    assert owner_report.worries(Report(rows=40), table) == []
+    assert owner_report.warnings(Report(rows=40), table) == []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+import planned
 import pytest
 
-import planned
-from dpadmm.study import read_study
+from dpadmm.study.study import read_study
 
 
 @pytest.fixture
@@ -44,13 +44,14 @@ def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
     assert "…" not in answer.out
     for expected in (
         "5 agents with 400 rows each",
-        "No private row was read",
+        "No private rows were read",
         "total ε at δ = 1e-05, exact 1.0000",
-        "Forecast of accuracy, not a result",
-        "From 80 rows of public.csv",  # two of three folds
+        "Forecast of accuracy",
+        "Cross-validated on 80 rows of public.csv",  # two of three folds
         "Goal: 99.0%.",
         "NO-GO: the goal is missed by more than the spread",
-        "No ε and rounds that were tried reach the goal; nor would a model without privacy.",
+        "None of the tried combinations of ε and rounds reaches the goal",
+        "a model without privacy would not reach it either.",
     ):
         assert expected in text
 
@@ -59,20 +60,26 @@ def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
 def test_without_a_public_table_three_strengths_are_a_range(cli, study_file, columns):
     answer = cli("plan", study_file, *words(), columns=columns).succeeded()
     assert max(map(len, answer.out.splitlines())) <= columns
-    for name in ("weak signal", "medium signal", "strong signal", "made-up rows", "–"):
+    for name in ("weak signal", "medium signal", "strong signal", "synthetic rows", "–"):
         assert name in answer.out
 
 
 def test_a_small_public_table_is_said_to_leave_points_open_and_a_large_one_is_not(cli, study_file, tmp_path):
     few = planned.table(tmp_path / "few.csv", 150)
     text = " ".join(cli("plan", study_file, *words("--public", few)).succeeded().out.split())
-    told = re.search(r"100 public rows alone leave ± ([0-9.]+) points.* about ([0-9,]+) rows would", text)
+    told = re.search(
+        r"only 100 public rows, the forecast has a standard error of ([0-9.]+) points.* about ([0-9,]+) rows",
+        text,
+    )
     assert told is not None
     points, wanted = float(told[1]), float(told[2].replace(",", ""))
     assert 2.0 < points < 5.0
     assert wanted == pytest.approx(100 * points**2, rel=0.1)
     many = planned.table(tmp_path / "many.csv", 3000)
-    assert "rows alone" not in cli("plan", study_file, *words("--public", many)).succeeded().out
+    assert (
+        "public rows, the forecast has"
+        not in cli("plan", study_file, *words("--public", many)).succeeded().out
+    )
 
 
 def test_a_column_that_alone_tells_the_label_is_a_warning(cli, study_file, public):
@@ -145,8 +152,8 @@ def test_agents_of_different_sizes_each_have_their_noise(cli, study_file, public
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (["--rows", "100"], "Give --agents"),
-        (["--agents", 3, "--rows", "100,200"], "2 numbers of rows for 3 agents"),
+        (["--rows", "100"], "give --agents"),
+        (["--agents", 3, "--rows", "100,200"], "--rows has 2 numbers for 3 agents"),
         (["--agents", 0, "--rows", "100"], "agents must be a whole number"),
         (["--agents", 3, "--rows", "1"], "rows must be whole numbers from 2"),
         (["--agents", 3, "--rows", "many"], "rows must be whole numbers"),

@@ -6,16 +6,15 @@ import io
 import tomllib
 
 import numpy as np
+import planned
 import pytest
 from rich.console import Console
 
-import planned
-from dpadmm.cli.plan import ROUNDS
-from dpadmm.cli.plan_table import Plan, show, time_in_words
-from dpadmm.planning.costs import costs_of
-from dpadmm.planning.forecast import Cell, Grid, Outlook, Value
-from dpadmm.planning.verdict import judged
-from dpadmm.study import study_from
+from dpadmm.cli.plan import ROUNDS, Plan, show, time_in_words
+from dpadmm.runs.planning.costs import costs_of
+from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
+from dpadmm.runs.planning.verdict import judged
+from dpadmm.study.study import study_from
 
 SIZES = np.array([400] * 5)
 GRID = Grid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
@@ -46,12 +45,14 @@ def test_a_no_go_that_more_rounds_would_undo_says_so_in_its_line():
 
 
 def test_a_run_that_is_too_short_is_told_from_rows_that_are_too_few():
-    no_cell = "No ε and rounds that were tried reach the goal; "
-    assert f"{no_cell}ε hardly matters here, the run is too short: try --rounds 400." in shown(
+    no_cell = "None of the tried combinations of ε and rounds reaches the goal; "
+    assert f"{no_cell}the run is too short for ε to matter: try --rounds 400." in shown(
         {20: 0.70, 100: 0.76}, goal=0.8
     )
     assert f"{no_cell}more rows would help." in shown({20: 0.70, 100: 0.60}, goal=0.8)
-    assert f"{no_cell}nor would a model without privacy." in shown({20: 0.70, 100: 0.76}, goal=0.95)
+    assert f"{no_cell}a model without privacy would not reach it either." in shown(
+        {20: 0.70, 100: 0.76}, goal=0.95
+    )
 
 
 def test_rounds_are_looked_at_up_to_four_times_those_of_a_draft():

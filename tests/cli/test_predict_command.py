@@ -14,7 +14,7 @@ import pytest
 from conftest import Cli
 from dpadmm.data import batches
 from dpadmm.data.schema import Category, Label, Number, Schema
-from dpadmm.model import Model
+from dpadmm.model.model import Model
 
 CLASSES = ("good [red]", "bad")
 SCHEMA = Schema((Number("x", (0.0, 10.0)), Category("c", ("a", "b"))))

@@ -7,8 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from dpadmm._base.errors import StudyError
 from dpadmm.cli.privacy import privacy
-from dpadmm.errors import StudyError
 from dpadmm.privacy import exact_epsilon, paper_epsilon, paper_noise_multiplier
 
 app = typer.Typer()
@@ -104,7 +104,7 @@ def test_rounds_under_a_budget():
     assert "100 rounds do not fit" in text
     assert "100 rounds fit" in text
     assert "ε at most 0.5000" in run("--epsilon 0.5 --round-epsilon 0.05 --delta 1e-3")
-    assert "Not even one round" in run("--epsilon 0.01 -z 1 --delta 1e-3")
+    assert "does not allow a single round" in run("--epsilon 0.01 -z 1 --delta 1e-3")
 
 
 def test_exact_calibration_takes_any_epsilon():
@@ -154,9 +154,9 @@ def test_guarantee_in_words_is_not_understated():
         ("--round-epsilon 0.1 --delta 1e-3", "give --rounds for the total"),
         ("--round-epsilon 0.1 -z 3 --delta 1e-3 -t 5", "not both"),
         ("--round-epsilon 0.1 -t 5", "--delta is missing"),
-        ("-z 1 --delta 1e-3 -t 5 --calibration exact", "give --round-epsilon with it"),
-        ("-z 1 --delta 1e-3 -t 5 --rows 10", "--rows and --lipschitz belong together"),
-        ("-z 1 --delta 1e-3 --epsilon 5 --cross-check", "give --rounds with it"),
+        ("-z 1 --delta 1e-3 -t 5 --calibration exact", "--calibration needs --round-epsilon"),
+        ("-z 1 --delta 1e-3 -t 5 --rows 10", "--rows and --lipschitz must be given together"),
+        ("-z 1 --delta 1e-3 --epsilon 5 --cross-check", "--cross-check needs --rounds"),
         ("--round-epsilon 1.5 --delta 1e-3 -t 5", "--calibration exact"),
         ("--round-epsilon -1 --delta 1e-3 -t 5", "round_epsilon must be a positive number, not -1.0"),
         ("--round-epsilon nan --delta 1e-3 -t 5", "round_epsilon must be a positive number, not nan"),
@@ -171,7 +171,7 @@ def test_guarantee_in_words_is_not_understated():
         ),
         ("-z 1 --delta 1e-3 -t 5 --rows 0 --lipschitz 1", "must be"),
         ("-z 1 --delta 1e-3 -t 5 --rows 5 --lipschitz 0", "lipschitz must be a positive number"),
-        ("--table --delta 1e-3", "--table has its own grid"),
+        ("--table --delta 1e-3", "--table can only be combined"),
         ("--table -t 0", "rounds must be a whole number of at least 1, not 0"),
     ],
 )

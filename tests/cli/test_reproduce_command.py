@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dpadmm.experiments.grid import grid_from
-from dpadmm.results import read_results
+from dpadmm.experiments.results import read_results
 
 GRID = """
 title = "tiny"
@@ -76,6 +76,18 @@ def test_experiments_of_which_no_run_could_be_made_are_an_error_with_the_reason(
     assert answer.err.startswith("dpadmm: none of these runs could be made; ")
 
 
+def test_more_repeats_extend_a_folder(cli, words, tmp_path):
+    short = [*words[:3], "agents", "-o", tmp_path / "new", "--no-figures", "--json"]
+    cli(*short).succeeded()
+    before = read_results(tmp_path / "new")
+    answer = cli(*short, "--repeats", "3").succeeded()
+    assert answer.json["experiments"]["agents"]["runs"] == 9
+    after = read_results(tmp_path / "new")
+    assert after.grid["repeats"] == 3
+    assert after.select(cell=before.cells).table.equals(before.table)
+    assert len(after.meta["command"].splitlines()) == 2
+
+
 def test_a_file_made_by_several_commands_names_them_all(cli, words, tmp_path):
     for names in (["agents"], ["agents", "toolarge"], ["agents"]):
         cli(*words[:3], *names, "-o", tmp_path / "new", "--no-figures").succeeded()
@@ -84,7 +96,7 @@ def test_a_file_made_by_several_commands_names_them_all(cli, words, tmp_path):
 
 
 def test_figures_and_tables_come_from_the_file(cli, made, words):
-    pytest.importorskip("dpadmm.reporting.paper")
+    pytest.importorskip("dpadmm.paper.report")
     answer = cli(*words, "--json").succeeded()
     assert len(answer.json["files"]) > 1
     for name in answer.json["files"]:

@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dpadmm.cli.rounding import rounded_down, rounded_up
-from dpadmm.cli.screen import say, say_path
+from dpadmm.cli.screen import rounded_down, rounded_up, say, say_path
 
 
 @pytest.mark.parametrize("speak", [say, say_path])

@@ -24,7 +24,7 @@ import pyarrow.parquet
 import pytest
 
 import dpadmm
-from dpadmm.model_loading import load_model
+from dpadmm.model.loading import load_model
 from dpadmm.reporting.run_folder import to_toml
 
 N_ROWS = 60
@@ -704,7 +704,7 @@ def _rest(screen: int) -> bytes:
 
 def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_csv, monkeypatch):
     """A second one does not wait."""
-    from dpadmm.methods import DpAdmm
+    from dpadmm.training.methods import DpAdmm
 
     original, presses = DpAdmm.step, {3: 1}
 
@@ -723,7 +723,7 @@ def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_c
 
 
 def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, rows_csv, monkeypatch):
-    from dpadmm.methods import DpAdmm
+    from dpadmm.training.methods import DpAdmm
 
     original, calls = DpAdmm.step, 0
 
@@ -780,7 +780,7 @@ def test_ctrl_c_while_data_is_read(command, tmp_path):
 def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment):
     """Whatever is interrupted, runs that have finished are shown and whole in the folder."""
     import dpadmm.cli.simulate as module
-    from dpadmm.methods import DpAdmm
+    from dpadmm.training.methods import DpAdmm
 
     calls = 0
 

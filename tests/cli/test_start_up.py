@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dpadmm.cli.commands import COMMANDS, loaded
-from dpadmm.federation.local_sites import SITE_TOML
+from dpadmm.cli import COMMANDS, loaded
+from dpadmm.federation.local import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """
@@ -85,10 +85,10 @@ def test_a_command_loads_no_compiler_and_no_figures(here, words):
 
 def test_an_agent_is_imported_without_readers_compiler_or_solvers():
     found = modules_after(
-        "import json, sys, dpadmm.site, dpadmm.agent, dpadmm.privacy.guard\n"
+        "import json, sys, dpadmm.site.site, dpadmm.site.agent, dpadmm.trusted.guard\n"
         "print(json.dumps([0, sorted(sys.modules)]), file=sys.stderr)"
     )
-    assert "dpadmm.privacy.guard" in found
+    assert "dpadmm.trusted.guard" in found
     assert not found.intersection([*HEAVY, "pyarrow", "scipy.linalg", "typer", "rich"])
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dpadmm.privacy import exact_epsilon, paper_epsilon
-from dpadmm.study import read_study
+from dpadmm.study.study import read_study
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
 from conftest import Answer, Cli
 from dpadmm.data.schema import Number
-from dpadmm.model_loading import load_model
+from dpadmm.model.loading import load_model
 from dpadmm.privacy.statement_file import read_statement
-from dpadmm.study import read_study
-from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
+from dpadmm.study.study import read_study
 
 N_ROWS = 900
 QUICK = {"n_rounds": 8}
@@ -55,8 +55,8 @@ def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, stud
     shown = cli("train", study, "--data", table, "--by", "site", "-o", model).succeeded().out
     assert "900 rows × 40 features, 3 agents of 300 rows" in shown
     assert re.search(r"total ε, exact +2\.0000", shown)
-    assert "not to be published" in shown
-    assert "protects nobody" not in shown
+    assert "must not be published" in " ".join(shown.split())
+    assert "without any protection" not in shown
     assert str(model) in shown
     assert str(tmp_path / "m.statement.json") in shown
     assert files(tmp_path) == ["m.dpadmm", "m.statement.json", "rows.csv", "study.toml"]
@@ -107,7 +107,7 @@ def test_exact_noise_is_never_the_same_and_seeded_noise_is(
     np.testing.assert_array_equal(first, weights("--seed", 3, "--agents", 4))
     assert load_model(tmp_path / "m").statement["sampler"]["code"] == "simulated"
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m2", "--seed", 3).succeeded()
-    assert "protects nobody" in answer.out
+    assert "without any protection" in " ".join(answer.out.split())
 
 
 def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
@@ -122,7 +122,7 @@ def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -
     assert (found["rounds"], found["interrupted"]) == (8, False)
     missing = sum(tally["missing"] for tally in found["owner_only"]["columns"].values())
     assert missing == sum(value is None for c in SCHEMA.columns for value in make_cells(N_ROWS)[c.name])
-    assert "not to be published" in found["owner_only"]["note"]
+    assert "must not be published" in found["owner_only"]["note"]
     assert answer.err == ""
 
 
@@ -203,7 +203,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no such table": (lambda folder: ["--data", folder / "none.csv"], "none.csv: there is no such file"),
     "unknown column of agents": (lambda folder: ["--by", "sites"], "no column 'sites': did you mean 'site'"),
     "agents by a feature": (lambda folder: ["--by", "region0"], "'region0' cannot be a feature too"),
-    "agents twice": (lambda folder: ["--by", "site", "--agents", 2], "--by says which agent"),
+    "agents twice": (lambda folder: ["--by", "site", "--agents", 2], "--by and --agents cannot be combined"),
     "no agents": (lambda folder: ["--agents", 0], "agents"),
     "more agents than rows": (lambda folder: ["--agents", 901], "901 agents cannot share 900 rows"),
     "agents of one row": (lambda folder: ["--agents", 900], "one row; every agent needs at least 2"),
@@ -212,14 +212,14 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "text for a number": (_cells(n3=lambda each: ["much", *each[1:]]), "'n3'.*number"),
     "decimal commas": (_cells(n3=lambda each: ["1,5", *each[1:]]), "'n3'.*written with a point"),
     "an unknown class": (_cells(outcome=lambda each: [*each[:-1], "dead"]), "row 60 is none of the classes"),
-    "a folder for a model": (lambda folder: ["-o", folder], "is a folder; name a file"),
+    "a folder for a model": (lambda folder: ["-o", folder], "is a folder; give the name of a file"),
     "a file for a folder": (lambda folder: ["-o", folder / "rows.csv" / "m"], "is not a folder"),
     "a model that is there": (lambda folder: ["-o", folder / "rows.csv"], "exists; .*--overwrite"),
     "a negative seed": (lambda folder: ["--seed", -1], "seed"),
     "an unknown word": (_study(lambda text: text + "\nrounds = 3\n"), "rounds"),
     "bounds the wrong way": (_study(_swapped("[-2.0, 2.0]", "[2.0, -2.0]")), "bounds must rise"),
     "unconfirmed values": (_study(_swapped(N0, f"{N0}\npublic = false")), "these values public"),
-    "a plain list of features": (_study(_plain_features), r"needs \[columns\]"),
+    "only lists features": (_study(_plain_features), r"needs \[columns\]"),
     "no TOML": (_study(lambda text: "hello"), "study.toml"),
 }  # fmt: skip
 

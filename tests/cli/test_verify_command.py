@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from guards import POLICY, STUDY, Z, consensus, guarded, study
 
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import AgentGroup, StatedRelease, Statement, canonical
 from dpadmm.privacy.statement_file import read_statement
-from dpadmm.privacy.unit import PrivacyUnit
-from guards import POLICY, STUDY, Z, consensus, guarded, study
+from dpadmm.trusted.unit import PrivacyUnit
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_right_statement(cli, file, columns):
     assert shown[6] == pytest.approx(epsilon, rel=2e-3)
     assert min(shown[4:]) >= epsilon  # a guarantee is not understated
     assert "a person, with 2 rows" in text
-    assert "Every figure is right" in text
+    assert "All figures are correct" in text
     assert "fresh entropy of the operating system" in one_line(text)
     assert "nobody" not in text
 
@@ -142,14 +142,14 @@ def test_many_groups_and_strange_names_fit_the_screen(cli, tmp_path):
 def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
     text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
     assert "The ledger has this study with the same numbers: 5 of 12 rounds released" in text
-    assert "more, not counted" not in text
+    assert "other studies, which are not included" not in text
     with guarded(site, policy=replace(POLICY, unit=PrivacyUnit(2), epsilon=4.0)) as guard:
         guard.enrol(STUDY)
         guard.answer(STUDY.hash, 6, consensus(6))
         guard.enrol(study(n_rounds=3))
     text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
     assert "6 of 12 rounds" in text
-    assert "It has 1 more, not counted here." in text
+    assert "It has 1 other studies, which are not included." in text
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
     [
         ("noise_multiplier", lambda z: 2 * z, "noise_multiplier [40.0], the ledger [20.0]"),
         ("charged", lambda n: n - 1, "charged 11, the ledger 12"),
-        ("released", lambda n: n + 1, "5 releases, and 6 are stated"),
+        ("released", lambda n: n + 1, "5 releases, but the statement has 6"),
     ],
 )
 def test_a_statement_that_is_not_the_ledgers(cli, site, file, name, change, words):
@@ -178,7 +178,7 @@ def test_a_statement_that_is_not_the_ledgers(cli, site, file, name, change, word
         (lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9}),)), "n_rows 9, the ledger 8"),
         (
             lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9, "b": 10}),)),
-            "no agent of it has",
+            "none of its agents has",
         ),
     ],
 )

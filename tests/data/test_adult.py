@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.files import atomic_file
 from dpadmm.data import Dataset, adult_sources, load_adult
 from dpadmm.data.adult import adult_rows
 from dpadmm.data.cache import cache_directory
-from dpadmm.errors import DataError, StudyError
-from dpadmm.features import row_norms
-from dpadmm.files import atomic_file
+from dpadmm.optim.features import row_norms
 
 CLOSED = "http://127.0.0.1:9/adult.arff"
 

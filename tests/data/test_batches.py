@@ -12,13 +12,13 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from dpadmm._base.errors import DpadmmError
 from dpadmm.data import batches
 from dpadmm.data.batches import column_names, open_batches
 from dpadmm.data.cells import as_words
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.data.survey import survey_table
-from dpadmm.errors import DpadmmError
 
 SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
 LABEL = Label("y", classes=("no", "yes"))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
-from dpadmm.errors import DataError, StudyError
 
 
 @pytest.mark.parametrize("sparse", [False, True])

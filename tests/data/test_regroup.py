@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mixed_tables import SCHEMA, make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 
-from dpadmm import paging
+from dpadmm._base import memmap as paging
+from dpadmm._base.errors import DataError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.growing import GrowingArray
 from dpadmm.data.partition import of_codes
 from dpadmm.data.regroup import grouped, in_order, moved
 from dpadmm.data.schema import Category, Number, Schema
-from dpadmm.errors import DataError
-from dpadmm.features import as_matrix, row_norms
-from dpadmm.study_run import run_study
-from mixed_tables import SCHEMA, make_cells, make_study, write_csv
+from dpadmm.optim.features import as_matrix, row_norms
+from dpadmm.runs.training import run_study
 
 WIDE = Schema((*SCHEMA.columns[:2], Category("region0", tuple(f"v{k}" for k in range(60)))))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dpadmm._base.errors import StudyError
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
-from dpadmm.errors import StudyError
 
 
 def test_features_of_every_kind() -> None:

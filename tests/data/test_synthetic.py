@@ -7,12 +7,12 @@ import pytest
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
+from dpadmm._base.errors import StudyError
 from dpadmm.data import known_optimum, synthetic
 from dpadmm.data.scaling import shrink_rows
 from dpadmm.data.synthetic import true_weights
-from dpadmm.errors import StudyError
-from dpadmm.features import row_norms
-from dpadmm.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared, slopes
+from dpadmm.optim.features import row_norms
+from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared, slopes
 
 LABELS = {"binary": {-1.0, 1.0}, "multiclass": {0.0, 1.0, 2.0}}
 SMOOTH = [

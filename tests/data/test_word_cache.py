@@ -21,7 +21,7 @@ from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoding import Encoder
 from dpadmm.data.schema import Boolean, Category, Label, Ordinal, Schema
 from dpadmm.data.survey import survey_table
-from dpadmm.model import Model
+from dpadmm.model.model import Model
 
 MANY = tuple(f"place {i}" for i in range(2 * cells.FEW_WORDS))
 COLUMNS = (Category("sex", ("f", "m")), Ordinal("stage", ("1", "2")), Boolean("old"), Category("town", MANY))

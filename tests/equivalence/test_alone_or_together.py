@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from cases import LOSS_CASES
 from cohorts import SIZES, cohort
-from dpadmm import kernels, problem
-from dpadmm.arrays import Floats
-from dpadmm.assembly import make_method
-from dpadmm.constants import constants_of
-from dpadmm.losses import Logistic, Loss
-from dpadmm.methods import DpAdmm, Method, Round
-from dpadmm.privacy.noise import SimulatedNoise
-from dpadmm.problem import Problem, Rows
-from dpadmm.regularizers import L1, L2, Regularizer
-from dpadmm.schedules import theorem_schedule
-from dpadmm.settings import Settings
-from dpadmm.training import PlannedParticipation, RoundView, train
+
+from dpadmm._base.arrays import Floats
+from dpadmm.optim import kernels, problem
+from dpadmm.optim.constants import constants_of
+from dpadmm.optim.losses import Logistic, Loss
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.optim.regularizers import L1, L2, Regularizer
+from dpadmm.optim.schedules import theorem_schedule
+from dpadmm.study.assembly import make_method
+from dpadmm.study.settings import Settings
+from dpadmm.training.loop import PlannedParticipation, RoundView, train
+from dpadmm.training.methods import DpAdmm, Method, Round
+from dpadmm.training.oracles import SimulatedNoise
 
 N, D, RHO, ROUNDS = len(SIZES), 5, 0.3, 12
 Z = np.array([0.5, 3.0, 1.0, 10.0])
@@ -30,14 +30,13 @@ Z = np.array([0.5, 3.0, 1.0, 10.0])
 class OneAgentsNoise:
     """The stream of agent i out of the cohort's: what that agent would draw itself."""
 
-    kind = "simulated"
-    mean_gradients = SimulatedNoise.mean_gradients
+    answer, price = SimulatedNoise.answer, SimulatedNoise.price
 
     def __init__(self, seed: int, agent: int, shape: tuple[int, int]) -> None:
         self._all, self._agent = SimulatedNoise(seed, agent + 1, shape), agent
 
-    def draw(self, round: int, stream: int = 0) -> Floats:
-        return self._all.draw(round, stream)[self._agent : self._agent + 1]
+    def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
+        return self._all.draw(round, stream, shape)[self._agent : self._agent + 1]
 
 
 def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmm:

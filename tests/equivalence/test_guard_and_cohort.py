@@ -8,25 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
-
 from cases import LOSS_CASES
 from cohorts import cohort
-from dpadmm import kernels
-from dpadmm.agent import Agent
-from dpadmm.arrays import Floats, Integers
-from dpadmm.assembly import make_method
-from dpadmm.losses import LOSSES, Logistic, Loss
-from dpadmm.methods import Round
-from dpadmm.privacy import exact_noise
-from dpadmm.privacy.exact_noise import Draw
-from dpadmm.privacy.guard import Guard
-from dpadmm.privacy.ledger import Ledger
-from dpadmm.privacy.noise import ExactNoise
-from dpadmm.privacy.policy import Policy
-from dpadmm.problem import Rows, make_rows
-from dpadmm.study import Study
 from guards import private
+from scipy.sparse import csr_array
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm.optim import kernels
+from dpadmm.optim.losses import LOSSES, Logistic, Loss
+from dpadmm.optim.problem import Rows, make_rows
+from dpadmm.site.agent import Agent
+from dpadmm.study.assembly import make_method
+from dpadmm.study.study import Study
+from dpadmm.training.methods import Round
+from dpadmm.training.oracles import ExactNoise
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted.discrete_gaussian import Draw
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.policy import Policy
 
 SIZES, D, ROUNDS = (7, 40, 300), 5, 6
 PARAMETER = {
@@ -104,7 +104,7 @@ def test_guards_and_cohort_upload_the_same_bits(
         guards = []
         for i in range(len(SIZES)):
             alone = rows.agent(i)
-            own = private(alone.features[alone.order], alone.labels, loss)
+            own = private(alone.features[alone.order], alone.labels)
             ledger = held.enter_context(Ledger.open(tmp_path / str(i), cap=policy.cap, create=True))
             guards.append(Guard(policy, ledger, lambda study, own=own: own))  # type: ignore[misc]
         agents = [Agent(guard, study) for guard in guards]

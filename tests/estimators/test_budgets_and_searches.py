@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from dpadmm import BudgetAccountant, BudgetExceeded, DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 
 RNG = np.random.default_rng(2)
 X = RNG.uniform(-1.0, 1.0, (120, 2))
@@ -65,6 +65,9 @@ def test_a_block_is_the_default_and_nested_blocks_all_count() -> None:
         DPADMMClassifier(0.3, accountant=own, **KNOWN).fit(X, Y)
     DPADMMClassifier(0.3, **KNOWN).fit(X, Y)
     assert (len(outer), len(inner), len(own)) == (3, 1, 1)  # an own accountant does not replace a block's
+    with own:
+        DPADMMClassifier(0.3, accountant=own, **KNOWN).fit(X, Y)
+    assert len(own) == 2  # and is not charged twice if it is the block's
 
 
 def test_clones_and_copies_charge_the_same_accountant() -> None:
@@ -90,8 +93,9 @@ def test_a_search_is_charged_for_every_fit_and_says_so() -> None:
 
 
 def test_without_an_accountant_a_search_is_warned_about() -> None:
-    with pytest.warns(PrivacyLeakWarning, match="not added up: give accountant="):
+    with pytest.warns(PrivacyLeakWarning, match="not added up: give accountant=") as caught:
         cross_val_score(DPADMMClassifier(**KNOWN), X, Y, cv=2)
+    assert "model_selection" in caught[0].filename  # whoever called fit
 
 
 @SEARCH
@@ -118,7 +122,8 @@ def test_an_estimator_sent_to_another_process_predicts_there_but_is_not_fitted(o
         sent = pickle.dumps(model)
     there = pickle.loads(sent)
     np.testing.assert_array_equal(there.predict(X), model.predict(X))
-    for each in (there, clone(there)):
+    passed_on = pickle.loads(pickle.dumps(there))  # from a process where no block is open
+    for each in (there, clone(there), passed_on):
         with pytest.raises(StudyError, match="cannot be charged from another process"):
             each.fit(X, Y)
     assert len(accountant) == 1

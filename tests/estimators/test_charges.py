@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 
 from dpadmm import BudgetAccountant, BudgetExceeded, Dataset, DPADMMClassifier, DPADMMRegressor
-from dpadmm.privacy import exact_epsilon, exact_noise, noise
+from dpadmm.optim.problem import Rows
+from dpadmm.privacy import exact_epsilon
 from dpadmm.privacy.budget import Budget
 from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.exact_noise import Grid
-from dpadmm.problem import Rows
+from dpadmm.privacy.statistics.gradient import Gradient
+from dpadmm.training import oracles as noise
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted.discrete_gaussian import Grid
 
 RNG = np.random.default_rng(2)
 X = RNG.uniform(-1.0, 1.0, (90, 3))
@@ -136,7 +139,7 @@ def test_what_is_charged_is_what_the_noise_of_the_worst_agent_costs(
     model = MAKERS[kind](epsilon, accountant=accountant).fit(X, Y, groups=OWNERS)
     costs: dict[int, float] = {}
     for grid, scale in watch.used:
-        shift = 2.0 * grid.lipschitz / grid.step  # how far one row moves a sum of clipped gradients
+        shift = 2.0 * grid.row_norm / grid.step  # how far one row moves a sum of clipped gradients
         costs[grid.n_rows] = costs.get(grid.n_rows, 0.0) + (shift / scale) ** 2
     assert set(costs) == {10, 20, 60}
     assert len(watch.used) == 3 * ROUNDS
@@ -160,13 +163,13 @@ def test_simulated_noise_is_charged_all_the_same() -> None:
 def test_rows_are_summed_after_the_charge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a gradient without noise is computed before it."""
     accountant, at = BudgetAccountant(1.0, DELTA), []
-    real = noise.GradientsWanted.sums
+    real = Gradient.sums
 
-    def sums(wanted: Any, **more: Any) -> Any:
+    def sums(*asked: Any, **more: Any) -> Any:
         at.append(len(accountant))
-        return real(wanted, **more)
+        return real(*asked, **more)
 
-    monkeypatch.setattr(noise.GradientsWanted, "sums", sums)
+    monkeypatch.setattr(Gradient, "sums", sums)
     MAKERS["regressor"](0.7, accountant=accountant).fit(X, Y)
     assert at == [1] * ROUNDS
 

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.utils import check_random_state, get_tags
 
 from dpadmm import DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
-from dpadmm.errors import DataError, StudyError
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.runs import simulation
+from dpadmm.study.settings import Settings
 
 RNG = np.random.default_rng(11)
 X = RNG.uniform(-2.0, 2.0, (240, 3))
@@ -105,6 +109,7 @@ def test_sparse_rows_and_float32_give_the_same_model() -> None:
     for other in models[1:]:
         assert_allclose(other.coef_, models[0].coef_, rtol=1e-3, atol=1e-4)
     assert_allclose(models[1].decision_function(csr_array(X)), models[1].decision_function(X))
+    assert get_tags(models[0]).input_tags.sparse
 
 
 @SEEDED
@@ -178,9 +183,65 @@ def test_exact_noise_is_never_the_same_and_a_seed_always_is() -> None:
         fourth = DPADMMClassifier(random_state=4, **PUBLIC, **FEW).fit(X, Y)
     assert_array_equal(third.coef_, fourth.coef_)
     assert third.privacy_["noise"].startswith("simulated")
-    with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+    with pytest.warns(PrivacyLeakWarning, match="protects nobody") as caught:
         fifth = DPADMMClassifier(random_state=np.random.RandomState(4), **PUBLIC, **FEW).fit(X, Y)
+    assert caught[0].filename == __file__
     assert_array_equal(fifth.coef_, third.coef_)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings of every fit from now on."""
+    seen: list[Settings] = []
+
+    def run(prepared: Any, settings: Settings, **more: Any) -> Any:
+        seen.append(settings)
+        assert prepared.test is None
+        return simulation.run(prepared, settings, **more)
+
+    monkeypatch.setattr("dpadmm.estimators.base.run", run)
+    return seen
+
+
+def test_a_fit_uses_every_row_for_training_and_measures_nothing_on_them(used: list[Settings]) -> None:
+    model = DPADMMClassifier(delta=1e-6, rho=0.3, weight_radius=1e-3, **PUBLIC, **FEW).fit(X, Y)
+    assert len(model.privacy_["epsilon_by_agent"]) == 1  # without groups there is one owner
+    (settings,) = used
+    assert (settings.n_agents, settings.test_rows, settings.metrics_every) == (1, 0, 0)
+    assert (settings.delta, settings.rho, settings.weight_radius) == (1e-6, 0.3, 1e-3)
+
+
+@SEEDED
+def test_seeds_are_those_of_random_state_and_without_it_of_the_operating_system(used: list[Settings]) -> None:
+    DPADMMClassifier(random_state=4, **PUBLIC, **FEW).fit(X, Y)
+    assert used.pop().seed == 2005877882  # for good: published results name their random_state
+    shared = check_random_state(None)  # NumPy's own, which whoever seeds it knows
+    before = shared.get_state(legacy=False)["state"]["pos"]
+    for _ in range(2):
+        DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
+    assert shared.get_state(legacy=False)["state"]["pos"] == before
+    assert used[0].seed != used[1].seed
+
+
+@pytest.mark.parametrize(
+    ("C", "l1_ratio", "penalty"),
+    [  # 1/(C·n) = 2; a scaled weight is twice the coefficient, since data_norm is 2
+        (1.0 / 480.0, 0.0, ("l2", 2.0 * 0.25)),
+        (1.0 / 480.0, 1.0, ("l1", 2.0 * 0.5)),
+        (1.0 / 480.0, 0.25, ("elastic_net", 2.0 * (0.25 * 0.5 + 0.75 * 0.25))),
+        (np.inf, 0.0, ("none", 0.0)),
+        (np.inf, 0.5, ("none", 0.0)),
+    ],
+)
+def test_penalties_are_in_the_units_of_the_rows(
+    used: list[Settings], C: float, l1_ratio: float, penalty: tuple[str, float]
+) -> None:
+    known = {"data_norm": 2.0, "classes": ["no", "yes"], "fit_intercept": False}
+    DPADMMClassifier(C=C, l1_ratio=l1_ratio, **known, **FEW).fit(X, Y)
+    (settings,) = used
+    assert (settings.regularizer, settings.reg_share) == (penalty[0], pytest.approx(penalty[1], rel=1e-12))
+    if penalty[0] == "elastic_net":
+        assert settings.l1_ratio == pytest.approx(0.25 * 0.5 / (0.25 * 0.5 + 0.75 * 0.25), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +264,8 @@ def test_what_is_read_off_the_data_is_warned_about_and_reported(
     report = model.privacy_
     assert [text.split(" (")[0] for text in report["read_off_the_data"]] == words
     assert all(word in report["guarantee"] and word in str(caught[0].message) for word in words)
+    quiet = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y).privacy_["guarantee"]
+    assert report["guarantee"].startswith(f"{quiet}; it does not cover")
 
 
 def test_parameters_are_as_they_were() -> None:
@@ -234,6 +297,11 @@ def test_a_fitted_model_survives_a_pickle() -> None:
         ({"C": "strong"}, "C must be a positive number, not 'strong'"),
         ({"l1_ratio": 1.5}, "l1_ratio must lie in [0, 1], not 1.5"),
         ({"max_iter": 0}, "max_iter must be a whole number of at least 1, not 0"),
+        ({"max_iter": True}, "max_iter must be a whole number of at least 1, not True"),
+        ({"max_iter": "5"}, "max_iter must be a whole number of at least 1, not '5'"),
+        ({"l1_ratio": -0.5}, "l1_ratio must be a number of at least 0, not -0.5"),
+        ({"C": 1e-320}, "the penalty must be finite"),
+        ({"C": 1e-320, "l1_ratio": 1.0}, "the penalty must be finite"),
         ({"max_iter": 2.5}, "max_iter must be a whole number of at least 1, not 2.5"),
         ({"loss": "log"}, "loss must be one of logistic, hinge, smoothed_hinge, not 'log'"),
         ({"rho": -1.0}, "rho must be"),
@@ -264,13 +332,19 @@ def test_missing_cells_and_text_lead_to_public_values_and_are_not_quoted() -> No
         ) as said:
             DPADMMClassifier(**PUBLIC).fit(table, Y)
         assert "secret" not in str(said.value)
-    with pytest.raises(DataError, match="all columns of X must be numbers"):
-        DPADMMClassifier(**PUBLIC).fit(np.full((240, 2), "secret", dtype=object), Y)
+    for kind in (object, str):
+        with pytest.raises(DataError, match="all columns of X must be numbers"):
+            DPADMMClassifier(**PUBLIC).fit(np.full((240, 2), "secret", dtype=kind), Y)
     with pytest.raises(DataError, match=r"y must be numbers, and a label is text$"):
         DPADMMRegressor().fit(X, np.full(240, "secret", dtype=object))
 
 
 def test_rows_that_do_not_fit_are_a_sentence() -> None:
+    with pytest.raises(NotFittedError):
+        DPADMMClassifier(**PUBLIC).predict(X)
+    with pytest.raises(ValueError, match="minimum of 2 is required"):
+        DPADMMClassifier(**PUBLIC, **FEW).fit(X[:1], Y[:1])
+    assert DPADMMClassifier(**PUBLIC, **FEW).fit(X[:2], Y[:2]).n_features_in_ == 3
     with pytest.raises(DataError, match="label 'yes' is not one of the declared classes"):
         DPADMMClassifier(data_norm=NORM, classes=["no", "never"]).fit(X, Y)
     with pytest.raises(DataError, match="agent c has one row"):

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import Lasso, Ridge
 
 from dpadmm import DPADMMRegressor, PrivacyLeakWarning
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 
 RNG = np.random.default_rng(5)
 X = RNG.uniform(-2.0, 2.0, (300, 3))
@@ -44,6 +44,20 @@ def test_l1_ratio_means_lasso() -> None:
     ).fit(X, y)  # fmt: skip
     assert np.abs(oracle.coef_[2]) < 0.01 < np.abs(oracle.coef_[1])
     assert_allclose(model.coef_, oracle.coef_, atol=0.1)
+
+
+@SEEDED
+@pytest.mark.parametrize("l1_ratio", [0.0, 1.0])
+def test_the_model_does_not_depend_on_the_unit_of_the_labels(l1_ratio: float) -> None:
+    """The alpha of a lasso has the unit of the labels, that of a ridge has none."""
+    models = [
+        DPADMMRegressor(
+            alpha=30.0 * unit**l1_ratio, l1_ratio=l1_ratio, data_norm=NORM,
+            y_bounds=(-30.0 * unit, 30.0 * unit), fit_intercept=False, max_iter=5, random_state=0,
+        ).fit(X, unit * (Y - 100.0))
+        for unit in (1.0, 4.0)
+    ]  # fmt: skip
+    assert_allclose(models[1].coef_, 4.0 * models[0].coef_, rtol=1e-9)
 
 
 @SEEDED

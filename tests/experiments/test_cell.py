@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from grids import small_rows
 
-from dpadmm.bounds import nonsmooth_bound, smooth_bound
 from dpadmm.experiments.cell import Bench
 from dpadmm.experiments.grid import Cell
+from dpadmm.experiments.results import MEASURES, SCHEMA, TIMING
+from dpadmm.optim.bounds import nonsmooth_bound, smooth_bound
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
-from dpadmm.results import MEASURES, SCHEMA, TIMING
-from dpadmm.settings import Settings
-from dpadmm.simulation import simulate
-from grids import small_rows
+from dpadmm.runs.simulation import simulate
+from dpadmm.study.settings import Settings
 
 SETTINGS = Settings(n_agents=4, epsilon=1.0, delta=1e-3, n_rounds=7, metrics_every=3, seed=5)
 

@@ -6,13 +6,14 @@ import copy
 from dataclasses import fields, replace
 
 import pytest
+from grids import N_CELLS, SMALL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpadmm.errors import DpadmmError
-from dpadmm.experiments.grid import Cell, grid_from, paper_grid, read_grid
-from dpadmm.settings import Settings
-from grids import N_CELLS, SMALL
+from dpadmm._base.errors import DpadmmError
+from dpadmm.experiments.grid import Cell, grid_from, read_grid
+from dpadmm.paper import paper_grid
+from dpadmm.study.settings import Settings
 
 
 def grid_of(*runs, **top):
@@ -143,7 +144,19 @@ def test_an_unknown_experiment_is_refused_with_the_nearest():
 def test_the_paper_grid_is_the_paper():
     grid = paper_grid()
     named = {each.name: each.cells for each in grid.experiments}
-    assert list(named) == ["fig1", "fig2", "fig3", "fig4", "fig6", "fig7", "table3", "bounds", "choices"]
+    assert list(named) == [
+        "fig1",
+        "fig2",
+        "fig3",
+        "fig4",
+        "fig6",
+        "fig7",
+        "table3",
+        "bounds",
+        "choices",
+        "schedule",
+        "lambda",
+    ]
     for cell in grid.cells():
         settings = cell.settings
         assert (settings.n_rounds, settings.rho, settings.test_rows) == (100, 0.1, 5222)
@@ -166,6 +179,19 @@ def test_the_paper_grid_is_the_paper():
 
 
 def test_every_setting_has_a_column():
-    from dpadmm.results import SCHEMA
+    from dpadmm.experiments.results import SCHEMA
 
     assert {field.name for field in fields(Settings)} <= set(SCHEMA.names)
+
+
+def test_an_experiments_shared_settings_are_those_of_its_runs_unless_a_run_says_otherwise():
+    runs = [{"method": "dp_admm", "epsilon": 1.0}, {"method": "dp_admm", "epsilon": 1.0, "rho": [0.2, 0.3]}]
+    grid = {
+        "shared": {"n_rounds": 7, "rho": 0.5},
+        "experiments": {"a": {"shared": {"rho": 0.1}, "runs": runs}},
+    }
+    settings = [cell.settings for cell in grid_from(grid).cells()]
+    assert [(each.rho, each.n_rounds) for each in settings] == [(0.1, 7), (0.2, 7), (0.3, 7)]
+    grid["experiments"]["a"]["shared"] = {"rho": [0.1, 0.2]}
+    with pytest.raises(DpadmmError, match="experiment a, shared: rho must be one value"):
+        grid_from(grid)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.experiments.grid import grid_from
-from dpadmm.results import read_results
+from dpadmm.experiments.results import read_results
 
 GRID = """
 data = "patients.csv"

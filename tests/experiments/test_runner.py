@@ -7,12 +7,12 @@ import os
 import signal
 
 import pytest
-
-from dpadmm.errors import DataError
-from dpadmm.experiments.grid import grid_from
-from dpadmm.experiments.runner import WorkerDied, run_grid
-from dpadmm.results import read_results
 from grids import N_CELLS, SMALL, small_rows, without_times
+
+from dpadmm._base.errors import DataError
+from dpadmm.experiments.grid import grid_from
+from dpadmm.experiments.results import read_results
+from dpadmm.experiments.runner import Store, WorkerDied, run_grid
 
 
 def psutil_children() -> list:
@@ -89,12 +89,10 @@ def test_a_worker_that_dies_is_told_in_one_sentence(tmp_path):
         if progress.done == 2:
             os.kill(psutil_children()[0].pid, signal.SIGKILL)
 
-    with pytest.raises(
-        WorkerDied, match=r"ended by SIGKILL in a run of .*run the same command again"
-    ) as died:
+    with pytest.raises(WorkerDied, match=r"ended by SIGKILL.*run the same command again") as died:
         run_grid(grid_from(SMALL), small_rows(), path, names=["agents"], workers=1, watch=kill)
     assert "\n" not in str(died.value)
-    assert len(read_results(path).cells) == 2
+    assert len(read_results(path).cells) in (2, 3)  # it may finish its next cell before the signal comes
     assert psutil_children() == []
 
 
@@ -123,8 +121,6 @@ def test_other_grids_data_and_versions_are_refused(straight, tmp_path, monkeypat
 
 
 def test_only_one_works_in_a_folder(straight, tmp_path):
-    from dpadmm.experiments.store import Store
-
     path = tmp_path / "results.parquet"
     path.write_bytes(straight[0].read_bytes())
     grid, rows = grid_from(SMALL), small_rows()
@@ -142,3 +138,26 @@ def test_leftovers_of_a_killed_writer_are_gone_at_the_next_start(straight, tmp_p
     (tmp_path / ".results.parquet.4711.part").write_bytes(b"half a file")
     run_grid(grid_from(SMALL), small_rows(), path)
     assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
+
+
+def test_more_repeats_extend_a_file_and_run_only_what_is_missing(straight, tmp_path):
+    path, more = tmp_path / "results.parquet", grid_from(SMALL, repeats=3)
+    path.write_bytes(straight[0].read_bytes())
+    seen = []
+    longer = run_grid(more, small_rows(), path, workers=1, watch=seen.append)
+    assert seen[0].done == N_CELLS
+    assert longer.grid == more.as_json
+    assert longer.select(cell=straight[1].cells).table.equals(straight[1].table)  # with the old times
+    whole = run_grid(more, small_rows(), tmp_path / "whole" / "results.parquet", workers=1)
+    assert without_times(longer).equals(without_times(whole))
+    with pytest.raises(DataError, match=r"belongs to another grid \(repeats = 3, not 2\)"):
+        run_grid(grid_from(SMALL), small_rows(), path)
+
+
+def test_more_repeats_of_another_grid_are_refused_with_the_difference(straight, tmp_path):
+    path = tmp_path / "results.parquet"
+    path.write_bytes(straight[0].read_bytes())
+    other = copy.deepcopy(SMALL)
+    other["shared"]["rho"] = 0.2
+    with pytest.raises(DataError, match=r"belongs to another grid \(.*rho"):
+        run_grid(grid_from(other, repeats=3), small_rows(), path)

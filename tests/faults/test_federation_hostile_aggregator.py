@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 
 import numpy as np
-
 from brokers import connected
-from dpadmm.federation.messages import HEAD, Kind, Message, digest_of, packed, unpacked
-from dpadmm.privacy.ledger import read_ledger
 from federations import Federation, small_study
+
+from dpadmm.federation.protocol import HEAD, Kind, Message, digest_of, packed, unpacked
+from dpadmm.trusted.ledger import read_ledger
 
 
 def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:

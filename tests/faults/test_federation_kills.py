@@ -12,7 +12,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-
 from federations import NAMES, Federation, small_study, wait_for
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"

@@ -18,19 +18,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import guard_runs
 import numpy as np
 import pytest
-
-import guard_runs
-from dpadmm.agent import Agent
-from dpadmm.errors import DpadmmError, Refusal
-from dpadmm.losses import Logistic
-from dpadmm.privacy.guard import Guard
-from dpadmm.privacy.ledger import DATABASE, MARK, Ledger, read_ledger
-from dpadmm.privacy.policy import Terms
-from dpadmm.privacy.unit import PrivacyUnit
-from dpadmm.study import TRAINING, study_from
-from dpadmm.study_values import CONSTANTS
 from guards import (
     POLICY,
     ROUNDS,
@@ -49,8 +39,21 @@ from guards import (
     tiny,
 )
 
+from dpadmm._base.errors import DpadmmError, Refusal
+from dpadmm.optim.losses import Huber, Logistic
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release
+from dpadmm.privacy.statistics.gradient import Gradient
+from dpadmm.site.agent import Agent
+from dpadmm.study.study import TRAINING, study_from
+from dpadmm.study.values import CONSTANTS
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
+from dpadmm.trusted.policy import Terms
+from dpadmm.trusted.unit import PrivacyUnit
+
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
-HASH, PRICE = STUDY.hash, POLICY.price(STUDY.terms)
+HASH, PRICE = STUDY.hash, POLICY.price(STUDY.terms.plan.at(1))
 POINT = np.zeros((D, 1))
 
 
@@ -195,21 +198,34 @@ class Forged:
 
 
 OTHER_TERMS: dict[str, Any] = {
-    "hash": "ab" * 32, "name": "another", "method": "dp_sgd", "loss": "huber", "lipschitz": 0.5,
-    "shape": (D + 1, 1), "noise_multiplier": Z * (1 + 2**-52), "n_rounds": ROUNDS + 1, "delta": 2e-5,
-    "gaps": True,
-}  # fmt: skip
+    "hash": "ab" * 32,
+    "name": "another",
+    "method": "dp_sgd",
+    "loss": "huber",
+    "plan": ReleasePlan.constant(Release(Z * (1 + 2**-52)), ROUNDS),
+    "plan, longer": ReleasePlan.constant(Release(Z), ROUNDS + 1),
+    "plan, shorter": ReleasePlan.constant(Release(Z), ROUNDS - 1),
+    "plan, with a pause": ReleasePlan(((Release(Z), ROUNDS - 1), (None, 1))),
+    "statistics": {"gradient": Gradient(Huber(0.5), D)},
+    "statistics, wider": {"gradient": Gradient(Logistic(), D + 1)},
+    "delta": 2e-5,
+    "may_miss_rounds": True,
+}
+
+
+def field(name: str) -> str:
+    return name.partition(",")[0]
 
 
 def test_every_field_of_the_terms_is_tried():
-    assert OTHER_TERMS.keys() == set(Terms._fields)
-    assert all(value != getattr(STUDY.terms, name) for name, value in OTHER_TERMS.items())
+    assert {field(name) for name in OTHER_TERMS} == set(Terms._fields)
+    assert all(value != getattr(STUDY.terms, field(name)) for name, value in OTHER_TERMS.items())
 
 
 @pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("name", Terms._fields)
+@pytest.mark.parametrize("name", OTHER_TERMS)
 def test_terms_changed_under_the_same_hash_are_refused(folder, name, restart):
-    forged = Forged(STUDY.terms._replace(**{name: OTHER_TERMS[name]}))
+    forged = Forged(STUDY.terms._replace(**{field(name): OTHER_TERMS[name]}))
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
         said = play(agent, 1)
@@ -230,7 +246,7 @@ def _check_forged(guard: Guard, forged: Forged, name: str, before: tuple[Any, ..
         assert books(guard)[: len(before)] == before
         assert [record.kind for record in books(guard)[len(before) :]] == ["reserve"]
     else:
-        expected = "study-unfit" if name == "shape" else "study-changed"
+        expected = "study-unfit" if name == "statistics, wider" else "study-changed"
         assert refusal(guard.enrol, forged).code == expected
         assert books(guard) == before
 
@@ -329,7 +345,7 @@ def test_rows_may_not_change_during_a_study(folder, change, kind):
         from scipy.sparse import csr_array
 
         matrix = csr_array(features) if kind == "sparse" else features
-        return lambda study: private(matrix, labels, Logistic())
+        return lambda study: private(matrix, labels)
 
     features, labels = rows()
     features[0, 0] = 0.0
@@ -348,7 +364,7 @@ def test_rows_may_not_change_during_a_study(folder, change, kind):
 
 def test_rows_that_change_in_memory_do_not_reach_the_guard(folder):
     features, labels = rows()
-    with guarded(folder, lambda study: private(features, labels, Logistic())) as guard:
+    with guarded(folder, lambda study: private(features, labels)) as guard:
         rows_held = guard.enrol(STUDY).rows
         before = rows_held.digest()
         features[:], labels[:] = 0.0, 1.0
@@ -361,7 +377,7 @@ def test_rows_that_change_in_a_mapped_file_do_not_reach_the_guard(folder):
     features, labels = rows()
     np.save(folder / "rows.npy", features)
     mapped = np.load(folder / "rows.npy", mmap_mode="r")
-    with guarded(folder, lambda study: private(mapped, labels, Logistic())) as guard:
+    with guarded(folder, lambda study: private(mapped, labels)) as guard:
         rows_held = guard.enrol(STUDY).rows
         before = rows_held.digest()
         np.load(folder / "rows.npy", mmap_mode="r+")[:] = 1e6
@@ -435,7 +451,7 @@ def test_a_gradient_that_fails_is_refused_unspent_and_says_nothing(guard, monkey
 
     before = books(guard)
     with monkeypatch.context() as patch:
-        patch.setattr("guards.TinyRows.gradient_sum", fail)
+        patch.setattr("guards.TinyRows.total", fail)
         refused = refusal(guard.answer, HASH, 1, POINT)
     assert refused.code == "release-failed"
     assert "17" not in repr(refused)
@@ -448,7 +464,7 @@ def test_a_gradient_that_fails_is_refused_unspent_and_says_nothing(guard, monkey
 @pytest.mark.parametrize("total", [np.full((D, 1), np.nan), np.full((D, 1), 1e9), np.zeros(D + 1), None])
 def test_a_sum_that_cannot_be_is_refused_unspent(guard, monkeypatch, total):
     before = books(guard)
-    monkeypatch.setattr("guards.TinyRows.gradient_sum", lambda *_: total)
+    monkeypatch.setattr("guards.TinyRows.total", lambda *_: total)
     assert refusal(guard.answer, HASH, 1, POINT).code == "release-failed"
     assert books(guard) == before
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guards import POLICY, STUDY, D, consensus, guarded, memory_folder, own, refusal, rows, study
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.sparse import csr_array
 
-from dpadmm.agent import Agent
-from dpadmm.errors import Refusal
-from dpadmm.losses import LOSSES
-from dpadmm.privacy.exact_noise import REACH, Grid
-from dpadmm.privacy.guard import MAX_MEMO, Guard
-from guards import POLICY, STUDY, D, consensus, guarded, memory_folder, own, refusal, rows, study
+from dpadmm._base.errors import Refusal
+from dpadmm.optim.losses import LOSSES
+from dpadmm.site.agent import Agent
+from dpadmm.trusted.discrete_gaussian import REACH, Grid
+from dpadmm.trusted.guard import MAX_MEMO, Guard
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
@@ -214,7 +214,7 @@ def test_malformed_requests_are_refused_with_a_known_code_and_never_spend(guard)
     assert malformed == wanted
     assert codes.keys() == {"released"} | ABOUT_ROUNDS - {"round-old"} | MALFORMED
     account = guard._ledger.status().accounts[HASH]
-    assert account.spent == len(account.rounds) * Fraction(POLICY.price(FUZZED.terms))
+    assert account.spent == len(account.rounds) * Fraction(POLICY.price(FUZZED.terms.plan.at(1)))
 
 
 @pytest.mark.parametrize("value", ODD_STUDIES, ids=lambda value: type(value).__name__)
@@ -313,10 +313,10 @@ def test_a_point_however_far_is_answered_and_the_answer_fits(loss):
     labels = np.abs(labels) if classes == (0, 1, 2) else labels
     rng, policy = random.Random(), replace(POLICY, losses=frozenset(LOSSES))
     with memory_folder() as folder, guarded(folder, own(features, labels), policy) as guard:
-        grid = guard.enrol(far).grid
+        grid = guard.enrol(far).question(1).grid
         largest = grid.largest + REACH * grid.noise_scale(far.noise_multiplier)
         for round in range(1, 200 if LONG else 40):
-            point = np.array([rng.choice(HUGE) for _ in range(grid.n_weights)]).reshape(far.shape)
+            point = np.array([rng.choice(HUGE) for _ in range(grid.size)]).reshape(far.shape)
             answer = guard.answer(far.hash, round, point)
             assert answer.shape == far.shape
             assert np.abs(answer).max() <= largest

@@ -12,15 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-import guard_runs
-import ledgers
-from dpadmm.agent import Agent
-from dpadmm.errors import Refusal
-from dpadmm.privacy.ledger import Ledger
 from guard_runs import STUDY, check
 from guards import consensus, guarded, memory_folder, play, process, refusal
 from ledgers import Fault, failing
+
+from dpadmm._base.errors import Refusal
+from dpadmm.site.agent import Agent
+from dpadmm.trusted.ledger import Ledger
+from support import guard_runs, ledgers
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 

@@ -13,34 +13,36 @@ import time
 from pathlib import Path
 
 import psutil
+from grids import SMALL, small_rows, without_times
 
 from dpadmm.experiments.grid import grid_from
+from dpadmm.experiments.results import read_results
 from dpadmm.experiments.runner import run_grid
-from dpadmm.results import read_results
-from grids import SMALL, small_rows, without_times
 
 EXPERIMENTS = {name: about for name, about in SMALL["experiments"].items() if name != "times"}
 GRID = {**SMALL, "repeats": 4, "experiments": EXPERIMENTS}
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from dpadmm.experiments import store
+from dpadmm.experiments import runner
 from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.runner import run_grid
 from grids import small_rows
 
 if __name__ == "__main__":
-    store.WRITE_EVERY = 0.05
-    grid = grid_from(json.loads(sys.argv[1]))
+    runner.WRITE_EVERY = 0.05
+    grid = grid_from(json.loads(sys.argv[1]), repeats=int(sys.argv[3]))
     say = lambda progress: print(progress.done, flush=True)
     run_grid(grid, small_rows(), Path(sys.argv[2]), workers=2, watch=say)
 """
 
 
-def start(path: Path, **options) -> subprocess.Popen:
+def start(path: Path, *, repeats: int = 4, **options) -> subprocess.Popen:
     script = path.parent.parent / "script.py"
-    script.write_text(f"import sys\nsys.path[:0] = {[str(Path(__file__).parents[1])]!r}\n{SCRIPT}")
-    words = [sys.executable, str(script), json.dumps(GRID), str(path)]
+    script.write_text(
+        f"import sys\nsys.path[:0] = {[str(Path(__file__).parents[1] / 'support')]!r}\n{SCRIPT}"
+    )
+    words = [sys.executable, str(script), json.dumps(GRID), str(path), str(repeats)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
 
@@ -78,6 +80,28 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
     straight = run_grid(grid, small_rows(), tmp_path / "straight.parquet", workers=1)
     assert without_times(whole).equals(without_times(straight))
     assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+
+
+def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_run(tmp_path):
+    grid, path = grid_from(GRID, repeats=6), tmp_path / "out" / "results.parquet"
+    before = run_grid(grid_from(GRID), small_rows(), path, workers=1)
+    process = start(path, repeats=6)
+    try:
+        counts = (int(line) for line in process.stdout)
+        assert next(counts) == len(before.cells)
+        assert next(done for done in counts if done >= len(before.cells) + 3)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    kept = read_results(path)
+    assert kept.select(cell=before.cells).table.equals(before.table)
+    seen = []
+    whole = run_grid(grid, small_rows(), path, workers=1, watch=seen.append)
+    assert seen[0].done == len(kept.cells)
+    assert whole.select(cell=kept.cells).table.equals(kept.table)
+    straight = run_grid(grid, small_rows(), tmp_path / "straight" / "results.parquet", workers=1)
+    assert without_times(whole).equals(without_times(straight))
 
 
 def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path):

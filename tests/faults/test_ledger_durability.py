@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dpadmm.privacy.ledger import DATABASE, LINE, MARK, Ledger
 from ledgers import ABOUT, STUDY, digest
+
+from dpadmm.trusted.ledger import DATABASE, LINE, MARK, Ledger
 
 CALLS = (
     "open,openat,creat,mkdir,mkdirat,write,writev,pwrite64,pwritev,pwritev2,fsync,fdatasync,ftruncate,truncate,"
     "fallocate,rename,renameat,renameat2,link,linkat,unlink,unlinkat,msync,sync,syncfs,sync_file_range"
 )
-CHILD = Path(__file__).parent.parent / "durable_runs.py"
+CHILD = Path(__file__).parents[1] / "support" / "durable_runs.py"
 LASTING = (DATABASE, f"{DATABASE}-wal", MARK)
 """Files whose bytes a ledger is; SQLite's -shm is an index that is made anew."""
 

@@ -14,12 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
-
 import ledgers
-from dpadmm.errors import Refusal
-from dpadmm.privacy.ledger import DATABASE, LINE, MARK, Ledger, read_ledger
+import pytest
 from ledgers import CAP, ROUND_COST, STUDY, Fault, answer, check, digest, failing, opened, scenario
+
+from dpadmm._base.errors import Refusal
+from dpadmm.trusted.ledger import DATABASE, LINE, MARK, Ledger, read_ledger
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 WAL = f"{DATABASE}-wal"
@@ -255,7 +255,7 @@ def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, mon
     with opened(folder) as ledger:
         answer(ledger, 1)
         ledger.reserve(ledgers.OTHER, 0.4 * CAP, about={})
-        monkeypatch.setattr("dpadmm.privacy.book.Book.check", lambda *_: None)
+        monkeypatch.setattr("dpadmm.trusted.ledger_state.Book.check", lambda *_: None)
         more = {"digest": digest(9), "mu_squared": mu_squared, "upload": b""}
         ledger.spend(ledgers.OTHER, 1, **more | {"mu_squared": ROUND_COST})
         ledger.spend(ledgers.OTHER, round, **more)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpadmm.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm.privacy import exact_epsilon
-from dpadmm.privacy.exact_noise import Grid, as_mean, discrete_gaussian, release_sum
+from dpadmm.trusted.discrete_gaussian import Grid, as_mean, discrete_gaussian, release_sum
 
 TRIALS = 10**6
 DELTA = 1e-3

@@ -12,23 +12,20 @@ import textwrap
 
 import nats
 import pytest
-
 from brokers import connected, free_port, joined, new_authority
-from dpadmm.errors import DpadmmError
-from dpadmm.federation import broker as broker_module
-from dpadmm.federation.broker import Broker
-from dpadmm.federation.certificates import (
-    Authority,
-    Identity,
-    client_context,
-)
-from dpadmm.federation.packages import MissingPackages
+
+from dpadmm._base.errors import DpadmmError
+from dpadmm.federation.nats import broker as broker_module
+from dpadmm.federation.nats.broker import Broker
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.pki.joining import Identity, client_context
+from dpadmm.federation.protocol import MissingPackages
 
 STARTER = """
 import sys, time
 from pathlib import Path
-from dpadmm.federation.broker import Broker
-from dpadmm.federation.certificates import Authority
+from dpadmm.federation.nats.broker import Broker
+from dpadmm.federation.pki.authority import Authority
 broker = Broker(Authority.open(Path(sys.argv[1])))
 broker.start()
 print("started", flush=True)
@@ -115,7 +112,7 @@ def test_a_broker_that_does_not_take_its_configuration_is_replaced(tmp_path, mon
     try:
         pid = (authority.folder / "broker.pid").read_text()
         monkeypatch.setattr(broker_module, "_RELOADED", "words that no server says")
-        monkeypatch.setattr(broker_module, "_PATIENCE", 1.0)
+        monkeypatch.setattr(broker_module, "_TIMEOUT", 1.0)
         broker.reload()
         assert broker.alive()
         assert (authority.folder / "broker.pid").read_text() != pid
@@ -182,7 +179,7 @@ def test_only_whole_lines_of_the_broker_itself_say_that_it_was_reloaded(tmp_path
         assert broker._pid() == before, "it was taken for a failure, and the broker replaced"
     finally:
         broker.stop()
-    monkeypatch.setattr("dpadmm.federation.broker._PATIENCE", 0.1)
-    monkeypatch.setattr("dpadmm.federation.broker._signal", lambda pid, number: True)
+    monkeypatch.setattr("dpadmm.federation.nats.broker._TIMEOUT", 0.1)
+    monkeypatch.setattr("dpadmm.federation.nats.broker._signal", lambda pid, number: True)
     monkeypatch.setattr(Broker, "_log_since", lambda self, seen: f"[7] a b [ERR] {name}\n")
     assert not broker._reloaded(7)

@@ -11,13 +11,11 @@ from datetime import UTC, datetime, timedelta
 
 import nats
 import pytest
-
 from brokers import DOWN, STUDY, connected, joined, new_authority, up
-from dpadmm.federation.broker import Broker, broker_config
-from dpadmm.federation.certificates import (
-    site_identity,
-)
-from dpadmm.federation.joining import Identity as SiteIdentity
+
+from dpadmm.federation.nats.broker import Broker, broker_config
+from dpadmm.federation.pki.joining import Identity as SiteIdentity
+from dpadmm.federation.pki.joining import site_identity
 
 
 @pytest.fixture(scope="module")

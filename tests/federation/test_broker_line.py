@@ -7,9 +7,9 @@ import asyncio
 import nats
 import numpy as np
 import pytest
-
 from brokers import DOWN, STUDY, connected, joined, new_authority, up
-from dpadmm.federation.broker import Broker
+
+from dpadmm.federation.nats.broker import Broker
 
 
 @pytest.fixture(scope="module")

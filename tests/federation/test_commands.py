@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from brokers import free_port
+
 from dpadmm import load_model
 from dpadmm.cli import main
-from dpadmm.federation.local_sites import SITE_TOML
-from dpadmm.federation.site_studies import decide
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.study import read_study
+from dpadmm.federation.local import SITE_TOML
+from dpadmm.federation.site.decisions import decide
+from dpadmm.study.study import read_study
+from dpadmm.trusted.ledger import read_ledger
 
 SITES, ROUNDS = ("east", "north", "west"), 8
 STUDY = f"""
@@ -232,7 +232,7 @@ def _declining_while_the_agent_runs(land: Land) -> None:
     decide(land.folder / "west", fourth, "accepted")  # beyond the limits: the agent cannot enrol it
     wait_for(lambda: _decisions(land, "west").get(fourth.hash) == "accepted")
     told = " ".join(land.said("agent", "review", "fourth.toml", *site, "--decline").split())
-    assert "Declined, and kept with the date. Nothing was reserved." in told
+    assert "Declined, and recorded with the date. Nothing was reserved." in told
     assert _decisions(land, "west")[fourth.hash] == "declined"
     assert fourth.hash not in read_ledger(ledger).accounts
 
@@ -243,17 +243,17 @@ def _decisions(land: Land, name: str) -> dict[str, str]:
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("aggregator", "serve", "study.toml", "--folder", "nowhere"), "nowhere"),
-    (("aggregator", "resume", "second.toml", "--folder", "hub"), "there is no journal"),
+    (("aggregator", "resume", "second.toml", "--folder", "hub"), "no such journal"),
     (("aggregator", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
     (("aggregator", "serve", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
-    (("aggregator", "revoke", "south", "--folder", "hub"), "south is no site"),
+    (("aggregator", "revoke", "south", "--folder", "hub"), "south is not a site"),
     (("aggregator", "init", "hub", "--host", "localhost"), "hub"),
-    (("agent", "join", "east.invitation.json", "--site", "west/site.toml", "--yes"), "asked as west"),
+    (("agent", "join", "east.invitation.json", "--site", "west/site.toml", "--yes"), "request was for west"),
     (("agent", "join", "east.invitation.json", "--site", "east/site.toml"), "--yes"),
     (
         ("agent", "join", "east.invitation.json", "--site", "east/site.toml", "--fingerprint", "AB:CD"),
-        "not their invitation",
+        "this invitation is from somebody else",
     ),
     (("agent", "run", "--site", "west/site.toml"), "in use by another process"),
-    (("agent", "request", "No Name", "--site", "west/site.toml"), "no name of a site"),
+    (("agent", "request", "No Name", "--site", "west/site.toml"), "not a valid site name"),
 ]

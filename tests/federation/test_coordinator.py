@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm.arrays import Floats
-from dpadmm.errors import StudyError
-from dpadmm.federation.coordinator import Coordinator, Stopped
-from dpadmm.federation.journal import Journal, JournalError
-from dpadmm.federation.messages import Kind, Message, digest_of, packed, unpacked
-from dpadmm.federation.outcome import result_of
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
+from dpadmm.federation.aggregator.coordinator import Coordinator, Stopped
+from dpadmm.federation.aggregator.journal import Journal, JournalError, result_of
+from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.study import Study
+from dpadmm.study.study import Study
 
 ROUNDS = 4
 TRAINING = {"n_rounds": ROUNDS, "noise_multiplier": 3.0}
@@ -116,7 +115,7 @@ def test_enough_and_late_is_over(make: Any) -> None:
     assert not table.run.over(9.0)
     assert table.run.over(10.0)
     table.run.close_round(10.0)
-    assert table.run.seats["c"].state == "absent"
+    assert table.run.members["c"].state == "absent"
     table.say("a", 1.0)
     assert not table.run.over(0.0)
     table.say("b", 2.0)
@@ -157,13 +156,13 @@ def test_an_upload_after_its_round_is_in_the_next_mean_and_on_record(make: Any) 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"round": 2}, "round 2, which is not asked for"),
-        ({"digest": "00" * 32}, "another request"),
+        ({"round": 2}, "round 2, which was not requested"),
+        ({"digest": "00" * 32}, "a different request"),
         ({"study": "00" * 32}, "another study"),
         ({"values": np.full(ALL.shape, np.nan)}, "not finite"),
         ({"values": np.zeros((5, 1))}, "shape"),
-        ({"n_rows": 11}, "it now says 11 rows"),
-        ({"kind": Kind.REQUEST, "n_rows": 0, "rows_per_person": 0, "digest": "00" * 32}, "may not come"),
+        ({"n_rows": 11}, "its numbers of rows changed"),
+        ({"kind": Kind.REQUEST, "n_rows": 0, "rows_per_person": 0, "digest": "00" * 32}, "is not allowed"),
     ],
 )
 def test_what_is_not_an_answer_is_refused_and_its_site_named(
@@ -191,7 +190,7 @@ def test_two_different_answers_of_one_site(make: Any) -> None:
     table.say("a", 1.0)
     assert "two agents" not in table.told[-1]
     table.say("a", 2.0)
-    assert "do two agents use one certificate?" in table.told[-1]
+    assert "do two agents share a certificate?" in table.told[-1]
     table.say("b", 1.0)
     table.say("c", 1.0)
     table.run.close_round(0.1)
@@ -202,7 +201,7 @@ def test_strangers_are_not_read(make: Any) -> None:
     table = make()
     table.begin("a", "b", "c")
     table.say("d", 1.0)
-    assert table.told[-1] == "d: it is not asked here; its message was not read"
+    assert table.told[-1] == "d: its message was ignored: it is not a member of this study, or was revoked"
     assert table.run.answered_now() == set()
 
 
@@ -218,16 +217,16 @@ def test_refusals_that_last_and_those_that_do_not(make: Any) -> None:
     table = make(SOME)
     table.begin("a", "b", "c")
     table.refuse("c", "ledger-failed")
-    assert not table.run.seats["c"].out
+    assert not table.run.members["c"].out
     table.say("c", 1.0)
-    assert table.run.seats["c"].state == "present"
+    assert table.run.members["c"].state == "present"
     table.refuse("b", "budget-cap")
-    assert table.run.seats["b"].out
+    assert table.run.members["b"].out
     table.say("a", 1.0)
     assert table.run.over(0.0)
     table.run.close_round(0.1)
     table.refuse("c", "study-closed")
-    with pytest.raises(Stopped, match="only 1 of 3 sites can still answer, and 2 are needed"):
+    with pytest.raises(Stopped, match="only 1 of 3 sites can still answer, but the quorum is 2"):
         table.run.over(0.0)
 
 
@@ -235,7 +234,7 @@ def test_a_refusal_of_an_earlier_request_is_old_news(make: Any) -> None:
     table = make()
     no = Message(Kind.REFUSED, ALL.hash, digest="00" * 32, code="budget-cap")
     table.run.take("a", packed(no), 1.0)
-    assert table.run.seats["a"].state == "unseen"
+    assert table.run.members["a"].state == "unseen"
 
 
 def test_a_revoked_site_is_out_at_once_and_may_come_back(make: Any) -> None:
@@ -265,7 +264,7 @@ def test_after_a_crash_the_same_bytes_are_asked_for(make: Any) -> None:
     again = make()
     assert again.run.request == asked
     assert again.run.answered_now() == set()
-    assert again.run.seats["a"].answered == 1
+    assert again.run.members["a"].answered == 1
     message = unpacked(asked, study=ALL.hash, shape=ALL.shape, from_site=False)
     assert message.round == 2
 
@@ -312,7 +311,7 @@ def test_absurd_uploads_stop_the_study_with_a_reason(make: Any) -> None:
     table.begin("a", "b", "c")
     for site in "abc":
         table.say(site, 1.7e308)
-    with np.errstate(over="ignore"), pytest.raises(Stopped, match="absurdly large"):
+    with np.errstate(over="ignore"), pytest.raises(Stopped, match="too large"):
         table.run.close_round(0.1)
 
 
@@ -323,7 +322,7 @@ def test_numbers_that_no_statement_can_be_made_of_are_refused_before_they_count(
         Kind.PRESENT, ALL.hash, digest=digest_of(table.run.request), n_rows=10, rows_per_person=k
     )
     table.run.take("a", packed(answer), 1.0)
-    assert "cannot be protected here" in table.told[-1]
+    assert "this study cannot protect" in table.told[-1]
     assert table.journal.sizes() == {}
 
 
@@ -409,5 +408,5 @@ def test_late_uploads_of_one_site_are_limited(make: Any) -> None:
         table.run.close_round(10.0)
     for data in late:
         table.run.take("c", data, 1.0)
-    assert "too many of its answers are late" in table.told[-1]
+    assert "too many late answers" in table.told[-1]
     assert len(table.run._late) == 8

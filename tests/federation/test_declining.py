@@ -9,22 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from dpadmm.errors import Refusal
-from dpadmm.federation import desk as desk_module
-from dpadmm.federation.certificates import Authority
-from dpadmm.federation.desk import Desk
-from dpadmm.federation.local_sites import accepted, free_port, invited, new_site
-from dpadmm.federation.messages import Kind, Message, packed, unpacked
-from dpadmm.federation.site_process import SiteProcess
-from dpadmm.federation.site_studies import decide
-from dpadmm.privacy.book import Account
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.site import Site
-from dpadmm.study import Study
 from federations import small_study, write_rows
 from guards import STUDY, guarded
 from guards import study as other_study
+
+from dpadmm._base.errors import Refusal
+from dpadmm.federation.local import accept, free_port, invite, new_site
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.protocol import Kind, Message, packed, unpacked
+from dpadmm.federation.site import responder as responder_module
+from dpadmm.federation.site.decisions import decide
+from dpadmm.federation.site.process import SiteProcess
+from dpadmm.federation.site.responder import Responder
+from dpadmm.site import table
+from dpadmm.site.site import Site
+from dpadmm.study.study import Study
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.ledger_state import Account
 
 NUMBERS = count(1)
 
@@ -37,27 +38,27 @@ def call(study: Study) -> bytes:
     return packed(Message(Kind.CALL, study.hash))
 
 
-def said(desk: Desk, study: Study, data: bytes) -> str | None:
+def said(responder: Responder, study: Study, data: bytes) -> str | None:
     """The kind of an answer, the code of a refusal, or None for silence."""
-    answer = desk.answer(study.hash, data)
+    answer = responder.answer(study.hash, data)
     if answer is None:
         return None
     message = unpacked(answer, study=study.hash, shape=study.shape, from_site=True)
     return message.code or message.kind.name
 
 
-def check_closed(desk: Desk, study: Study) -> None:
+def check_closed(responder: Responder, study: Study) -> None:
     """Every message is told that it is closed: also one that was answered before."""
     for data in (call(study), request(1, study), request(2, study), b"garbage"):
-        assert said(desk, study, data) == "study-closed"
+        assert said(responder, study, data) == "study-closed"
 
 
-# --- the desk ----------------------------------------------------------------------------------------------
+# --- the responder
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(lambda: guarded(tmp_path), 1, logging.getLogger("nobody listens"))
+def responder(tmp_path: Path) -> Iterator[Responder]:
+    made = Responder(lambda: guarded(tmp_path), 1, logging.getLogger("nobody listens"))
     made.open()
     yield made
     made.close()
@@ -65,69 +66,71 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.mark.parametrize("declined", [True, False])
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_a_study_that_took_part_is_closed(desk: Desk, tmp_path: Path, rounds: int, declined: bool) -> None:
-    desk.accept(STUDY)
+def test_a_study_that_took_part_is_closed(
+    responder: Responder, tmp_path: Path, rounds: int, declined: bool
+) -> None:
+    responder.accept(STUDY)
     for round in range(1, rounds + 1):
-        assert said(desk, STUDY, request(round, STUDY)) == "UPLOAD"
-    desk.leave(STUDY, declined=declined)
-    check_closed(desk, STUDY)
+        assert said(responder, STUDY, request(round, STUDY)) == "UPLOAD"
+    responder.leave(STUDY, declined=declined)
+    check_closed(responder, STUDY)
     account = read_ledger(tmp_path).accounts[STUDY.hash]
     assert account.closed
     assert len(account.rounds) == rounds
-    refusal = desk.accept(STUDY)
+    refusal = responder.accept(STUDY)
     assert refusal is not None
     assert refusal.code == "study-changed"
-    check_closed(desk, STUDY)
+    check_closed(responder, STUDY)
     assert read_ledger(tmp_path).accounts[STUDY.hash].closed
 
 
-def test_of_a_study_that_never_took_part_nothing_is_said(desk: Desk, tmp_path: Path) -> None:
+def test_of_a_study_that_never_took_part_nothing_is_said(responder: Responder, tmp_path: Path) -> None:
     before = read_ledger(tmp_path).fingerprint
-    desk.leave(STUDY, declined=True)
-    assert said(desk, STUDY, call(STUDY)) is None
-    assert said(desk, STUDY, request(1, STUDY)) is None
+    responder.leave(STUDY, declined=True)
+    assert said(responder, STUDY, call(STUDY)) is None
+    assert said(responder, STUDY, request(1, STUDY)) is None
     assert read_ledger(tmp_path).fingerprint == before
-    assert desk.accept(STUDY) is None  # the owner may still accept it
-    assert said(desk, STUDY, call(STUDY)) == "PRESENT"
+    assert responder.accept(STUDY) is None  # the owner may still accept it
+    assert said(responder, STUDY, call(STUDY)) == "PRESENT"
 
 
-def test_one_that_could_not_be_enrolled_is_not_tried_again(desk: Desk, tmp_path: Path) -> None:
+def test_one_that_could_not_be_enrolled_is_not_tried_again(responder: Responder, tmp_path: Path) -> None:
     wrong = other_study(n_rounds=10**4)
-    assert desk.accept(wrong) is not None
-    assert said(desk, wrong, call(wrong)) == "study-unknown"
-    desk.leave(wrong, declined=True)
-    assert said(desk, wrong, call(wrong)) is None
-    assert wrong.hash not in desk._wanted
+    assert responder.accept(wrong) is not None
+    assert said(responder, wrong, call(wrong)) == "study-unknown"
+    responder.leave(wrong, declined=True)
+    assert said(responder, wrong, call(wrong)) is None
+    assert wrong.hash not in responder._accepted
 
 
 def test_a_reservation_of_an_earlier_process_is_given_back(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         guard.enrol(STUDY)
-    desk = Desk(lambda: guarded(tmp_path), 1, logging.getLogger("nobody listens"))
-    desk.open()
-    desk.leave(STUDY, declined=True)
+    responder = Responder(lambda: guarded(tmp_path), 1, logging.getLogger("nobody listens"))
+    responder.open()
+    responder.leave(STUDY, declined=True)
     assert read_ledger(tmp_path).accounts[STUDY.hash].closed
-    check_closed(desk, STUDY)
-    desk.close()
+    check_closed(responder, STUDY)
+    responder.close()
 
 
 def test_while_the_ledger_cannot_be_used_it_is_not_answered_and_tried_again(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    responder: Responder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.accept(STUDY)
-    assert said(desk, STUDY, request(1, STUDY)) == "UPLOAD"
-    desk._give_up(Refusal("ledger-failed", "a full disk, say"))
+    responder.accept(STUDY)
+    assert said(responder, STUDY, request(1, STUDY)) == "UPLOAD"
+    responder._close_failed_ledger(Refusal("ledger-failed", "a full disk, say"))
     with pytest.raises(Refusal, match="not open"):
-        desk.leave(STUDY, declined=True)
-    assert said(desk, STUDY, call(STUDY)) in (None, "study-closed")
+        responder.leave(STUDY, declined=True)
+    assert said(responder, STUDY, call(STUDY)) in (None, "study-closed")
     assert not read_ledger(tmp_path).accounts[STUDY.hash].closed
-    monkeypatch.setattr(desk_module, "monotonic", lambda: 1e12)
-    desk.leave(STUDY, declined=True)
+    monkeypatch.setattr(responder_module, "monotonic", lambda: 1e12)
+    responder.leave(STUDY, declined=True)
     assert read_ledger(tmp_path).accounts[STUDY.hash].closed
-    check_closed(desk, STUDY)
+    check_closed(responder, STUDY)
 
 
-# --- an agent's process, and what its owner decides --------------------------------------------------------
+# --- the process of an agent, and decisions of its owner
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +148,7 @@ def small() -> Study:
 def site(tmp_path: Path, authority: Authority, small: Study) -> Site:
     write_rows(tmp_path / "table.csv", 0)
     made = new_site(tmp_path, small, table="table.csv", epsilon=3.0)
-    invited(authority, made, f"site-{next(NUMBERS)}")
+    invite(authority, made, f"site-{next(NUMBERS)}")
     return made
 
 
@@ -154,18 +157,18 @@ class Running:
 
     def __init__(self, site: Site) -> None:
         self.process = SiteProcess(site, logging.getLogger("nobody listens"))
-        self.desk = self.process._desk
+        self.responder = self.process._responder
 
     def __enter__(self) -> Running:
-        self.desk.open()
-        self.process._heed()
+        self.responder.open()
+        self.process._apply_decisions()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.desk.close()
+        self.responder.close()
 
     def heed(self) -> None:
-        self.process._heed()
+        self.process._apply_decisions()
 
 
 def account(site: Site, study: Study) -> Account | None:
@@ -179,18 +182,18 @@ def closed(site: Site, study: Study) -> bool:
 
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_declined_while_it_runs(site: Site, small: Study, rounds: int) -> None:
-    accepted(site, small)
+    accept(site, small)
     with Running(site) as agent:
         for round in range(1, rounds + 1):
-            assert said(agent.desk, small, request(round, small)) == "UPLOAD"
+            assert said(agent.responder, small, request(round, small)) == "UPLOAD"
         decide(site.path.parent, small, "declined")
         agent.heed()
-        check_closed(agent.desk, small)
+        check_closed(agent.responder, small)
         assert closed(site, small)
-        assert not agent.desk.rounds()
+        assert not agent.responder.rounds()
         decide(site.path.parent, small, "accepted")
         agent.heed()
-        check_closed(agent.desk, small)
+        check_closed(agent.responder, small)
     found = account(site, small)
     assert found is not None
     assert len(found.rounds) == rounds
@@ -198,40 +201,56 @@ def test_declined_while_it_runs(site: Site, small: Study, rounds: int) -> None:
 
 def test_declined_while_it_did_not_run(site: Site, small: Study) -> None:
     """The file alone was changed: what is open in the ledger is closed by the agent's next start."""
-    accepted(site, small)
+    accept(site, small)
     decide(site.path.parent, small, "declined")
     with Running(site) as agent:
-        check_closed(agent.desk, small)
+        check_closed(agent.responder, small)
         assert closed(site, small)
     with Running(site) as agent:
-        check_closed(agent.desk, small)
+        check_closed(agent.responder, small)
 
 
 def test_declined_before_it_was_accepted(site: Site, small: Study) -> None:
     decide(site.path.parent, small, "declined")
     with Running(site) as agent:
-        assert said(agent.desk, small, call(small)) is None
+        assert said(agent.responder, small, call(small)) is None
         assert account(site, small) is None
         decide(site.path.parent, small, "accepted")
         agent.heed()
-        assert said(agent.desk, small, call(small)) == "PRESENT"
+        assert said(agent.responder, small, call(small)) == "PRESENT"
         decide(site.path.parent, small, "declined")
         agent.heed()
-        check_closed(agent.desk, small)
+        check_closed(agent.responder, small)
     assert closed(site, small)
 
 
 def test_after_a_ledger_that_failed_a_declined_study_does_not_come_back(
     site: Site, small: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accepted(site, small)
+    accept(site, small)
     with Running(site) as agent:
-        agent.desk._give_up(Refusal("ledger-failed", "a full disk, say"))
+        agent.responder._close_failed_ledger(Refusal("ledger-failed", "a full disk, say"))
         decide(site.path.parent, small, "declined")
         agent.heed()
-        assert said(agent.desk, small, call(small)) in (None, "study-closed")
+        assert said(agent.responder, small, call(small)) in (None, "study-closed")
         assert not closed(site, small)
-        monkeypatch.setattr(desk_module, "monotonic", lambda: 1e12)
+        monkeypatch.setattr(responder_module, "monotonic", lambda: 1e12)
         agent.heed()  # it looks again until it is done
         assert closed(site, small)
-        check_closed(agent.desk, small)
+        check_closed(agent.responder, small)
+
+
+def test_an_agent_encodes_the_table_once_for_each_enrolment(
+    site: Site, small: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept(site, small)
+    encoded, real = [], table.encode_table
+    monkeypatch.setattr(table, "encode_table", lambda *a, **k: encoded.append(a[0]) or real(*a, **k))
+    with Running(site) as agent:
+        assert said(agent.responder, small, call(small)) == "PRESENT"
+        assert said(agent.responder, small, request(1, small)) == "UPLOAD"
+        assert encoded == [site.table]
+        other = small_study(4, name="other")
+        decide(site.path.parent, other, "accepted")
+        agent.heed()
+        assert len(encoded) == 2

@@ -1,4 +1,4 @@
-"""A study through the messages, the journal and the desks of sites, with nothing but the network left out."""
+"""A study through messages, journal and the responders of sites, with nothing but the network left out."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from cohorts import cohort
-from dpadmm.arrays import Integers
-from dpadmm.assembly import make_method
-from dpadmm.federation.conduct import conduct
-from dpadmm.federation.coordinator import Coordinator
-from dpadmm.federation.desk import Desk
-from dpadmm.federation.journal import Journal
-from dpadmm.federation.messages import unpacked
-from dpadmm.federation.transport import InProcess
-from dpadmm.losses import LOSSES, Logistic
-from dpadmm.privacy import exact_noise
-from dpadmm.privacy.guard import Guard
-from dpadmm.privacy.ledger import Ledger
-from dpadmm.privacy.noise import ExactNoise
-from dpadmm.privacy.policy import Policy
-from dpadmm.problem import Rows
-from dpadmm.study import Study
-from dpadmm.training import PlannedParticipation, train
 from guards import private
+from in_process import InProcess
+
+from dpadmm._base.arrays import Integers
+from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.protocol import unpacked
+from dpadmm.federation.site.responder import Responder
+from dpadmm.optim.losses import LOSSES, Logistic
+from dpadmm.optim.problem import Rows
+from dpadmm.study.assembly import make_method
+from dpadmm.study.study import Study
+from dpadmm.training.loop import PlannedParticipation, train
+from dpadmm.training.oracles import ExactNoise
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.policy import Policy
 
 SIZES, D, ROUNDS = (7, 40, 300), 5, 6
 NAMES = ("a", "b", "c")
@@ -55,14 +54,14 @@ class Sites:
     def __init__(self, folder: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.rows, self.turn, self.away = folder, rows, [0, 0], set[tuple[str, int]]()
         self.lost: set[tuple[str, int]] = set()
-        self.desks: dict[str, Desk] = {}
+        self.responders: dict[str, Responder] = {}
         monkeypatch.setattr(
             exact_noise, "discrete_gaussian", lambda scale, count: seeded(*self.turn)(scale, count)
         )
 
     def start(self, name: str, accepted: Study) -> None:
         alone = self.rows.agent(NAMES.index(name))
-        own = private(alone.features[alone.order], alone.labels, Logistic())
+        own = private(alone.features[alone.order], alone.labels)
 
         def open_guard():
             from contextlib import contextmanager
@@ -74,11 +73,11 @@ class Sites:
 
             return opened()
 
-        if name in self.desks:
-            self.desks[name].close()
-        self.desks[name] = Desk(open_guard, 1, LOG)
-        self.desks[name].open()
-        assert self.desks[name].accept(accepted) is None
+        if name in self.responders:
+            self.responders[name].close()
+        self.responders[name] = Responder(open_guard, 1, LOG)
+        self.responders[name].open()
+        assert self.responders[name].accept(accepted) is None
 
     def answers(self, name: str, accepted: Study):
         def answer(data: bytes) -> bytes | None:
@@ -86,7 +85,7 @@ class Sites:
             if (name, message.round) in self.away:
                 return None
             self.turn[:] = [NAMES.index(name), message.round]
-            said = self.desks[name].answer(accepted.hash, data)
+            said = self.responders[name].answer(accepted.hash, data)
             return None if (name, message.round) in self.lost else said
 
         return answer
@@ -104,8 +103,8 @@ def rows() -> Rows:
 def sites(tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sites]:
     made = Sites(tmp_path, rows, monkeypatch)
     yield made
-    for desk in made.desks.values():
-        desk.close()
+    for responder in made.responders.values():
+        responder.close()
 
 
 def reference(accepted: Study, rows: Rows, mask: np.ndarray) -> np.ndarray:
@@ -123,7 +122,7 @@ def run(accepted: Study, sites: Sites, file: Path) -> list[np.ndarray]:
     if not file.exists():
         Journal.begin(file, accepted, NAMES)
     with Journal.open(file) as journal:
-        asyncio.run(conduct(Coordinator(journal), sites.transport(accepted)))
+        asyncio.run(run_rounds(Coordinator(journal), sites.transport(accepted)))
         return list(journal.consensus())
 
 
@@ -135,7 +134,7 @@ def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path
     assert np.array_equal(got, reference(accepted, rows, np.ones((ROUNDS, 3), bool)))
     with ExitStack() as held:
         journal = held.enter_context(Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True))
-        assert journal.answered() == dict.fromkeys(NAMES, ROUNDS)
+        assert journal.answered() == {name: list(range(1, ROUNDS + 1)) for name in NAMES}
         assert [event.text for event in journal.events()][-1] == f"done after {ROUNDS} rounds"
 
 
@@ -149,7 +148,8 @@ def test_a_site_that_misses_rounds_and_comes_back(sites: Sites, rows: Rows, tmp_
     got = run(accepted, sites, tmp_path / "s" / "journal.sqlite")
     assert np.array_equal(got, reference(accepted, rows, mask))
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
-        assert journal.answered() == {"a": 6, "b": 4, "c": 5}
+        answered = {"a": [1, 2, 3, 4, 5, 6], "b": [1, 4, 5, 6], "c": [1, 2, 3, 4, 6]}
+        assert journal.answered() == answered
         told = [event.text for event in journal.events()]
-    assert "b: was not there in time for round 2" in told
-    assert "b: is back" in told
+    assert "b: missed the deadline of round 2" in told
+    assert "b: reconnected" in told

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from brokers import DOWN, STUDY, connected, joined, new_authority
-from dpadmm.federation import nats_link
-from dpadmm.federation.broker import Broker
-from dpadmm.federation.certificates import Authority, Identity
-from dpadmm.federation.nats_link import Link
-from dpadmm.federation.tasks import ended
+
+from dpadmm.federation.nats import link as nats_link
+from dpadmm.federation.nats.broker import Broker
+from dpadmm.federation.nats.link import Link, cancelled
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.pki.joining import Identity
 
 LOG = logging.getLogger("test")
 
@@ -52,7 +52,7 @@ def test_a_loss_that_nobody_tells_of_is_seen(authority: Authority, site: Identit
 
     async def run() -> None:
         async with link_of(site, said) as link:
-            await link.hear(DOWN)
+            await link.subscribe(DOWN)
             await heard(authority, said)
             client = link._client
             assert client is not None
@@ -72,13 +72,13 @@ def test_a_subject_that_is_added_while_it_connects(
 
     async def run() -> None:
         link = link_of(site, said)
-        await link.hear(f"dpadmm.{STUDY[::-1]}.down")
+        await link.subscribe(f"dpadmm.{STUDY[::-1]}.down")
         flush = nats_link.Client.flush
 
         async def meanwhile(self: nats_link.Client, timeout: int = 10) -> None:
             await flush(self, timeout)
             if not link.connected:
-                await link.hear(DOWN)
+                await link.subscribe(DOWN)
 
         monkeypatch.setattr(nats_link.Client, "flush", meanwhile)
         async with link:
@@ -120,7 +120,7 @@ def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
         task = asyncio.create_task(deaf())
         await asyncio.sleep(0)
         async with asyncio.timeout(10):
-            await ended(task)
+            await cancelled(task)
 
     asyncio.run(run())
     assert len(heard) == 3

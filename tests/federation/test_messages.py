@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from cases import prove
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import prove
-from dpadmm.federation.messages import (
+from dpadmm.federation.protocol import (
     HEAD,
     MAX_BODY,
     NO_DIGEST,
@@ -49,7 +51,7 @@ def test_what_was_packed_comes_back(message: Message) -> None:
 
 @pytest.mark.parametrize("message", [*DOWN, *UP], ids=lambda message: message.kind.name)
 def test_nobody_speaks_for_the_other_side(message: Message) -> None:
-    with pytest.raises(BadMessage, match="may not come from there"):
+    with pytest.raises(BadMessage, match="is not allowed from this sender"):
         read(packed(message), message not in UP)
 
 
@@ -81,7 +83,7 @@ def test_a_head_that_promises_much_allocates_nothing() -> None:
 
 
 def test_too_much_is_refused_unread() -> None:
-    with pytest.raises(BadMessage, match="bytes are no message"):
+    with pytest.raises(BadMessage, match="a message cannot have"):
         read(bytes(HEAD.size + MAX_BODY + 1), True)
     with pytest.raises(BadMessage, match="8 MB"):
         packed(Message(Kind.REQUEST, STUDY, 1, np.zeros((MAX_BODY // 8 + 1, 1))))
@@ -97,6 +99,75 @@ def test_sites_say_how_many_rows_they_have(rows: dict[str, int]) -> None:
 def test_codes_are_short_and_plain(code: str) -> None:
     with pytest.raises(BadMessage, match="code"):
         read(packed(UP[2]._replace(code=code)), True)
+
+
+def test_the_form_on_the_wire_is_the_one_of_version_1() -> None:
+    """Sites and aggregators of different releases talk to each other: nothing here may move by itself."""
+    assert {kind.name: kind.value for kind in Kind} == {
+        "CALL": 1, "REQUEST": 2, "END": 3, "PRESENT": 17, "UPLOAD": 18, "REFUSED": 19,
+    }  # fmt: skip
+    numbers = (4).to_bytes(4, "little") + (3).to_bytes(4, "little") + (2).to_bytes(4, "little")
+    rows = (12).to_bytes(8, "little") + (2).to_bytes(4, "little") + (48).to_bytes(8, "little")
+    head = b"dpAM" + bytes([1, 18, 0, 0]) + b"\xab" * 32 + b"\xcd" * 32 + numbers + rows
+    assert packed(UP[1]) == head + (-VALUES).astype("<f8").tobytes()
+    call = b"dpAM" + bytes([1, 1, 0, 0]) + b"\xab" * 32 + bytes(32 + 3 * 4 + 8 + 4 + 8)
+    assert packed(Message(Kind.CALL, STUDY)) == call
+
+
+def raw(body: bytes = b"", **fields: object) -> bytes:
+    """A message with any head; a call, unless told otherwise."""
+    head: dict[str, object] = {
+        "magic": b"dpAM", "version": 1, "kind": Kind.CALL, "nothing": 0, "study": bytes.fromhex(STUDY),
+        "digest": bytes(32), "round": 0, "d": 0, "p": 0, "n_rows": 0, "k": 0, "length": len(body),
+    }  # fmt: skip
+    return HEAD.pack(*(head | fields).values()) + body
+
+
+REQUEST = {"kind": Kind.REQUEST, "round": 1, "d": 3, "p": 2}
+PRESENT = {"kind": Kind.PRESENT, "n_rows": 12, "k": 2}
+WRONG = [
+    ({"magic": b"dpAN"}, "unknown format or version"),
+    ({"version": 2}, "unknown format or version"),
+    ({"nothing": 1}, "unknown format or version"),
+    ({"kind": 0}, "kind 0 is not allowed"),
+    ({"kind": 4}, "kind 4 is not allowed"),
+    ({"kind": 20}, "kind 20 is not allowed"),
+    ({"length": 1}, "length"),
+    ({"body": b"x"}, "unexpected body"),
+    ({**PRESENT, "body": b"x"}, "unexpected body"),
+    ({"d": 1}, "a shape but no numbers"),
+    ({"p": 1}, "a shape but no numbers"),
+    ({"n_rows": 1}, "number of rows"),
+    ({"k": 1}, "number of rows"),
+    ({"digest": b"\xcd" * 32}, "unexpected digest"),
+    ({**REQUEST, "body": bytes(48), "round": 0}, "expected a round"),
+    ({**REQUEST, "body": bytes(40)}, "numbers of shape"),
+    ({**REQUEST, "body": bytes(56)}, "numbers of shape"),
+    ({**REQUEST, "body": bytes(48), "d": 2, "p": 3}, "numbers of shape"),
+    ({**PRESENT, "n_rows": 0}, "number of rows"),
+    ({**PRESENT, "k": 0}, "number of rows"),
+    ({**PRESENT, "n_rows": 10**12 + 1}, "number of rows"),
+    ({"kind": Kind.REFUSED, "body": b"round\xff"}, "code"),
+]
+
+
+@pytest.mark.parametrize(("fields", "complaint"), WRONG, ids=[f"{fields}" for fields, _ in WRONG])
+def test_every_field_that_does_not_fit_is_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadMessage, match=complaint):
+        read(raw(**fields), fields.get("kind", Kind.CALL) > Kind.END)
+
+
+def test_limits_of_messages_include_their_last_value() -> None:
+    assert read(raw(**REQUEST, body=bytes(48)), False).round == 1
+    assert read(raw(**{**PRESENT, "n_rows": 10**12}), True).n_rows == 10**12
+    assert read(packed(UP[2]._replace(code="a" * 40)), True).code == "a" * 40
+    numbers = (8 * 2**20 - 1024) // 8  # with its head it is below the 8 MiB that a broker carries
+    largest = Message(Kind.REQUEST, STUDY, 1, np.ones((numbers, 1)))
+    values = unpacked(packed(largest), study=STUDY, shape=(numbers, 1), from_site=False).values
+    assert values is not None
+    assert values.sum() == numbers
+    with pytest.raises(BadMessage, match="8 MB"):
+        packed(largest._replace(values=np.ones((numbers + 1, 1))))
 
 
 @prove

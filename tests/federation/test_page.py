@@ -11,12 +11,12 @@ import time
 from contextlib import ExitStack, closing
 
 import pytest
-
-from dpadmm.errors import DpadmmError
-from dpadmm.federation import page as page_module
-from dpadmm.federation.page import Page
 from live_run import LiveRun
 from page_visits import TOKEN, ask, next_message, raw, stream
+
+from dpadmm._base.errors import DpadmmError
+from dpadmm.federation import page as page_module
+from dpadmm.federation.page import Page
 
 
 @pytest.fixture
@@ -90,14 +90,14 @@ def test_without_the_token_there_is_a_sentence_and_no_news(calm, path, query):
     status, headers, body = ask(calm, path + query)
     assert status == 403
     assert headers["Content-Type"].startswith("text/plain")
-    assert body == "This page opens with the whole address that the aggregator printed, token included.\n"
+    assert body == "Open this page with the full address that the aggregator printed, including the token.\n"
 
 
 def test_a_browser_without_the_token_gets_the_sentence_as_a_page(calm):
     status, headers, body = ask(calm, "/", headers={"Accept": "text/html,*/*"})
     assert status == 403
     assert headers["Content-Type"].startswith("text/html")
-    assert "opens with the whole address" in body
+    assert "with the full address" in body
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW"])
@@ -180,7 +180,7 @@ def held():
 @pytest.fixture
 def patient(run, monkeypatch):
     """A page that gives up nobody for being slow."""
-    monkeypatch.setattr(page_module._Visit, "timeout", 600.0)
+    monkeypatch.setattr(page_module._RequestHandler, "timeout", 600.0)
     with Page(run, token=TOKEN, header_seconds=600.0) as page:
         yield page
 
@@ -267,7 +267,7 @@ def test_close_does_not_wait_for_one_who_says_nothing(run):
     page.start()
     with closing(socket.create_connection(("127.0.0.1", page.port), timeout=10)) as silent:
         assert ask(page, f"/snapshot?token={TOKEN}")[0] == 200  # so the silent one was taken in before
-        page.close(patience=600.0)
+        page.close(timeout=600.0)
         assert silent.recv(1) == b""
 
 
@@ -281,7 +281,7 @@ def test_a_page_that_was_never_started_closes():
 
 
 def test_a_port_in_use_is_a_sentence(page, run):
-    with pytest.raises(DpadmmError, match=rf"cannot be served on port {page.port} .*choose another"):
+    with pytest.raises(DpadmmError, match=rf"cannot use port {page.port} .*choose another"):
         Page(run, port=page.port)
     with pytest.raises(DpadmmError, match="choose one up to 65535"):
         Page(run, port=70000)

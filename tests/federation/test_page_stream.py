@@ -7,11 +7,11 @@ import logging
 import time
 
 import pytest
+from live_run import LiveRun
+from page_visits import TOKEN, ask, next_message, stream
 
 from dpadmm.federation import page as page_module
 from dpadmm.federation.page import STREAMS, Page
-from live_run import LiveRun
-from page_visits import TOKEN, ask, next_message, stream
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_stream_tells_at_once_and_then_what_changes(page, run):
 
 
 def test_a_quiet_stream_beats(run, monkeypatch):
-    monkeypatch.setattr(page_module, "BEAT", 0.0)
+    monkeypatch.setattr(page_module, "HEARTBEAT", 0.0)
     with Page(run, token=TOKEN) as page, stream(page) as answer:
         assert [next_message(answer)[0] for _ in range(3)] == ["snapshot", "beat", "beat"]
 
@@ -62,7 +62,7 @@ def test_many_pages_are_one_question(page, run):
 
 
 def test_streams_are_bounded_and_come_free(page, monkeypatch):
-    monkeypatch.setattr(page_module, "BEAT", 600.0)
+    monkeypatch.setattr(page_module, "HEARTBEAT", 600.0)
     with stream(page) as kept:
         assert next_message(kept)[0] == "snapshot"
         extra = [http.client.HTTPConnection("127.0.0.1", page.port, timeout=10) for _ in range(STREAMS - 1)]
@@ -70,7 +70,7 @@ def test_streams_are_bounded_and_come_free(page, monkeypatch):
             connection.request("GET", f"/events?token={TOKEN}")
         answers = [connection.getresponse() for connection in extra]
         status, _, body = ask(page, f"/events?token={TOKEN}")
-        assert (status, body) == (503, "Too many of these pages are open: close some.\n")
+        assert (status, body) == (503, "Too many live pages are open. Close some.\n")
         assert ask(page, f"/snapshot?token={TOKEN}")[0] == 200
         for answer, connection in zip(answers, extra, strict=True):
             answer.close()
@@ -115,7 +115,7 @@ def test_a_run_that_cannot_be_read_is_said_and_comes_back(run, caplog):
     with caplog.at_level(logging.DEBUG), Page(snapshot, token=TOKEN) as page, stream(page) as answer:
         assert next_message(answer) == ("trouble", {})
         status, _, body = ask(page, f"/snapshot?token={TOKEN}")
-        assert (status, body) == (503, "The state of the run could not be read; try again.\n")
+        assert (status, body) == (503, "The state of the run could not be read. Try again.\n")
         broken[0] = False
         assert next_message(answer)[0] == "snapshot"
     assert "secret" not in caplog.text

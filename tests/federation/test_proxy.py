@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dpadmm.federation.proxy import NONE, Faults, Proxy
+from dpadmm.federation.local import NO_FAULTS, Faults, Proxy
 
 
 @asynccontextmanager
-async def echoing(faults: Faults = NONE, **choices: int):
+async def echoing(faults: Faults = NO_FAULTS, **choices: int):
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1000):
             writer.write(data)
@@ -56,7 +56,7 @@ def test_held_let_go_and_cut_by_hand():
             writer.write(b"hello")
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(reader.readexactly(5), 0.1)
-            proxy.let_go()
+            proxy.release()
             assert await asyncio.wait_for(reader.readexactly(5), 10) == b"hello"
             proxy.cut_all()
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):

@@ -11,20 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from dpadmm.errors import DataError
-from dpadmm.federation.conduct import conduct
-from dpadmm.federation.coordinator import Coordinator
-from dpadmm.federation.desk import Desk
-from dpadmm.federation.journal import Journal
-from dpadmm.federation.local_sites import accepted, new_site
-from dpadmm.federation.messages import unpacked
-from dpadmm.federation.replay import Replay, replay
-from dpadmm.federation.transport import InProcess
-from dpadmm.privacy import exact_noise
-from dpadmm.site import Site
-from dpadmm.study import Study
 from federations import NAMES, small_study, write_rows
+from in_process import InProcess
+
+from dpadmm._base.errors import DataError
+from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.local import accept, new_site
+from dpadmm.federation.protocol import unpacked
+from dpadmm.federation.replay import Replay, replay
+from dpadmm.federation.site.responder import Responder
+from dpadmm.site.site import Site
+from dpadmm.study.study import Study
+from dpadmm.trusted import discrete_gaussian as exact_noise
 
 ROUNDS = 12
 LOG = logging.getLogger("test")
@@ -42,17 +41,19 @@ def sites(tmp_path: Path, study: Study) -> dict[str, Site]:
         (tmp_path / name).mkdir()
         write_rows(tmp_path / name / "table.csv", i)
         made[name] = new_site(tmp_path / name, study, table="table.csv", epsilon=3.0)
-        accepted(made[name], study)
+        accept(made[name], study)
     return made
 
 
 class Line(InProcess):
     """Some answers are held back until the next request, and some are lost; some sites are away."""
 
-    def __init__(self, study: Study, desks: dict[str, Desk], **faults: set[tuple[str, int]]) -> None:
-        self._study, self._desks, self._faults = study, desks, faults
+    def __init__(
+        self, study: Study, responders: dict[str, Responder], **faults: set[tuple[str, int]]
+    ) -> None:
+        self._study, self._responders, self._faults = study, responders, faults
         self._held: list[tuple[str, bytes]] = []
-        super().__init__({name: lambda data, name=name: self._answer(name, data) for name in desks})  # type: ignore[misc]
+        super().__init__({name: lambda data, name=name: self._answer(name, data) for name in responders})  # type: ignore[misc]
 
     async def send(self, data: bytes) -> None:
         held, self._held = self._held, []
@@ -66,7 +67,7 @@ class Line(InProcess):
         what = (name, message.round)
         if what in self._faults.get("away", ()):
             return None
-        said = self._desks[name].answer(study.hash, data)
+        said = self._responders[name].answer(study.hash, data)
         if what in self._faults.get("late", ()) and said is not None:
             self._held.append((name, said))
         return None if what in self._faults.get("late", set()) | self._faults.get("lost", set()) else said
@@ -75,16 +76,16 @@ class Line(InProcess):
 def run(tmp_path: Path, study: Study, sites: dict[str, Site], **faults: set[tuple[str, int]]) -> Path:
     path = tmp_path / "journal" / "journal.sqlite"
     Journal.begin(path, study, NAMES)
-    desks = {name: Desk(site.guard, 1, LOG) for name, site in sites.items()}
+    responders = {name: Responder(site.guard, 1, LOG) for name, site in sites.items()}
     try:
-        for desk in desks.values():
-            desk.open()
-            assert desk.accept(study) is None
+        for responder in responders.values():
+            responder.open()
+            assert responder.accept(study) is None
         with Journal.open(path) as journal:
-            asyncio.run(conduct(Coordinator(journal), Line(study, desks, **faults)))
+            asyncio.run(run_rounds(Coordinator(journal), Line(study, responders, **faults)))
     finally:
-        for desk in desks.values():
-            desk.close()
+        for responder in responders.values():
+            responder.close()
     return path
 
 
@@ -136,7 +137,7 @@ def test_one_bit_of_one_consensus(changed, sites: dict[str, Site]) -> None:
 def test_an_upload_that_no_ledger_has(changed, sites: dict[str, Site]) -> None:
     path, database = changed
     database.execute("UPDATE uploads SET round = 99 WHERE site = 'b' AND round = 9")
-    with pytest.raises(DataError, match="upload of b for round 99, and its ledger has not"):
+    with pytest.raises(DataError, match="upload of b for round 99 that is not in its ledger"):
         found(path, sites)
 
 

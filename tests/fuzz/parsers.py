@@ -19,26 +19,24 @@ from typing import Any
 
 import numpy as np
 
+from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm._base.toml import read_toml
 from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.npz import read_npz
-from dpadmm.drafting.dictionary import draft_from_dictionary
-from dpadmm.drafting.text import study_text
-from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.experiments.grid import read_grid
-from dpadmm.federation.aggregator_folder import read_settings
-from dpadmm.federation.approvals import all_approvals
-from dpadmm.federation.invitation import read_invitation, read_request
-from dpadmm.federation.journal import Journal
-from dpadmm.federation.messages import packed, unpacked
-from dpadmm.federation.site_status import read_status
-from dpadmm.federation.site_studies import decisions
-from dpadmm.model_loading import load_model
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.pki.authority import all_approvals, read_settings
+from dpadmm.federation.pki.joining import read_invitation, read_request
+from dpadmm.federation.protocol import packed, unpacked
+from dpadmm.federation.site.decisions import decisions, read_status
+from dpadmm.model.loading import load_model
 from dpadmm.privacy.statement_file import read_statement
-from dpadmm.settings import settings_from
-from dpadmm.site import read_site
-from dpadmm.study import read_study, study_from
-from dpadmm.study_check import confirmations, study_problems
-from dpadmm.toml_file import read_toml
+from dpadmm.site.site import read_site
+from dpadmm.study.check import confirmations, study_problems
+from dpadmm.study.drafting.dictionary import draft_from_dictionary
+from dpadmm.study.drafting.text import study_text
+from dpadmm.study.settings import settings_from
+from dpadmm.study.study import read_study, study_from
 
 CORPUS = Path(__file__).with_name("corpus")
 STUDY, SHAPE = "ab" * 32, (3, 2)

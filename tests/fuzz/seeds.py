@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
-from dpadmm.federation.certificates import Authority
-from dpadmm.federation.joining import make_request
-from dpadmm.federation.messages import HEAD, Kind, Message, packed
-from dpadmm.model import Model
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.pki.joining import make_request
+from dpadmm.federation.protocol import HEAD, Kind, Message, packed
+from dpadmm.model.model import Model
 from dpadmm.privacy.statement import EXACT, AgentGroup, StatedRelease, Statement
-from dpadmm.study import Study
+from dpadmm.study.study import Study
 from fuzz.parsers import SHAPE, SMALL_STUDY, STUDY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -159,7 +159,7 @@ def _changed(message: bytes) -> Iterator[bytes]:
 
 
 def _texts() -> dict[str, list[bytes]]:
-    template = files("dpadmm").joinpath("templates", "study.toml").read_text(encoding="utf-8")
+    template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
     short = "".join(line for line in template.splitlines(keepends=True) if not line.startswith("#"))
     drafted = _COLUMNS.replace("public = true", "public = false")
     texts = {

@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -162,6 +163,10 @@ def _uses(project: Project, target: str, names: tuple[str, ...]) -> tuple[int, .
 # --- the run -----------------------------------------------------------------------------------------------
 
 
+MOST_TRIES = 8
+"""How often a mutant is begun again without tests that turned out to fail by themselves."""
+
+
 @dataclass
 class _Judge:
     """Takes the next task, and believes a test that fails only if it passes without the mutant."""
@@ -172,6 +177,7 @@ class _Judge:
     trusted: set[tuple[str, str]] = field(default_factory=set)
     unfair: set[tuple[str, str]] = field(default_factory=set)
     waiting: dict[tuple[str, str], list[tuple[Task, str]]] = field(default_factory=lambda: defaultdict(list))
+    tries: Counter[Mutant] = field(default_factory=Counter)
 
     def take(self) -> tuple[Task, float] | None:
         if not self.queue:
@@ -199,7 +205,11 @@ class _Judge:
         if key in self.trusted:
             yield task, self._killed(task, test, end)
         elif key in self.unfair:
-            self.queue.appendleft(task)
+            self.tries[task.mutant] += 1
+            if self.tries[task.mutant] > MOST_TRIES:  # it ends in ways that no choice of tests avoids
+                yield task, (SURVIVED, None)
+            else:
+                self.queue.appendleft(task)
         else:
             if not self.waiting[key]:
                 self.queue.appendleft(self.chooser.probe(task, test))
@@ -343,6 +353,9 @@ def _serve(
         except Exception as error:
             tell(f"{type(error).__name__}: {error}")
 
+    # A file of doctests that is not loaded yet is loaded twice by pytest, and tests may have the other copy
+    for target in texts:
+        import_module(project.module(target))
     files = sorted({_file(test) for task in tasks for test in task.tests})
     plugin = Collected(serve_or_say)
     code = run_pytest(project, files, plugin, Path(os.environ["MUTATION_FOLDER"]))

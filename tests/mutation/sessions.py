@@ -30,7 +30,7 @@ def prepare(project: Project) -> None:
     """Paths, and everything heavy but the package itself, before the first fork."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"
-    paths = [str(project.root / project.source), str(project.root / "tests")]
+    paths = [str(project.root / each) for each in (project.source, "tests", "tests/support")]
     sys.path[:0] = [path for path in paths if path not in sys.path]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

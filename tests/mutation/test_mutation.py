@@ -31,6 +31,10 @@ class Purse:
 
     @property
     def double(self):
+        """
+        >>> Purse().double
+        4
+        """
         return self.size * 2
 
     @cached_property
@@ -49,7 +53,8 @@ def fits(n):
     return n <= LIMIT
 '''
 TESTS = """\
-from toy.purse import LIMIT, Purse, fits, opened
+from toy import fits
+from toy.purse import LIMIT, Purse, opened
 
 EIGHT = 2 * Purse().double  # computed at import: a mutant of double is in here too
 
@@ -118,11 +123,11 @@ def survivors(said: dict[str, Any]) -> list[str]:
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     root = tmp_path_factory.mktemp("toy")
     for name, text in {
-        "src/toy/__init__.py": "",
+        "src/toy/__init__.py": "from toy.purse import fits as fits\n",
         "src/toy/purse.py": TOY,
         "tests/test_purse.py": TESTS,
         "toy.toml": CONFIG,
-        "pytest.ini": "[pytest]\naddopts = --import-mode=importlib\n",
+        "pytest.ini": "[pytest]\naddopts = --import-mode=importlib --doctest-modules\n",
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

@@ -20,6 +20,7 @@ from dpadmm.privacy import (
     exact_delta,
     exact_epsilon,
     gaussian_mu,
+    mu_from_epsilon,
     paper_epsilon,
     paper_noise_multiplier,
     pld_epsilon,
@@ -44,7 +45,7 @@ def precise_delta(mu: float, epsilon: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize("delta", [1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.5])
-@pytest.mark.parametrize("mu", [1e-6, 1e-4, 1e-2, 0.3, 0.4999, 0.5, 1.0, 4.0, 20.0, 100.0])
+@pytest.mark.parametrize("mu", [1e-6, 1e-4, 1e-2, 0.3, 0.4999, 0.5, 0.7, 1.0, 4.0, 20.0, 100.0, 1e5])
 def test_epsilon_in_60_digits_is_an_upper_bound_and_tight(mu, delta):
     epsilon = exact_epsilon(mu, delta)
     assert precise_delta(mu, epsilon) <= delta
@@ -52,12 +53,31 @@ def test_epsilon_in_60_digits_is_an_upper_bound_and_tight(mu, delta):
         assert precise_delta(mu, epsilon * (1 - 1e-9)) > delta
 
 
-@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 0.5, 2.0, 30.0])
-@pytest.mark.parametrize("ratio", [0.0, 0.1, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 0.4999, 0.5, 0.7, 1.2, 2.0, 30.0])
+@pytest.mark.parametrize("ratio", [-1.0, -0.25, -0.1, 0.0, 0.1, 1.0, 3.0, 6.0])
 def test_delta_in_60_digits(mu, ratio):
-    epsilon = mu * (mu / 2 + ratio)
+    epsilon = max(0.0, mu * (mu / 2 + ratio))
     precise = precise_delta(mu, epsilon)
-    assert precise <= exact_delta(mu, epsilon) <= precise * (1 + mpmath.mpf(10) ** -10)
+    assert precise <= exact_delta(mu, epsilon) <= precise * (1 + mpmath.mpf("1.5e-12"))
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])
+@pytest.mark.parametrize(("z", "t"), [(0.3, 2), (5.0, 10), (75.53, 100), (3e4, 10**6)])
+def test_the_papers_formula_in_60_digits_is_rounded_up_by_a_few_last_bits(z, t, delta):
+    with mpmath.workdps(60):
+        best = int(z * math.sqrt(-2 * math.log(delta) / t))
+        orders = [mpmath.mpf(order) for order in range(max(1, best - 2), best + 4)]
+        noise, leak = mpmath.mpf(z), mpmath.log(1 / mpmath.mpf(delta))
+        precise = min(t * (order + 1) / (2 * noise**2) + leak / order for order in orders)
+        assert precise <= paper_epsilon(z, t, delta) <= precise * (1 + mpmath.mpf("1e-14"))
+
+
+def test_a_budget_of_delta_alone_buys_all_but_a_few_trillionths_of_its_noise():
+    """At ε = 0, δ = erf(μ/√8): the largest μ is known, and 3e-12 of δ is the slack against rounding."""
+    for delta in (1e-9, 1e-5, 1e-3):
+        with mpmath.workdps(60):
+            largest = mpmath.sqrt(8) * mpmath.erfinv(mpmath.mpf(delta))
+            assert largest * (1 - mpmath.mpf("3.5e-12")) <= mu_from_epsilon(1e-300, delta) <= largest
 
 
 @pytest.mark.parametrize("mu", [0.2, 1.0, 5.0])
@@ -94,6 +114,15 @@ def test_rdp_above_pld_above_exact(releases, delta):
     assert exact <= by_rdp
     assert exact * (1 - 1e-7) <= by_pld
     assert by_pld == pytest.approx(exact, rel=1e-4, abs=1e-8)
+    assert by_rdp <= 1.0005 * _by_many_orders(releases, delta)
+
+
+def _by_many_orders(releases, delta):
+    around = math.sqrt(-2.0 * math.log(delta)) / gaussian_mu(releases)
+    accountant = rdp.RdpAccountant(orders=1.0 + around * np.geomspace(1e-3, 1e3, 4001))
+    for release in releases:
+        accountant.compose(GaussianDpEvent(release.noise_multiplier), release.count)
+    return accountant.get_epsilon(delta)
 
 
 def test_the_papers_bound_is_the_classical_rdp_conversion_at_integer_orders():

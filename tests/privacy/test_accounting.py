@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy import (
     Release,
     affordable_rounds,
@@ -126,6 +126,7 @@ def test_without_noise_everything_is_infinite_and_nothing_warns():
     assert gaussian_mu([release]) == math.inf
     assert exact_epsilon(math.inf, 1e-3) == math.inf
     assert exact_delta(math.inf, 5.0) == 1.0
+    assert [exact_delta(mu, math.inf) for mu in (0.0, 1.0, math.inf)] == [0.0, 0.0, 0.0]
     assert paper_epsilon(0.0, 3, 1e-3) == math.inf
     assert rdp_epsilon([release], 1e-3) == math.inf
     assert pld_epsilon([release], 1e-3) == math.inf
@@ -135,6 +136,11 @@ def test_without_releases_everything_is_zero():
     assert gaussian_mu([]) == gaussian_mu([Release(0.0, count=0)]) == 0.0
     assert exact_epsilon(0.0, 1e-3) == exact_delta(0.0, 0.0) == 0.0
     assert rdp_epsilon([], 1e-3) == pld_epsilon([], 1e-3) == 0.0
+
+
+@pytest.mark.parametrize("total", [rdp_epsilon, pld_epsilon])
+def test_a_release_that_never_happened_costs_nothing(total):
+    assert total([Release(0.0, count=0), Release(5.0, 10)], 1e-5) == total([Release(5.0, 10)], 1e-5)
 
 
 def test_epsilon_is_zero_when_delta_alone_covers_it():
@@ -151,6 +157,11 @@ def test_extremes_neither_warn_nor_give_nan(mu, delta):
     assert paper_epsilon(min(1e308, 1 / max(mu, 1e-308)), 100, delta) >= 0.0
 
 
+def test_where_two_halves_round_to_more_than_one_nothing_warns():
+    """Φ(a) + φ(a)·R(b) = 1 − δ: with a δ this small, rounding can take it above 1."""
+    assert np.all(exact_delta(1e-300, 1e-300 * np.linspace(0.0, 1.0, 20_001)) > 0.0)
+
+
 def test_arrays_equal_single_calls():
     mu, delta = np.array([[0.0, 1e-4], [0.3, np.inf], [2.0, 50.0]]), np.array([1e-3, 1e-6])
     together = exact_epsilon(mu, delta)
@@ -164,8 +175,38 @@ def test_arrays_equal_single_calls():
     assert isinstance(exact_epsilon(1.0, 1e-3), float)
 
 
+def test_single_precision_is_not_computed_with():
+    """Rounding to seven digits would move ε, and not only upwards."""
+    some, few = np.array([0.3, 3.0], np.float32), np.array([1e-3, 1e-7], np.float32)
+    wide, long = some.astype(float), few.astype(float)
+    np.testing.assert_array_equal(exact_epsilon(some, long), exact_epsilon(wide, long))
+    np.testing.assert_array_equal(exact_epsilon(wide, few), exact_epsilon(wide, long))
+    np.testing.assert_array_equal(exact_delta(some, few), exact_delta(wide, long))
+    np.testing.assert_array_equal(paper_epsilon(some, 10, 1e-5), paper_epsilon(wide, 10, 1e-5))
+
+
+def test_whole_numbers_may_be_longer_than_64_bits():
+    assert exact_epsilon(10**30, 1e-5) == exact_epsilon(1e30, 1e-5)
+    assert (exact_delta(10**30, 1.0), exact_delta(1.0, 10**30)) == (1.0, 0.0)
+    assert paper_epsilon(10**30, 10**30, 1e-5) == paper_epsilon(1e30, 10**30, 1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["exact", "paper"])
+def test_a_budget_that_is_met_exactly_is_enough(accountant):
+    z, t, delta = 20.0, 37, 1e-5
+    total = paper_epsilon(z, t, delta) if accountant == "paper" else exact_epsilon(math.sqrt(t) / z, delta)
+    assert affordable_rounds(z, total, delta, accountant=accountant) == t
+
+
+def test_rounds_are_counted_up_to_the_largest_noise_and_not_beyond():
+    assert affordable_rounds(1e100, 1.0, 1e-5, accountant="paper") > 10**198
+    with pytest.raises(StudyError, match="noise_multiplier must be at most 1e100 to count rounds"):
+        affordable_rounds(1.1e100, 1.0, 1e-5, accountant="paper")
+
+
 def test_group_privacy():
     assert group_mu(0.25, 4) == 1.0
+    assert group_mu(0.25, 1) == 0.25
     with pytest.raises(StudyError, match="n_rows must be a whole number of at least 1, not 0"):
         group_mu(0.25, 0)
 
@@ -211,6 +252,8 @@ def test_bad_noise_multiplier(call, z):
         (lambda: affordable_rounds(1.0, 1.0, 0.1, accountant="rdp"), "accountant must be 'exact' or 'paper'"),
         (lambda: exact_epsilon(-1.0, 0.1), "mu must be a number of at least 0, not -1.0"),
         (lambda: exact_epsilon(math.nan, 0.1), "mu must be a number of at least 0, not nan"),
+        (lambda: exact_delta(-1.0, 1.0), "mu must be a number of at least 0, not -1.0"),
+        (lambda: group_mu(-1.0, 2), "mu must be a number of at least 0, not -1.0"),
         (lambda: exact_delta(1.0, -1.0), "epsilon must be a number of at least 0, not -1.0"),
         (lambda: exact_epsilon(np.array([1.0, -2.0]), 0.1), "mu must be a number of at least 0, not -2.0"),
     ],

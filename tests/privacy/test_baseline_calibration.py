@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy import total_noise_multiplier
 from dpadmm.privacy.baseline_calibration import (
     objective_plan,

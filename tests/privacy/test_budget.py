@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpadmm.errors import BudgetExceeded, DpadmmError, StudyError
+from dpadmm._base.errors import BudgetExceeded, DpadmmError, StudyError
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.privacy.calibration import mu_from_epsilon
@@ -60,6 +60,19 @@ def test_what_remains_for_n_fits_is_enough_for_n_and_not_for_one_more(
         accountant.charge(*each)
 
 
+@pytest.mark.parametrize("n_fits", [1, 11])
+def test_what_remains_wastes_less_than_two_billionths_of_the_budget(n_fits: int) -> None:
+    each = BudgetAccountant(2.0, DELTA).remaining(n_fits)
+    share = n_fits * mu_from_epsilon(*each) ** 2 / mu_from_epsilon(2.0, DELTA) ** 2
+    assert 1.0 - 1.5e-9 < share < 1.0
+
+
+@pytest.mark.parametrize("n_fits", [0, -1, 1.5])
+def test_fits_to_come_are_a_whole_number(n_fits: float) -> None:
+    with pytest.raises(StudyError, match=r"^n_fits must be a whole number of at least 1, not"):
+        BudgetAccountant(2.0, DELTA).remaining(n_fits)  # type: ignore[arg-type]
+
+
 def test_a_refused_fit_is_not_charged_and_the_refusal_says_what_is_left() -> None:
     accountant = BudgetAccountant(2.0, DELTA)
     accountant.charge(1.0, DELTA)
@@ -86,7 +99,8 @@ def test_several_accountants_are_charged_all_or_none() -> None:
 def test_blocks_nest_and_close_in_any_order() -> None:
     outer, inner = BudgetAccountant(2.0, DELTA), BudgetAccountant(1.0, DELTA)
     assert open_accountants() == ()
-    with outer:
+    with outer as opened:
+        assert opened is outer
         with inner, outer:
             assert open_accountants() == (outer, inner)
         assert open_accountants() == (outer,)
@@ -135,6 +149,9 @@ def test_out_of_a_pickle_it_still_tells_but_counts_no_more() -> None:
     with pytest.raises(StudyError, match="cannot be charged from another process"):
         sent.charge(0.1, DELTA)
     assert pickle.loads(pickle.dumps(sent)).here is False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)  # as the first process of a container has it
+        assert sent.here is False
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy import (
     Release,
     exact_epsilon,
@@ -65,10 +65,29 @@ def test_extremes_are_safe_and_do_not_warn(epsilon, delta):
     assert exact_epsilon(mu, delta) <= epsilon
 
 
+@pytest.mark.parametrize("delta", [0.3, 0.7, 0.95])
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 30.0])
+def test_a_large_delta_is_safe_and_tight_too(epsilon, delta):
+    mu = mu_from_epsilon(epsilon, delta)
+    assert exact_epsilon(mu, delta) <= epsilon < exact_epsilon(mu * (1 + 1e-9), delta)
+
+
+def test_narrow_numbers_are_not_computed_with():
+    """Neither single precision nor the half precision that NumPy takes for the root of a small integer."""
+    some, few = np.array([0.3, 3.0], np.float32), np.array([1e-3, 1e-7], np.float32)
+    wide, long = some.astype(float), few.astype(float)
+    np.testing.assert_array_equal(mu_from_epsilon(some, long), mu_from_epsilon(wide, long))
+    np.testing.assert_array_equal(mu_from_epsilon(wide, few), mu_from_epsilon(wide, long))
+    np.testing.assert_array_equal(
+        total_noise_multiplier(1.0, 1e-5, np.array([3, 7], np.int8)),
+        [total_noise_multiplier(1.0, 1e-5, 3), total_noise_multiplier(1.0, 1e-5, 7)],
+    )
+
+
 def test_the_papers_formula():
     assert paper_noise_multiplier(0.05, 1e-3) == pytest.approx(math.sqrt(2 * math.log(1.25 / 1e-3)) / 0.05)
     assert paper_noise_multiplier(1.0, 1e-3) > 0.0
-    assert round_epsilon_from_noise(0.0, 1e-3) == math.inf
+    assert round_epsilon_from_noise(0.0, 1e-3) == round_epsilon_from_noise(5e-324, 1e-3) == math.inf
 
 
 def test_known_value_of_the_analytic_gaussian_mechanism():

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy import exact_epsilon
 from dpadmm.privacy.composition import ORDERS, accountant_of, epsilon_from_renyi, total_epsilon
-from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, Release, SampledRelease
+from dpadmm.privacy.releases import (
+    AnyRelease,
+    ObjectiveRelease,
+    PureRelease,
+    Release,
+    SampledRelease,
+    UnpricedRelease,
+)
 
 ONE_OF_EACH: list[AnyRelease] = [
     Release(20.0),
@@ -120,11 +128,36 @@ def test_delta_is_a_probability(delta: float) -> None:
 
 @pytest.mark.parametrize("sampling", [0.0, -0.1, 1.1, math.nan])
 def test_sampling_is_a_share(sampling: float) -> None:
-    with pytest.raises(StudyError, match="sampling"):
+    with pytest.raises(StudyError, match=r"^sampling must be above 0 and at most 1"):
         SampledRelease(1.0, sampling)
+    assert SampledRelease(1.0, 1.0).sampling == 1.0
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_pure_epsilon_is_positive(epsilon: float) -> None:
-    with pytest.raises(StudyError, match="epsilon"):
+    with pytest.raises(StudyError, match=r"^epsilon must be a positive number"):
         PureRelease(epsilon)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan])
+def test_noise_and_curvature_are_numbers_from_0_on(wrong: float) -> None:
+    for kind in (lambda z: SampledRelease(z, 0.5), lambda z: ObjectiveRelease(z, 0.1)):
+        with pytest.raises(StudyError, match=r"^noise_multiplier must be a finite number of at least 0"):
+            kind(wrong)
+    for ratio in (wrong, math.inf):
+        with pytest.raises(StudyError, match=r"^curvature_ratio must be a finite number of at least 0"):
+            ObjectiveRelease(1.0, ratio)
+    with pytest.raises(StudyError, match=r"^rounding_multiplier must be a number of at least 0"):
+        ObjectiveRelease(1.0, 0.1, wrong)
+
+
+def test_every_kind_of_release_is_in_these_tests() -> None:
+    priced = set(get_args(AnyRelease)) - {UnpricedRelease}
+    assert {type(release) for release in ONE_OF_EACH} == priced
+    assert total_epsilon(UnpricedRelease("mine"), 1, 0.5) == math.inf
+    assert total_epsilon(UnpricedRelease("mine"), 0, 0.5) == 0.0
+
+
+def test_a_release_is_one_gradient_unless_it_says_otherwise() -> None:
+    assert Release(2.0) == Release(2.0, 1, "gradient")
+    assert ObjectiveRelease(2.0, 0.1) == ObjectiveRelease(2.0, 0.1, math.inf)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, ndtr
 
-from dpadmm.arrays import Floats
-from dpadmm.errors import StudyError
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.objective import objective_renyi
 from dpadmm.privacy.releases import ObjectiveRelease
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reports import constant_report
 
 from dpadmm.privacy import Release, exact_epsilon, paper_epsilon, paper_noise_multiplier
 from dpadmm.privacy.composition import total_epsilon
@@ -18,7 +19,7 @@ def report(
     z: list[float], done: list[int], planned: list[int] | None = None, **changes: object
 ) -> PrivacyReport:
     values = {"delta": 1e-3, "method": "dp_admm"} | changes
-    return PrivacyReport([Release(v) for v in z], np.array(done), np.array(planned or done), **values)  # type: ignore[arg-type]
+    return constant_report([Release(v) for v in z], np.array(done), np.array(planned or done), **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("round_epsilon", "paper", "exact"), [(0.05, 0.5009, 0.2772), (0.1, 1.0193, 0.6339)])
@@ -86,7 +87,7 @@ OTHER_EVENTS = [
 
 @pytest.mark.parametrize(("event", "accountant"), OTHER_EVENTS)
 def test_any_release_is_accounted_by_its_own_accountant(event: AnyRelease, accountant: str) -> None:
-    made = PrivacyReport([event] * 3, np.array([10, 0, 4]), np.array([20, 20, 20]), 1e-3, "some_method")
+    made = constant_report([event] * 3, np.array([10, 0, 4]), np.array([20, 20, 20]), 1e-3, "some_method")
     expected = [total_epsilon(event, count, 1e-3) for count in (10, 0, 4)]
     np.testing.assert_array_equal(made.epsilon_by_agent, expected)
     assert made.epsilon == expected[0]
@@ -106,7 +107,7 @@ def test_any_release_is_accounted_by_its_own_accountant(event: AnyRelease, accou
 
 
 def test_agents_with_different_releases() -> None:
-    made = PrivacyReport(
+    made = constant_report(
         [Release(10.0), PureRelease(0.01), Release(0.0)],
         np.array([4, 3, 0]),
         np.array([4, 3, 1]),
@@ -121,7 +122,7 @@ def test_agents_with_different_releases() -> None:
 
 
 def test_without_noise_on_a_sample_there_is_no_privacy() -> None:
-    made = PrivacyReport([SampledRelease(0.0, 0.5)], np.array([1]), np.array([1]), 1e-3, "dp_sgd")
+    made = constant_report([SampledRelease(0.0, 0.5)], np.array([1]), np.array([1]), 1e-3, "dp_sgd")
     assert not made.private
     assert made.as_json()["guarantee"].startswith("none")
     assert made.as_json()["noise"] == "none"

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from dpadmm.errors import StudyError
-from dpadmm.losses import Hinge, Logistic, slopes
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.losses import Hinge, Logistic, slopes
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity, minimizer_sensitivity
 
 

@@ -9,12 +9,12 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+from guards import STUDY, Z, consensus, guarded
+from reports import constant_report
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
-from dpadmm.privacy.book import Account, Record
 from dpadmm.privacy.calibration import paper_noise_multiplier
-from dpadmm.privacy.ledger import read_ledger
 from dpadmm.privacy.releases import PureRelease, Release, SampledRelease
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.privacy.statement import (
@@ -24,15 +24,16 @@ from dpadmm.privacy.statement import (
     StatedRelease,
     Statement,
     canonical,
-    of_account,
     of_report,
 )
 from dpadmm.privacy.statement_file import read_statement
-from guards import STUDY, Z, consensus, guarded
+from dpadmm.site.statement import of_account
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.ledger_state import Account, Record
 
 
 def release(z: float = 20.0, charged: int = 100, released: int = 40) -> StatedRelease:
-    return StatedRelease("mean gradient", z, charged, released)
+    return StatedRelease("gradient", z, charged, released)
 
 
 def group(*releases: StatedRelease, k: int = 1, **n_rows: int) -> AgentGroup:
@@ -45,11 +46,11 @@ def statement(*groups: AgentGroup, delta: float = 1e-3) -> Statement:
 
 def report(*releases: object, released: int = 7, planned: int = 10, ended: bool = False) -> PrivacyReport:
     counts = np.full(len(releases), released), np.full(len(releases), planned)
-    return PrivacyReport(releases, *counts, 1e-5, "dp_admm", ended_by_result=ended)
+    return constant_report(releases, *counts, 1e-5, "dp_admm", ended_by_result=ended)
 
 
 def simulated(of: PrivacyReport) -> Statement:
-    sizes = [10 + i for i in range(len(of.releases))]
+    sizes = [10 + i for i in range(len(of.released))]
     return of_report(of, sizes, name="a run", settings_hash="cd" * 32, version="0.1.0")
 
 
@@ -150,7 +151,7 @@ def test_of_a_simulated_run():
 def test_agents_of_the_same_noise_are_stated_with_their_own_numbers_of_releases():
     """Who took part more often gave away more, though its z is the same."""
     counts = np.array([2, 7, 2, 0]), np.array([10, 10, 10, 10])
-    whole = PrivacyReport([Release(5.0)] * 4, *counts, 1e-5, "dp_admm")
+    whole = constant_report([Release(5.0)] * 4, *counts, 1e-5, "dp_admm")
     stated = simulated(whole)
     numbers = {name: each.releases[0].charged for each in stated.groups for name in each.n_rows}
     assert numbers == {"1": 2, "2": 7, "3": 2, "4": 0}
@@ -197,8 +198,7 @@ def test_of_an_account_that_a_guard_opened(tmp_path):
 ABOUT = {
     "name": "a",
     "method": "dp_admm",
-    "noise_multiplier": 10,
-    "n_rounds": 4,
+    "plan": [{"statistic": "gradient", "noise_multiplier": 10, "rounds": 4}],
     "delta": 1e-5,
     "n_rows": 9,
     "rows_per_person": 2,
@@ -206,7 +206,7 @@ ABOUT = {
 
 
 def account(mu_squared: float = 4 * 0.04, **changes: object) -> Account:
-    return Account(Record("reserve", "ab" * 8, mu_squared), {**ABOUT, **changes}, gaps=False)
+    return Account(Record("reserve", "ab" * 8, mu_squared), {**ABOUT, **changes}, may_miss_rounds=False)
 
 
 def test_of_an_account_with_several_rows_per_person():
@@ -230,9 +230,9 @@ def test_an_account_that_lacks_something(name):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: account(noise_multiplier="10"),
+        lambda: account(plan=[{**ABOUT["plan"][0], "noise_multiplier": "10"}]),
         lambda: account(n_rows=1),
-        lambda: account(n_rounds=4.0),
+        lambda: account(plan=[{**ABOUT["plan"][0], "rounds": 4.0}]),
         lambda: account(delta=None),
         lambda: account(name="\x1b[2J"),
     ],

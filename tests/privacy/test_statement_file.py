@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import EXACT, AgentGroup, StatedRelease, Statement, canonical
 from dpadmm.privacy.statement_file import (

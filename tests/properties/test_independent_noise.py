@@ -15,24 +15,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guards import STUDY, guarded, memory_folder, tiny
+from noise_checks import Watcher, check_independent, check_nothing_shared, check_scale, gradients_said
+from questions import gradient_question
 
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
-from dpadmm.arrays import Floats
-from dpadmm.assembly import make_method
+from dpadmm._base.arrays import Floats
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoding import Report
-from dpadmm.losses import LOSSES, Logistic, Softmax
-from dpadmm.methods import DpAdmm
+from dpadmm.optim.losses import LOSSES, Logistic, Softmax
+from dpadmm.optim.problem import make_rows
 from dpadmm.privacy.calibration import total_noise_multiplier
-from dpadmm.privacy.exact_noise import Grid
-from dpadmm.privacy.noise import ExactNoise, GradientsWanted
-from dpadmm.problem import make_rows
-from dpadmm.simulation import run
-from dpadmm.study import Study
-from dpadmm.study_run import run_study
-from guards import STUDY, guarded, memory_folder, tiny
-from noise_checks import Watcher, check_independent, check_nothing_shared, check_scale, gradients_said
+from dpadmm.runs.simulation import run
+from dpadmm.runs.training import run_study
+from dpadmm.study.assembly import make_method
+from dpadmm.study.study import Study
+from dpadmm.training.methods import DpAdmm
+from dpadmm.training.oracles import ExactNoise
+from dpadmm.trusted.discrete_gaussian import Grid
 
 SIZES = (2, 5, 40, 300)
 ROUNDS, EPSILON, DELTA = 8, 1.0, 1e-5
@@ -242,7 +243,7 @@ def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_a
             for rounds in (range(1, 5), range(5, 9)):
                 with guarded(folder, tiny(features, labels)) as guard:
                     for which, study in enumerate(studies):
-                        scale = guard.enrol(study).grid.noise_scale(study.noise_multiplier)
+                        scale = guard.enrol(study).question(1).grid.noise_scale(study.noise_multiplier)
                         for round in rounds:
                             answer = guard.answer(study.hash, round, np.zeros(study.shape))
                             said[round - 1, 2 * site + which] = answer / scale
@@ -316,7 +317,7 @@ def test_every_agent_and_round_gets_the_scale_of_its_own_number_of_rows(active: 
     points = np.ones((len(SIZES), *SHAPES["softmax"]))
     rounds = (1, 2, 9, 33, 101, 1001, 2**17)
     for round in rounds:
-        ExactNoise(source).mean_gradients(GradientsWanted(rows, loss, points, z, round, active))
+        ExactNoise(source).answer(gradient_question(rows, loss, points, z, round, active))
     agents = range(len(SIZES)) if active is None else active.tolist()
     assert asked == {
         (i, round): (Grid(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240)

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
+from cases import LOSS_CASES, entries, prove
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from cases import LOSS_CASES, entries, prove
-from dpadmm import kernels
 from dpadmm.data import Dataset
-from dpadmm.losses import Squared
+from dpadmm.optim import kernels
+from dpadmm.optim.losses import Squared
+from dpadmm.optim.problem import make_rows
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
-from dpadmm.problem import make_rows
-from dpadmm.simulation import simulate
+from dpadmm.runs.simulation import simulate
 
 SIZES = [0.0, 1e-320, 1e-200, 1e-170, 1e-155, 1e-12, 0.3, 0.5]
 REACH = [0.0, 1.0, 30.0, 1e100, 1e154, 1e300, 1.7e308, np.inf, np.nan]

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
-
-from dpadmm.agent import Agent
-from dpadmm.privacy.exact_noise import Grid
-from dpadmm.privacy.guard import Guard
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.study import Study
 from guards import POLICY, STUDY, D, M, consensus, guarded, memory_folder, own, rows
 from neighbours import LIMIT, LONG, Seen, allowed_steps, steps_between, watched
+from scipy.sparse import csr_array
+
+from dpadmm.site.agent import Agent
+from dpadmm.study.study import Study
+from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import read_ledger
 
 WIDE = replace(POLICY, losses=frozenset({"logistic", "huber", "squared", "softmax"}), epsilon=8.0)
 CLASSES = {"logistic": (-1, 1), "huber": None, "squared": None, "softmax": (0, 1, 2)}
@@ -95,7 +95,7 @@ def played(
         for part in (range(1, 4), range(3, len(POINTS) + 1)):
             with guarded(folder, opened, WIDE) as guard:
                 enrolled = guard.enrol(study)
-                seen.said.append(f"{enrolled.terms} {enrolled.grid}")
+                seen.said.append(f"{enrolled.terms} {enrolled.question(1).grid}")
                 asked = Agent(guard, study) if agent else None
                 for round in part:
                     if asked:
@@ -165,7 +165,7 @@ def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity(loss,
     with memory_folder() as folder:
         other = played(folder, study, neighbour, sparse=sparse)
     assert other.said == one.said
-    grid = Grid(study.terms.lipschitz, D * study.shape[1], M)
+    grid = Grid(float(study.problem.loss.lipschitz), D * study.shape[1], M)
     moved = [steps_between(a, b) for a, b in zip(one.uploads, other.uploads, strict=True)]
     assert len(moved) > len(POINTS)
     assert max(moved) <= allowed_steps(grid)

@@ -1,8 +1,8 @@
 """Every byte that a site sends over the network: each is public, or a number of a noisy upload.
 
-Real desks over real sites with tables of their own play the same study, with the same entropy in place of the
-operating system's, on tables that differ in one row. For every field of a message there is a decision here
-what it may be; a new field without one fails.
+Real responders over real sites with tables of their own play the same study, with the same entropy in place
+of that of the operating system, on tables that differ in one row. For every field of a message a decision
+here says what it may be; a new field without one fails.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federations import small_study
+from guards import memory_folder
 
-from dpadmm.agent import Agent
-from dpadmm.federation.desk import Desk
-from dpadmm.federation.local_sites import new_site
-from dpadmm.federation.messages import (
+from dpadmm.federation.local import new_site
+from dpadmm.federation.protocol import (
     HEAD,
     MAGIC,
     NO_DIGEST,
@@ -33,13 +33,13 @@ from dpadmm.federation.messages import (
     packed,
     unpacked,
 )
-from dpadmm.own_rows import OwnRows
-from dpadmm.privacy.exact_noise import Grid, as_mean
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.problem import PublicSizes
-from dpadmm.site import read_site
-from federations import small_study
-from guards import memory_folder
+from dpadmm.federation.site.responder import Responder
+from dpadmm.optim.problem import PublicSizes
+from dpadmm.site.agent import Agent
+from dpadmm.site.site import read_site
+from dpadmm.trusted.discrete_gaussian import Grid, as_mean
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.private_rows import OwnRows
 
 ROUNDS, N_ROWS, PERSONS_ROWS = 4, 30, 3
 STUDY = small_study(ROUNDS, absences=False, quorum=None, deadline=None)
@@ -112,7 +112,7 @@ def test_there_is_a_decision_for_every_field() -> None:
     assert HEAD.unpack_from(packed(Message(Kind.REQUEST, STUDY.hash, 7, np.zeros(STUDY.shape))))[6] == 7
 
 
-# --- a study at a desk -------------------------------------------------------------------------------------
+# --- a study at a responder
 
 
 class Chance:
@@ -167,30 +167,30 @@ def played(row: str) -> tuple[Said, list[Any]]:
     said: Said = []
     with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
         chance = Chance()
-        for module in ("exact_noise", "guard", "ledger"):
-            patch.setattr(f"dpadmm.privacy.{module}.os", chance)
+        for module in ("discrete_gaussian", "guard", "ledger"):
+            patch.setattr(f"dpadmm.trusted.{module}.os", chance)
         table = [*ROWS[:11], row, *ROWS[12:]]
         (folder / "table.csv").write_text("\n".join(["age,bmi,sick", *table]) + "\n")
         new_site(folder, STUDY, table="table.csv", epsilon=99.0)
         toml = folder / "site.toml"
         toml.write_text(toml.read_text().replace("rows = 1\n", f"rows = {PERSONS_ROWS}\n"))
         site = read_site(toml)
-        desk = Desk(site.guard, site.policy.unit.rows, logging.getLogger("nobody listens"))
+        responder = Responder(site.guard, site.policy.unit.rows, logging.getLogger("nobody listens"))
 
         def ask(when: str, *messages: bytes) -> None:
-            said.extend((when, data, desk.answer(STUDY.hash, data)) for data in messages)
+            said.extend((when, data, responder.answer(STUDY.hash, data)) for data in messages)
 
-        desk.open()
+        responder.open()
         ask("before it is accepted", CALL, request(1), b"garbage")
-        assert desk.accept(STUDY) is None
+        assert responder.accept(STUDY) is None
         ask("at first", CALL, request(2), *odd_messages(), request(1), CALL, request(1), request(2))
         ask("after two rounds", *odd_messages(), request(1, 0.5), request(1), request(2, 0.5), request(2))
-        desk.close()
-        desk.open()
-        desk.accept(STUDY)
+        responder.close()
+        responder.open()
+        responder.accept(STUDY)
         ask("after a restart", CALL, request(2), request(3), *odd_messages())
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(OwnRows, "gradient_sum", lambda rows, *_: 1 / 0 if rows.n_rows else None)
+            broken.setattr(OwnRows, "total", lambda rows, *_: 1 / 0 if rows.n_rows else None)
             ask("a gradient that fails", request(4))
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(
@@ -198,15 +198,15 @@ def played(row: str) -> tuple[Said, list[Any]]:
             )
             ask("an agent that fails", request(4))
         ask("at the end", request(4), END)
-        answers = desk._guard.transcript(STUDY.hash) if desk._guard else []
-        desk.close()
+        answers = responder._guard.transcript(STUDY.hash) if responder._guard else []
+        responder.close()
         (folder / "table.csv").write_text("\n".join(["age,bmi,sick", *table, "50,30,yes"]) + "\n")
-        desk.open()
-        assert desk.accept(STUDY) is not None
+        responder.open()
+        assert responder.accept(STUDY) is not None
         ask("after the rows were changed", CALL, request(4), *odd_messages())
-        desk.leave(STUDY)
+        responder.leave(STUDY)
         ask("after it was left", CALL, request(1), request(4), request(4, 0.5), *odd_messages())
-        desk.close()
+        responder.close()
         assert read_ledger(site.ledger).accounts[STUDY.hash].closed
     return said, answers
 
@@ -242,7 +242,7 @@ def test_every_byte_but_an_uploads_numbers_is_made_of_public_values(neighbour: s
 
 def expected_uploads(answers: list[Any]) -> dict[int, Any]:
     """Uploads from what the guard answered alone: nothing else is in them, not even in the last bits."""
-    grid = Grid(STUDY.terms.lipschitz, STUDY.shape[0] * STUDY.shape[1], N_ROWS)
+    grid = Grid(float(STUDY.problem.loss.lipschitz), STUDY.shape[0] * STUDY.shape[1], N_ROWS)
     method = STUDY.method(N_ROWS)
     state, out = method.init(STUDY.problem, PublicSizes(np.array([N_ROWS]), STUDY.shape[0])), {}
     for round, answer, memo in answers:

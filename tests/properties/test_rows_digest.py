@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import prove
+from guards import STUDY, guarded, memory_folder, private, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from cases import prove
-from dpadmm.arrays import Features, Floats
+from dpadmm._base.arrays import Features, Floats
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
-from dpadmm.losses import Huber
-from guards import STUDY, guarded, memory_folder, private, refusal
+from dpadmm.optim.losses import Huber
 
 N, D = 7, 3
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
@@ -41,7 +41,7 @@ def stored(features: Floats, storage: str) -> Any:
 
 
 def digest(features: Features, labels: Floats) -> str:
-    return private(features, labels, LOSS).digest()
+    return private(features, labels).digest()
 
 
 def flipped(values: Any, at: int, bit: int) -> Any:
@@ -189,12 +189,12 @@ def test_a_study_is_not_gone_on_with_when_rows_changed(name: str) -> None:
     features, labels = table()
     other = CHANGES[name](features.copy(), labels.copy())
     with memory_folder() as folder:
-        with guarded(folder, lambda study: private(features, labels, LOSS)) as guard:
+        with guarded(folder, lambda study: private(features, labels)) as guard:
             guard.enrol(STUDY)
-        with guarded(folder, lambda study: private(*other, LOSS)) as guard:
+        with guarded(folder, lambda study: private(*other)) as guard:
             assert refusal(guard.enrol, STUDY).code == "data-changed"
             assert guard._ledger.status().seq == 2  # the cap and the reservation
-        with guarded(folder, lambda study: private(features, labels, LOSS)) as guard:
+        with guarded(folder, lambda study: private(features, labels)) as guard:
             guard.enrol(STUDY)
 
 
@@ -203,7 +203,7 @@ def test_a_study_is_not_gone_on_with_when_one_bit_changed(storage: str) -> None:
     features, labels = table()
     matrix = stored(features, storage)
     with memory_folder() as folder:
-        with guarded(folder, lambda study: private(matrix, labels, LOSS)) as guard:
+        with guarded(folder, lambda study: private(matrix, labels)) as guard:
             guard.enrol(STUDY)
         others = [
             (with_part(matrix, flipped(part(matrix), at, 0)), labels) for at in (0, part(matrix).size - 1)
@@ -211,7 +211,7 @@ def test_a_study_is_not_gone_on_with_when_one_bit_changed(storage: str) -> None:
         others += [(matrix, flipped(labels, at, 0)) for at in (0, N - 1)]
         others += [(moved_to(matrix, at), labels) for at in (0, matrix.nnz - 1)] if "csr" in storage else []
         for other in others:
-            with guarded(folder, lambda study, other=other: private(*other, LOSS)) as guard:
+            with guarded(folder, lambda study, other=other: private(*other)) as guard:
                 assert refusal(guard.enrol, STUDY).code == "data-changed"
 
 

@@ -22,25 +22,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import prove
+from guards import gradient_total, memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-
-from cases import prove
-from dpadmm.federation.certificates import Authority
-from dpadmm.federation.joining import join, make_request
-from dpadmm.federation.messages import HEAD, Kind, Message, packed, unpacked
-from dpadmm.federation.site_process import STATUS, SiteProcess
-from dpadmm.federation.site_studies import decide
-from dpadmm.privacy.book import Book
-from dpadmm.privacy.exact_noise import Grid, quantise
-from dpadmm.privacy.guard import Enrolled, Guard
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.privacy.statement import of_account
-from dpadmm.site import FORMAT, Site, read_site
-from dpadmm.study import Study
-from guards import memory_folder
 from neighbours import LONG, Seen, allowed_steps, dense, points_for, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
+
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.pki.joining import join, make_request
+from dpadmm.federation.protocol import HEAD, Kind, Message, packed, unpacked
+from dpadmm.federation.site.decisions import decide
+from dpadmm.federation.site.process import STATUS, SiteProcess
+from dpadmm.site.site import FORMAT, Site, read_site
+from dpadmm.site.statement import of_account
+from dpadmm.study.study import Study
+from dpadmm.trusted.discrete_gaussian import Grid, quantise
+from dpadmm.trusted.guard import Enrolled, Guard
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.ledger_state import Book
 
 brief = settings(prove, phases=set(Phase) - {Phase.explain})
 often = settings(brief, max_examples=20_000 if LONG else 250)
@@ -86,10 +86,13 @@ def check_sums(pair: Neighbours) -> None:
     with memory_folder() as folder:
         one, other = (site.open_rows(study) for site in two_sites(folder, pair))
     assert one.n_rows == other.n_rows
-    assert one.shape == other.shape == study.shape
-    grid = Grid(study.terms.lipschitz, study.shape[0] * study.shape[1], one.n_rows)
+    assert one.n_features == other.n_features == study.shape[0]
+    grid = Grid(float(study.problem.loss.lipschitz), study.shape[0] * study.shape[1], one.n_rows)
     for point in points_for(study.shape):
-        sums = [quantise(rows.gradient_sum(point, grid.row_bound), grid) for rows in (one, other)]
+        sums = [
+            quantise(gradient_total(rows, point, grid.row_bound, study.problem.loss), grid)
+            for rows in (one, other)
+        ]
         assert steps_between(*sums) <= allowed_steps(grid, pair.k)
     (a, b), (c, d) = dense(one._rows), dense(other._rows)
     there, came = a.any(axis=1), c.any(axis=1)
@@ -123,7 +126,7 @@ def test_who_has_anothers_id_in_another_spelling_counts_for_no_more(way: str, fo
 # What leaves
 
 CLOCKS = tuple(
-    f"dpadmm.{name}" for name in ("privacy.ledger", "federation.site_process", "federation.site_studies")
+    f"dpadmm.{name}" for name in ("trusted.ledger", "federation.site.process", "federation.site.decisions")
 )
 HASHES = re.compile(r"\b[0-9a-f]{64}\b")
 
@@ -189,17 +192,17 @@ def played(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[float
 
 @contextmanager
 def _serving(heard: Heard, site: Site) -> Iterator[Callable[[str, bytes], bytes | None]]:
-    """The site's process as it runs, without its connection; its desk, its log and its status."""
+    """The site's process as it runs, without its connection; its responder, its log and its status."""
     process = SiteProcess(site, logging.getLogger("a site"))
-    desk = process._desk
-    desk.open()
+    responder = process._responder
+    responder.open()
     try:
-        process._heed()
-        yield desk.answer
+        process._apply_decisions()
+        yield responder.answer
         process._write_status(connected=True, running=True)
         heard.facts.append((site.path.parent / STATUS).read_text())
     finally:
-        desk.close()
+        responder.close()
 
 
 def _call(study: Study) -> bytes:
@@ -254,7 +257,7 @@ def _kept(study: Study) -> dict[str, Any]:
 
 
 def _public(enrolled: Enrolled) -> Any:
-    return enrolled.terms, enrolled.grid, enrolled.rows.shape, enrolled.rows.n_rows
+    return enrolled.terms, enrolled.question(1).grid, enrolled.rows.n_features, enrolled.rows.n_rows
 
 
 def _direct(heard: Heard, guard: Guard, study: Study) -> None:
@@ -300,7 +303,7 @@ def test_of_a_person_nothing_leaves_a_site_but_noisy_sums(pair: Neighbours, size
     assert one.facts == other.facts
     assert one.said == other.said
     study = pair.study
-    grid = Grid(study.terms.lipschitz, study.shape[0] * study.shape[1], len(pair.one.rows))
+    grid = Grid(float(study.problem.loss.lipschitz), study.shape[0] * study.shape[1], len(pair.one.rows))
     moved = [steps_between(a, b) for a, b in zip(one.answers, other.answers, strict=True)]
     assert len(moved) >= len(points_for(study.shape)) + 2
     assert max(moved) <= allowed_steps(grid, pair.k)

@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import prove
+from guards import memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
-
-from cases import prove
-from dpadmm import Dataset, simulate
-from dpadmm.cli.train import encode
-from dpadmm.errors import PrivacyLeakWarning
-from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
-from dpadmm.model import model_of
-from dpadmm.study_run import run_study
-from guards import memory_folder
 from neighbours import LONG, Releases, Seen, allowed_steps, dense, recorded, steps_between, watched
 from person_tables import COLUMNS, OUTCOMES, POLES, PersonTable, Row, person_study
+from scipy.sparse import csr_array
+
+from dpadmm import Dataset, simulate
+from dpadmm._base.errors import PrivacyLeakWarning
+from dpadmm.cli.train import encode
+from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
+from dpadmm.model.model import model_of
+from dpadmm.runs.training import run_study
 
 some = settings(prove, phases=set(Phase) - {Phase.explain}, max_examples=500 if LONG else 8)
 

@@ -1,11 +1,11 @@
-"""The figure of coefficients: every one where it belongs, with bars of two wobbles."""
+"""The figure of coefficients: every one where it belongs, with bars of two standard errors."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dpadmm.explanation import Coefficient, Explanation
+from dpadmm.model.explain import Coefficient, Explanation
 from dpadmm.reporting.coefficients import coefficient_figure
 from dpadmm.reporting.convergence import save_figure
 
@@ -46,7 +46,7 @@ def test_only_the_top_is_shown_and_classes_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_without_wobbles_there_are_no_bars(count):
+def test_without_standard_errors_there_are_no_bars(count):
     parts = [Coefficient("age", "", "per unit", "", 0.1, None, 60.0)] * count
     figure = coefficient_figure(explanation(*parts, unknown="no study"), top=20, title="m")
     assert not bars(figure.axes[0])

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dpadmm.metrics import Trace
 from dpadmm.reporting.convergence import convergence_figure, save_figure
+from dpadmm.training.metrics import Trace
 
 
 def trace(rounds: int, test: bool = True, level: float = 1.0) -> Trace:
@@ -25,12 +25,12 @@ def test_means_spread_and_optimum():
     assert [line.get_label() for line in loss.lines] == ["ε = 1", "ε = 2", "non-private optimum"]
     assert len(loss.collections) == 1
     assert len(error.lines) == 2
-    assert error.get_title().endswith("test rows")
+    assert error.get_title(loc="left").endswith("test rows")
 
 
 def test_without_test_rows_the_training_error_is_drawn():
     figure = convergence_figure({"run": [trace(3, test=False)]})
-    assert figure.axes[1].get_title().endswith("training rows")
+    assert figure.axes[1].get_title(loc="left").endswith("training rows")
     assert np.allclose(figure.axes[1].lines[0].get_ydata(), 0.3 / np.arange(1, 4))
 
 

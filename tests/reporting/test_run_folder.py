@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpadmm import simulate
-from dpadmm.errors import DataError
-from dpadmm.files import atomic_file
-from dpadmm.metrics import Trace
+from dpadmm._base.errors import DataError
+from dpadmm._base.files import atomic_file
 from dpadmm.privacy.releases import PureRelease
 from dpadmm.privacy.statement_file import read_statement
 from dpadmm.reporting.run_folder import (
@@ -30,8 +29,9 @@ from dpadmm.reporting.run_folder import (
     used_settings,
     write_run,
 )
-from dpadmm.settings import settings_from
-from dpadmm.simulation import Result
+from dpadmm.runs.simulation import Result
+from dpadmm.study.settings import settings_from
+from dpadmm.training.metrics import Trace
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_statement_for_every_run_with_gaussian_noise(result, tmp_path):
     assert list(group.n_rows.values()) == result.rows.n_rows.tolist()
     assert group.mu == pytest.approx(result.privacy.mu.max())
     assert stated[0].sampler == "simulated"
-    other = replace(result.privacy, releases=[PureRelease(0.1)] * 3)
+    other = replace(result.privacy, released=[((PureRelease(0.1), 3),)] * 3)
     write_run(tmp_path, {"1": replace(result, privacy=other)}, how={})
     assert [path.name for path in tmp_path.glob("statement-*")] == ["statement-2.json"]
 

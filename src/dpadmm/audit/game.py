@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpadmm.arrays import Floats
-from dpadmm.study import Study
+from dpadmm._base.arrays import Floats
+from dpadmm.study.study import Study
 
 BOUND = 1.0
 """c1, the bound of a row's gradient."""

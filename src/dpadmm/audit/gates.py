@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import chi2, kstwo
 
-from dpadmm.arrays import Floats
+from dpadmm._base.arrays import Floats
 from dpadmm.audit.game import IDLE, N_FEATURES, N_ROUNDS, ROLES, SHARPNESS, noise_steps
 from dpadmm.audit.lower_bound import LowerBound, chance_of_mu
 from dpadmm.audit.trials import Seen

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 
-from dpadmm.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm.audit.game import SHARPNESS
 from dpadmm.privacy.accounting import exact_epsilon
 

@@ -22,11 +22,11 @@ from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from typing import Any
 
 import dpadmm
+from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.audit.game import N_FEATURES, N_ROUNDS, SHARPNESS, noise_multiplier
 from dpadmm.audit.gates import Gate, judge
 from dpadmm.audit.lower_bound import LowerBound, lower_bound, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
-from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.privacy.accounting import exact_epsilon, require_delta
 
 LEAST_TRIALS = 40

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.agent import Agent
-from dpadmm.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import Refusal
 from dpadmm.audit.game import (
     N_FEATURES,
     N_ROUNDS,
@@ -31,14 +31,14 @@ from dpadmm.audit.game import (
     noise_multiplier,
     noise_steps,
 )
-from dpadmm.errors import Refusal
-from dpadmm.own_rows import OwnRows, protect
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.guard import Guard
-from dpadmm.privacy.ledger import Ledger, read_ledger
-from dpadmm.privacy.policy import Policy
-from dpadmm.privacy.unit import ONE_ROW
-from dpadmm.study import Study
+from dpadmm.site.agent import Agent
+from dpadmm.study.study import Study
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger, read_ledger
+from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.unit import ONE_ROW
 
 PER_LEDGER = 20
 READ_EVERY = 10
@@ -223,7 +223,7 @@ class _Site:
         self.guard = Guard(policy, ledger, self._open_rows)
 
     def _open_rows(self, study: Study) -> OwnRows:
-        return OwnRows(protect(*self.rows[self.world], ONE_ROW), study.problem.loss)
+        return OwnRows(protect(*self.rows[self.world], ONE_ROW))
 
     def recorded(self, study: Study, round: int) -> bool:
         """Whether the files on disk know of this release, now."""

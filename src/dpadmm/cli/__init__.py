@@ -1,19 +1,128 @@
-"""The command line: one file per command, loaded when it is run."""
+"""The command line: one file per command group, loaded when it is run."""
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm.cli.commands import Commands
-from dpadmm.cli.interrupted import Interrupted
-from dpadmm.errors import DpadmmError, Refusal
+from dpadmm._base.errors import DpadmmError, Refusal
 
 INTERRUPTED = 130
+
+
+class Interrupted(Exception):
+    """Ctrl-C ended a command early; the message says what was kept."""
+
+
+class Entry(NamedTuple):
+    """The module and the function of a command, and the first line of its help."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "demo": Entry(
+        "demo",
+        "demo",
+        "Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets.",
+    ),
+    "simulate": Entry(
+        "simulate", "simulate_command", "Train across simulated agents: what accuracy costs what privacy."
+    ),
+    "train": Entry("train", "train", "Train a study's model on a table, all agents in this process."),
+    "predict": Entry("model", "predict", "Predict every row of a table."),
+    "evaluate": Entry("model", "evaluate", "Evaluate a model on a table with labels."),
+    "explain": Entry(
+        "model", "explain", "Show coefficients in the units of the columns, largest effect first."
+    ),
+    "plan": Entry(
+        "plan", "plan", "Forecast the cost and the accuracy of a study, without reading private rows."
+    ),
+    "privacy": Entry(
+        "privacy",
+        "privacy",
+        "Privacy calculator: compute noise, ε per round, total ε or rounds from the others.",
+    ),
+    "compare": Entry(
+        "compare",
+        "compare_command",
+        "Compare methods at equal privacy: what does each reach, and what does it cost?",
+    ),
+    "reproduce": Entry(
+        "reproduce", "reproduce", "Run the paper's experiments and draw its figures and tables."
+    ),
+    "report": Entry(
+        "report",
+        "report",
+        "One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown.",
+    ),
+    "audit": Entry(
+        "audit",
+        "audit",
+        "Run a privacy attack against the shipped agent, and check that it keeps its guarantee.",
+    ),
+    "verify": Entry("verify", "verify", "Check a privacy statement: recompute every ε in two ways."),
+    "study": Entry("study", "study_app", "A study: the public contract of a run."),
+    "agent": Entry(
+        "agent", "agent_app", "For data owners: your table, your limits, and the studies you take part in."
+    ),
+    "aggregator": Entry(
+        "aggregator",
+        "aggregator_app",
+        "For study coordinators: certificates, the broker, rounds and the model.",
+    ),
+    "federation": Entry("federation", "federation_app", "Try a whole federation on this machine."),
+    "ledger": Entry(
+        "ledger", "ledger_app", "The privacy budget of a data set: spent, reserved and left, by study."
+    ),
+}
+
+
+class Commands(TyperGroup):
+    """Lists commands from the table, and loads only the one that is run."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, entry in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=entry.help))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and loaded(str(name)), rest
+
+
+def loaded(name: str) -> Any:
+    """Import a command."""
+    entry = COMMANDS[name]
+    command = getattr(import_module(f"dpadmm.cli.{entry.module}"), entry.attribute)
+    alone = typer.Typer(add_completion=False)
+    alone.callback()(lambda: None)  # makes it a group
+    if isinstance(command, typer.Typer):
+        alone.add_typer(command, name=name)
+    else:
+        alone.command(name)(command)
+    group = typer.main.get_command(alone)
+    assert isinstance(group, TyperGroup)
+    return _reflowed(group.commands[name])
+
+
+def _reflowed(command: Any) -> Any:
+    """Join the lines of each paragraph of the help, so that it wraps at the width of the terminal."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    for each in getattr(command, "commands", {}).values():
+        _reflowed(each)
+    return command
+
 
 app = typer.Typer(
     name="dpadmm",
@@ -41,10 +150,10 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 done, 1 an audit failed, 2 the user can cure it, 130 interrupted."""
+    """Run a command. Exit codes: 0 success, 1 failed audit, 2 user error, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # where ε cannot be shown, ? is
+            stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded
     try:
         code = app(standalone_mode=False)
     except Interrupted as error:
@@ -52,7 +161,7 @@ def main() -> None:
     except typer.TyperException as error:
         _fail(error.format_message(), 2)
     except Refusal as error:
-        # Whoever runs commands here is the owner, who may see what is wrong with the rows
+        # The user of the command is the owner, who may see the problem with the rows
         why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
         _fail(f"{error}{why} [{error.code}]", 2)
     except DpadmmError as error:
@@ -61,12 +170,12 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", 2)
     else:
-        if code == INTERRUPTED:  # what typer makes of Ctrl-C
+        if code == INTERRUPTED:  # typer's exit code for Ctrl-C
             _fail("interrupted", INTERRUPTED)
         sys.exit(code)
 
 
 def _fail(sentence: str, code: int) -> None:
-    if sentence:  # none when typer has shown the help instead
+    if sentence:  # empty if typer has shown the help
         typer.echo(f"dpadmm: {' '.join(sentence.split())}", err=True)
     sys.exit(code)

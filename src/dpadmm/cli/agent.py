@@ -1,33 +1,40 @@
-"""``dpadmm agent``: what a data owner does, from the first file to taking part in a study."""
+"""``dpadmm agent``: the commands of a data owner, from the first file to taking part in a study."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from dpadmm.cli import agent_network
+from dpadmm._base.errors import Refusal, StudyError
 from dpadmm.cli.columns import counts_of, show_survey
-from dpadmm.cli.costs import amount, epsilon_left, epsilon_of, left_of, limits, limits_table
-from dpadmm.cli.decisions import accept, decline
-from dpadmm.cli.decisions import leave as end_study
-from dpadmm.cli.ledger import ENDED_EARLY, chosen_study, rounded_up
-from dpadmm.cli.screen import say, say_path
-from dpadmm.cli.site_words import checked, doubts, ledger_in_words, limits_in_words, rows_in_words
-from dpadmm.cli.study import Json, StudyFile, figures, in_words, write_template
-from dpadmm.errors import Refusal, StudyError
-from dpadmm.privacy.book import Book
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.site import Site, read_site
-from dpadmm.site_promises import broken_promises
-from dpadmm.study import Study, read_study
+from dpadmm.cli.ledger import ENDED_EARLY, chosen_study, left_in
+from dpadmm.cli.screen import AsJson, echo_json, rounded_down, rounded_up, say, say_path, table
+from dpadmm.cli.study import StudyFile, figures, in_words, write_template
+from dpadmm.federation.site import decisions
+from dpadmm.site.limits import broken_promises
+from dpadmm.site.site import Site, read_site
+from dpadmm.study.study import Study, read_study
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.ledger_state import Book
+from dpadmm.trusted.policy import Policy
+
+if TYPE_CHECKING:
+    from dpadmm.federation.site.process import SiteProcess
+    from dpadmm.trusted.unit import Persons
 
 agent_app = typer.Typer(
-    help="For data owners: your table, your limits, and the studies that you agree to.", no_args_is_help=True
+    help="For data owners: your table, your limits, and the studies you take part in.", no_args_is_help=True
 )
 
 SiteFile = Annotated[Path, typer.Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
@@ -37,20 +44,20 @@ SiteOption = Annotated[Path, typer.Option("--site", help="Your site.toml.", meta
 @agent_app.command("init")
 def init(
     folder: Annotated[
-        Path, typer.Argument(help="A folder of this data set.", show_default=False, metavar="FOLDER")
+        Path, typer.Argument(help="The folder for this data set.", show_default=False, metavar="FOLDER")
     ],
 ) -> None:
-    """Write a site.toml with comments, to be filled in. Nothing is overwritten."""
+    """Write a commented site.toml to fill in. Existing files are kept."""
     file = folder / "site.toml"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are its owner's
-    write_template("site.toml", file)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are private
+    write_template("site", file)
     console = Console()
     say_path(console, f"Written: {file}")
-    say(console, "1. Fill it in: your table, its label, rows of one person, your limits.")
-    say_path(console, f"2. See whether it holds:              dpadmm agent check {file}")
-    say_path(console, f"3. Begin the ledger, once:            dpadmm agent begin {file}")
-    say_path(console, f"4. For every study that you are sent: dpadmm agent review STUDY --site {file}")
-    say_path(console, f"5. To take part in it:                dpadmm agent enrol STUDY --site {file}")
+    say(console, "1. Fill it in: your table, its label, the rows per person, your limits.")
+    say_path(console, f"2. Check it:                 dpadmm agent check {file}")
+    say_path(console, f"3. Create the ledger, once:  dpadmm agent begin {file}")
+    say_path(console, f"4. Review each study:        dpadmm agent review STUDY --site {file}")
+    say_path(console, f"5. Take part in a study:     dpadmm agent enrol STUDY --site {file}")
 
 
 @agent_app.command("check")
@@ -58,122 +65,122 @@ def check(
     site_file: SiteFile,
     study_file: Annotated[
         Path | None,
-        typer.Option("--study", metavar="STUDY", help="Also count what it would clamp, or not know."),
+        typer.Option("--study", metavar="STUDY", help="Also count the cells that this study would change."),
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Read your table; show your limits and what is left of them. For your eyes only.
+    """Read your table, and show your limits and the remaining budget.
 
-    With a study: how many cells are beyond its bounds, none of its values, or missing. An agent takes such
-    cells as the study says, without a word to anybody: only you can see here whether they are a mistake.
+    With --study, also count the cells outside the bounds of the study, with unknown values, or missing. An
+    agent replaces such cells silently, as the study defines. The counts are exact: do not publish them.
     """
     site, study = _opened(site_file), read_study(study_file) if study_file else None
-    persons = site.rows.persons()
-    book = _book(site)
+    persons, state = site.rows.persons(), _ledger_state(site)
     survey = site.rows.survey(study) if study else None
     if as_json:
         counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
-        typer.echo(json.dumps(checked(site, persons, book) | counts, indent=2, allow_nan=False))
-    else:
-        console = Console()
-        say_path(console, f"Table: {site.table}")
-        for sentence in (*rows_in_words(site, persons), *limits_in_words(site.policy)):
-            say(console, sentence)
-        say_path(console, f"Ledger: {site.ledger}")
-        say(console, ledger_in_words(site.policy, book))
-        for worry in doubts(site, persons, book):
-            say(console, f"Note: {worry}")
-        if study is not None and survey is not None:
-            say(console, study.name, style="bold")
-            show_survey(console, study, survey)
-            for problem in survey.problems:
-                say(console, f"Warning: {problem}")
-        elif study is not None:
-            say(console, "Cells can be counted in .csv and .parquet tables only.")
+        return echo_json(_site_figures(site, persons, state) | counts)
+    console = Console()
+    say_path(console, f"Table: {site.table}")
+    for sentence in (*_rows_text(site, persons), *_limits_text(site.policy)):
+        say(console, sentence)
+    say_path(console, f"Ledger: {site.ledger}")
+    say(console, _ledger_text(site.policy, state))
+    for warning in _warnings(site, persons, state):
+        say(console, f"Warning: {warning}")
+    if study is not None and survey is not None:
+        say(console, study.name, style="bold")
+        show_survey(console, study, survey)
+        for problem in survey.problems:
+            say(console, f"Warning: {problem}")
+    elif study is not None:
+        say(console, "Cells are counted in .csv and .parquet tables only.")
+    return None
 
 
 @agent_app.command("begin")
 def begin(site_file: SiteFile) -> None:
-    """Begin the ledger of this data set. Refused where there is one: what was spent stays spent."""
+    """Create the ledger of this data set. Refused if there is one, because spent budget stays spent."""
     site = _opened(site_file)
     site.begin()
     console = Console()
-    say_path(console, f"Begun: {site.ledger}")
-    say(console, "Never delete it or put an old copy back: it alone knows what was given away.")
+    say_path(console, f"Created: {site.ledger}")
+    say(console, "Never delete it or restore an old copy: it is the only record of the spent budget.")
 
 
 @agent_app.command("review")
 def review(
     study_file: StudyFile,
     site_file: SiteOption = Path("site.toml"),
-    as_json: Json = False,
-    accepted: Annotated[bool, typer.Option("--accept", help="Agree to it: the same as enrol.")] = False,
+    as_json: AsJson = False,
+    accepted: Annotated[bool, typer.Option("--accept", help="Accept the study, like enrol.")] = False,
     declined: Annotated[
-        bool, typer.Option("--decline", help="Say no, kept with the date; an enrolled study is left.")
+        bool, typer.Option("--decline", help="Decline the study; an enrolled study is left.")
     ] = False,
 ) -> None:
-    """Show what a study would cost you, against your limits and your ledger; accept or decline it.
+    """Compare the cost of a study with your limits and your ledger; accept or decline it.
 
-    Exit code 0: you could enrol it. 2: it would be refused, and why. An agent may be running meanwhile.
+    Exit code 0: you can enrol it. 2: it would be refused; the message gives the reason. The agent may run
+    at the same time.
     """
     if accepted and declined:
-        raise StudyError("a study is accepted or declined, not both")
+        raise StudyError("a study can be accepted or declined, not both")
     study, site = read_study(study_file), _opened(site_file)
-    book, refusal, n_rows = read_ledger(site.ledger), None, None
+    state, refusal, rows, n_rows = read_ledger(site.ledger), None, None, None
     try:
-        n_rows = site.rehearse(study, book).rows.n_rows
+        rows = site.rehearse(study, state).rows
+        n_rows = rows.n_rows
     except Refusal as error:
         refusal = error
-    if n_rows is None and refusal is not None and refusal.code != "study-unfit" and not declined:
-        n_rows = site.rows.persons().n_rows
-    lines = limits(study, site.policy, book, n_rows)
+        if error.code != "study-unfit" and not declined:
+            n_rows = site.rows.persons().n_rows
+    lines = _limits(study, site.policy, state, n_rows)
     if as_json:
-        said = {"code": refusal.code, "text": str(refusal)} if refusal else None
-        answer = {"acceptable": refusal is None, "refusal": said, "limits": lines, "study": figures(study)}
-        answer["enrolled"] = study.hash in book.accounts
-        typer.echo(json.dumps({**answer, "rows": n_rows}, indent=2, allow_nan=False))
+        reason = {"code": refusal.code, "text": str(refusal)} if refusal else None
+        answer = {"acceptable": refusal is None, "refusal": reason, "limits": lines, "study": figures(study)}
+        echo_json({**answer, "enrolled": study.hash in state.accounts, "rows": n_rows})
     else:
         _show_review(study, site, lines)
     if declined:
-        say(Console(stderr=as_json), _declined(study, site, *decline(site, study)))
+        say(Console(stderr=as_json), _declined_text(study, site, *decisions.decline(site, study)))
         return
     if refusal:
         raise refusal
     if accepted:
-        book = accept(site, study)
+        state = decisions.accept(site, study, rows)
     if not as_json:
-        _say_remarks(study, site, book)
-        say(Console(), _verdict(study, book))
+        _show_warnings(study, site, state)
+        say(Console(), _review_result(study, state))
 
 
 @agent_app.command("enrol")
-def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_json: Json = False) -> None:
-    """Agree to a study: pin it to your rows as they are now, and reserve what it costs.
+def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -> None:
+    """Accept a study: fix its rows as they are now, and reserve its budget.
 
-    Doing it again is harmless. The rows must stay as they are until the study has ended.
+    Repeating the command is harmless. The rows must not change until the study has ended.
     """
     study, site = read_study(study_file), _opened(site_file)
     before = read_ledger(site.ledger).accounts
-    book = accept(site, study)
-    account = book.accounts[study.hash]
-    n_rows = account.about["n_rows"]
-    reserved, left = Fraction(account.reservation.mu_squared), left_of(site.policy, book.promised)
+    state = decisions.accept(site, study)
+    account = state.accounts[study.hash]
+    n_rows, at = account.about["n_rows"], account.reservation.at
+    reserved, left = Fraction(account.reservation.mu_squared), _left(site.policy, state.promised)
     if as_json:
-        answer = {"study": study.hash, "rows": n_rows, "enrolled_at": account.reservation.at}
-        amounts = {"reserved": amount(reserved, site.policy), "left": amount(left, site.policy)}
-        typer.echo(json.dumps({**answer, **amounts}, indent=2, allow_nan=False))
-        return
+        answer = {"study": study.hash, "rows": n_rows, "enrolled_at": at}
+        amounts = {"reserved": _amount(reserved, site.policy), "left": _amount(left, site.policy)}
+        return echo_json({**answer, **amounts})
     console = Console()
-    already = "Already enrolled, and nothing was changed" if study.hash in before else "Enrolled"
-    say(console, f"{already}: {study.name}, with {n_rows:,} rows, since {account.reservation.at}.")
+    done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
+    say(console, f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
     say_path(console, study.hash)
     say(
         console,
-        f"Reserved: ε {epsilon_of(reserved, site.policy)} of {rounded_up(site.policy.epsilon)} at "
-        f"δ = {site.policy.delta:g}; left for other studies: {epsilon_left(book.promised, site.policy)}.",
+        f"Reserved: ε {_epsilon(reserved, site.policy)} of {rounded_up(site.policy.epsilon)} at "
+        f"δ = {site.policy.delta:g}; left for other studies: {_epsilon_left(state.promised, site.policy)}.",
     )
-    _say_remarks(study, site, book)
-    say(console, "Leave the table as it is until the study has ended: changed rows are refused.")
+    _show_warnings(study, site, state)
+    say(console, "Do not change the table until the study has ended: changed rows are refused.")
+    return None
 
 
 @agent_app.command("leave")
@@ -188,41 +195,164 @@ def leave(
     ],
     site_file: SiteOption = Path("site.toml"),
 ) -> None:
-    """End a study here: it gets no more answers, and what it reserved and did not use is free again.
+    """Leave a study: it gets no more answers, and its unused budget is released.
 
-    What was released stays spent. A study that was left cannot be enrolled again. A running agent heeds it.
+    Released answers stay spent, and a study that was left cannot be enrolled again. A running agent stops to
+    answer it.
     """
     site = _opened(site_file)
-    book = read_ledger(site.ledger)
-    chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(book, study)
-    already = book.account(chosen).closed
-    book = book if already else end_study(site, chosen)
-    account, console = book.accounts[chosen], Console()
-    left = "Left before, and nothing was changed" if already else "Left"
-    say(console, f"{left}: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
+    state = read_ledger(site.ledger)
+    chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(state, study)
+    already = state.account(chosen).closed
+    state = state if already else decisions.leave(site, chosen)
+    account, console = state.accounts[chosen], Console()
+    done = "Already left, nothing changed" if already else "Left"
+    say(console, f"{done}: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
     say_path(console, chosen)
-    spent, rest = epsilon_of(account.spent, site.policy), epsilon_left(book.promised, site.policy)
-    say(console, f"ε {spent} was spent on it and stays so; left for others: {rest}. {ENDED_EARLY}")
+    spent, left = _epsilon(account.spent, site.policy), _epsilon_left(state.promised, site.policy)
+    say(console, f"It spent ε {spent}; left for other studies: {left}. {ENDED_EARLY}")
 
 
-for _command in (agent_network.request, agent_network.join, agent_network.run, agent_network.status):
-    agent_app.command(_command.__name__)(_command)
+@agent_app.command("request")
+def request(
+    name: Annotated[str, typer.Argument(help="Site name.", show_default=False, metavar="NAME")],
+    site_file: SiteOption = Path("site.toml"),
+) -> None:
+    """Create the private key of your site, and a request to send to the aggregator."""
+    from dpadmm.federation.pki.joining import make_request
+
+    folder = read_site(site_file).path.parent
+    made = make_request(folder, name)
+    console = Console()
+    say_path(console, f"Send to the aggregator: {folder / 'network' / 'request.json'}")
+    say(console, "It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
+    say_path(console, made.fingerprint)
+    say(console, "Next: dpadmm agent join INVITATION, with the file that they send back.")
 
 
-def _say_remarks(study: Study, site: Site, book: Book) -> None:
-    for remark in (*site.rows.remarks(study), *broken_promises(site.policy, book)):
-        say(Console(), f"For your eyes only: {remark}")
+@agent_app.command("join")
+def join(
+    invitation_file: Annotated[
+        Path, typer.Argument(help="The aggregator's invitation.", show_default=False, metavar="INVITATION")
+    ],
+    site_file: SiteOption = Path("site.toml"),
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The expected fingerprint, from the study coordinators.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="I have compared the fingerprint.")] = False,
+) -> None:
+    """Accept the aggregator's invitation, after you have compared its fingerprint."""
+    from dpadmm.federation.pki import joining
+
+    folder, invitation = read_site(site_file).path.parent, joining.read_invitation(invitation_file)
+    console = Console()
+    say(console, f"Invitation for {invitation.name}, to connect to {invitation.url}")
+    say(console, "Fingerprint of the aggregator's authority:")
+    say_path(console, invitation.ca_fingerprint)
+    if fingerprint is not None:
+        if not joining.same_fingerprint(fingerprint, invitation.ca_fingerprint):
+            raise StudyError("the fingerprints differ: this invitation is from somebody else")
+    elif not yes:
+        if not os.isatty(0):
+            raise StudyError("compare the fingerprint with the study coordinators, then add --yes")
+        if not typer.confirm("Have you compared it with the study coordinators, and is it the same?"):
+            raise StudyError("not joined: ask the study coordinators for their fingerprint")
+    joining.join(folder, invitation)
+    say(console, f"Joined as {invitation.name}. Next, for each study you receive:")
+    say_path(console, f"  dpadmm agent review STUDY --accept --site {site_file}")
+    say_path(console, f"  dpadmm agent run --site {site_file}")
+
+
+@agent_app.command("run")
+def run(
+    site_file: SiteOption = Path("site.toml"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log to agent.log only.")] = False,
+) -> None:
+    """Answer the studies that you accepted, until it is stopped. Connects to the broker; opens no port.
+
+    It notices when you accept or leave a study. It can be killed at any time and resumes when started again.
+    """
+    from dpadmm.federation.site.process import SiteProcess, make_log
+
+    os.environ.setdefault(
+        "ARROW_DEFAULT_MEMORY_POOL", "system"
+    )  # returns the memory of tables that were read
+    site = read_site(site_file)
+    for warning in (*site.worries(), *broken_promises(site.policy, read_ledger(site.ledger))):
+        typer.echo(f"dpadmm: warning: {warning}", err=True)
+    log = make_log(site.path.parent, terminal=not quiet)
+    with _without_pandas():
+        asyncio.run(_run_until_signal(SiteProcess(site, log)))
+    log.info("stopped")
+
+
+@contextmanager
+def _without_pandas() -> Iterator[None]:
+    """Keep pyarrow from importing pandas, which would cost an agent 40 MB that it does not use."""
+    import pyarrow
+
+    if "pandas" in sys.modules:
+        yield
+        return
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    try:
+        with suppress(AttributeError):  # pyarrow tries to use it once
+            pyarrow.array([0])
+        yield
+    finally:
+        del sys.modules["pandas"]
+
+
+async def _run_until_signal(process: SiteProcess) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await process.run(stop)
+
+
+@agent_app.command("status")
+def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -> None:
+    """Show whether the agent is running and connected, and which studies it answers."""
+    path = read_site(site_file).path.parent / decisions.STATUS
+    if not path.exists():
+        raise StudyError("the agent has not run here yet: start it with dpadmm agent run")
+    seen = decisions.read_status(path)
+    seen["running"] = bool(seen["running"]) and _is_alive(seen["pid"])
+    seen["connected"] = seen["running"] and seen["connected"]
+    if as_json:
+        return echo_json(seen)
+    console = Console()
+    running = "is running" if seen["running"] else "is not running"
+    connected = "connected" if seen["connected"] else "not connected"
+    say(console, f"{seen['site']}: the agent {running}, {connected} to {seen['broker']} ({seen['at']})")
+    say(console, f"Its certificate is valid until {seen['certificate_expires'][:10]}.")
+    out = table("study", "decision", "answering", "last round", "of")
+    for each in seen["studies"]:
+        answering = "yes" if each["answering"] and seen["running"] else "no"
+        last = "" if each["last_round"] is None else str(each["last_round"])
+        out.add_row(each["name"], each["decision"], answering, last, str(each["n_rounds"]))
+    return console.print(out)
+
+
+def _is_alive(pid: object) -> bool:
+    try:
+        os.kill(int(str(pid)), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _opened(path: Path) -> Site:
     site = read_site(path)
-    for worry in site.worries():
-        typer.echo(f"dpadmm: warning: {worry}", err=True)
+    for warning in site.worries():
+        typer.echo(f"dpadmm: warning: {warning}", err=True)
     return site
 
 
-def _book(site: Site) -> Book | None:
-    """The ledger, None where it is not begun."""
+def _ledger_state(site: Site) -> Book | None:
+    """The state of the ledger; None before it is created."""
     try:
         return read_ledger(site.ledger)
     except Refusal as refusal:
@@ -231,38 +361,198 @@ def _book(site: Site) -> Book | None:
         return None
 
 
+# The site
+
+
+def _rows_text(site: Site, persons: Persons) -> list[str]:
+    k = site.policy.unit.rows
+    rows = "one row" if k == 1 else f"{k} rows"
+    if persons.n_persons is None:
+        return [f"{persons.n_rows:,} rows, all used: you guarantee that nobody has more than {rows}."]
+    counts = f"{persons.n_rows:,} rows of {persons.n_persons:,} persons; {persons.n_used:,} rows are used."
+    if persons.n_used == persons.n_rows:
+        return [counts, f"Nobody has more than {rows}."]
+    reasons = [
+        (persons.n_above, f"{_count(persons.n_above, 'person has', 'persons have')} more than {rows}"),
+        (persons.n_without_id, f"{_count(persons.n_without_id, 'row has', 'rows have')} no id"),
+        (
+            persons.n_ambiguous,
+            f"{_count(persons.n_ambiguous, 'id is', 'ids are')} written in different ways (7 and 007)",
+        ),
+    ]
+    why = "; ".join(text for count, text in reasons if count)
+    return [counts, f"The others count as rows of zeros: {why}."]
+
+
+def _count(n: int, one: str, several: str) -> str:
+    return f"{n:,} {one if n == 1 else several}"
+
+
+def _limits_text(policy: Policy) -> list[str]:
+    rows = _count(policy.unit.rows, "row", "rows")
+    return [
+        f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({rows}), over all studies.",
+        f"Allowed: {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at "
+        f"most {policy.max_rounds:,} rounds in a study; no study with fewer than {policy.min_rows:,} rows.",
+        f"Local evaluation of models on your rows: {'allowed' if policy.local_metrics else 'not allowed'}.",
+    ]
+
+
+def _ledger_text(policy: Policy, state: Book | None) -> str:
+    if state is None:
+        return "Not created yet."
+    n_open = sum(not account.closed for account in state.accounts.values())
+    return (
+        f"{_count(len(state.accounts), 'study', 'studies')}, {n_open} of them open; ε "
+        f"{_epsilon(state.spent, policy)} spent, {_epsilon(state.promised, policy)} spent or reserved, "
+        f"{_epsilon_left(state.promised, policy)} left."
+    )
+
+
+def _warnings(site: Site, persons: Persons, state: Book | None) -> list[str]:
+    from dpadmm.data.lines import swallowed
+
+    found, used = swallowed(site.table, persons.n_rows), persons.n_used
+    if used < site.policy.min_rows:
+        found.append(f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}.")
+    if site.policy.delta * used >= 1.0:
+        found.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
+    return found + (broken_promises(site.policy, state) if state else [])
+
+
+def _site_figures(site: Site, persons: Persons, state: Book | None) -> dict[str, Any]:
+    policy = site.policy
+    return {
+        "table": str(site.table),
+        "rows": persons.n_rows,
+        "rows_used": persons.n_used,
+        "persons": persons.n_persons,
+        "persons_with_more": persons.n_above,
+        "ids_written_differently": persons.n_ambiguous,
+        "rows_without_id": persons.n_without_id,
+        "limits": {
+            "epsilon": policy.epsilon,
+            "delta": policy.delta,
+            "methods": sorted(policy.methods),
+            "losses": sorted(policy.losses),
+            "max_rounds": policy.max_rounds,
+            "min_rows": policy.min_rows,
+            "rows_per_person": policy.unit.rows,
+            "local_metrics": policy.local_metrics,
+        },
+        "ledger": str(site.ledger),
+        "spent": None if state is None else _amount(state.spent, policy),
+        "promised": None if state is None else _amount(state.promised, policy),
+        "left": _amount(_left(policy, state.promised if state else Fraction(0)), policy),
+        "notes": [*site.worries(), *_warnings(site, persons, state)],
+    }
+
+
+# The cost of a study
+
+
+def _limits(study: Study, policy: Policy, state: Book, n_rows: int | None) -> list[dict[str, Any]]:
+    """Every limit with its requested, allowed and remaining amount, without the study's own reservation."""
+    promised, known = state.promised, state.accounts.get(study.hash)
+    if known is not None and not known.closed:
+        promised -= Fraction(known.reservation.mu_squared)
+    lines: list[dict[str, Any]] = []
+    for limit in policy.evaluate(study.terms, n_rows, promised):
+        if limit.name == "budget":
+            sums = (limit.asked, limit.allowed, limit.left)
+            asked, allowed, left = (_amount(Fraction(cast(float, value)), policy) for value in sums)
+            lines += [_line(name, asked[name], allowed[name], left[name], limit.holds) for name in asked]
+        else:
+            names = list(limit.allowed) if isinstance(limit.allowed, tuple) else limit.allowed
+            lines.append(_line(limit.name, limit.asked, names, limit.left, limit.holds))
+    return lines
+
+
+def _line(limit: str, asked: Any, allowed: Any, left: Any, holds: bool) -> dict[str, Any]:
+    return {"limit": limit, "asked": asked, "allowed": allowed, "left": left, "holds": holds}
+
+
+def _left(policy: Policy, promised: Fraction) -> Fraction:
+    """Σμ² that is neither spent nor reserved."""
+    return left_in(Fraction(policy.cap), promised)
+
+
+def _amount(mu_squared: Fraction, policy: Policy) -> dict[str, float]:
+    """Σμ², and the corresponding ε at the owner's δ."""
+    return {"epsilon": policy.epsilon_of(mu_squared), "mu_squared": float(mu_squared)}
+
+
+def _epsilon(mu_squared: Fraction, policy: Policy) -> str:
+    return rounded_up(_amount(mu_squared, policy)["epsilon"])
+
+
+def _epsilon_left(promised: Fraction, policy: Policy) -> str:
+    return rounded_down(_amount(_left(policy, promised), policy)["epsilon"])
+
+
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
-    console = Console()
+    console, policy = Console(), site.policy
     say(console, study.name, style="bold")
     say_path(console, study.hash)
     say(console, in_words(study)[0])
-    console.print(limits_table(site.policy, lines))
-    k = site.policy.unit.rows
-    who = "with one row" if k == 1 else f"with up to {k} rows"
+    console.print(_limits_table(policy, lines))
+    who = "with one row" if policy.unit.rows == 1 else f"with up to {policy.unit.rows} rows"
     cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
     say(
         console,
-        f"It would cost each person {who} here ε {rounded_up(cost)} at your δ = {site.policy.delta:g}; "
+        f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}; "
         "Σμ² of several studies adds up, ε does not.",
     )
 
 
-def _declined(study: Study, site: Site, book: Book, changed: bool) -> str:
-    account = book.accounts.get(study.hash)
+def _limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:
+    names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
+    out = table("", "asked", "allowed", "left", "fits")
+    for column in out.columns:
+        column.overflow = "fold"
+    for line in limits:
+        out.add_row(
+            names.get(line["limit"], line["limit"]),
+            *(_cell(line["limit"], name, line[name]) for name in ("asked", "allowed", "left")),
+            "yes" if line["holds"] else "no",
+        )
+    return out
+
+
+def _cell(limit: str, column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if limit == "epsilon":
+        return rounded_down(value) if column == "left" else rounded_up(value)
+    if limit == "mu_squared":
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(value)
+    at_least = "at least " if (limit, column) == ("rows", "allowed") else ""
+    return f"{at_least}{value:,}" if isinstance(value, int) else str(value)
+
+
+def _show_warnings(study: Study, site: Site, state: Book) -> None:
+    for warning in (*site.rows.remarks(study), *broken_promises(site.policy, state)):
+        say(Console(), f"For the owner only: {warning}")
+
+
+def _declined_text(study: Study, site: Site, state: Book, changed: bool) -> str:
+    account = state.accounts.get(study.hash)
     if account is None:
-        said = "Declined, and kept with the date" if changed else "Declined before, and nothing was changed"
-        return f"{said}. Nothing was reserved."
-    said = "Declined. It was enrolled, and is left now" if changed else "Left before, and nothing was changed"
-    spent, rest = epsilon_of(account.spent, site.policy), epsilon_left(book.promised, site.policy)
+        done = "Declined, and recorded with the date" if changed else "Already declined, nothing changed"
+        return f"{done}. Nothing was reserved."
+    done = "Declined. It was enrolled, and is left now" if changed else "Already left, nothing changed"
+    spent, left = _epsilon(account.spent, site.policy), _epsilon_left(state.promised, site.policy)
     return (
-        f"{said}: it gets no more answers, and cannot be enrolled again. ε {spent} was spent on it in "
-        f"{len(account.rounds)} rounds and stays so; nothing more is reserved. Left for others: {rest}."
+        f"{done}: it gets no more answers, and cannot be enrolled again. It spent ε {spent} in "
+        f"{len(account.rounds)} rounds; nothing more is reserved. Left for other studies: {left}."
     )
 
 
-def _verdict(study: Study, book: Book) -> str:
-    account = book.accounts.get(study.hash)
+def _review_result(study: Study, state: Book) -> str:
+    account = state.accounts.get(study.hash)
     if account is None:
-        return "Within your limits: you could enrol it. Nothing was changed."
+        return "Within your limits: you can enrol it. Nothing was changed."
     done = f"{len(account.rounds)} of {study.settings.n_rounds} rounds are answered"
     return f"Enrolled since {account.reservation.at}: {done}."

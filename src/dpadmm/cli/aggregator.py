@@ -1,41 +1,53 @@
-"""``dpadmm aggregator``: who may take part, and studies across sites, from certificates to the model."""
+"""``dpadmm aggregator``: certificates of sites, and studies across sites up to the model."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
+import signal
+from collections.abc import Coroutine
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
-from dpadmm.cli.aggregator_run import run, show
-from dpadmm.cli.screen import say, say_path, table
-from dpadmm.errors import StudyError
-from dpadmm.files import atomic_file
+from dpadmm._base.errors import StudyError
+from dpadmm._base.files import atomic_file
+from dpadmm.cli import Interrupted
+from dpadmm.cli.screen import AsJson, echo_json, progress_bar, say, say_path, table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from dpadmm.federation.aggregator.coordinator import View
+    from dpadmm.federation.aggregator.server import Server
+
+T = TypeVar("T")
 
 aggregator_app = typer.Typer(
-    help="For who runs studies across sites: certificates, the broker, rounds and the model.",
-    no_args_is_help=True,
+    help="For study coordinators: certificates, the broker, rounds and the model.", no_args_is_help=True
 )
 
 Folder = Annotated[
-    Path, typer.Option("--folder", help="The aggregator's folder, made by init.", metavar="FOLDER")
+    Path, typer.Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 ChosenStudy = Annotated[
     Path | None,
-    typer.Argument(help="The study's file; not needed if there is one only.", metavar="STUDY"),
+    typer.Argument(help="The study's file; optional if there is only one study.", metavar="STUDY"),
 ]
-Port = Annotated[int | None, typer.Option("--port", help="Another port for the own broker.", metavar="PORT")]
+Port = Annotated[
+    int | None, typer.Option("--port", help="Another port for the built-in broker.", metavar="PORT")
+]
 BrokerUrl = Annotated[
-    str | None, typer.Option("--broker", help="An existing NATS broker, instead of an own.", metavar="URL")
+    str | None,
+    typer.Option("--broker", help="An existing NATS broker, instead of the built-in broker.", metavar="URL"),
 ]
 PagePort = Annotated[
-    int, typer.Option("--page-port", help="Port of the live page; 0 for any that is free.", metavar="PORT")
+    int, typer.Option("--page-port", help="Port of the live page; 0 for any free port.", metavar="PORT")
 ]
-WithPage = Annotated[bool, typer.Option("--page/--no-page", help="A live page on this machine only.")]
+WithPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve a live page on this machine only.")]
 HERE = Path()
 
 
@@ -44,65 +56,67 @@ def init(
     folder: Annotated[Path, typer.Argument(help="A new folder.", show_default=False, metavar="FOLDER")],
     host: Annotated[
         list[str],
-        typer.Option(help="A name or address by which sites reach this machine; may be repeated."),
+        typer.Option(help="A host name or address under which sites reach this machine; repeatable."),
     ],
-    port: Annotated[int, typer.Option(help="The broker's port.")] = 4222,
+    port: Annotated[int, typer.Option(help="The port of the broker.")] = 4222,
     listen: Annotated[
-        str | None, typer.Option(help="The address that the broker listens at; all if not given.")
+        str | None,
+        typer.Option(help="The address on which the broker listens.", show_default="all addresses"),
     ] = None,
 ) -> None:
-    """Begin an aggregator: its authority for certificates, and its broker's configuration."""
-    from dpadmm.federation.certificates import Authority
+    """Create an aggregator: its certificate authority and the configuration of its broker."""
+    from dpadmm.federation.pki.authority import Authority
 
     authority = Authority.create(folder, hosts=host, port=port, listen=listen)
     console = Console()
-    say_path(console, f"Written: {folder}, with keys that nobody else may have.")
+    say_path(console, f"Created: {folder}. It contains private keys: keep it secret.")
     say_path(console, f"Sites will connect to {authority.url}")
-    say(console, "Fingerprint of this authority; sites compare it when they join:")
+    say(console, "Fingerprint of this authority, which sites compare when they join:")
     say_path(console, authority.fingerprint)
     say_path(console, f"Next: dpadmm aggregator approve REQUEST --folder {folder}")
 
 
 @aggregator_app.command("approve")
 def approve(
-    request: Annotated[Path, typer.Argument(help="A site's request.json.", show_default=False)],
+    request: Annotated[Path, typer.Argument(help="The site's request.json.", show_default=False)],
     folder: Folder = HERE,
-    days: Annotated[int, typer.Option(help="How long the certificate holds.", metavar="DAYS")] = 397,
+    days: Annotated[int, typer.Option(help="Validity of the certificate in days.", metavar="DAYS")] = 397,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where the invitation goes.", metavar="FILE")
+        Path | None,
+        typer.Option("-o", "--output", help="The invitation's file.", metavar="FILE", show_default=False),
     ] = None,
     fingerprint: Annotated[
-        str | None, typer.Option(help="The site's fingerprint, as its people told you: it must be the same.")
+        str | None, typer.Option(help="The expected fingerprint, from the owner of the site.")
     ] = None,
 ) -> None:
-    """Certify a site's key, and write the invitation to send back. Neither file is secret."""
-    from dpadmm.federation.certificates import Authority, read_request
-    from dpadmm.federation.invitation import same_fingerprint
+    """Certify the key of a site, and write the invitation to send back. Neither file is secret."""
+    from dpadmm.federation.pki.authority import Authority
+    from dpadmm.federation.pki.joining import read_request, same_fingerprint
 
     authority, asked = Authority.open(folder), read_request(request)
     if fingerprint is not None and not same_fingerprint(fingerprint, asked.fingerprint):
-        raise StudyError("the fingerprint is another than you gave: this is not their request")
+        raise StudyError("the fingerprints differ: this request is from somebody else")
     target = output or Path(f"{asked.name}.invitation.json")
     if target.exists():
-        raise StudyError(f"{target} exists and is kept; give another name with --output")
+        raise StudyError(f"{target} exists; choose another name with --output")
     invitation = authority.approve(asked, days=days)
     with atomic_file(target) as out:
         out.write(invitation.as_bytes())
     console = Console()
-    say_path(console, f"Approved: {asked.name}; send it {target}")
-    say(console, "Fingerprint of its key; compare it with its people, by telephone say:")
+    say_path(console, f"Approved {asked.name}. Send to the site: {target}")
+    say(console, "Fingerprint of its key; compare it with the owner of the site, for example by telephone:")
     say_path(console, asked.fingerprint)
-    say_path(console, f"If it is not theirs: dpadmm aggregator revoke {asked.name} --folder {folder}")
+    say_path(console, f"If it differs: dpadmm aggregator revoke {asked.name} --folder {folder}")
 
 
 @aggregator_app.command("revoke")
 def revoke(
-    name: Annotated[str, typer.Argument(help="The site.", show_default=False, metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="Site name.", show_default=False, metavar="NAME")],
     folder: Folder = HERE,
 ) -> None:
-    """Take back a site's certificates: its connections end at once; a study goes on if enough are left."""
-    from dpadmm.federation.broker import Broker
-    from dpadmm.federation.certificates import Authority
+    """Revoke the certificates of a site. It is disconnected at once; studies continue with their quorum."""
+    from dpadmm.federation.nats.broker import Broker
+    from dpadmm.federation.pki.authority import Authority
 
     authority = Authority.open(folder)
     authority.revoke(name)
@@ -115,10 +129,10 @@ def revoke(
 
 @aggregator_app.command("sites")
 def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
-    """List the approved sites, and until when their certificates hold."""
+    """List the approved sites, and how long their certificates are valid."""
     from datetime import UTC, datetime
 
-    from dpadmm.federation.certificates import Authority
+    from dpadmm.federation.pki.authority import Authority
 
     found, now = Authority.open(folder).sites(), datetime.now(UTC)
     state = {True: "approved", False: "expired"}
@@ -127,12 +141,11 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
         for each in found
     ]
     if as_json:
-        typer.echo(json.dumps([dict(zip(("name", "state", "expires"), row, strict=True)) for row in rows]))
-        return
-    out = table("site", "state", "until")
+        return echo_json([dict(zip(("name", "state", "expires"), row, strict=True)) for row in rows])
+    out = table("site", "state", "valid until")
     for row in rows:
         out.add_row(*row)
-    Console().print(out)
+    return Console().print(out)
 
 
 @aggregator_app.command("serve")
@@ -143,25 +156,25 @@ def serve(
     folder: Folder = HERE,
     only: Annotated[
         str | None,
-        typer.Option("--sites", help="Only these sites, with commas; all approved if not given."),
+        typer.Option("--sites", help="Site names, separated by commas.", show_default="all approved sites"),
     ] = None,
     broker: BrokerUrl = None,
     port: Port = None,
     page: WithPage = True,
     page_port: PagePort = 0,
 ) -> None:
-    """Run a study with the sites: wait for them, ask round by round, and keep a journal.
+    """Run a study across sites: wait for them, run all rounds, and keep a journal.
 
-    Killed at any moment, it goes on with the same round when it is started again.
+    It can be killed at any time and resumes with the same round when started again.
     """
-    from dpadmm.federation.certificates import Authority
-    from dpadmm.federation.hosting import Host, begin
-    from dpadmm.study import read_study
+    from dpadmm.federation.aggregator.server import Server, begin
+    from dpadmm.federation.pki.authority import Authority
+    from dpadmm.study.study import read_study
 
     authority, study = Authority.open(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
-    journal = begin(authority, study, wanted)
-    run(Host(authority, journal, _log(), broker, port), folder, study_file, page=page, page_port=page_port)
+    server = Server(authority, begin(authority, study, wanted), _log(), broker, port)
+    _run(server, folder, study_file, page_port if page else None)
 
 
 @aggregator_app.command("resume")
@@ -173,26 +186,26 @@ def resume(
     page: WithPage = True,
     page_port: PagePort = 0,
 ) -> None:
-    """Go on with a study from its journal, with the round that was open."""
-    from dpadmm.federation.certificates import Authority
-    from dpadmm.federation.hosting import Host
+    """Continue a study from its journal, with the round that was open."""
+    from dpadmm.federation.aggregator.server import Server
+    from dpadmm.federation.pki.authority import Authority
 
-    authority, journal = Authority.open(folder), _journal(folder, study_file)
-    run(Host(authority, journal, _log(), broker, port), folder, study_file, page=page, page_port=page_port)
+    server = Server(Authority.open(folder), _journal(folder, study_file), _log(), broker, port)
+    _run(server, folder, study_file, page_port if page else None)
 
 
 @aggregator_app.command("status")
 def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
-    """Show where a study is: rounds, sites, what each has released. A run may be going on meanwhile."""
-    from dpadmm.federation.journal import Journal
-    from dpadmm.federation.view import of_journal
+    """Show the progress of a study: its rounds, its sites, and what each has released."""
+    from dpadmm.federation.aggregator.coordinator import snapshot_of_journal
+    from dpadmm.federation.aggregator.journal import Journal
 
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
-        seen = of_journal(journal) | {"served": journal.is_held()}
+        seen = snapshot_of_journal(journal) | {"served": journal.is_held()}
     if as_json:
-        typer.echo(json.dumps(seen, indent=2, allow_nan=False))
+        echo_json(seen)
     else:
-        show(seen)
+        _show(seen)
 
 
 @aggregator_app.command("export")
@@ -200,25 +213,26 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="The model's file.", metavar="MODEL")],
     study_file: ChosenStudy = None,
     folder: Folder = HERE,
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Also before the last round.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Export before the last round is done.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write the model, its privacy statement and the transcript of a study, from its journal."""
     from dpadmm.cli.train import statement_path
-    from dpadmm.federation.journal import Journal
-    from dpadmm.federation.outcome import result_of, write_transcript
-    from dpadmm.model import model_of
+    from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
+    from dpadmm.model.model import model_of
 
     transcript = output.with_suffix(".transcript.npz")
     for path in (output, statement_path(output), transcript):
         if path.exists() and not overwrite:
-            raise StudyError(f"{path} exists and is kept; choose another name, or say --overwrite")
+            raise StudyError(f"{path} exists; choose another name, or add --overwrite")
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
         rounds = journal.study.settings.n_rounds
         if result.rounds_done < rounds and not unfinished:
             done = f"only {result.rounds_done} of {rounds} rounds are done"
-            raise StudyError(f"{done}: resume the study, or say --unfinished")
+            raise StudyError(f"{done}: resume the study, or add --unfinished")
         write_transcript(journal, transcript)
     model_of(result).save(output)
     with atomic_file(statement_path(output)) as out:
@@ -230,15 +244,15 @@ def export(
 
 
 def _journal(folder: Path, study_file: Path | None) -> Path:
-    from dpadmm.federation.hosting import journal_of, journals
-    from dpadmm.study import read_study
+    from dpadmm.federation.aggregator.server import journal_of, journals
+    from dpadmm.study.study import read_study
 
     if study_file is not None:
         return journal_of(folder, read_study(study_file).hash)
     found = journals(folder)
     if len(found) != 1:
-        count = "no study was begun" if not found else f"there are {len(found)} studies"
-        raise StudyError(f"{folder}: {count} here; name the study's file")
+        count = f"there are {len(found)} studies here" if found else "no study was started here"
+        raise StudyError(f"{folder}: {count}; give the study's file")
     return found[0]
 
 
@@ -251,3 +265,76 @@ def _log() -> logging.Logger:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         log.addHandler(handler)
     return log
+
+
+def _run(server: Server, folder: Path, study: Path | None, page_port: int | None) -> None:
+    """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
+    from dpadmm.federation.page import Page
+
+    console = Console()
+    with ExitStack() as resources, progress_bar(quiet=False) as bar:
+
+        def on_start(view: View) -> None:
+            seen = view.snapshot()
+            say(console, seen["study"]["name"], style="bold")
+            say_path(console, seen["study"]["hash"])
+            names = ", ".join(site["name"] for site in seen["sites"])
+            say(console, f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
+            if not seen["rounds_done"]:
+                say(console, "Waiting for the sites ...")
+            if page_port is not None:
+                page = resources.enter_context(Page(view.snapshot, port=page_port))
+                say_path(console, f"Live page, on this machine only: {page.url}")
+            follow_rounds(view, bar, seen["study"]["n_rounds"])
+
+        message = "stopped; nothing is lost: dpadmm aggregator resume continues with the same round"
+        view = asyncio.run(until_signal(server.run(on_start), message))
+    _show(view.snapshot())
+    which = "" if study is None else f"{study} "
+    say_path(console, f"Next: dpadmm aggregator export {which}-o MODEL.dpadmm --folder {folder}")
+
+
+def follow_rounds(view: View, bar: Progress, n_rounds: int) -> None:
+    """Update a progress bar a few times a second, as long as the event loop runs."""
+    task, loop = (
+        bar.add_task("rounds", total=n_rounds, completed=view.rounds_done),
+        asyncio.get_running_loop(),
+    )
+
+    def update() -> None:
+        bar.update(task, completed=view.rounds_done)
+        loop.call_later(0.2, update)
+
+    update()
+
+
+async def until_signal(work: Coroutine[Any, Any, T], message: str) -> T:
+    """Await ``work``; Ctrl-C or SIGTERM cancel it and raise ``Interrupted(message)``."""
+    loop, running = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        raise Interrupted(message) from None
+
+
+def _show(seen: dict[str, Any]) -> None:
+    """The state of a study: rounds, sites, and the last warnings."""
+    console, study = Console(), seen["study"]
+    words = {"running": "not finished", "waiting": "not started"}
+    say(console, study["name"], style="bold")
+    usual = seen["median_seconds"]
+    pace = "" if usual is None else f", {1000 * usual:.0f} ms each" if usual < 1 else f", {usual:.1f} s each"
+    if seen.get("served") is False and seen["state"] != "done":
+        say(console, "No aggregator is running this study: dpadmm aggregator resume continues it.")
+    rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}"
+    say(console, f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
+    out = table("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}")
+    for site in seen["sites"]:
+        state = site["state"] + (f" ({site['code']})" if site["code"] else "")
+        rows = "" if site["rows"] is None else f"{site['rows']:,}"
+        out.add_row(site["name"], state, rows, str(site["answered"]), f"{site['epsilon']:.4f}")
+    console.print(out)
+    for event in [event for event in seen["events"] if event["level"] != "info"][-5:]:
+        say(console, f"{event['at'][:19]} {event['text']}")

@@ -1,4 +1,4 @@
-"""``dpadmm audit``: attack the agent that ships, and see whether it keeps its promise."""
+"""``dpadmm audit``: a privacy attack against the shipped agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpadmm.cli.screen import CtrlC, Interrupted, progress_bar, say, say_path, table
+from dpadmm.cli import Interrupted
+from dpadmm.cli.screen import AsJson, CtrlC, echo_json, progress_bar, say, say_path, table
 from dpadmm.experiments.runner import n_cores
 from dpadmm.reporting.run_folder import check_folder, write_text
 
@@ -20,30 +21,32 @@ if TYPE_CHECKING:
 
 RED = 1
 
-VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("too few", "yellow")}
+VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("undecided", "yellow")}
 
 
 def audit(
-    trials: Annotated[int, typer.Option("--trials", help="Studies to attack; each has two agents.")] = 10_000,
-    mu: Annotated[float, typer.Option("--mu", help="What a study promises: μ-GDP in all.")] = 2.0,
-    delta: Annotated[float, typer.Option("--delta", help="δ at which ε is given.")] = 1e-5,
+    trials: Annotated[
+        int, typer.Option("--trials", help="Number of studies to attack; each has two agents.")
+    ] = 10_000,
+    mu: Annotated[float, typer.Option("--mu", help="The guarantee of a study: μ-GDP in total.")] = 2.0,
+    delta: Annotated[float, typer.Option("--delta", help="The δ for which ε is computed.")] = 1e-5,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes, one core each.", show_default="all cores")
+        int | None, typer.Option("--workers", help="Number of processes.", show_default="all cores")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for figure and numbers.")] = Path(
-        "runs/audit"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, and the verdict only.")] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the figure and the numbers.")
+    ] = Path("runs/audit"),
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show the verdict only.")] = False,
 ) -> None:
-    """Attack the agent that ships: does it keep its promise?
+    """Run a privacy attack against the shipped agent, and check that it keeps its guarantee.
 
-    Whole studies run through the real guard, noise and ledger, on the worst
-    rows there are, with an aggregator that wants to know one row. Its guesses
-    must find 90% of ε, so that a leak would show, and never more than ε;
-    noise, answers and ledger are checked one by one.
+    Whole studies run through the real guard, noise and ledger, on worst-case
+    rows, with an aggregator that tries to infer one row. The attack must
+    reach 90% of ε, so that it would detect a leak, and never exceed ε; noise,
+    answers and ledger are checked separately.
 
-    Exit code 0: all gates passed. 1: a gate failed. 2: wrong input.
+    Exit code 0: all gates passed. 1: a gate failed. 2: user error.
     """
     from dpadmm.audit import Plan  # statistics take their time
 
@@ -52,11 +55,13 @@ def audit(
     result = _play(plan, quiet=quiet or as_json)
     figure = _write(result, output)
     if as_json:
-        typer.echo(json.dumps(result.as_json(), indent=2, allow_nan=False))
+        echo_json(result.as_json())
     else:
         _show(result, output, figure, verdict_only=quiet)
     if result.n_studies < trials:
-        raise Interrupted(f"interrupted after {result.n_studies} of {trials} studies, which were judged")
+        raise Interrupted(
+            f"interrupted after {result.n_studies} of {trials} studies; the verdict is for these"
+        )
     if not result.passed:
         raise typer.Exit(RED)
 
@@ -72,7 +77,7 @@ def _play(plan: Plan, *, quiet: bool) -> Audit:
 
 
 def _write(result: Audit, folder: Path) -> Path | None:
-    """The numbers, and the figure if anything was answered; its path."""
+    """Write the numbers, and the figure if there were any answers; returns its path."""
     write_text(folder / "audit.json", json.dumps(result.as_json(), indent=2, allow_nan=False))
     seen, plan = result.seen, result.plan
     if not len(seen.worlds):
@@ -107,10 +112,10 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
         say(console, f"RED: {n_red} of {len(result.gates)} gates failed. Do not use this build.", "bold red")
     else:
         decided = all(gate.passed for gate in result.gates)
-        word = "GREEN" if decided else "GREEN as far as so few trials can tell"
+        word = "GREEN" if decided else "GREEN so far, with too few trials to decide all gates"
         say(
             console,
-            f"{word}: the attacker found ε ≥ {bound.epsilon:.3f} of {result.epsilon:.3f} promised "
+            f"{word}: the attack proves ε ≥ {bound.epsilon:.3f} of the guaranteed {result.epsilon:.3f} "
             f"({share:.1%}), at δ = {plan.delta:g} with {100 * plan.confidence:g}% confidence.",
             "bold green" if decided else "yellow",
         )
@@ -118,8 +123,8 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
         return
     say(
         console,
-        f"{result.n_studies} studies in {result.seconds:.0f} s. Sound code fails an audit like this "
-        f"{_rarely(result.false_alarm)}. The promise is for a person with one row, replace-one neighbours.",
+        f"{result.n_studies} studies in {result.seconds:.0f} s. Correct code fails such an audit "
+        f"{_rarely(result.false_alarm)}. The guarantee is for a person with one row, replace-one neighbours.",
         style="dim",
     )
     if figure:
@@ -137,7 +142,7 @@ def _gates_table(result: Audit) -> Table:
 
 
 def _number(value: float) -> str:
-    """Whole numbers as they are, others with four digits."""
+    """Integers, or four digits."""
     if not math.isfinite(value):
         return "not a number"
     if value == int(value) and abs(value) < 1e6:

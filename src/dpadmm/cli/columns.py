@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dpadmm.cli.screen import say, table
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Schema
-from dpadmm.study import Study
+from dpadmm.study.study import Study
 
 if TYPE_CHECKING:
     from dpadmm.data.survey import Survey

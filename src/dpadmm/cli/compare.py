@@ -14,21 +14,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dpadmm._base.errors import StudyError
 from dpadmm.cli.comparison_table import Row, as_json_rows, rows_of, said, show
 from dpadmm.cli.data_options import open_dataset
 from dpadmm.cli.grid_run import RESULTS, check_results_folder, run_with_progress
 from dpadmm.cli.screen import say_path
 from dpadmm.cli.signature import add_options
 from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, parameters
-from dpadmm.errors import StudyError
 from dpadmm.experiments.grid import Grid, grid_from
-from dpadmm.results import DONE, Results
-from dpadmm.settings import NOT_PRIVATE, Settings, settings_from
+from dpadmm.experiments.results import DONE, Results
+from dpadmm.study.settings import NOT_PRIVATE, Settings, settings_from
 
 METHODS = "dp_admm,dp_sgd,admm_pvp"
 EXPERIMENT = "comparison"
 _OWN = ("method", "n_agents", *LISTS, "seed", "repeats", "output", "metrics_every")
-"""Options of simulate that compare has in another form."""
+"""Options of simulate that compare defines differently."""
 
 
 def compare_command(
@@ -173,7 +173,7 @@ def _agents(text: str | None, about: Mapping[str, Any]) -> list[int]:
 def _checked(
     names: list[str], budgets: Mapping[str, list[float]], counts: list[int], shared: Mapping[str, Any]
 ) -> Settings:
-    """The first settings, after all were looked at: a mistake is told in the words of the options."""
+    """The first settings, after checking all of them, so that errors name the options."""
     first = settings_from({**shared, "method": "centralized"}, "options")
     pairs = [(budget, value) for budget, values in budgets.items() for value in values]
     for name in names:

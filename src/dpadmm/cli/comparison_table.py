@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from dpadmm._base.errors import DIVERGED
 from dpadmm.cli.screen import epsilon_text, mean_and_spread, say, table
 from dpadmm.data import Dataset
-from dpadmm.errors import DIVERGED
-from dpadmm.losses import LOSSES
-from dpadmm.metrics import spread
+from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
+from dpadmm.optim.losses import LOSSES
 from dpadmm.reporting.series import METHODS, ONE_MODEL
-from dpadmm.results import DONE, MEASURES, REFUSED, Results
+from dpadmm.training.metrics import spread
 
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
 
@@ -48,7 +48,7 @@ class Row:
 
 
 def rows_of(results: Results) -> list[Row]:
-    """The optimum first, then methods by agents and budget, as the grid has them."""
+    """The optimum first, then methods by agents and budget, in the order of the grid."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in results.last().table.to_pylist():
         budget = next((name for name in BUDGETS if line[name] is not None), None)
@@ -80,7 +80,7 @@ def _row(key: tuple[Any, ...], lines: list[dict[str, Any]]) -> Row:
 
 
 def said(row: Row) -> str:
-    """Why a method does not apply, or what it warned of, with its name."""
+    """Why a method does not apply, or its warning, with its name."""
     reason = row.reason or ""
     return reason if reason.startswith(row.method) else f"{row.method}: {reason}"
 
@@ -100,7 +100,7 @@ def as_json_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
-    """One table per number of agents and budget, the optimum in each as the floor."""
+    """One table per number of agents and budget, each with the optimum."""
     first = results.last().table.slice(0, 1).to_pylist()[0]
     _say_head(
         console,
@@ -125,7 +125,7 @@ def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Ro
 
 
 def _say_head(console: Console, name: str, *parts: str) -> None:
-    """``name: part, part``, broken between parts only; rich itself breaks at no-break spaces too."""
+    """``name: part, part``, wrapped between parts only; rich also breaks at no-break spaces."""
     whole = ", ".join(part.replace(" ", "\u00a0") for part in parts)
     lines = textwrap.wrap(f"{name}: {whole}", console.width, break_long_words=False, break_on_hyphens=False)
     say(console, "\n".join(lines).replace("\u00a0", " "))
@@ -164,7 +164,7 @@ def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
 
 
 def _has(row: Row, name: str) -> bool:
-    """Whether a measure is there, and is not the one model's number over again."""
+    """Whether a measure is there and is not a repetition of the global model's."""
     return name in row.values and not (name.endswith("_local") and row.method in ONE_MODEL)
 
 

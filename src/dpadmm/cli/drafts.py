@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpadmm._base.errors import StudyError
 from dpadmm.data.raw_table import listed, unknown_name
-from dpadmm.errors import StudyError
 
 if TYPE_CHECKING:
-    from dpadmm.drafting import Draft
+    from dpadmm.study.drafting import Draft
 
 
 def drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
     """A draft from a table or a dictionary, whichever is given."""
     from dpadmm.data.batches import column_names
-    from dpadmm.drafting import draft_from_dictionary, draft_from_table
+    from dpadmm.study.drafting import draft_from_dictionary, draft_from_table
 
     if from_table is not None and dictionary is not None:
         raise StudyError("give either --from TABLE or --from-dictionary DICT.csv, not both")
@@ -31,7 +31,7 @@ def drafted(from_table: Path | None, dictionary: Path | None, label: str | None)
 
 def without(draft: Draft, by: str | None) -> Draft:
     """The draft without the column that says whose a row is."""
-    from dpadmm.drafting.draft import DraftColumn
+    from dpadmm.study.drafting.draft import DraftColumn
 
     if by is None:
         return draft

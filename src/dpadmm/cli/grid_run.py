@@ -1,4 +1,4 @@
-"""What ``reproduce`` and ``compare`` share: a grid run with progress, into a folder."""
+"""Shared by ``reproduce`` and ``compare``: run a grid into a folder and show progress."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.cli.data_options import open_dataset
 from dpadmm.cli.screen import CtrlC, Interrupted, progress_bar
 from dpadmm.data import Dataset
-from dpadmm.errors import DataError, StudyError
 from dpadmm.experiments.grid import Grid
+from dpadmm.experiments.results import Results
 from dpadmm.experiments.runner import Progress, run_grid
-from dpadmm.losses import LOSSES
+from dpadmm.optim.losses import LOSSES
 from dpadmm.reporting.run_folder import check_folder
-from dpadmm.results import Results
 
 RESULTS = "results.parquet"
 
 
 def check_results_folder(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that holds something else, before anything is computed."""
+    """Refuse a folder with other files before anything is computed."""
     check_folder(folder, overwrite=True)
     mine = (folder / RESULTS).exists()
     if (
@@ -37,7 +37,7 @@ def check_results_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def data_of(grid: Grid) -> Dataset:
-    """The rows a grid is about."""
+    """The data set of a grid."""
     cells = grid.cells()
     tasks = {LOSSES[cell.settings.loss].task for cell in cells}
     if len(tasks) > 1:
@@ -58,7 +58,7 @@ def run_with_progress(
     quiet: bool = False,
     kept: bool = True,
 ) -> Results:
-    """Run what is missing, with a bar; Ctrl-C ends it, and what is finished stays if the folder does."""
+    """Run the missing cells with a progress bar; after Ctrl-C, finished cells stay in the folder."""
     if workers is not None and workers < 1:
         raise StudyError(f"workers must be a whole number of at least 1, not {workers}")
     with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:

@@ -1,4 +1,4 @@
-"""``dpadmm ledger``: what was given away from a data set, for its owner and the data-protection officer."""
+"""``dpadmm ledger``: the privacy budget of a data set, for its owner and the data-protection officer."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from rich.table import Table
 from rich.text import Text
 
 import dpadmm
-from dpadmm.cli.rounding import rounded_down
-from dpadmm.cli.rounding import rounded_up as rounded_up
-from dpadmm.cli.screen import say, say_path, table
-from dpadmm.errors import DataError, DpadmmError, StudyError
-from dpadmm.files import atomic_file
+from dpadmm._base.errors import DataError, DpadmmError, StudyError
+from dpadmm._base.files import atomic_file
+from dpadmm.cli.screen import AsJson, echo_json, rounded_down, say, say_path, table
+from dpadmm.cli.screen import rounded_up as rounded_up
 from dpadmm.privacy.accounting import exact_epsilon, require_delta
-from dpadmm.privacy.book import START, Account, Book
-from dpadmm.privacy.ledger import DATABASE, MARK, read_ledger
-from dpadmm.privacy.statement import Statement, of_account
+from dpadmm.privacy.statement import Statement
+from dpadmm.site.statement import of_account
+from dpadmm.trusted.ledger import DATABASE, MARK, read_ledger
+from dpadmm.trusted.ledger_state import START, Account, Book
 
 MEANING = (
-    "ε is exact, for each person in this data set with all the rows that one may have, replace-one "
-    "neighbours, against everyone who sees all messages of all studies. Σμ² of several releases adds up; ε "
-    "does not."
+    "ε is exact and holds for each person with the maximum number of rows, for replace-one neighbours, "
+    "against everyone who sees all messages of all studies. Σμ² of several releases adds up; ε does not."
 )
 ENDED_EARLY = (
-    "A study that ended early counts in the ledger, and against your limit, with what it released; "
-    "its statement charges all rounds that were agreed on, since its readers cannot know why it ended."
+    "The ledger charges a study that ended early only for the rounds it released. Its statement charges all "
+    "planned rounds, because readers cannot know why it ended."
 )
 DELTA = 1e-5
 CHECK = (
@@ -40,77 +39,71 @@ CHECK = (
     "at, content]. The content of a spend is the SHA-256 of its upload."
 )
 
-PUBLIC = (
-    *("name", "method", "loss", "lipschitz", "shape", "noise_multiplier", "n_rounds", "delta"),
-    *("n_rows", "rows_per_person", "hash", "gaps"),
-)
-"""What is shown and exported of a study's description; above all not the digest of the rows and its salt."""
+PUBLIC = ("name", "method", "loss", "plan", "statistics", "delta", "n_rows", "rows_per_person")
+"""The public part of a study's description: not the digest of the rows and its salt."""
 
 ledger_app = typer.Typer(
-    help="What was given away from a data set: spent, reserved and left, by study.", no_args_is_help=True
+    help="The privacy budget of a data set: spent, reserved and left, by study.", no_args_is_help=True
 )
 
 Folder = Annotated[
-    Path, typer.Argument(help="The ledger's folder at the data owner.", show_default=False, metavar="FOLDER")
+    Path, typer.Argument(help="The folder of the ledger.", show_default=False, metavar="FOLDER")
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.", show_default=False)]
 Delta = Annotated[
     float | None,
     typer.Option(
         "--delta",
-        help="δ at which ε is given.",
-        show_default="that of the site.toml beside the ledger, or 1e-5",
+        help="The δ for which ε is computed.",
+        show_default="from the site.toml beside the ledger, else 1e-5",
     ),
 ]
-DUST = Fraction(1, 2**40)
-"""A smaller part of a limit than this is what rounding leaves, and is shown as nothing."""
+ROUNDING = Fraction(1, 2**40)
+"""A smaller fraction of a limit is a rounding error and shown as zero."""
 
 
 @ledger_app.command("show")
-def show(
-    folder: Folder,
-    delta: Delta = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")] = False,
-) -> None:
-    """Show what is spent, reserved and left, in all and by study.
+def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
+    """Show the spent, reserved and remaining budget, in total and by study.
 
-    An agent that is running may go on running. Everything is verified before it is shown.
+    The ledger is verified first. The agent may run at the same time.
     """
     delta, whose = _delta(folder, delta)
-    book = read_ledger(folder)
+    state = read_ledger(folder)
     if as_json:
-        typer.echo(json.dumps(summary(book, delta), indent=2, allow_nan=False))
+        echo_json(summary(state, delta))
         return
     console = Console()
     say_path(console, f"Ledger in {folder}")
-    console.print(_totals_table(book, delta))
-    if book.accounts:
-        console.print(_studies_table(book, delta))
+    console.print(_totals_table(state, delta))
+    if state.accounts:
+        console.print(_studies_table(state, delta))
     say(console, f"δ = {delta:g} {whose}. {MEANING}")
-    if any(_ended_early(account) for account in book.accounts.values()):
+    if any(_ended_early(account) for account in state.accounts.values()):
         say(console, ENDED_EARLY)
-    say_path(console, f"{book.seq} records, all verified. Fingerprint, to note down:\n{book.fingerprint}")
+    say_path(
+        console, f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}"
+    )
 
 
 @ledger_app.command("verify")
 def verify(folder: Folder) -> None:
-    """Check every record, its hash, the rules, the sums and the mark; exit code 0 if all is well, else 2."""
-    book = read_ledger(folder)
-    studies = f"{len(book.accounts)} {'study' if len(book.accounts) == 1 else 'studies'}"
-    say(Console(), f"The ledger is whole: {book.seq} records, {studies}; hashes, rules, sums and mark agree.")
-    say_path(Console(), f"Fingerprint: {book.fingerprint}")
+    """Verify every record, hash, rule and sum, and the mark; exit code 0 if all are correct, else 2."""
+    state = read_ledger(folder)
+    studies = f"{len(state.accounts)} {'study' if len(state.accounts) == 1 else 'studies'}"
+    say(
+        Console(),
+        f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.",
+    )
+    say_path(Console(), f"Fingerprint: {state.fingerprint}")
 
 
 @ledger_app.command("export")
-def export(
-    folder: Folder,
-    output: Output,
-    delta: Delta = None,
-) -> None:
-    """Write a JSON file that anyone can check: all records with their hashes, without uploads."""
+def export(folder: Folder, output: Output, delta: Delta = None) -> None:
+    """Write all records with their hashes, without uploads, to a JSON file that anyone can check."""
     delta, _ = _delta(folder, delta)
-    book = read_ledger(folder)
-    text = json.dumps({**summary(book, delta), **_records(book)}, indent=2, allow_nan=False)
+    state = read_ledger(folder)
+    text = json.dumps({**summary(state, delta), **_records(state)}, indent=2, allow_nan=False)
     _write(folder, output, f"{text}\n".encode())
     say_path(Console(), f"Ledger: {output}")
 
@@ -119,50 +112,50 @@ def export(
 def statement(
     folder: Folder,
     study: Annotated[
-        str, typer.Argument(help="The study: its name, or how its hash begins.", show_default=False)
+        str, typer.Argument(help="The study's name, or the beginning of its hash.", show_default=False)
     ],
     output: Output,
-    site: Annotated[str, typer.Option("--site", help="What this site is called in the file.")] = "this site",
+    site: Annotated[str, typer.Option("--site", help="Site name in the file.")] = "this site",
 ) -> None:
-    """Write the privacy statement of one study, to sign and to hand on; dpadmm verify checks it."""
-    book = read_ledger(folder)
-    chosen = chosen_study(book, study)
-    stated = of_account(chosen, book.accounts[chosen], site=site, version=dpadmm.__version__)
+    """Write the privacy statement of one study, which dpadmm verify checks."""
+    state = read_ledger(folder)
+    chosen = chosen_study(state, study)
+    stated = of_account(chosen, state.accounts[chosen], site=site, version=dpadmm.__version__)
     _write(folder, output, stated.as_bytes())
-    console, account = Console(), book.accounts[chosen]
+    console, account = Console(), state.accounts[chosen]
     say_path(console, f"Statement: {output}")
-    if len(account.rounds) < stated.groups[0].releases[0].charged:
+    if len(account.rounds) < sum(each.charged for each in stated.groups[0].releases):
         say(console, _both_charges(account, stated))
 
 
-def chosen_study(book: Book, study: str) -> str:
-    """The hash of the study that a name, or the beginning of a hash, means."""
-    named = [each for each, account in book.accounts.items() if account.about.get("name") == study]
-    found = named or [each for each in book.accounts if each.startswith(study)]
+def chosen_study(state: Book, study: str) -> str:
+    """The hash of the study with this name, or with a hash that begins like this."""
+    named = [each for each, account in state.accounts.items() if account.about.get("name") == study]
+    found = named or [each for each in state.accounts if each.startswith(study)]
     if len(found) == 1:
         return found[0]
-    if not book.accounts:
+    if not state.accounts:
         raise StudyError("the ledger has no studies yet")
-    several = ", ".join(each[:12] for each in (found or book.accounts))
-    what = "is more than one study" if found else "is no study of this ledger"
-    raise StudyError(f"{study!r} {what}; give how the hash of one of these begins: {several}")
+    several = ", ".join(each[:12] for each in (found or state.accounts))
+    what = "matches more than one study" if found else "is not a study in this ledger"
+    raise StudyError(f"{study!r} {what}; give the beginning of one of these hashes: {several}")
 
 
 def _write(folder: Path, output: Path, content: bytes) -> None:
     if output.absolute().parent.resolve() == folder.resolve() and output.name.startswith((DATABASE, MARK)):
-        raise DataError(f"{output} is a part of the ledger itself; choose another name")
+        raise DataError(f"{output} belongs to the ledger itself; choose another name")
     with atomic_file(output) as out:
         out.write(content)
 
 
-def summary(book: Book, delta: float) -> dict[str, Any]:
-    """The figures that ``show`` shows, for programs."""
+def summary(state: Book, delta: float) -> dict[str, Any]:
+    """The budget and the studies, as plain values."""
     return {
         "delta": delta,
-        "totals": {name: _figures(amount, delta) for name, _, amount in _totals(book)},
-        "studies": [_study(study, account, delta) for study, account in book.accounts.items()],
-        "n_records": book.seq,
-        "fingerprint": book.fingerprint,
+        "totals": {name: _figures(amount, delta) for name, _, amount in _totals(state)},
+        "studies": [_study(study, account, delta) for study, account in state.accounts.items()],
+        "n_records": state.seq,
+        "fingerprint": state.fingerprint,
         "meaning": MEANING,
     }
 
@@ -173,7 +166,7 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
         "study": study,
         "about": {key: account.about[key] for key in PUBLIC if key in account.about},
         "state": "closed" if account.closed else "open",
-        "gaps_allowed": account.gaps,
+        "may_miss_rounds": account.may_miss_rounds,
         "releases": len(account.rounds),
         "last_round": max(account.rounds, default=0),
         "reserved": _figures(Fraction(account.reservation.mu_squared), delta),
@@ -183,51 +176,51 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
     }
 
 
-def _records(book: Book) -> dict[str, Any]:
+def _records(state: Book) -> dict[str, Any]:
     lines, chain = [], START
-    for record in book.records:
+    for record in state.records:
         chain = record.chain(chain)
         lines.append({**record._asdict(), "chain": chain})
     return {"records": lines, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
 
 
-def _totals(book: Book) -> list[tuple[str, str, Fraction]]:
-    cap, promised = Fraction(book.cap), book.promised
+def _totals(state: Book) -> list[tuple[str, str, Fraction]]:
+    cap, promised = Fraction(state.cap), state.promised
     return [
-        ("spent", "released so far", book.spent),
-        ("reserved", "reserved by open studies, not yet released", left_in(promised, book.spent)),
-        ("promised", "both: when all studies have ended", promised),
+        ("spent", "spent by releases so far", state.spent),
+        ("reserved", "reserved by open studies, not yet spent", left_in(promised, state.spent)),
+        ("promised", "spent and reserved", promised),
         ("left", "left for new studies", left_in(cap, promised)),
-        ("cap", "the owner's limit", Fraction(book.cap)),
+        ("cap", "the owner's limit", Fraction(state.cap)),
     ]
 
 
 def left_in(whole: Fraction, used: Fraction) -> Fraction:
-    """What is left of a Σμ²; nothing, where rounding alone left it."""
+    """The rest of a Σμ²; zero if it is only a rounding error."""
     left = whole - used
-    return left if left > whole * DUST else Fraction(0)
+    return left if left > whole * ROUNDING else Fraction(0)
 
 
 def _delta(folder: Path, given: float | None) -> tuple[float, str]:
-    """The δ to show ε at, and whose it is: as asked, or the owner's, whose site.toml is beside the ledger."""
+    """The δ for which ε is shown and its source: the option, or the site.toml beside the ledger."""
     if given is not None:
         require_delta(given)
-        return given, "as you asked"
+        return given, "as given"
     path = folder.absolute().parent / "site.toml"
     if path.exists():
-        from dpadmm.site import read_site
+        from dpadmm.site.site import read_site
 
         try:
             site = read_site(path)
             if site.ledger.resolve() == folder.resolve():
-                return site.policy.delta, "is your own, of the site.toml beside the ledger"
+                return site.policy.delta, "from the site.toml beside the ledger"
         except (DpadmmError, OSError):
-            pass  # whatever is wrong with it, the ledger can be shown
-    return DELTA, "is as good as any: no site.toml beside the ledger says yours (choose with --delta)"
+            pass  # the ledger can be shown without it
+    return DELTA, "by default, since there is no site.toml beside the ledger (choose with --delta)"
 
 
 def _ended_early(account: Account) -> bool:
-    return account.closed and account.spent < Fraction(account.reservation.mu_squared) * (1 - DUST)
+    return account.closed and account.spent < Fraction(account.reservation.mu_squared) * (1 - ROUNDING)
 
 
 def _both_charges(account: Account, stated: Statement) -> str:
@@ -237,9 +230,9 @@ def _both_charges(account: Account, stated: Statement) -> str:
         rounded_up(exact_epsilon(mu, stated.delta)) for mu in (group.person_mu, account.spent**0.5)
     )
     return (
-        f"It charges all {charged} rounds that were agreed on, ε {whole} for a person at the study's "
-        f"δ = {stated.delta:g}, since its readers cannot know why a study ends; your ledger counts the "
-        f"{len(account.rounds)} that were released, ε {spent}."
+        f"It charges all {charged} planned rounds, ε {whole} for a person at the study's "
+        f"δ = {stated.delta:g}, because readers cannot know why a study ended; your ledger charges the "
+        f"{len(account.rounds)} released rounds, ε {spent}."
     )
 
 
@@ -248,9 +241,9 @@ def _figures(amount: Fraction, delta: float) -> dict[str, float]:
     return {"mu_squared": mu_squared, "epsilon": exact_epsilon(math.sqrt(mu_squared), delta)}
 
 
-def _totals_table(book: Book, delta: float) -> Table:
+def _totals_table(state: Book, delta: float) -> Table:
     out = table("", "Σμ²", f"ε at δ = {delta:g}")
-    for name, words, amount in _totals(book):
+    for name, words, amount in _totals(state):
         figures = _figures(amount, delta)
         out.add_row(
             words,
@@ -261,10 +254,10 @@ def _totals_table(book: Book, delta: float) -> Table:
     return out
 
 
-def _studies_table(book: Book, delta: float) -> Table:
+def _studies_table(state: Book, delta: float) -> Table:
     out = table("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of")
     out.columns[0].overflow = "fold"
-    for study, account in book.accounts.items():
+    for study, account in state.accounts.items():
         spent, most = account.spent, Fraction(account.reservation.mu_squared)
         figures = [_figures(amount, delta) for amount in (spent, most)]
         out.add_row(

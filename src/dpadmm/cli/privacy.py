@@ -1,15 +1,19 @@
-"""``dpadmm privacy``: any of noise, ε per round, total ε and rounds from the others."""
+"""``dpadmm privacy``: noise, ε per round, total ε or rounds from the others."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from dpadmm.cli.privacy_tables import answer_table, grid_table, in_words, show
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
+from dpadmm.cli.screen import AsJson, echo_json
 from dpadmm.privacy.accounting import (
     Release,
     affordable_rounds,
@@ -37,7 +41,7 @@ GRID_ROUNDS = 100
 
 
 class Calibration(StrEnum):
-    """How an ε per round becomes a noise multiplier."""
+    """How ε per round is converted to a noise multiplier."""
 
     PAPER = "paper"
     EXACT = "exact"
@@ -45,23 +49,23 @@ class Calibration(StrEnum):
 
 @dataclass(frozen=True)
 class Question:
-    """What the user gave; None where they gave nothing."""
+    """The options of the command."""
 
-    round_epsilon: float | None
-    epsilon: float | None
-    noise_multiplier: float | None
-    delta: float | None
-    rounds: int | None
-    calibration: Calibration | None
-    rows: int | None
-    lipschitz: float | None
-    rows_per_person: int
-    cross_check: bool
+    round_epsilon: float | None = None
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    rounds: int | None = None
+    calibration: Calibration | None = None
+    rows: int | None = None
+    lipschitz: float | None = None
+    rows_per_person: int = 1
+    cross_check: bool = False
 
 
 def privacy(
     round_epsilon: Annotated[
-        float | None, typer.Option("--round-epsilon", help="ε of one round.", show_default=False)
+        float | None, typer.Option("--round-epsilon", help="ε per round.", show_default=False)
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="Total ε: a target or a budget.", show_default=False)
@@ -73,40 +77,46 @@ def privacy(
         ),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option("--delta", help="δ, far below 1 / number of rows.", show_default=False)
+        float | None, typer.Option("--delta", help="δ, well below 1 / number of rows.", show_default=False)
     ] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", "-t", help="Number of rounds.", show_default=False)
     ] = None,
     calibration: Annotated[
         Calibration | None,
-        typer.Option("--calibration", help="How --round-epsilon becomes noise; paper if not given."),
+        typer.Option(
+            "--calibration", help="How --round-epsilon is converted to noise.", show_default="paper"
+        ),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option("--rows", help="Rows of an agent: also show the noise itself.", show_default=False),
+        typer.Option(
+            "--rows",
+            help="Rows of an agent, to show the noise itself (with --lipschitz).",
+            show_default=False,
+        ),
     ] = None,
     lipschitz: Annotated[
         float | None,
         typer.Option(
-            "--lipschitz", help="c1, bound of a row's gradient norm (with --rows).", show_default=False
+            "--lipschitz", help="c1, the bound of a row's gradient norm (with --rows).", show_default=False
         ),
     ] = None,
     rows_per_person: Annotated[
-        int, typer.Option("--rows-per-person", help="Rows that one person may have at an agent.")
+        int, typer.Option("--rows-per-person", help="Maximum number of rows per person at an agent.")
     ] = 1,
     cross_check: Annotated[
-        bool, typer.Option("--cross-check", help="Also ask dp_accounting's RDP and PLD accountants.")
+        bool, typer.Option("--cross-check", help="Also use the RDP and PLD accountants of dp_accounting.")
     ] = False,
     table: Annotated[
-        bool, typer.Option("--table", help="The paper's bound against the exact total on a grid.")
+        bool, typer.Option("--table", help="Compare the paper's bound with the exact total on a grid.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Privacy calculator: give some of noise, ε per round, total ε and rounds; see the others.
+    """Privacy calculator: compute noise, ε per round, total ε or rounds from the others.
 
-    Noise for a target: --epsilon with --rounds. Total of a plan: --round-epsilon or -z, with --rounds.
-    Rounds under a budget: --epsilon with --round-epsilon or -z. Every question needs --delta.
+    Noise for a target: --epsilon with --rounds. Total ε: --round-epsilon or -z, with --rounds. Rounds
+    within a budget: --epsilon with --round-epsilon or -z. --delta is always required.
     """
     question = Question(
         round_epsilon=round_epsilon,
@@ -129,7 +139,7 @@ def privacy(
 
 
 def solve(question: Question) -> dict[str, Any]:
-    """All numbers that follow from the question, by name; the JSON output is this."""
+    """All numbers that follow from the question; this is the JSON output."""
     delta = _checked(question)
     z, found_by = _noise_multiplier(question, delta)
     answer: dict[str, Any] = {
@@ -182,12 +192,10 @@ def _totals(question: Question, z: float, rounds: int, delta: float) -> dict[str
 
 
 def _checked(question: Question) -> float:
-    """Refuse what is missing or contradictory; return δ."""
+    """Check the options; returns δ."""
     asked = question.round_epsilon is not None, question.noise_multiplier is not None
     if all(asked):
-        raise StudyError(
-            "give either --round-epsilon or --noise-multiplier, not both: one follows from the other"
-        )
+        raise StudyError("give either --round-epsilon or --noise-multiplier, not both")
     if not any(asked) and question.epsilon is None:
         raise StudyError(
             "give --round-epsilon, --noise-multiplier, or a total --epsilon together with --rounds "
@@ -203,11 +211,11 @@ def _checked(question: Question) -> float:
     if question.delta is None:
         raise StudyError("--delta is missing: choose it well below 1 / number of rows, for example 1e-5")
     if question.calibration is not None and question.round_epsilon is None:
-        raise StudyError("--calibration says how --round-epsilon becomes noise: give --round-epsilon with it")
+        raise StudyError("--calibration needs --round-epsilon")
     if (question.rows is None) != (question.lipschitz is None):
-        raise StudyError("--rows and --lipschitz belong together: give both to see the noise itself")
+        raise StudyError("--rows and --lipschitz must be given together")
     if question.cross_check and question.rounds is None:
-        raise StudyError("--cross-check compares totals: give --rounds with it")
+        raise StudyError("--cross-check needs --rounds")
     require_delta(question.delta)
     require_whole("rows_per_person", question.rows_per_person, least=1)
     if question.rows is not None and question.rows_per_person > question.rows:
@@ -222,7 +230,7 @@ def _checked(question: Question) -> float:
 
 
 def _noise_multiplier(question: Question, delta: float) -> tuple[float, str]:
-    """z, and where it comes from."""
+    """z and its source."""
     if question.noise_multiplier is not None:
         return question.noise_multiplier, "given"
     if question.round_epsilon is not None:
@@ -237,17 +245,9 @@ def _noise_multiplier(question: Question, delta: float) -> tuple[float, str]:
 
 
 def reference_grid(question: Question) -> dict[str, Any]:
-    """The paper's bound and the exact total for ε per round × δ, as in the design's reference table."""
-    given = (question.round_epsilon, question.epsilon, question.noise_multiplier, question.delta)
-    extra = (question.calibration, question.rows, question.lipschitz)
-    if (
-        any(value is not None for value in given + extra)
-        or question.cross_check
-        or question.rows_per_person != 1
-    ):
-        raise StudyError(
-            "--table has its own grid of ε per round and δ: give only --rounds and --json with it"
-        )
+    """The paper's bound and the exact total for a grid of ε per round and δ."""
+    if question != Question(rounds=question.rounds):
+        raise StudyError("--table can only be combined with --rounds and --json")
     rounds = GRID_ROUNDS if question.rounds is None else question.rounds
     require_whole("rounds", rounds, least=1)
     cells = []
@@ -264,3 +264,122 @@ def reference_grid(question: Question) -> dict[str, Any]:
                 }
             )
     return {"rounds": rounds, "cells": cells}
+
+
+def show(answer: dict[str, Any], as_json: bool, table: Table, words: str | None) -> None:
+    """Print an answer as JSON, or as a table and a sentence."""
+    if as_json:
+        echo_json(_plain(answer))
+        return
+    console = Console()
+    console.print(table)
+    if words:
+        console.print(words, highlight=False)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: it becomes the string "inf"."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def answer_table(answer: dict[str, Any]) -> Table:
+    """All numbers of an answer with their sources."""
+    table = Table("", "value", "how", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[1].justify = "right"
+    paper_round = answer["round_epsilon_paper"]
+    table.add_row("noise multiplier z", _number(answer["noise_multiplier"]), answer["noise_multiplier_from"])
+    table.add_row("δ", f"{answer['delta']:g}", "")
+    if "noise_std" in answer:
+        source = f"z·2·c1/m, c1 = {answer['lipschitz']:g}, m = {answer['rows']}"
+        table.add_row("noise per coordinate (std)", f"{answer['noise_std']:.4g}", source)
+    proven = "√(2 ln(1.25/δ))/z" if paper_round <= 1.0 else "not proven above 1"
+    table.add_row("ε of one round, paper", _number(paper_round), proven)
+    table.add_row("ε of one round, exact", _number(answer["round_epsilon_exact"]), "")
+    if answer["rounds"] is not None:
+        table.add_section()
+        table.add_row("rounds", str(answer["rounds"]), "")
+        table.add_row("total ε, paper's moments bound", _number(answer["epsilon_paper"]), "")
+        table.add_row("total ε, exact", _number(answer["epsilon_exact"]), f"μ = {_number(answer['mu'])}")
+        if "epsilon_rdp" in answer:
+            table.add_row("total ε, RDP cross-check", _number(answer["epsilon_rdp"]), "dp_accounting")
+            table.add_row("total ε, PLD cross-check", _number(answer["epsilon_pld"]), "dp_accounting")
+        if answer["rows_per_person"] > 1:
+            label = f"person with {answer['rows_per_person']} rows"
+            table.add_row(f"{label}, paper's", _number(answer["person_epsilon_paper"]), "total ε")
+            table.add_row(f"{label}, exact", _number(answer["person_epsilon_exact"]), "total ε")
+    if "epsilon_budget" in answer:
+        table.add_section()
+        table.add_row("budget ε", _number(answer["epsilon_budget"]), "")
+        for name, label in (
+            ("paper", "rounds affordable, paper's bound"),
+            ("exact", "rounds affordable, exact"),
+        ):
+            table.add_row(label, str(answer[f"affordable_rounds_{name}"]), _verdict(answer, name))
+    return table
+
+
+def _verdict(answer: dict[str, Any], accountant: str) -> str:
+    fits = answer.get(f"fits_{accountant}")
+    if fits is None:
+        return ""
+    return f"{answer['rounds']} rounds {'fit' if fits else 'do not fit'}"
+
+
+def in_words(answer: dict[str, Any]) -> str:
+    """The guarantee in one sentence, with ε rounded up."""
+    if answer["noise_multiplier"] == 0.0:
+        return "Without noise there is no privacy guarantee."
+    if answer["rounds"] is not None:
+        rounds, epsilon = answer["rounds"], answer["person_epsilon_exact"]
+    else:
+        rounds, epsilon = answer["affordable_rounds_exact"], answer["epsilon_budget"]
+    if rounds == 0:
+        return "This budget does not allow a single round: use more noise or a larger ε."
+    k = answer["rows_per_person"]
+    who = "each person with one row" if k == 1 else f"each person with at most {k} rows at an agent"
+    return (
+        f"Guarantee: ε at most {_rounded_up(epsilon)} at δ = {answer['delta']:g} for {who}, "
+        f"replace-one neighbours, against everyone who sees all messages of {rounds} "
+        f"round{'s' if rounds != 1 else ''}."
+    )
+
+
+def grid_table(grid: dict[str, Any]) -> Table:
+    """The reference grid, with a section for every ε per round."""
+    title = f"Total ε after {grid['rounds']} rounds, z = √(2 ln(1.25/δ))/ε"
+    table = Table(
+        "ε per round", "δ", "z", "paper's bound", "exact", "saved", title=title, box=box.SIMPLE_HEAD
+    )
+    for column in table.columns:
+        column.justify = "right"
+    for cell in grid["cells"]:
+        paper, exact = cell["epsilon_paper"], cell["epsilon_exact"]
+        table.add_row(
+            f"{cell['round_epsilon']:g}",
+            f"{cell['delta']:.0e}".replace("e-0", "e-"),
+            f"{cell['noise_multiplier']:.2f}",
+            _number(paper),
+            _number(exact),
+            f"{1.0 - exact / paper:.0%}",
+            end_section=cell["delta"] == grid["cells"][-1]["delta"],
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    """Four decimals, or four significant digits for very small and large numbers."""
+    if math.isinf(value):
+        return "∞"
+    return f"{value:.4f}" if value == 0.0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def _rounded_up(value: float) -> str:
+    if math.isinf(value) or value == 0.0:
+        return _number(value)
+    places = max(4, 3 - math.floor(math.log10(value)))
+    # What lies within 1e-9 of a printed digit is rounding, not privacy
+    return f"{math.ceil(value * 10.0**places * (1.0 - 1e-9)) / 10.0**places:.{places}f}"

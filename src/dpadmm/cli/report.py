@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from dpadmm._base.errors import DataError
+from dpadmm._base.files import atomic_file
 from dpadmm.cli.screen import say_path
-from dpadmm.errors import DataError
-from dpadmm.files import atomic_file
-from dpadmm.results import read_results
+from dpadmm.experiments.results import read_results
 
 
 def report(
@@ -31,18 +31,15 @@ def report(
 ) -> None:
     """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
     _check_output(output)
+    from dpadmm.paper.report import report_html, write_markdown  # matplotlib takes its time
+
     lines = read_results(results)
     if output.suffix == ".md":
-        from dpadmm.reporting.markdown import write_markdown
-
         write_markdown(lines, output, source=str(results))
-        say_path(Console(), f"Report: {output}")
-        return
-    from dpadmm.reporting.html import report_html  # matplotlib takes its time
-
-    page = report_html(lines, source=str(results)).encode()
-    with atomic_file(output) as out:
-        out.write(page)
+    else:
+        page = report_html(lines, source=str(results)).encode()
+        with atomic_file(output) as out:
+            out.write(page)
     say_path(Console(), f"Report: {output}")
 
 

@@ -1,4 +1,4 @@
-"""``dpadmm reproduce``: the paper's figures and tables, from a grid over runs to pictures.
+"""``dpadmm reproduce``: the paper's figures and tables, from a grid through runs to pictures.
 
 Three stages that know only each other's files: grid (TOML), results (Parquet), figures and tables.
 """
@@ -13,18 +13,20 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from dpadmm._base.errors import StudyError
 from dpadmm.cli.grid_run import RESULTS, check_results_folder, data_of, run_with_progress
 from dpadmm.cli.screen import say, say_path, table
-from dpadmm.errors import StudyError
-from dpadmm.experiments.grid import paper_grid, read_grid
-from dpadmm.results import REFUSED, Results
+from dpadmm.experiments.grid import read_grid
+from dpadmm.experiments.results import REFUSED, Results
+from dpadmm.paper import paper_grid
 
 
 def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="fig1 fig2 fig3 fig4 fig6 fig7 table3 bounds choices, or all.", show_default="all"
+            help="fig1 fig2 fig3 fig4 fig6 fig7 table3 bounds choices schedule lambda, or all.",
+            show_default="all",
         ),
     ] = None,
     output: Annotated[
@@ -47,7 +49,8 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments and draw its figures and tables.
 
-    Interrupted or killed, the same command goes on where it was: finished runs are in the results file.
+    After an interruption, run the same command again: finished runs are in the results file and are not
+    repeated. A larger --repeats extends a folder and runs only what is missing.
     """
     if repeats is not None and repeats < 1:
         raise StudyError(f"repeats must be a whole number of at least 1, not {repeats}")
@@ -82,7 +85,7 @@ def summary(results: Results, names: list[str] | None = None) -> dict[str, dict[
 
 
 def _refuse_nothing(results: Results, names: list[str] | None) -> None:
-    """One sentence where not a single run could be made."""
+    """Raise an error if every run was refused."""
     lines = [results.select(name).last() for name in names or results.experiments]
     if lines and all((each.column("status") == REFUSED).all() for each in lines):
         reasons = dict.fromkeys(reason for each in lines for reason in each.column("reason"))
@@ -90,7 +93,7 @@ def _refuse_nothing(results: Results, names: list[str] | None) -> None:
 
 
 def _draw(results: Results, folder: Path) -> list[Path]:
-    from dpadmm.reporting.paper import write_all  # matplotlib takes its time
+    from dpadmm.paper.report import write_all  # matplotlib takes its time
 
     return write_all(results, folder)
 
@@ -106,8 +109,8 @@ def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -
     console.print(out)
     say(
         console,
-        "A run that stands in several experiments was made once and is counted in each; refused are methods "
-        "that do not apply. Time is summed over the cores.",
+        "A run that belongs to several experiments was made once and is counted in each. Refused runs are of "
+        "methods that do not apply. Time is summed over the cores.",
         style="dim",
     )
     say_path(console, f"Results: {output / RESULTS}")

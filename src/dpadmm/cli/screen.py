@@ -1,38 +1,30 @@
-"""What the commands show: progress on stderr, tables on stdout."""
+"""What commands show: progress on stderr, tables on stdout."""
 
 from __future__ import annotations
 
+import json
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import ArrayLike
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dpadmm.cli.interrupted import Interrupted
+from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
-    from dpadmm.training import Observer, RoundView
+    from dpadmm.training.loop import Observer, RoundView
 
-__all__ = [
-    "NAMES",
-    "CtrlC",
-    "Interrupted",
-    "epsilon_text",
-    "mean_and_spread",
-    "number_range",
-    "progress",
-    "progress_bar",
-    "say",
-    "say_path",
-    "table",
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 NAMES = {
     "train_loss_global": "training loss, global model",
@@ -44,14 +36,19 @@ NAMES = {
     "augmented_objective": "augmented objective (sum over agents)",
     "seconds": "seconds in rounds",
 }
-"""Measures in words, in the order they are shown."""
+"""Labels of measures, in the order they are shown."""
+
+
+def echo_json(value: Any) -> None:
+    """Print JSON to standard output."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 @contextmanager
 def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]:
-    """A bar that moves with every round and vanishes at the end; nothing where no person watches.
+    """A progress bar of rounds on a terminal, which disappears at the end.
 
-    Ctrl-C takes effect at the end of the round, where nothing is half done; pressed again, at once.
+    Ctrl-C takes effect at the end of a round; pressed twice, at once.
     """
     with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
         task = bar.add_task(what, total=total_rounds)
@@ -65,14 +62,14 @@ def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]
 
 
 def progress_bar(*, quiet: bool) -> Progress:
-    """A bar with counts and the time left, on stderr; nothing where no person watches."""
+    """A progress bar with counts and the remaining time, on stderr if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 class CtrlC:
-    """Remembers the first Ctrl-C, which in the middle of a compilation would get lost or break it."""
+    """Records the first Ctrl-C, which would get lost or do damage during a compilation."""
 
     def __init__(self) -> None:
         self.pressed = False
@@ -94,17 +91,17 @@ class CtrlC:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a sentence; names of files may hold any characters."""
+    """Print a sentence without interpreting markup, since names may contain any characters."""
     console.print(text, style=style, highlight=False, markup=False, emoji=False)
 
 
 def say_path(console: Console, text: str) -> None:
-    """Print a line that ends in a path, in one piece so that it can be copied."""
+    """Print a line with a path, without wrapping, so that it can be copied."""
     console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def table(*headings: str) -> Table:
-    """An empty table in the house style: first column left, the others right."""
+    """An empty table: the first column is left-aligned, the others right-aligned."""
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings):
         out.add_column(heading, justify="left" if i == 0 else "right")
@@ -113,7 +110,7 @@ def table(*headings: str) -> Table:
 
 def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:
     """``0.4312 ± 0.0067``, or percent for error rates."""
-    from dpadmm.metrics import spread
+    from dpadmm.training.metrics import spread
 
     percent = is_rate and "error" in name
     scale, unit, digits = (100.0, "%", 2) if percent else (1.0, "", 4)
@@ -123,11 +120,32 @@ def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str
 
 
 def epsilon_text(value: float) -> str:
-    """An ε for people: four digits."""
+    """ε with four digits."""
     return f"{value:.4f}" if np.isfinite(value) else "∞ (no privacy)"
 
 
 def number_range(values: ArrayLike, form: str = ".4f") -> str:
-    """One number when all look the same, else ``smallest to largest``."""
+    """``smallest to largest``, or one number if they look the same."""
     low, high = f"{np.min(values):{form}}", f"{np.max(values):{form}}"
     return low if low == high else f"{low} to {high}"
+
+
+def rounded_up(epsilon: float) -> str:
+    """ε with four digits, rounded up: a guarantee must not be understated."""
+    return f"{math.ceil(epsilon * 1e4 * (1.0 - 1e-9)) / 1e4:.4f}"
+
+
+def rounded_down(epsilon: float) -> str:
+    """A remaining ε with four digits, rounded down, up to a relative error of 1e-9."""
+    return f"{math.floor(epsilon * 1e4 * (1.0 + 1e-9)) / 1e4:.4f}"
+
+
+@contextmanager
+def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    """A spinner on stderr if that is a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(escape(what)):
+        yield

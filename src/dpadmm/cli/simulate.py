@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dpadmm._base.errors import Diverged, StudyError
 from dpadmm.cli.data_options import open_dataset
 from dpadmm.cli.screen import (
     NAMES,
@@ -30,9 +31,6 @@ from dpadmm.cli.screen import (
 from dpadmm.cli.signature import add_options
 from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, from_toml, parameters
 from dpadmm.data import Dataset
-from dpadmm.errors import Diverged, StudyError
-from dpadmm.preparation import prepare
-from dpadmm.privacy.noise import fresh_seed
 from dpadmm.reporting.run_folder import (
     check_folder,
     end_values,
@@ -43,9 +41,11 @@ from dpadmm.reporting.run_folder import (
     used_settings,
     write_run,
 )
-from dpadmm.settings import NOT_PRIVATE, Settings, settings_from
-from dpadmm.simulation import Result, run
-from dpadmm.training import Observer
+from dpadmm.runs.preparation import prepare
+from dpadmm.runs.simulation import Result, run
+from dpadmm.study.settings import NOT_PRIVATE, Settings, settings_from
+from dpadmm.training.loop import Observer
+from dpadmm.training.oracles import fresh_seed
 
 
 def simulate_command(
@@ -130,7 +130,7 @@ def _train(
 
 def _run(dataset: Dataset, plan: Settings, named: str, watch: Observer) -> Result:
     try:
-        return run(prepare(dataset, plan), plan, observers=[watch])
+        return run(prepare(dataset, plan), plan, observers=[watch], keep_interrupted=True)
     except Diverged as error:
         if not named:
             raise

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dpadmm.errors import StudyError
-from dpadmm.settings import Settings, check_names
-from dpadmm.toml_file import read_toml
+from dpadmm._base.errors import StudyError
+from dpadmm._base.toml import read_toml
+from dpadmm.study.settings import Settings, check_names
 
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "data": (str, "File (.csv .parquet .npz .svm) or data set: adult, synthetic.", ("--data", "-d")),

@@ -12,17 +12,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dpadmm._base.errors import StudyError
+from dpadmm._base.files import atomic_file
+from dpadmm._base.toml import read_toml
 from dpadmm.cli.columns import columns_table, counts_of, show_survey, surveyed
 from dpadmm.cli.drafts import draft_in_words, drafted, without
-from dpadmm.cli.ledger import rounded_up
 from dpadmm.cli.problems import show_problems
-from dpadmm.cli.screen import say, say_path, table
-from dpadmm.errors import StudyError
-from dpadmm.files import atomic_file
-from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
-from dpadmm.study import Study, read_study
-from dpadmm.study_check import confirmations, study_problems
-from dpadmm.toml_file import read_toml
+from dpadmm.cli.screen import rounded_up, say, say_path, table
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.composition import tally_paper_epsilon
+from dpadmm.privacy.plan import gaussian
+from dpadmm.study.check import confirmations, study_problems
+from dpadmm.study.study import Study, read_study
 
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
@@ -70,12 +71,12 @@ def new(
             raise StudyError(
                 "--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too"
             )
-        write_template("study.toml", file)
+        write_template("study", file)
         say_path(console, f"Written: {file}")
         say(console, "Change it to what you want to ask; then see what it means:")
         say_path(console, f"  dpadmm study show {file}")
         return
-    from dpadmm.drafting import study_text
+    from dpadmm.study.drafting import study_text
 
     _check_new(file)
     draft = without(drafted(from_table, dictionary, label), by)
@@ -133,7 +134,7 @@ def schema(
 
     Editors find it by the first line of a study: #:schema ./study.schema.json
     """
-    from dpadmm.study_schema import study_schema
+    from dpadmm.study.json_schema import study_schema
 
     text = json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"
     if out is None:
@@ -170,29 +171,34 @@ def show(study_file: StudyFile, as_json: Json = False) -> None:
 def figures(study: Study) -> dict[str, Any]:
     """All about a study, for programs."""
     terms = study.terms
-    mu = math.sqrt(terms.n_rounds) / terms.noise_multiplier
+    mu_squared, paper = terms.plan.mu_squared(), tally_paper_epsilon(terms.plan.tally(), terms.delta)
     return {
         "hash": study.hash,
         "study": study.as_json(),
         "shape": list(study.shape),
-        "lipschitz": terms.lipschitz,
-        "noise_multiplier": terms.noise_multiplier,
-        "n_rounds": terms.n_rounds,
+        "lipschitz": float(study.problem.loss.lipschitz),
+        "noise_multiplier": study.noise_multiplier,
+        "n_rounds": terms.plan.n_rounds,
+        "plan": terms.plan.as_json(),
         "delta": terms.delta,
-        "epsilon_exact": exact_epsilon(mu, terms.delta),
-        "epsilon_paper": paper_epsilon(terms.noise_multiplier, terms.n_rounds, terms.delta),
-        "mu_squared": terms.n_rounds * (1.0 / terms.noise_multiplier) ** 2,
+        "epsilon_exact": exact_epsilon(math.sqrt(mu_squared), terms.delta),
+        "epsilon_paper": None if math.isnan(paper) else paper,
+        "mu_squared": float(mu_squared),
     }
 
 
 def in_words(study: Study) -> list[str]:
     """What is asked of an agent."""
     terms, (d, p) = study.terms, study.shape
-    often = "at most once in each of the" if study.absences else "once in each of the"
+    often = "at most once in each of" if study.absences else "once in each of"
     numbers = f"{d * p} numbers" if d * p > 1 else "one number"
+    asked = ", and ".join(
+        f"{often} {n} rounds the sum of the {gaussian(release).statistic} over all its rows"
+        for release, n in terms.plan.tally()
+    )
     return [
-        f"Asked of an agent, {often} {terms.n_rounds} rounds: the mean gradient of all its rows at a point "
-        f"that is sent to it, with noise ({numbers}). Nothing else of the rows is asked for.",
+        f"Asked of an agent: {asked}, with noise, at public numbers that are sent to it ({numbers}). Nothing "
+        "else about the rows is asked for.",
         "The ε is for each person with one row at one agent, against everyone who sees all messages of this "
         "study. With k rows μ is k times as large; every owner's own limits and ledger decide.",
     ]
@@ -258,8 +264,8 @@ def _check_new(path: Path) -> None:
         raise StudyError(f"{path} exists and is left as it is; choose another name")
 
 
-def write_template(name: str, path: Path) -> None:
-    """A packaged example, to a file that must be new."""
+def write_template(kind: str, path: Path) -> None:
+    """The packaged example of a study or a site, to a file that must be new."""
     _check_new(path)
     with atomic_file(path) as out:
-        out.write(files("dpadmm").joinpath("templates", name).read_bytes())
+        out.write(files(f"dpadmm.{kind}").joinpath("templates", f"{kind}.toml").read_bytes())

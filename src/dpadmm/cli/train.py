@@ -1,30 +1,35 @@
-"""``dpadmm train``: a study on a table, all agents in this process, with the noise of deployed agents."""
+"""``dpadmm train``: a study on a table, with all agents in this process and the noise of deployed agents."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from dpadmm.cli import owner_report
-from dpadmm.cli.ledger import rounded_up
-from dpadmm.cli.screen import Interrupted, number_range, progress, say, say_path, table
-from dpadmm.cli.waiting import waiting
+from dpadmm._base.errors import StudyError
+from dpadmm._base.files import atomic_file
+from dpadmm.cli import Interrupted, owner_report
+from dpadmm.cli.screen import (
+    AsJson,
+    echo_json,
+    number_range,
+    progress,
+    rounded_up,
+    say,
+    say_path,
+    table,
+    waiting,
+)
 from dpadmm.data.encoded import EncodedTable, encode_table
-from dpadmm.errors import StudyError
-from dpadmm.files import atomic_file
-from dpadmm.model import model_of
-from dpadmm.study import Study, read_study
-from dpadmm.study_run import StudyResult, run_study
+from dpadmm.model.model import model_of
+from dpadmm.runs.training import StudyResult, run_study
+from dpadmm.study.study import Study, read_study
 
 SUFFIX = ".dpadmm"
-ADDS_UP = (
-    "No ledger was kept: whatever else is released from the same rows, another training included, adds up."
-)
-EXPERIMENT = "The noise is simulated from a seed: an experiment that can be repeated and protects nobody."
+ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
+EXPERIMENT = "The noise was simulated from a seed: a reproducible experiment without any protection."
 
 
 def train(
@@ -36,36 +41,38 @@ def train(
         typer.Option("--data", "-d", help="Table: .csv or .parquet.", show_default=False, metavar="TABLE"),
     ],
     by: Annotated[
-        str | None,
-        typer.Option("--by", help="Column that says which agent a row is of.", show_default=False),
+        str | None, typer.Option("--by", help="The column with the agent of each row.", show_default=False)
     ] = None,
     agents: Annotated[
         int | None,
-        typer.Option("--agents", "-n", help="Deal the rows to so many agents.", show_default="1", min=1),
+        typer.Option(
+            "--agents", "-n", help="Number of agents; the rows are split at random.", show_default="1", min=1
+        ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The model's file; its statement goes beside it.")
+        Path,
+        typer.Option("--output", "-o", help="The model's file; the privacy statement is written beside it."),
     ] = Path("model.dpadmm"),
     seed: Annotated[
         int | None,
         typer.Option(
             "--seed",
-            help="For experiments only: simulated noise that can be repeated and protects nobody.",
+            help="For experiments only: reproducible, simulated noise without any protection.",
             show_default="exact noise from the operating system",
             min=0,
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
 ) -> None:
     """Train a study's model on a table, all agents in this process.
 
-    The noise is exact and fresh for every run. Ctrl-C ends the training after
-    the round: the model of the rounds done is kept, and charged for all.
+    The noise is exact and differs in every run. Ctrl-C ends the training
+    after the current round: its model is kept, and charged for all rounds.
     """
     if by is not None and agents is not None:
-        raise StudyError("--by says which agent a row is of, so --agents cannot be chosen; leave one out")
+        raise StudyError("--by and --agents cannot be combined: --by defines the agents")
     study = read_study(study_file)
     statement = statement_path(output)
     for path in (output, statement):
@@ -74,30 +81,32 @@ def train(
     with waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
     with progress(study.settings.n_rounds, "training", quiet=silent) as advance:
-        result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance])
+        result = run_study(
+            study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True
+        )
     if not result.outcome.rounds:
         raise KeyboardInterrupt
     with atomic_file(statement) as out:
         out.write(result.statement.as_bytes())
     model_of(result).save(output)
     if as_json:
-        typer.echo(json.dumps(_plain(result, rows, data, output), indent=2, allow_nan=False))
+        echo_json(_plain(result, rows, data, output))
     elif not quiet:
         _show(result, rows, data, output)
     if result.interrupted:
         raise Interrupted(
             f"interrupted after {result.outcome.rounds} of {study.settings.n_rounds} rounds; their model is "
-            f"in {output}, and charged for all {study.settings.n_rounds}, since whoever ends a run may have "
-            "seen why"
+            f"in {output}, and charged for all {study.settings.n_rounds}, because the decision to stop "
+            "may depend on the result"
         )
 
 
 def encode(study: Study, data: Path, *, by: str | None = None) -> EncodedTable:
-    """The table in the encoding of the study, which must say what its columns are."""
+    """Encode a table for a study, which must define its columns."""
     if study.schema is None:
         raise StudyError(
-            "the study has a plain list of features; to train on a table it needs [columns] with public "
-            "bounds and values, and a [label] (dpadmm study new drafts them)"
+            "the study only lists features; to train on a table it needs [columns] with public bounds and "
+            "values, and a [label] (dpadmm study new drafts them)"
         )
     return encode_table(data, study.schema, study.label, by=by, intercept=study.settings.intercept)
 
@@ -108,11 +117,11 @@ def statement_path(model: Path) -> Path:
 
 
 def _check_free(path: Path, *, overwrite: bool) -> None:
-    """Before any ε is spent: there will be a place for what it is spent on."""
+    """Check that a file can be written, before any ε is spent."""
     if path.is_dir():
-        raise StudyError(f"{path} is a folder; name a file")
+        raise StudyError(f"{path} is a folder; give the name of a file")
     if path.exists() and not overwrite:
-        raise StudyError(f"{path} exists; choose another name with -o, or say --overwrite")
+        raise StudyError(f"{path} exists; choose another name with -o, or add --overwrite")
     folder = path.parent
     while not folder.exists():
         folder = folder.parent
@@ -149,7 +158,7 @@ def _show(result: StudyResult, rows: EncodedTable, data: Path, output: Path) -> 
     say(console, f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
     model = f"{study.settings.loss} loss, {study.settings.regularizer} regularizer"
     say(console, f"{study.settings.method}, {model}, {result.outcome.rounds} rounds")
-    out = table("what was given away, per person with one row", "")
+    out = table("privacy loss of a person with one row", "")
     out.add_row("total ε, exact", rounded_up(plain["epsilon"]))
     if plain["epsilon_paper"] is not None:
         out.add_row("total ε, paper's moments bound", rounded_up(plain["epsilon_paper"]))

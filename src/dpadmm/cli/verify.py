@@ -1,8 +1,7 @@
-"""``dpadmm verify``: check somebody's privacy statement without believing its figures."""
+"""``dpadmm verify``: recompute the figures of a privacy statement."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpadmm.cli.ledger import rounded_up
-from dpadmm.cli.screen import number_range, say, say_path, table
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
+from dpadmm.cli.screen import AsJson, echo_json, number_range, rounded_up, say, say_path, table
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.ledger import read_ledger
-from dpadmm.privacy.statement import SIMULATED, Statement, of_account
+from dpadmm.privacy.statement import SIMULATED, Statement
 from dpadmm.privacy.statement_file import Check, Verified, cross_checks, read_statement
+from dpadmm.site.statement import of_account
+from dpadmm.trusted.ledger import read_ledger
 
 SHOWN = 12
 
@@ -30,25 +29,25 @@ def verify(
         Path | None,
         typer.Option(
             "--ledger",
-            help="A ledger's folder: does it have this study, with these numbers?",
+            help="Also compare the statement with the ledger in this folder.",
             show_default=False,
             metavar="FOLDER",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Check a privacy statement: every ε is derived again, in two ways.
+    """Check a privacy statement: recompute every ε in two ways.
 
-    Only the noise, the releases and δ are taken from the file. Exit code: 0
-    if every figure is right, else 2. Whether the agents did what it says, no
-    calculation can tell; an owner can, with --ledger.
+    Only the noise, the releases and δ are taken from the file. Exit code 0 if
+    all figures are correct, else 2. No calculation can tell whether agents
+    did what the statement says; owners can check that with --ledger.
     """
     verified = read_statement(file)
     at_site = None if ledger is None else compared(verified.statement, ledger)
     checks = cross_checks(verified)
     if as_json:
         answer = {**as_plain(verified, checks), "ledger": at_site}
-        typer.echo(json.dumps(answer, indent=2, allow_nan=False))
+        echo_json(answer)
         return
     _show(file, verified, checks)
     if at_site:
@@ -57,12 +56,12 @@ def verify(
             Console(),
             f"The ledger has this study with the same numbers: {at_site['released']} of {at_site['charged']} "
             f"rounds released, Σμ² {at_site['spent']:.6g} of {at_site['reserved']:.6g}."
-            + (f" It has {others} more, not counted here." if others else ""),
+            + (f" It has {others} other studies, which are not included." if others else ""),
         )
 
 
 def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, Any]:
-    """What was found, for programs."""
+    """The result as plain values."""
     statement, document = verified
     return {
         "right": True,
@@ -83,33 +82,35 @@ def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, An
 
 
 def compared(statement: Statement, folder: Path) -> dict[str, Any]:
-    """What a ledger says of the study; refused where it says otherwise than the statement."""
+    """The entry of the study in a ledger; raises ``StudyError`` if it contradicts the statement."""
     if statement.sampler == SIMULATED:
-        raise StudyError("the statement is of a simulated run, which no ledger knows")
-    book = read_ledger(folder)
-    account = book.accounts.get(statement.study_hash)
+        raise StudyError("the statement is for a simulated run, which is in no ledger")
+    state = read_ledger(folder)
+    account = state.accounts.get(statement.study_hash)
     if account is None:
         raise StudyError(f"the ledger in {folder} has no study {statement.study_hash}")
-    # This, and the rules of the ledger itself, see to it that no more was spent than is charged here
+    # Together with the rules of the ledger: no more was spent than is charged here
     own = of_account(statement.study_hash, account, site="this site", version=statement.version)
     (here,) = _terms(own)
     stated = _terms(statement)
     same = [terms for terms in stated if {**terms, "released": here["released"]} == here]
     if not same:
-        raise StudyError(f"the statement does not fit the ledger in {folder}: {_difference(stated, here)}")
+        raise StudyError(f"the statement contradicts the ledger in {folder}: {_difference(stated, here)}")
     if (released := min(terms["released"] for terms in same)) > here["released"]:
-        raise StudyError(f"the ledger in {folder} has {here['released']} releases, and {released} are stated")
+        raise StudyError(
+            f"the ledger in {folder} has {here['released']} releases, but the statement has {released}"
+        )
     return {
         "charged": here["charged"],
         "released": here["released"],
         "spent": float(account.spent),
         "reserved": account.reservation.mu_squared,
-        "other_studies": len(book.accounts) - 1,
+        "other_studies": len(state.accounts) - 1,
     }
 
 
 def _terms(statement: Statement) -> list[dict[str, Any]]:
-    """The numbers of every different agent, to compare."""
+    """The terms of every distinct agent, for comparison."""
     return [
         {
             "name": statement.name,
@@ -128,7 +129,7 @@ def _terms(statement: Statement) -> list[dict[str, Any]]:
 
 def _difference(stated: list[dict[str, Any]], here: dict[str, Any]) -> str:
     if len(stated) > 1:
-        return "no agent of it has the ledger's numbers"
+        return "none of its agents has the numbers of the ledger"
     name = next(name for name, value in here.items() if stated[0][name] != value and name != "released")
     return f"it has {name} {stated[0][name]!r}, the ledger {here[name]!r}"
 
@@ -142,16 +143,13 @@ def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> Non
     console.print(_worst_table(verified, checks[worst], worst))
     say(
         console,
-        "Every figure is right. Each was derived again from the noise and the number of releases alone: in "
-        "closed form, and where it is shown by privacy loss distributions (PLD), which round up.",
+        "All figures are correct. They were recomputed from the noise and the number of releases alone: in "
+        "closed form and, where shown, with privacy loss distributions (PLD), which round up.",
     )
-    say(console, f"{verified.document['sampler']['words']}", style=_style(statement))
+    style = "bold" if statement.sampler == SIMULATED else None
+    say(console, verified.document["sampler"]["words"], style=style)
     say(console, f"Guaranteed: {verified.document['guaranteed']}")
     say(console, f"Not guaranteed: {verified.document['not_guaranteed']}")
-
-
-def _style(statement: Statement) -> str | None:
-    return "bold" if statement.sampler == SIMULATED else None
 
 
 def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
@@ -177,13 +175,13 @@ def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
             _pld(own),
         )
     if len(order) > SHOWN:
-        out.caption = f"and {len(order) - SHOWN} more groups of agents, which gave away less"
+        out.caption = f"and {len(order) - SHOWN} more groups of agents with a smaller ε"
     return out
 
 
 def _worst_table(verified: Verified, checks: list[Check], position: int) -> Table:
     group = verified.statement.groups[position]
-    out = table("The agent that gave away most", "δ", "ε stated", "closed form", "PLD")
+    out = table("The agent with the largest ε", "δ", "ε stated", "closed form", "PLD")
     for check in checks:
         who = f"{check.n_rows} row{'s' if check.n_rows > 1 else ''}"
         if check.n_rows == group.rows_per_person > 1:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm.arrays import Floats
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError
+from dpadmm._base.files import atomic_file, expanded
 from dpadmm.data import adult_sources
 from dpadmm.data.adult_sources import COLUMNS, Row, SourceUnavailable
 from dpadmm.data.cache import cache_directory
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.scaling import shrink_rows
-from dpadmm.errors import DataError
-from dpadmm.files import atomic_file, expanded
 
 _NUMERIC = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 _CATEGORICAL = tuple(name for name in COLUMNS[:-1] if name not in _NUMERIC)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dpadmm.errors import DataError
-from dpadmm.files import atomic_file
+from dpadmm._base.errors import DataError
+from dpadmm._base.files import atomic_file
 
 COLUMNS = (
     "age",

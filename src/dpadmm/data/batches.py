@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from dpadmm._base.errors import DataError
 from dpadmm.data.ahead import ahead
 from dpadmm.data.raw_table import unknown_name
-from dpadmm.errors import DataError
 
 BLOCK_BYTES = 2**20
 """Of a CSV at a time: larger blocks are slower and need more memory; a row must fit into one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpadmm.files import expanded
+from dpadmm._base.files import expanded
 
 
 def cache_directory() -> Path:

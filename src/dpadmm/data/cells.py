@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dpadmm._base.errors import DataError
 from dpadmm.data.batches import MISSING, no_number
-from dpadmm.errors import DataError
 
 NUMERIC = (
     pa.types.is_integer,

@@ -13,9 +13,9 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from dpadmm.arrays import Floats
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.raw_table import RawTable, first_nonfinite, listed, unknown_name
-from dpadmm.errors import DataError, StudyError
 
 # what pyarrow raises for a file that is not what its ending says
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)

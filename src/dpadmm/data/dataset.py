@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm.arrays import Features, Floats
-from dpadmm.errors import DataError, StudyError
-from dpadmm.losses.base import Task
+from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.optim.losses.base import Task
 
 _BINARY_CLASSES = (-1, 1)
 _HOW_TO_DECLARE = "declare the classes with classes=(...) or --classes"
@@ -162,7 +162,7 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
     >>> encode_labels([0, 1, 0], task="binary")
     Traceback (most recent call last):
         ...
-    dpadmm.errors.DataError: row 1: label 0 is not one of the classes that hold when none are declared, ...
+    dpadmm._base.errors.DataError: row 1: label 0 is not one of the classes that hold ...
     """
     declared = resolve_classes(task, classes)
     if isinstance(values, list | tuple):  # NumPy would turn [1, "a"] into text and [1, None] into objects

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.errors import DataError
 from dpadmm.data.ahead import ahead
 from dpadmm.data.batches import open_batches
 from dpadmm.data.cells import WordCache, as_numbers, as_words, placed, word_codes
@@ -19,7 +20,6 @@ from dpadmm.data.compact import compact_csr
 from dpadmm.data.encoding import Encoder, Report
 from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
 from dpadmm.data.schema import Label, Number, Plain, Schema
-from dpadmm.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def encode_table(
     ``total`` is for agents, whose "no" must not tell about a cell: every table with these columns is encoded.
     What is no number is missing, and a row whose label is none of the classes is a row of zeros, which has no
     gradient. It is counted in the report. Owners are told apart as they are written, blanks and all: which
-    of them are one person is for :class:`dpadmm.privacy.unit.PrivacyUnit` to say.
+    of them are one person is for :class:`dpadmm.trusted.unit.PrivacyUnit` to say.
     """
     columns = [column.name for column in schema.columns]
     others = [name for name in (label.column if label else None, by) if name is not None]

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpadmm.arrays import Features
+from dpadmm._base.arrays import Features
+from dpadmm._base.errors import DataError
 from dpadmm.data.cells import WordCache, as_numbers, count_cells, word_codes
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.filling import DenseRows, SparseRows, Values
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
-from dpadmm.errors import DataError
 
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 ONE = np.float32(1.0)
@@ -59,7 +59,7 @@ class Report:
 class Encoder:
     """Encodes batches of a table; ``report`` counts, and ``words`` holds cells while the encoder lives.
 
-    With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.features.with_intercept` makes them.
+    With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.optim.features.with_intercept` makes them.
     ``total`` leaves no cell without a meaning: what is no number is missing, and a plain number that is
     missing is 0.
 

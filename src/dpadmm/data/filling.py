@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.data.schema import Schema
-from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT
+from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 Values = NDArray[np.float32]
 

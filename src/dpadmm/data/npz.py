@@ -10,11 +10,11 @@ from warnings import catch_warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.archives import BROKEN_ARCHIVE, check_claim
-from dpadmm.arrays import Features
+from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
+from dpadmm._base.arrays import Features
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.raw_table import RawTable, first_nonfinite, numbered, unknown_name
-from dpadmm.errors import DataError, StudyError
 
 _SPARSE = ("data", "indices", "indptr", "shape")
 

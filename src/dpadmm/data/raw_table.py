@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm.arrays import Features
-from dpadmm.errors import StudyError
-from dpadmm.near_names import near_name
+from dpadmm._base.arrays import Features
+from dpadmm._base.errors import StudyError
+from dpadmm._base.suggestions import near_name
 
 _BLOCK_CELLS = 1 << 20
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm.arrays import Features, Integers
+from dpadmm._base.arrays import Features, Integers
+from dpadmm._base.errors import DataError
+from dpadmm._base.memmap import row_portions
 from dpadmm.data.compact import compact_csr
-from dpadmm.errors import DataError
-from dpadmm.paging import row_portions
 
 
 def in_order(features: Features, order: Integers) -> Features:

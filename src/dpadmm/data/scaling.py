@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm.arrays import Features
-from dpadmm.features import row_norms
+from dpadmm._base.arrays import Features
+from dpadmm.optim.features import row_norms
 
 
 def shrink_rows(features: Features) -> None:

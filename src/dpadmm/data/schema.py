@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 
 Transform = Literal["none", "log"]
 Missing = Literal["middle", "indicator"]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from dpadmm._base.errors import StudyError
+from dpadmm._base.suggestions import near_name
 from dpadmm.data.schema import KINDS, Column, Label, Schema
-from dpadmm.errors import StudyError
-from dpadmm.near_names import near_name
 
 IDENTIFIER = re.compile(
     r"(?:.*[_\s.-])?(?:id|uuid|guid|ssn|iban|email|e-mail|phone|telephone|passport|surname|firstname|lastname)s?",

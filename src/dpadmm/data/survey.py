@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm.data.batches import column_names, open_batches
 from dpadmm.data.cells import NoNumber, WordCache, as_numbers, codes_of
 from dpadmm.data.encoding import ENCODERS, Tally, much
 from dpadmm.data.lines import swallowed
 from dpadmm.data.raw_table import unknown_name
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
-from dpadmm.errors import DataError, DpadmmError
 
 
 @dataclass

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.raw_table import RawTable, numbered
-from dpadmm.errors import DataError, StudyError
 
 _LARGEST_INDEX = 2**31 - 2
 

@@ -8,12 +8,12 @@ import numpy as np
 import scipy  # its parts load when they are first used
 from scipy.special import expit, softmax
 
-from dpadmm.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.errors import StudyError
 from dpadmm.data.compact import compact_csr
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.scaling import shrink_rows
-from dpadmm.errors import StudyError
-from dpadmm.losses import Loss, Squared, Task, slopes
+from dpadmm.optim.losses import Loss, Squared, Task, slopes
 
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking
 _REGRESSION_NOISE = 0.1
@@ -145,7 +145,7 @@ def known_optimum(
 
     Examples
     --------
-    >>> from dpadmm.losses import Logistic
+    >>> from dpadmm.optim.losses import Logistic
     >>> data, weights = known_optimum(Logistic(), n_features=3, rows_per_feature=4, l2=0.1)
     >>> slope = slopes(Logistic(), data.labels, data.features @ weights)
     >>> bool(np.abs(data.features.T @ slope / 12 + 0.1 * weights).max() < 1e-14)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpadmm._base.errors import DataError
+from dpadmm._base.files import expanded
 from dpadmm.data.columns import read_csv, read_parquet
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
 from dpadmm.data.npz import read_npz
 from dpadmm.data.raw_table import RawTable
 from dpadmm.data.svmlight import read_svmlight
-from dpadmm.errors import DataError
-from dpadmm.files import expanded
-from dpadmm.losses.base import Task
+from dpadmm.optim.losses.base import Task
 
 _READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None], RawTable]] = {
     ".csv": read_csv,

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from threading import Lock
+from traceback import walk_stack
 from typing import Any, Self
 
 import numpy as np
@@ -13,17 +14,17 @@ from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from dpadmm._base.errors import PrivacyLeakWarning, StudyError
 from dpadmm.data import Dataset
-from dpadmm.errors import PrivacyLeakWarning, StudyError
 from dpadmm.estimators.checking import told
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive
-from dpadmm.preparation import Prepared, prepare
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.privacy.calibration import total_noise_multiplier
-from dpadmm.privacy.exact_noise import Grid
-from dpadmm.privacy.noise import ExactNoise, fresh_seed
-from dpadmm.settings import Settings
-from dpadmm.simulation import Result, run
+from dpadmm.runs.preparation import Prepared, prepare
+from dpadmm.runs.simulation import Result, run
+from dpadmm.study.settings import Settings
+from dpadmm.training.oracles import ExactNoise, fresh_seed
+from dpadmm.trusted.discrete_gaussian import Grid
 
 _ONE_AT_A_TIME = Lock()
 """The compiled rounds use all cores by themselves, and not every threading layer of numba can be shared."""
@@ -117,8 +118,6 @@ class PrivateLinearModel(BaseEstimator):
         charge_all(self._accountants(), self.epsilon, self.delta)
         with _ONE_AT_A_TIME:
             result = run(prepared, settings, noise=ExactNoise() if self.random_state is None else None)
-        if result.interrupted:
-            raise KeyboardInterrupt
         self.n_iter_ = result.outcome.rounds
         self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
         if leaks:
@@ -202,12 +201,8 @@ def _penalty(strength: float, l1_ratio: Any, *, scale: float, half: float) -> di
 
 def _in_a_search() -> bool:
     """Whether scikit-learn's model selection called: nothing that it passes on says so."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if str(frame.f_globals.get("__name__")).startswith("sklearn.model_selection"):
-            return True
-    return False
+    names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_stack(sys._getframe()))
+    return any(name.startswith("sklearn.model_selection") for name in names)
 
 
 def owned(groups: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.errors import DataError
+from dpadmm._base.errors import DataError
 
 MISSING = (
     "Input X contains NaN, and a cell must be a number: fill missing ones with the middle of their public "

@@ -11,12 +11,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from dpadmm.arrays import Floats
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
-from dpadmm.errors import DataError, StudyError
 from dpadmm.estimators.base import PrivateLinearModel, as_groups, owned
 from dpadmm.estimators.encoding import positive
-from dpadmm.losses.base import Task
+from dpadmm.optim.losses.base import Task
 from dpadmm.privacy.budget import BudgetAccountant
 
 LOSSES = ("logistic", "hinge", "smoothed_hinge")

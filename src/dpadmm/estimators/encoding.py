@@ -1,7 +1,8 @@
 """From rows in any units to rows of norm ≤ 1 and back, by public constants; each row on its own.
 
 ``a = (clamp(x) − centre)/half/norm``. With weights w for ``[0.96·a, 0.28]`` (see
-:func:`dpadmm.features.with_intercept`) the score of a row that is not clipped is ``coef·x + intercept``.
+:func:`dpadmm.optim.features.with_intercept`) the score of a row that is not clipped is
+``coef·x + intercept``.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm.arrays import Features, Floats
-from dpadmm.errors import DataError, StudyError
-from dpadmm.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
+from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from dpadmm.arrays import Floats
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
 from dpadmm.data import Dataset
-from dpadmm.errors import StudyError
 from dpadmm.estimators.base import PrivateLinearModel, as_groups, owned
 from dpadmm.estimators.encoding import label_scale, positive
 from dpadmm.privacy.budget import BudgetAccountant

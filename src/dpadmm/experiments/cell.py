@@ -1,27 +1,32 @@
-"""One cell of a grid -> its lines of the results table."""
+"""One cell of a grid -> its lines of the results table, in this process or in a worker process."""
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import threading
+import traceback
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
 from time import perf_counter
 from typing import Any
 
 import pyarrow as pa
 
-from dpadmm.bounds import nonsmooth_bound, smooth_bound
+from dpadmm._base.errors import DpadmmError
 from dpadmm.data import Dataset
-from dpadmm.errors import DpadmmError
 from dpadmm.experiments.grid import Cell
-from dpadmm.preparation import Prepared, prepare
+from dpadmm.experiments.results import DONE, MEASURES, REFUSED, SCHEMA, settings_columns
+from dpadmm.optim.bounds import nonsmooth_bound, smooth_bound
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.privacy.releases import Release
-from dpadmm.results import DONE, MEASURES, REFUSED, SCHEMA, settings_columns
-from dpadmm.settings import Settings
-from dpadmm.simulation import Result, run
+from dpadmm.runs.preparation import Prepared, prepare
+from dpadmm.runs.simulation import Result, run
+from dpadmm.study.settings import Settings
 
-_DEALT_BY = (
+_PARTITION = (
     "seed",
     "n_agents",
     "partition",
@@ -33,23 +38,23 @@ _DEALT_BY = (
 
 
 class Bench:
-    """A data set, and the rows as they were dealt last: cells that share a split do not deal it again."""
+    """A data set and its latest partition, which consecutive cells with the same split share."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._dealt_by: tuple[Any, ...] | None = None
+        self._partitioned_by: tuple[Any, ...] | None = None
         self._prepared: Prepared | None = None
 
     def prepared(self, settings: Settings) -> Prepared:
         """Rows for these settings, with their problem."""
-        dealt_by = tuple(getattr(settings, name) for name in _DEALT_BY)
-        if self._prepared is None or dealt_by != self._dealt_by:
-            self._prepared, self._dealt_by = prepare(self._dataset, settings), dealt_by
+        partitioned_by = tuple(getattr(settings, name) for name in _PARTITION)
+        if self._prepared is None or partitioned_by != self._partitioned_by:
+            self._prepared, self._partitioned_by = prepare(self._dataset, settings), partitioned_by
         n_classes = len(self._dataset.classes) if self._dataset.classes is not None else 0
         return replace(self._prepared, problem=settings.problem(n_classes))
 
     def run(self, cell: Cell) -> pa.Table:
-        """Run a cell; a method that does not apply leaves one line with its reason."""
+        """Run a cell; a method that does not apply gives one line with the reason."""
         started = perf_counter()
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -99,9 +104,10 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
 
 def _plain_releases(result: Result) -> set[tuple[float, int]]:
     """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
-    releases = result.privacy.releases
-    plain = [release for release in releases if isinstance(release, Release)]
-    if len(plain) < len(releases) or any(not release.noise_multiplier for release in plain):
+    tallies = set(result.privacy.planned)
+    every = {each for tally in tallies for each, _ in tally}
+    plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
+    if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):
         return set()
     return {(float(release.noise_multiplier), release.count) for release in plain if release.count}
 
@@ -121,3 +127,60 @@ def _finite(value: float | None) -> float | None:
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(lines, schema=SCHEMA)
+
+
+ONE_THREAD = dict.fromkeys(
+    ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
+"""Environment of worker processes that share the machine: one core each."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An unexpected error: the worker's traceback."""
+
+    text: str
+
+
+def work(connection: Connection[Any, Any], timed: bool) -> None:
+    """Run cells from ``connection`` until it closes, or until the parent process ends.
+
+    The data set comes first, then one cell at a time. A warm-up run before the first cell of each kind keeps
+    compilation out of the times; it is a full run where times are the purpose (``timed``).
+    """
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        bench = Bench(connection.recv())
+        warm: set[tuple[str, ...]] = set()
+        while True:
+            cell: Cell = connection.recv()
+            if (kind := _kind(cell)) not in warm:
+                _answer(bench, cell if timed else _short(cell))
+                warm.add(kind)
+            connection.send(_answer(bench, cell))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _short(cell: Cell) -> Cell:
+    return replace(cell, settings=replace(cell.settings, n_rounds=2, metrics_every=2))
+
+
+def _answer(bench: Bench, cell: Cell) -> pa.Table | Failure:
+    try:
+        return bench.run(cell)
+    except Exception:
+        return Failure(traceback.format_exc())
+
+
+def _kind(cell: Cell) -> tuple[str, ...]:
+    """Runs of one kind share compiled functions."""
+    settings = cell.settings
+    return (settings.method, settings.loss, settings.regularizer, settings.mechanism)
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,7 +1,8 @@
-"""A grid of runs in one TOML file -> its cells, each named by a digest of what it is.
+"""A grid of runs in one TOML file -> its cells, each identified by a digest of its settings.
 
-A list means one run for each of its values, all lists of a block are crossed, and so are the seeds. A cell
-that stands in several experiments is one cell.
+Settings under ``shared``, of the grid or of an experiment, are those of all its runs unless a run sets them.
+A list means one run for each of its values. All lists of a block are crossed, and so are the seeds. A cell
+that appears in several experiments is run once.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ import itertools
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dpadmm.errors import StudyError
-from dpadmm.results import grid_digest, settings_columns
-from dpadmm.settings import Settings, check_names
-from dpadmm.toml_file import read_toml
+from dpadmm._base.errors import StudyError
+from dpadmm._base.toml import read_toml
+from dpadmm.experiments.results import grid_digest, settings_columns
+from dpadmm.study.settings import Settings, check_names
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
 MOST_RUNS = 20_000
-"""Of all experiments together: more would fill the memory before the first one begins."""
+"""Limit for all experiments together: more would fill the memory before the first run starts."""
 
 _TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
 _SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "seed")
@@ -50,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells that are looked at together: a figure or a table."""
+    """Cells that belong to one figure or table."""
 
     name: str
     title: str
@@ -104,19 +103,13 @@ class Grid:
         return grid_digest(self.as_json)
 
 
-def paper_grid(*, repeats: int | None = None) -> Grid:
-    """The grids of the paper's Section VI, and what it leaves out."""
-    text = files("dpadmm.experiments").joinpath("paper.toml").read_text(encoding="utf-8")
-    return grid_from(tomllib.loads(text), "paper.toml", repeats=repeats)
-
-
 def read_grid(path: Path, *, repeats: int | None = None) -> Grid:
     """A grid from a TOML file."""
     return grid_from(read_toml(path), str(path), repeats=repeats)
 
 
 def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | None = None) -> Grid:
-    """A grid from a table as TOML gives it; ``repeats`` replaces what is written, but for smaller ones.
+    """A grid from a parsed TOML table; ``repeats`` replaces the grid's own, and caps that of each block.
 
     Examples
     --------
@@ -137,15 +130,11 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
         "data": _text(table.get("data", "adult"), "data", where),
         "repeats": _whole(repeats or table.get("repeats", 1), "repeats", where, least=1),
         "first_seed": _whole(table.get("first_seed", 1), "first_seed", where, least=0),
-        "shared": _table(table.get("shared", {}), "shared", where),
+        "shared": _shared(table.get("shared", {}), where),
         "experiments": {},
     }
-    check_names(written["shared"], _SETTINGS, f"{where}, shared")
     if "by" in written:
         written["shared"].setdefault("partition", "groups")
-    for name, value in written["shared"].items():
-        if isinstance(value, list | dict):
-            raise StudyError(f"{where}, shared: {name} must be one value; lists belong into the runs")
     experiments = _table(table.get("experiments", {}), "experiments", where)
     if not experiments:
         raise StudyError(f"{where}: a grid needs at least one experiment, [experiments.NAME] with runs")
@@ -155,15 +144,18 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise StudyError(f"{place}: a name may have letters, digits, - and _ only")
         about = _table(about, name, where)
-        check_names(about, ("title", "runs"), place)
+        check_names(about, ("title", "shared", "runs"), place)
         blocks = about.get("runs", [])
         if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
             raise StudyError(f"{place}: it needs at least one block [[experiments.{name}.runs]]")
         title = _text(about.get("title", name), "title", place)
-        written["experiments"][name] = {"title": title, "runs": blocks}
+        common = _shared(about.get("shared", {}), place)
+        extra = {"shared": common} if common else {}
+        written["experiments"][name] = {"title": title, **extra, "runs": blocks}
         cells: list[Cell] = []
         for k, block in enumerate(blocks, 1):
-            cells += _cells(block, written, f"{place}, block {k}", most=repeats, room=room - len(cells))
+            chosen = {**common, **block}
+            cells += _cells(chosen, written, f"{place}, block {k}", most=repeats, room=room - len(cells))
         room -= len(cells)
         made.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
     return Grid(written, tuple(made))
@@ -201,6 +193,16 @@ def _cells(
             if settings.metrics_every == 0:
                 raise StudyError(f"{where}: metrics_every must be at least 1: a grid keeps measures only")
             yield Cell(data, settings, timed)
+
+
+def _shared(table: Any, where: str) -> dict[str, Any]:
+    """Settings that all runs of a grid or of an experiment have unless they say otherwise."""
+    shared = _table(table, "shared", where)
+    check_names(shared, _SETTINGS, f"{where}, shared")
+    for name, value in shared.items():
+        if isinstance(value, list | dict):
+            raise StudyError(f"{where}, shared: {name} must be one value; lists belong into the runs")
+    return shared
 
 
 def _check_owners(chosen: Mapping[str, Any], where: str) -> None:

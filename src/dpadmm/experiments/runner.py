@@ -1,16 +1,18 @@
-"""Cells -> one results file, over all cores; what is finished is kept whatever happens, and never run again.
+"""Run the missing cells of a grid on all cores and keep every finished cell in one results file.
 
 Timed cells run first, alone, with all cores to themselves; then one worker per core, one thread each. Every
-cell is a pure function of its settings, and lines stand in the order of the grid, so the file is the same
-however often the work was interrupted and however many workers there were, but for the timing columns.
+cell is a pure function of its settings, and lines are in the order of the grid. So the file does not depend
+on interruptions or on the number of workers, except in the timing columns.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -18,19 +20,29 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, Signals, pthread_sigmask
+from time import monotonic
 from typing import Any
 
 import pyarrow as pa
 
+import dpadmm
+from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm.data import Dataset
-from dpadmm.errors import DpadmmError
+from dpadmm.experiments.cell import ONE_THREAD, Failure, work
 from dpadmm.experiments.grid import Cell, Grid
-from dpadmm.experiments.store import Store
-from dpadmm.experiments.worker import ONE_THREAD, Failure, work
-from dpadmm.results import Results
+from dpadmm.experiments.results import (
+    SCHEMA,
+    Results,
+    data_stamp,
+    read_results,
+    remove_unfinished,
+    write_results,
+)
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at ``stop``."""
+WRITE_EVERY = 2.0
+"""Seconds between two writes; a kill loses at most what was finished in between."""
 
 
 class WorkerDied(DpadmmError):
@@ -57,9 +69,9 @@ def run_grid(
     watch: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Results:
-    """Run what is missing of a grid (or of its experiments ``names``) and return everything in the file.
+    """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
 
-    Where ``stop`` becomes true the runs under way are given up, and their cells are missing in the answer.
+    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result.
     """
     wanted = grid.cells(names)
     with Store(grid, dataset, path, overwrite=overwrite, command=command) as store:
@@ -85,13 +97,13 @@ def n_cores() -> int:
 
 
 def _split(cell: Cell) -> tuple[int, int]:
-    """Cells on the same rows stand together, so that a worker deals them once."""
+    """Cells on the same rows follow each other, so that a worker partitions them once."""
     return (cell.settings.seed or 0, cell.settings.n_agents)
 
 
 @dataclass(frozen=True)
 class _Crew:
-    """Some worker processes; ``alone``: a single one, with all cores, warmed up before it is measured."""
+    """Worker processes; ``alone``: a single one with all cores, warmed up before it is timed."""
 
     size: int
     alone: bool = False
@@ -99,7 +111,7 @@ class _Crew:
     def run(
         self, cells: Sequence[Cell], dataset: Dataset, stop: Callable[[], bool]
     ) -> Generator[tuple[Cell, pa.Table]]:
-        """Every cell with its lines, as they are finished."""
+        """Yield each cell with its lines as it finishes."""
         waiting = deque(cells)
         if not waiting or stop():
             return
@@ -121,7 +133,7 @@ class _Crew:
 
     @contextmanager
     def _started(self, size: int) -> Iterator[dict[Connection[Any, Any], SpawnProcess]]:
-        """Worker processes by our end of the line to each; at the end they are gone, whatever they did."""
+        """Worker processes by our end of the connection; all are ended on exit."""
         context = multiprocessing.get_context("spawn")
         crew: dict[Connection[Any, Any], SpawnProcess] = {}
         try:
@@ -186,10 +198,158 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c_is_ours() -> Iterator[None]:
-    """Processes started inside do not hear Ctrl-C, which a terminal sends to all: we end them."""
+    """Processes started inside ignore Ctrl-C, which a terminal sends to the whole group: we end them."""
     resource_tracker.ensure_running()  # it would undo the mask if it had to be started inside
     before = pthread_sigmask(SIG_BLOCK, {SIGINT})
     try:
         yield
     finally:
         pthread_sigmask(SIG_SETMASK, before)
+
+
+class Store:
+    """The finished cells of a grid, in memory and in the results file; written on exit at the latest.
+
+    Only one process can hold the store of a folder. A file of another grid, other data or another version is
+    refused unless it may be overwritten. A file of the same grid with fewer repeats is extended.
+    """
+
+    def __init__(
+        self, grid: Grid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = ""
+    ) -> None:
+        self._grid, self._path = grid, path
+        self._commands = [command]
+        self._order = [cell.key for cell in grid.cells()]
+        self._data = data_stamp(dataset)
+        self._overwrite = overwrite
+        self._cells: dict[str, pa.Table] = {}
+        self._written = monotonic()
+        self._unwritten = self._extended = False
+
+    def __enter__(self) -> Store:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _hold(self._path.parent)
+        try:
+            remove_unfinished(self._path)
+            if self._path.exists() and not self._overwrite:
+                self._cells = self._finished()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._unwritten = not self._cells or self._extended
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._write()
+        finally:
+            os.close(self._lock)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._cells
+
+    def add(self, cell: Cell, lines: pa.Table) -> None:
+        """Keep a finished cell; it is in the file within a few seconds."""
+        self._cells[cell.key] = lines
+        self._unwritten = True
+        if monotonic() - self._written > WRITE_EVERY:
+            self._write()
+
+    def results(self) -> Results:
+        """Everything that is finished, as the file has it."""
+        self._write()
+        return read_results(self._path)
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self._unwritten = False  # a full disk is reported once
+            tables = [self._cells[key] for key in self._order if key in self._cells]
+            table = pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks()
+            command = "\n".join(dict.fromkeys(self._commands))
+            write_results(self._path, table, grid=self._grid.as_json, data=self._data, command=command)
+            self._written = monotonic()
+
+    def _finished(self) -> dict[str, pa.Table]:
+        what_to_do = "choose another output folder, or give --overwrite to start again"
+        try:
+            found = read_results(self._path)
+        except DataError as error:
+            raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
+        data = found.meta["data"]
+        for kind, theirs, ours in (
+            ("another version of dpadmm", found.meta["version"], dpadmm.__version__),
+            ("other data", *(f"{each['name']} {each['digest']}" for each in (data, self._data))),
+        ):
+            if theirs != ours:
+                raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
+        self._extended = is_extended(found.grid, self._grid.as_json)
+        if found.meta["grid_digest"] != self._grid.digest and not self._extended:
+            what = _difference_but_repeats(found.grid, self._grid.as_json)
+            what = what or first_difference(found.grid, self._grid.as_json) or "other cells"
+            raise DataError(f"{self._path} belongs to another grid ({what}); {what_to_do}")
+        self._commands[:0] = found.meta["command"].splitlines()
+        table = found.table.select(SCHEMA.names).cast(SCHEMA)
+        starts: dict[str, list[int]] = {}
+        for at, key in enumerate(table["cell"].to_pylist()):
+            starts.setdefault(key, [at, 0])[1] += 1
+        return {key: table.slice(first, length) for key, (first, length) in starts.items()}
+
+
+def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether ``ours`` is the grid ``theirs`` with more repeats, and so has all of its cells."""
+    if _difference_but_repeats(theirs, ours):
+        return False
+    old, new = (
+        {key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours)
+    )
+    return bool(ours["repeats"] > theirs["repeats"]) and old <= new
+
+
+def _difference_but_repeats(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None})
+
+
+def first_difference(theirs: Any, ours: Any, name: str = "") -> str:
+    """The first difference between two grids, in words; empty if there is none.
+
+    Examples
+    --------
+    >>> first_difference({"repeats": 2, "shared": {}}, {"repeats": 4, "shared": {}})
+    'repeats = 2, not 4'
+    >>> first_difference({"shared": {"rho": 1.0}}, {"shared": {}})
+    'shared, rho = 1.0, which is not in this grid'
+    """
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in dict.fromkeys([*theirs, *ours]):
+            place = f"{name}, {key}" if name else str(key)
+            if key == "cells":
+                continue
+            if key not in ours:
+                return f"{place} = {_short(theirs[key])}, which is not in this grid"
+            if key not in theirs:
+                return f"no {place}, which is {_short(ours[key])} in this grid"
+            if found := first_difference(theirs[key], ours[key], place):
+                return found
+        return ""
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        pairs = enumerate(zip(theirs, ours, strict=True), 1)
+        return next(filter(None, (first_difference(a, b, f"{name} {k}") for k, (a, b) in pairs)), "")
+    return "" if theirs == ours else f"{name} = {_short(theirs)}, not {_short(ours)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _hold(folder: Path) -> int:
+    """Lock a folder until the returned descriptor is closed, at the latest when this process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(
+            f"another dpadmm is working in {folder}; wait for it, or choose another output folder"
+        ) from None
+    return descriptor

@@ -1,48 +1,204 @@
-"""A read-only page about a run, on this machine only: ``http://127.0.0.1:PORT/?token=...``.
+"""A read-only live page of a run, on this machine only: ``http://127.0.0.1:PORT/?token=...``.
 
-Whoever is on this machine and knows the token may look. Nothing here changes a run.
+The page needs the token and cannot change a run. A snapshot of the run is taken a few times a second, however
+many pages are open, and sent to them as server-sent events.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import logging
+import math
 import re
 import secrets
 import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from numbers import Integral, Real
 from socketserver import TCPServer
-from types import TracebackType
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from dpadmm.errors import DpadmmError
-from dpadmm.federation.news import News, Snapshot, message
-from dpadmm.federation.page_parts import document, guarded
+from dpadmm._base.errors import DpadmmError
 
-STREAMS = 16
-"""At most so many pages are kept up to date at once."""
-CONNECTIONS = 64
-"""At most so many connections are open at once; for one more, the oldest without a token is closed."""
-HEADER_SECONDS = 3.0
-"""Who has not shown the token by then is closed, however busily it sends."""
-BEAT = 10.0
-"""A page hears something at least this often (seconds), and so knows a dead line from a slow run."""
+EVENTS = 200
+"""The number of events that a page receives."""
+POINTS = 2000
+"""The maximum number of points of the curve."""
 
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
-_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-_NO_TOKEN = "This page opens with the whole address that the aggregator printed, token included."
+Snapshot = Callable[[], Mapping[str, Any]]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Update:
+    """The state of a run; ``number`` grows with every change, ``whole`` is None if the snapshot failed."""
+
+    number: int
+    whole: bytes | None
+    message: bytes
+
+
+class EventFeed:
+    """The latest snapshot as JSON (``whole``) and as a server-sent event (``message``).
+
+    A snapshot is taken by the first request after ``period`` seconds, and shared by the others.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, period: float = 0.25) -> None:
+        self.period = period
+        self._snapshot = snapshot
+        self._lock = threading.Lock()
+        self._due = -math.inf
+        self._update = Update(0, None, b"")
+
+    def latest(self, *, now: bool = False) -> Update:
+        """An update not older than ``period``, or a new one."""
+        with self._lock:
+            if now or time.monotonic() >= self._due:
+                self._update = self._ask(self._update)
+                self._due = time.monotonic() + self.period
+            return self._update
+
+    def _ask(self, before: Update) -> Update:
+        try:
+            taken = clean(self._snapshot())
+            whole = _json(taken)
+            if whole == before.whole:
+                return before
+            page = {
+                **taken,
+                "changes": thinned(taken.get("changes", ())),
+                "events": taken.get("events", [])[-EVENTS:],
+            }
+            data = _json({"at": time.time(), "snapshot": page})
+        except Exception as error:  # the page must survive any error of the run
+            if before.whole is None and before.number:
+                return before
+            _log.warning("the live page could not read the state of the run (%s)", type(error).__name__)
+            return Update(before.number + 1, None, message("trouble", b"{}"))
+        return Update(before.number + 1, whole, message("snapshot", data))
+
+
+def message(kind: str, data: bytes) -> bytes:
+    """One server-sent event; ``data`` is JSON in one line."""
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def clean(value: Any) -> Any:
+    """The same value for JSON: NaN and infinities become null.
+
+    Examples
+    --------
+    >>> clean({"changes": (1.5, float("nan")), "round": 2})
+    {'changes': [1.5, None], 'round': 2}
+    """
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):  # most values of a snapshot: before the slower checks
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): clean(each) for key, each in value.items()}
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Sequence):
+        return [clean(each) for each in value]
+    raise TypeError(f"a snapshot cannot hold a {type(value).__name__}")
+
+
+def thinned(values: Sequence[float | None], most: int = POINTS) -> list[tuple[int, float]]:
+    """(round, value) for a logarithmic axis; of too many, the extremes of each interval, and the last.
+
+    Examples
+    --------
+    >>> thinned([3.0, None, 0.0, 1.0])
+    [(1, 3.0), (4, 1.0)]
+    >>> thinned([float(k) for k in range(1, 11)], most=5)
+    [(1, 1.0), (5, 5.0), (6, 6.0), (10, 10.0)]
+    """
+    points = [(k, value) for k, value in enumerate(values, start=1) if value is not None and value > 0.0]
+    if len(points) <= most:
+        return points
+    size = math.ceil(2 * len(points) / (most - 1))
+    kept: set[tuple[int, float]] = {points[-1]}
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        kept.add(min(stretch, key=lambda point: point[1]))
+        kept.add(max(stretch, key=lambda point: point[1]))
+    return sorted(kept)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def security_headers(nonce: str = "") -> dict[str, str]:
+    """HTTP headers that forbid caching, framing and all scripts and styles without the nonce.
+
+    Examples
+    --------
+    >>> security_headers("abc")["Content-Security-Policy"].split("; ")[:3]
+    ["default-src 'none'", "script-src 'nonce-abc'", "style-src 'nonce-abc'"]
+    """
+    own = f"'nonce-{nonce}'" if nonce else "'none'"
+    policy = (
+        f"default-src 'none'; script-src {own}; style-src {own}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    )
+    return {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Connection": "close",
+    }
+
+
+def document(name: str) -> str:
+    """An HTML page of this package, with placeholders such as {{live.css}} replaced by the files.
+
+    Examples
+    --------
+    >>> "EventSource" in document("live.html"), "src=" in document("live.html")
+    (True, False)
+    """
+    folder = files("dpadmm.federation").joinpath("live")
+    return re.sub(
+        r"\{\{([a-z]+\.(?:css|js))\}\}",
+        lambda found: folder.joinpath(found[1]).read_text(encoding="utf-8"),
+        folder.joinpath(name).read_text(encoding="utf-8"),
+    )
+
+
+STREAMS = 16
+"""The maximum number of open pages."""
+CONNECTIONS = 64
+"""The maximum number of connections; beyond it, the oldest one without a token is closed."""
+HEADER_SECONDS = 3.0
+"""Connections that have not sent the token after this time are closed."""
+HEARTBEAT = 10.0
+"""Seconds between messages to a page, which can thus tell a lost connection from a slow run."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_NO_TOKEN = "Open this page with the full address that the aggregator printed, including the token."
+
+
 class Page:
-    """Serves what ``snapshot`` tells until :meth:`close`; ``url`` is the address to open, and a secret."""
+    """Serves snapshots of a run until :meth:`close`; ``url`` contains the secret token."""
 
     def __init__(
         self,
@@ -54,19 +210,16 @@ class Page:
     ) -> None:
         self._token = secrets.token_urlsafe(24) if token is None else token
         if not _TOKEN.fullmatch(self._token):
-            raise DpadmmError(
-                "the page's token must be 16 to 200 letters, digits, - or _; leave it out for a new one"
-            )
+            raise DpadmmError("the token of the live page must have 16 to 200 letters, digits, - or _")
         if not 0 <= port <= 65535:
             raise DpadmmError(
-                f"the page cannot be served on port {port}: choose one up to 65535, or 0 for any free one"
+                f"the live page cannot use port {port}: choose one up to 65535, or 0 for any free port"
             )
         try:
-            self._server = _Server(port, News(snapshot), self._token, header_seconds)
+            self._server = _Server(port, EventFeed(snapshot), self._token, header_seconds)
         except OSError as error:
             raise DpadmmError(
-                f"the page cannot be served on port {port} ({error.strerror}): "
-                "choose another, or 0 for any free one"
+                f"the live page cannot use port {port} ({error.strerror}): choose another, or 0 for any"
             ) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
@@ -78,25 +231,23 @@ class Page:
         return f"http://127.0.0.1:{self.port}/?token={self._token}"
 
     def start(self) -> None:
-        """Answer from now on, in threads that do not keep the process alive."""
+        """Start to serve, in daemon threads."""
         self._thread.start()
 
-    def close(self, *, patience: float = 2.0) -> None:
-        """Tell open pages good-bye and free the port; who does not listen is cut after ``patience``."""
+    def close(self, *, timeout: float = 2.0) -> None:
+        """Notify open pages and free the port; remaining connections are closed after ``timeout``."""
         self._server.closing.set()
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-        self._server.finish(patience)
+        self._server.finish(timeout)
 
     def __enter__(self) -> Page:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -104,60 +255,60 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, port: int, news: News, token: str, header_seconds: float) -> None:
-        self.news, self.token, self._header_seconds = news, token.encode(), header_seconds
+    def __init__(self, port: int, feed: EventFeed, token: str, header_seconds: float) -> None:
+        self.feed, self.token, self._header_seconds = feed, token.encode(), header_seconds
         self.closing = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
-        self._strangers: dict[socket.socket, float] = {}  # since when, oldest first
-        self._known: set[socket.socket] = set()
+        self._unauthenticated: dict[socket.socket, float] = {}  # since when; oldest first
+        self._authenticated: set[socket.socket] = set()
         self._busy: set[socket.socket] = set()
         self._changed = threading.Condition()
-        super().__init__(("127.0.0.1", port), _Visit)
+        super().__init__(("127.0.0.1", port), _RequestHandler)
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # without the look-up of this machine's name in the parent
+        TCPServer.server_bind(self)  # without the DNS lookup of the parent class
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Take a connection in; where there are too many, instead of the oldest that showed no token."""
+        """Accept a connection; if there are too many, replace the oldest one without a token."""
         with self._changed:
-            if len(self._strangers) + len(self._known) >= CONNECTIONS:
-                if not self._strangers:
+            if len(self._unauthenticated) + len(self._authenticated) >= CONNECTIONS:
+                if not self._unauthenticated:
                     return False
-                self._drop(next(iter(self._strangers)))
-            self._strangers[request] = time.monotonic()
+                self._drop(next(iter(self._unauthenticated)))
+            self._unauthenticated[request] = time.monotonic()
             return True
 
     def service_actions(self) -> None:
-        """Between two looks at the door: close those that took too long to say who they are."""
+        """Close connections that did not send the token in time."""
         with self._changed:
             latest = time.monotonic() - self._header_seconds
-            for late in [each for each, since in self._strangers.items() if since < latest]:
+            for late in [each for each, since in self._unauthenticated.items() if since < latest]:
                 self._drop(late)
 
     def admit(self, request: socket.socket) -> None:
-        """It has shown the token: from now on it is closed for nobody."""
+        """Keep a connection that has sent the token."""
         with self._changed:
-            if self._strangers.pop(request, None) is not None:  # else it was closed a moment ago
-                self._known.add(request)
+            if self._unauthenticated.pop(request, None) is not None:  # otherwise it was just closed
+                self._authenticated.add(request)
 
     def _drop(self, stranger: socket.socket) -> None:
-        """End the line; the thread that reads it notices, and closes it."""
-        del self._strangers[stranger]
-        _hang_up(stranger)
+        """Shut a connection down; the thread that reads it then closes it."""
+        del self._unauthenticated[stranger]
+        _shut_down(stranger)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
         with self._changed:
-            self._strangers.pop(request, None)
-            self._known.discard(request)
+            self._unauthenticated.pop(request, None)
+            self._authenticated.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a visit to the live page broke off")
+        _log.debug("a request to the live page failed")
 
     @contextmanager
     def answering(self, request: socket.socket) -> Iterator[None]:
-        """While a request is answered, which the end waits for."""
+        """Mark a request as active, so that ``finish`` waits for it."""
         with self._changed:
             self._busy.add(request)
         try:
@@ -167,41 +318,39 @@ class _Server(ThreadingHTTPServer):
                 self._busy.discard(request)
                 self._changed.notify_all()
 
-    def finish(self, patience: float) -> None:
-        """Wait for answers under way, then end every connection (browsers open some ahead of need)."""
+    def finish(self, timeout: float) -> None:
+        """Wait for active requests, then close all connections, also those that browsers open in advance."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._busy, patience)
-            for connection in (*self._strangers, *self._known):
-                _hang_up(connection)
+            self._changed.wait_for(lambda: not self._busy, timeout)
+            for connection in (*self._unauthenticated, *self._authenticated):
+                _shut_down(connection)
 
 
-def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):  # closed already
+def _shut_down(connection: socket.socket) -> None:
+    with suppress(OSError):  # already closed
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Visit(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     """One request."""
 
     server: _Server
     protocol_version = "HTTP/1.1"
-    timeout = 10.0  # a line that stands still this long is given up
-    _ways: ClassVar[dict[str, str]] = {"/": "_page", "/events": "_events", "/snapshot": "_snapshot"}
+    timeout = 10.0  # of a connection that sends nothing
+    _routes: ClassVar[dict[str, str]] = {"/": "_page", "/events": "_events", "/snapshot": "_snapshot"}
 
     def parse_request(self) -> bool:
-        """Read the request and turn away what is not a look from this machine."""
+        """Refuse requests for other hosts and other methods."""
         if not super().parse_request():
             return False
         host = self.headers.get_all("Host", [])
         if len(host) != 1 or not _HOST.fullmatch(host[0]):
-            self._say(
+            self._send_text(
                 HTTPStatus.FORBIDDEN,
-                "This page is open to this machine only: call it 127.0.0.1 or localhost.",
+                "This page is available on this machine only, as 127.0.0.1 or localhost.",
             )
         elif self.command not in ("GET", "HEAD"):
-            self._say(
-                HTTPStatus.METHOD_NOT_ALLOWED, "This page can be read, and nothing else.", Allow="GET, HEAD"
-            )
+            self._send_text(HTTPStatus.METHOD_NOT_ALLOWED, "This page is read-only.", Allow="GET, HEAD")
         else:
             return True
         return False
@@ -214,19 +363,19 @@ class _Visit(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         address = urlsplit(self.path)
-        way = self._ways.get(address.path)
-        if way is None:
-            self._say(HTTPStatus.NOT_FOUND, "There is no such page here.")
-        elif not self._known(address.query):
-            if way == "_page" and "text/html" in self.headers.get("Accept", ""):
-                self._show("again.html", HTTPStatus.FORBIDDEN, sentence=_NO_TOKEN)
+        route = self._routes.get(address.path)
+        if route is None:
+            self._send_text(HTTPStatus.NOT_FOUND, "Page not found.")
+        elif not self._has_token(address.query):
+            if route == "_page" and "text/html" in self.headers.get("Accept", ""):
+                self._send_page("again.html", HTTPStatus.FORBIDDEN, sentence=_NO_TOKEN)
             else:
-                self._say(HTTPStatus.FORBIDDEN, _NO_TOKEN)
+                self._send_text(HTTPStatus.FORBIDDEN, _NO_TOKEN)
         else:
             self.server.admit(self.connection)
-            getattr(self, way)()
+            getattr(self, route)()
 
-    def _known(self, query: str) -> bool:
+    def _has_token(self, query: str) -> bool:
         try:
             given = parse_qs(query, max_num_fields=8).get("token", [])
         except ValueError:
@@ -234,17 +383,19 @@ class _Visit(BaseHTTPRequestHandler):
         return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "replace"), self.server.token)
 
     def _page(self) -> None:
-        self._show("live.html", HTTPStatus.OK)
+        self._send_page("live.html", HTTPStatus.OK)
 
-    def _show(self, name: str, status: HTTPStatus, *, sentence: str = "") -> None:
+    def _send_page(self, name: str, status: HTTPStatus, *, sentence: str = "") -> None:
         nonce = secrets.token_urlsafe(18)
         text = document(name).replace("{{nonce}}", nonce).replace("{{sentence}}", sentence)
         self._send(status, "text/html; charset=utf-8", text.encode(), nonce=nonce)
 
     def _snapshot(self) -> None:
-        whole = self.server.news.latest().whole
+        whole = self.server.feed.latest().whole
         if whole is None:
-            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "The state of the run could not be read; try again.")
+            self._send_text(
+                HTTPStatus.SERVICE_UNAVAILABLE, "The state of the run could not be read. Try again."
+            )
         else:
             self._send(HTTPStatus.OK, "application/json", whole)
 
@@ -252,7 +403,7 @@ class _Visit(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             self._send(HTTPStatus.OK, "text/event-stream", None)
         elif not self.server.streams.acquire(blocking=False):
-            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "Too many of these pages are open: close some.")
+            self._send_text(HTTPStatus.SERVICE_UNAVAILABLE, "Too many live pages are open. Close some.")
         else:
             try:
                 self._send(HTTPStatus.OK, "text/event-stream", None)
@@ -261,37 +412,37 @@ class _Visit(BaseHTTPRequestHandler):
                 self.server.streams.release()
 
     def _stream(self) -> None:
-        """A snapshot at once, then every change, with a beat in between, and a good-bye."""
+        """Send a snapshot, then every change and heartbeats, and a final message."""
         server, heard, sent = self.server, time.monotonic(), 0
         self.wfile.write(b"retry: 1000\n\n")
-        while not server.closing.is_set() and not self._gone():
-            told = server.news.latest()
-            if told.number != sent:
-                self.wfile.write(told.message)
-                sent, heard = told.number, time.monotonic()
-            elif time.monotonic() - heard >= BEAT:
+        while not server.closing.is_set() and not self._disconnected():
+            update = server.feed.latest()
+            if update.number != sent:
+                self.wfile.write(update.message)
+                sent, heard = update.number, time.monotonic()
+            elif time.monotonic() - heard >= HEARTBEAT:
                 self.wfile.write(b": nothing new\n" + message("beat", b"{}"))
                 heard = time.monotonic()
-            server.closing.wait(server.news.period)
-        if server.closing.is_set():  # how the run ended, before the good-bye
-            told = server.news.latest(now=True)
-            self.wfile.write((told.message if told.number != sent else b"") + message("bye", b"{}"))
+            server.closing.wait(server.feed.period)
+        if server.closing.is_set():  # how the run ended
+            update = server.feed.latest(now=True)
+            self.wfile.write((update.message if update.number != sent else b"") + message("bye", b"{}"))
 
-    def _gone(self) -> bool:
-        """Whether the other end has hung up, told without waiting for the next write."""
+    def _disconnected(self) -> bool:
+        """Whether the client has disconnected."""
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
 
-    def _say(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
+    def _send_text(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         self._send(status, "text/plain; charset=utf-8", f"{sentence}\n".encode(), **headers)
 
     def _send(
         self, status: HTTPStatus, kind: str, body: bytes | None, *, nonce: str = "", **headers: str
     ) -> None:
-        """Head and body; without a body, the head of a stream that ends with the connection."""
+        """Send headers and body; without a body, the headers of a stream that ends with the connection."""
         self.send_response(status)
-        for name, value in {"Content-Type": kind, **guarded(nonce), **headers}.items():
+        for name, value in {"Content-Type": kind, **security_headers(nonce), **headers}.items():
             self.send_header(name, value)
         if body is not None:
             self.send_header("Content-Length", str(len(body)))
@@ -300,13 +451,13 @@ class _Visit(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the parser turns away: a sentence that repeats nothing of the request."""
+        """Answer an invalid request without repeating any part of it."""
         self.close_connection = True
         self.command = self.command or "GET"
-        self._say(HTTPStatus(code), "This request cannot be read.")
+        self._send_text(HTTPStatus(code), "Invalid request.")
 
     def version_string(self) -> str:
         return "dpadmm"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a request's line holds the token."""
+        """Log nothing: the request line contains the token."""

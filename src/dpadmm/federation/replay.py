@@ -1,8 +1,8 @@
-"""Deployed = in process? The noise of every release is taken off again, and the run is done anew with it.
+"""Repeats a deployed run in one process, with the same noise, and compares every round bit by bit.
 
-``noise_i^k = answer_i^k − round(Σ_j g_j(w̃_i^{k−1}) / g)`` is what a site's guard added: from its table and
-ledger, so all sites must be on this machine. With the same whole numbers the round loop of simulations must
-reach the consensus of every round in the journal, to the last bit.
+``noise_i^k = answer_i^k − round(Σ_j g_j(w̃_i^{k−1}) / g)`` is the noise that a site's guard added. It is
+computed from the tables and ledgers, so all sites must be on this machine. With this noise the round loop of
+simulations must reach the consensus of every round in the journal.
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array, vstack
 
-from dpadmm.arrays import Floats, Integers
-from dpadmm.assembly import make_method
-from dpadmm.errors import DataError
-from dpadmm.features import clip_rows
-from dpadmm.federation.journal import Journal
-from dpadmm.methods.base import Round
-from dpadmm.own_rows import OwnRows, ProtectedRows
-from dpadmm.privacy.exact_noise import Grid, as_mean, quantise
-from dpadmm.privacy.ledger import Ledger
-from dpadmm.privacy.noise import ExactNoise
-from dpadmm.problem import PublicSizes, Rows, make_rows
-from dpadmm.site import Site
-from dpadmm.study import Study
-from dpadmm.training import PlannedParticipation, train
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import DataError
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.optim.features import clip_rows
+from dpadmm.optim.problem import PublicSizes, Rows, make_rows
+from dpadmm.site.site import Site
+from dpadmm.study.assembly import make_method
+from dpadmm.study.study import Study
+from dpadmm.training.loop import PlannedParticipation, train
+from dpadmm.training.methods.base import Round
+from dpadmm.training.oracles import ExactNoise
+from dpadmm.trusted.discrete_gaussian import as_mean, quantise
+from dpadmm.trusted.guard import Enrolled
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.private_rows import OwnRows, ProtectedRows
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a second run in one process found.
+    """The result of a repeated run.
 
     Attributes
     ----------
     first_difference : int
-        The first round whose consensus is another than the journal's; 0 if none is.
+        The first round whose consensus differs from the journal; 0 if none does.
     n_rounds, n_releases : int
         Rounds compared, and releases in the ledgers.
     n_late, n_lost : int
-        Releases that were in a later mean than their round's, and in none, since they never arrived.
+        Releases that entered a later mean than that of their round, and that never arrived.
     noise_scale : float
-        Root mean square of the noise that was taken off, in units of what was promised: about 1.
+        Root mean square of the noise, in units of its promised standard deviation: about 1.
     """
 
     first_difference: int
@@ -54,16 +55,16 @@ class Replay:
 
     @property
     def equal(self) -> bool:
-        """Every consensus is the same to the last bit, and the noise is as large as it should be."""
+        """Whether every consensus is identical, and the noise has its promised size."""
         spread = 8.0 / np.sqrt(2.0 * max(1, self.n_numbers))
         return self.first_difference == 0 and abs(self.noise_scale - 1.0) <= spread
 
     n_numbers: int = 1
-    """How many whole numbers ``noise_scale`` is of."""
+    """The number of values in ``noise_scale``."""
 
 
 def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
-    """Do a run again; ``sites`` are all its members. Their agents have ended: the ledgers are held here."""
+    """Repeat a run; ``sites`` are all its members, whose agents must have ended."""
     study, names = journal.study, journal.members
     parts = [sites[name].rows.encoded(study) for name in names]
     answers = [_answers(sites[name], study) for name in names]
@@ -71,7 +72,9 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     entered = {(each.site, each.round): k for k, each in journal.uploads()}
     for name, round in entered:
         if round not in answers[names.index(name)]:
-            raise DataError(f"the journal has an upload of {name} for round {round}, and its ledger has not")
+            raise DataError(
+                f"the journal has an upload of {name} for round {round} that is not in its ledger"
+            )
     reached, done = list(journal.consensus()), journal.rounds_done
     run = _Run(study, _cohort(parts), noise, names)
     said = {(names[i], k) for i, each in enumerate(noise) for k in each if k <= done}
@@ -79,12 +82,9 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     again = run.as_trained(done) if plain else run.with_delays(done, entered)
     wrong = [k for k, (a, b) in enumerate(zip(again, reached, strict=True), 1) if a.tobytes() != b.tobytes()]
     scaled = [
-        numbers
-        / Grid(float(study.problem.loss.lipschitz), numbers.size, len(part.labels)).noise_scale(
-            study.noise_multiplier
-        )
+        numbers / asked.grid.noise_scale(asked.release.noise_multiplier)
         for each, part in zip(noise, parts, strict=True)
-        for numbers in each.values()
+        for numbers, asked in ((n, Enrolled(study.terms, OwnRows(part)).question(k)) for k, n in each.items())
     ]
     every = np.concatenate([each.ravel() for each in scaled]) if scaled else np.ones(1)
     return Replay(
@@ -99,7 +99,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
 
 
 Answers = dict[int, tuple[Integers, Floats]]
-"""Round -> what the guard answered, and the consensus that was heard before."""
+"""Round -> the answer of the guard, and the consensus that was requested."""
 
 
 def _answers(site: Site, study: Study) -> Answers:
@@ -116,16 +116,18 @@ def _answers(site: Site, study: Study) -> Answers:
 
 
 def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> dict[int, Integers]:
-    """The noise in every answer of a site, by its round: the agent's way is gone again, alone."""
+    """The noise in every answer of a site by round, from a repetition of the agent's computation."""
     problem, m = study.problem, len(rows.labels)
-    own = OwnRows(rows, problem.loss)
-    grid = Grid(float(problem.loss.lipschitz), study.shape[0] * study.shape[1], m)
+    enrolled = Enrolled(study.terms, OwnRows(rows))
     method = study.method(m)
     state, out = method.init(problem, PublicSizes(np.array([m]), study.shape[0])), {}
     for round, (answer, heard) in answers.items():
         point = np.array(method.points(state, heard)[0])
-        out[round] = answer - quantise(own.gradient_sum(point, grid.row_bound), grid)
-        state, _ = method.advance(state, as_mean(answer, grid)[None], heard, round=round, problem=problem)
+        asked = enrolled.question(round)
+        total = enrolled.rows.total(asked.statistic, point, asked.grid.row_bound)
+        out[round] = answer - quantise(total, asked.grid)
+        mean = as_mean(answer, asked.grid)[None]
+        state, _ = method.advance(state, mean, heard, round=round, problem=problem)
     return out
 
 
@@ -142,7 +144,7 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
 
 
 class _Run:
-    """The run in this process, with the sites' own noise put in."""
+    """A run in this process with the noise of the sites."""
 
     def __init__(
         self, study: Study, rows: Rows, noise: list[dict[int, Integers]], names: tuple[str, ...]
@@ -156,7 +158,7 @@ class _Run:
         return np.flatnonzero([round in each for each in self._said])
 
     def as_trained(self, rounds: int) -> list[Floats]:
-        """By ``train``, the round loop of simulations."""
+        """Repeat with ``train``, the round loop of simulations."""
         mask = np.array([np.isin(np.arange(self._rows.n_agents), self._active(k + 1)) for k in range(rounds)])
         history: list[Floats] = []
         train(
@@ -171,7 +173,7 @@ class _Run:
         return history
 
     def with_delays(self, rounds: int, entered: Mapping[tuple[str, int], int]) -> list[Floats]:
-        """The same loop where uploads were late, and in a later mean, or lost, and in none."""
+        """The same loop with uploads that were late or lost."""
         problem, method = self._study.problem, self._method
         state, consensus = method.init(problem, self._rows), np.zeros(self._study.shape)
         uploads = np.zeros((self._rows.n_agents, *self._study.shape))

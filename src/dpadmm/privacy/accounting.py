@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr, ndtri
 
-from dpadmm.arrays import Floats
-from dpadmm.errors import StudyError
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.checks import (
     require,
     require_mu,
@@ -84,13 +84,13 @@ def exact_delta(mu: float | Floats, epsilon: float | Floats) -> float | Floats:
     require_mu(mu)
     require("epsilon", epsilon, lambda e: e >= 0.0, "a number of at least 0")
     spread, loss = np.broadcast_arrays(np.asarray(mu, float), np.asarray(epsilon, float))
-    inside = (spread > 0.0) & np.isfinite(spread) & np.isfinite(loss)
-    safe = np.where(inside, spread, 1.0)
+    out = np.where(np.isinf(spread) & np.isfinite(loss), 1.0, 0.0)
+    inside = (spread > 0.0) & np.isfinite(spread)
+    within = spread[inside]
     with np.errstate(over="ignore"):
-        start = np.where(inside, loss, 0.0) / safe - safe / 2.0
-    inner = np.exp(np.minimum(0.0, log_delta(start, safe) + LOG_DELTA_SLACK))
-    edge = np.where(np.isinf(spread) & np.isfinite(loss), 1.0, 0.0)
-    return unwrapped(np.where(inside, inner, edge))
+        start = loss[inside] / within - within / 2.0
+    out[inside] = np.exp(np.minimum(0.0, log_delta(start, within) + LOG_DELTA_SLACK))
+    return unwrapped(out)
 
 
 @overload
@@ -116,18 +116,18 @@ def exact_epsilon(mu: float | Floats, delta: float | Floats) -> float | Floats:
     require_mu(mu)
     require_delta(delta)
     spread, leak = np.broadcast_arrays(np.asarray(mu, float), np.asarray(delta, float))
-    inside = (spread > 0.0) & np.isfinite(spread)
-    safe = np.where(inside, spread, 1.0)
-    target = np.log(leak) - LOG_DELTA_SLACK
+    out, inside = np.full(spread.shape, np.inf), np.isfinite(spread)
+    within, target = spread[inside], np.log(leak[inside]) - LOG_DELTA_SLACK
 
     def holds(ratio: Floats) -> NDArray[np.bool_]:
-        return np.asarray(log_delta(ratio - safe / 2.0, safe) <= target)
+        return np.asarray(log_delta(ratio - within / 2.0, within) <= target)
 
-    # δ(ε) ≤ Φ(−a) with a = ε/μ − μ/2, so a = −Φ⁻¹(δ) is enough
-    ratio = smallest_true(holds, np.zeros_like(safe), safe / 2.0 + np.maximum(0.0, -ndtri(leak)) + 1.0)
+    none = np.zeros_like(within)
+    # δ(ε) ≤ Φ(−a) with a = ε/μ − μ/2, so a = |Φ⁻¹(δ)| is enough
+    ratio = smallest_true(holds, none, within / 2.0 + np.abs(ndtri(leak[inside])) + 1.0)
     with np.errstate(over="ignore"):
-        inner = np.where(holds(np.zeros_like(safe)), 0.0, safe * ratio * ROUND_UP)
-    return unwrapped(np.where(inside, inner, np.where(np.isinf(spread), np.inf, 0.0)))
+        out[inside] = np.where(holds(none), 0.0, within * ratio * ROUND_UP)
+    return unwrapped(out)
 
 
 def log_delta(start: Floats, mu: Floats) -> Floats:
@@ -136,16 +136,15 @@ def log_delta(start: Floats, mu: Floats) -> Floats:
     Since ``e^ε φ(b) = φ(a)``, ``δ = φ(a)·(R(a) − R(b))`` with the Mills ratio ``R(x) = Φ(−x)/φ(x)``.
     For small μ the difference would cancel; there it is integrated: ``R(a) − R(b) = ∫ (1 − x R(x)) dx``.
     """
-    end = start + mu
-    width = np.minimum(mu, 0.5)
-    # A sum and not @, whose last bit depends on the shape: an agent's ε is the same alone and in a cohort
-    narrow = width * np.sum(_mills_slope(start[..., None] + width[..., None] * _NODES) * _WEIGHTS, axis=-1)
-    wide = _mills(np.maximum(start, 0.0)) - _mills(np.maximum(end, 0.0))
+    beyond = _mills(start + mu)
+    wide = _mills(np.maximum(start, 0.0)) - beyond
     with np.errstate(over="ignore", divide="ignore"):
+        # A sum and not @, whose last bit depends on the shape: an agent's ε is the same alone and in a cohort
+        narrow = mu * np.sum(_mills_slope(start[..., None] + mu[..., None] * _NODES) * _WEIGHTS, axis=-1)
         log_density = -0.5 * start * start - _LOG_SQRT_2PI
         right = log_density + np.log(np.where(mu < 0.5, narrow, wide))
         # Left of 0 the ratio R(a) overflows, but there δ = 1 − Φ(a) − φ(a)·R(b) has nothing to cancel
-        rest = ndtr(np.minimum(start, 0.0)) + np.exp(log_density) * _mills(np.maximum(end, 0.0))
+        rest = ndtr(start) + np.exp(log_density) * beyond
         left = np.log1p(-np.minimum(rest, 1.0))
     return np.asarray(np.where((start < 0.0) & (mu >= 0.5), left, right))
 
@@ -155,9 +154,9 @@ def _mills(x: Floats) -> Floats:
 
 
 def _mills_slope(x: Floats) -> Floats:
-    """``−R'(x) = 1 − x R(x)``, by its asymptote ``1/x²`` (an upper bound) where the difference cancels."""
-    near = np.clip(x, -1.0, 1e3)
-    return np.asarray(np.where(x > 1e3, 1.0 / np.square(np.clip(x, 1e3, 1e150)), 1.0 - near * _mills(near)))
+    """``−R'(x) = 1 − x R(x)``, which falls; beyond 1000, where it cancels, the larger value at 1000."""
+    x = np.minimum(x, 1e3)
+    return np.asarray(1.0 - x * _mills(x))
 
 
 def smallest_true(holds: Callable[[Floats], NDArray[np.bool_]], low: Floats, high: Floats) -> Floats:
@@ -190,15 +189,14 @@ def paper_epsilon(noise_multiplier: float | Floats, n_rounds: int, delta: float)
     require_whole("n_rounds", n_rounds, least=1)
     require_delta(delta)
     z = np.asarray(noise_multiplier, float)
-    safe = np.where(z > 0.0, z, 1.0)
     log_inverse, rounds = -math.log(delta), float(n_rounds)
     # Every order gives a valid bound, so a cap against overflow is safe
-    order = np.maximum(1.0, np.floor(np.minimum(safe, 1e300) * math.sqrt(2.0 * log_inverse / rounds)))
-    with np.errstate(over="ignore"):
+    order = np.maximum(1.0, np.floor(np.minimum(z, 1e300) * math.sqrt(2.0 * log_inverse / rounds)))
+    with np.errstate(over="ignore", divide="ignore"):
         below, above = (
-            rounds / safe * ((tau + 1.0) / safe) / 2.0 + log_inverse / tau for tau in (order, order + 1.0)
+            rounds / z * ((tau + 1.0) / z) / 2.0 + log_inverse / tau for tau in (order, order + 1.0)
         )
-    return unwrapped(np.where(z > 0.0, np.minimum(below, above) * ROUND_UP, np.inf))
+    return unwrapped(np.asarray(np.minimum(below, above) * ROUND_UP))
 
 
 def rdp_epsilon(releases: Iterable[Release], delta: float) -> float:
@@ -206,13 +204,13 @@ def rdp_epsilon(releases: Iterable[Release], delta: float) -> float:
     require_delta(delta)
     events = [release for release in releases if release.count]
     mu = gaussian_mu(events)
-    if mu == 0.0 or math.isinf(mu):
-        return mu
+    if mu == 0.0:
+        return 0.0
     from dp_accounting import GaussianDpEvent, rdp  # 1.3 s to import
 
-    best = 1.0 + math.sqrt(2.0 * -math.log(delta)) / mu
+    best = math.sqrt(2.0 * -math.log(delta)) / mu
     # The default neighbouring relation: the factor 2 of replace-one is already in the sensitivity
-    accountant = rdp.RdpAccountant(orders=1.0 + (best - 1.0) * np.geomspace(0.05, 20.0, 121))
+    accountant = rdp.RdpAccountant(orders=1.0 + best * np.geomspace(0.05, 20.0, 121))
     for release in events:
         accountant.compose(GaussianDpEvent(float(release.noise_multiplier)), int(release.count))
     return float(accountant.get_epsilon(delta))
@@ -223,8 +221,6 @@ def pld_epsilon(releases: Iterable[Release], delta: float) -> float:
     require_delta(delta)
     events = [release for release in releases if release.count]
     mu = gaussian_mu(events)
-    if mu == 0.0 or math.isinf(mu):
-        return mu
     from dp_accounting import GaussianDpEvent, pld  # 1.3 s to import
 
     # The default neighbouring relation again: PLDAccountant(REPLACE_ONE) would count the factor 2 twice.
@@ -248,7 +244,6 @@ def affordable_rounds(
     """
     require_noise_multiplier(noise_multiplier)
     require_epsilon("epsilon", epsilon)
-    require_delta(delta)
     if accountant not in get_args(Accountant):
         raise StudyError(f"accountant must be 'exact' or 'paper', not {accountant!r}")
     z = float(noise_multiplier)
@@ -256,11 +251,9 @@ def affordable_rounds(
         raise StudyError(f"noise_multiplier must be at most 1e100 to count rounds, not {z!r}")
 
     def fits(n_rounds: int) -> bool:
-        if n_rounds == 0:
-            return True
         if accountant == "paper":
             return paper_epsilon(z, n_rounds, delta) <= epsilon
-        return exact_epsilon(math.sqrt(n_rounds) / z if z else math.inf, delta) <= epsilon
+        return exact_epsilon(gaussian_mu([Release(z, n_rounds)]), delta) <= epsilon
 
     low, high = 0, 1
     while fits(high):

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.calibration import mu_from_epsilon, paper_noise_multiplier, total_noise_multiplier
 from dpadmm.privacy.checks import require, require_delta, require_epsilon, require_whole
 from dpadmm.privacy.composition import ORDERS, epsilon_from_renyi, total_epsilon

@@ -12,7 +12,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from dpadmm.errors import BudgetExceeded, StudyError
+from dpadmm._base.errors import BudgetExceeded, StudyError
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.privacy.checks import require_whole
@@ -54,7 +54,7 @@ class BudgetAccountant:
     >>> accountant.charge(1.8, 1e-5)
     Traceback (most recent call last):
         ...
-    dpadmm.errors.BudgetExceeded: ... asked ε = 1.8, allowed ε = 2, left ε = 1.658; ask for less, or stop here
+    dpadmm._base.errors.BudgetExceeded: ... asked ε = 1.8, allowed ε = 2, left ε = 1.658; ...
     >>> with accountant:
     ...     [each is accountant for each in open_accountants()]
     [True]
@@ -64,7 +64,7 @@ class BudgetAccountant:
         self.epsilon, self.delta = float(epsilon), float(delta)
         self._cap = mu_from_epsilon(self.epsilon, self.delta) ** 2
         self._costs: list[float] = []
-        self._process = os.getpid()
+        self._process: int | None = os.getpid()
 
     @property
     def here(self) -> bool:
@@ -154,7 +154,7 @@ class BudgetAccountant:
 def _from_elsewhere(epsilon: float, delta: float, costs: Sequence[float]) -> BudgetAccountant:
     """An accountant out of a pickle: it shows what was spent when it was written, and can count no more."""
     accountant = BudgetAccountant(epsilon, delta)
-    accountant._costs, accountant._process = list(costs), -1
+    accountant._costs, accountant._process = list(costs), None
     return accountant
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from dpadmm.arrays import Floats, Integers
-from dpadmm.errors import StudyError
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
 from dpadmm.privacy.checks import (
     require_delta,
@@ -37,7 +37,7 @@ def paper_noise_multiplier(round_epsilon: float | Floats, delta: float | Floats)
     """
     require_epsilon("round_epsilon", round_epsilon)
     require_delta(delta)
-    epsilons = np.asarray(round_epsilon, float)
+    epsilons = np.asarray(round_epsilon)
     if np.any(epsilons > 1.0):
         raise StudyError(
             f"round_epsilon must be at most 1 for the paper's calibration, not {float(epsilons.max())!r}, "
@@ -56,7 +56,7 @@ def round_epsilon_from_noise(noise_multiplier: float | Floats, delta: float | Fl
     require_noise_multiplier(noise_multiplier)
     require_delta(delta)
     with np.errstate(divide="ignore", over="ignore"):
-        return unwrapped(np.asarray(_classical_factor(delta) / np.asarray(noise_multiplier, float)))
+        return unwrapped(np.asarray(_classical_factor(delta) / noise_multiplier))
 
 
 def _classical_factor(delta: float | Floats) -> Floats:
@@ -76,7 +76,7 @@ def exact_round_noise_multiplier(round_epsilon: float | Floats, delta: float | F
     30.0103
     """
     require_epsilon("round_epsilon", round_epsilon)
-    return unwrapped(ROUND_UP / np.asarray(mu_from_epsilon(np.asarray(round_epsilon, float), delta)))
+    return unwrapped(ROUND_UP / np.asarray(mu_from_epsilon(round_epsilon, delta)))
 
 
 @overload
@@ -98,7 +98,7 @@ def total_noise_multiplier(
     46.1
     """
     require_whole("n_releases", n_releases, least=1)
-    mu = np.asarray(mu_from_epsilon(np.asarray(epsilon, float), delta))
+    mu = np.asarray(mu_from_epsilon(epsilon, delta))
     return unwrapped(np.asarray(ROUND_UP * np.sqrt(np.asarray(n_releases, float)) / mu))
 
 
@@ -106,6 +106,8 @@ def total_noise_multiplier(
 def mu_from_epsilon(epsilon: float, delta: float) -> float: ...
 @overload
 def mu_from_epsilon(epsilon: Floats, delta: float | Floats) -> Floats: ...
+@overload
+def mu_from_epsilon(epsilon: float, delta: Floats) -> Floats: ...
 def mu_from_epsilon(epsilon: float | Floats, delta: float | Floats) -> float | Floats:
     """The largest μ whose exact ε at δ is at most ε, rounded down.
 
@@ -124,7 +126,7 @@ def mu_from_epsilon(epsilon: float | Floats, delta: float | Floats) -> float | F
 
     def spread(start: Floats) -> Floats:
         end = np.hypot(start, np.sqrt(2.0) * np.sqrt(loss))
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore"):
             return np.asarray(np.where(start > 0.0, 2.0 * (loss / (start + end)), end - start))
 
     def holds(start: Floats) -> NDArray[np.bool_]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpadmm.arrays import Floats
-from dpadmm.errors import StudyError
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
 
 
 def unwrapped(values: Floats) -> float | Floats:

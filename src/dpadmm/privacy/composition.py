@@ -1,4 +1,4 @@
-"""``total_epsilon``: what a number of equal rounds costs together, for every kind of release.
+"""What rounds cost together, for every kind of release: equal ones, and any tally of them.
 
 Every answer is an upper bound: discretisation, truncation and rounding go up. Neighbours are replace-one.
 """
@@ -6,17 +6,26 @@ Every answer is an upper bound: discretisation, truncation and rounding go up. N
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
 from scipy.special import gammaln
 
-from dpadmm.arrays import Floats
-from dpadmm.privacy.accounting import ROUND_UP, exact_epsilon
+from dpadmm._base.arrays import Floats
+from dpadmm.privacy.accounting import ROUND_UP, exact_epsilon, gaussian_mu, paper_epsilon
 from dpadmm.privacy.checks import require_delta, require_whole
 from dpadmm.privacy.objective import objective_renyi
-from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, Release, SampledRelease
+from dpadmm.privacy.plan import Tally
+from dpadmm.privacy.releases import (
+    AnyRelease,
+    ObjectiveRelease,
+    PureRelease,
+    Release,
+    SampledRelease,
+    UnpricedRelease,
+)
 
 _FFT_SLACK = 1e-11
 """More than the rounding error of a convolution by FFT of 10⁴ rounds (absolute, whatever δ): taken off δ.
@@ -46,8 +55,42 @@ def total_epsilon(release: AnyRelease, count: int, delta: float) -> float:
     return _total(release, int(count), float(delta))
 
 
+def tally_epsilon(tally: Tally, delta: float) -> float:
+    """The total ε at δ of rounds that may differ; 0 for none, inf where rows met no noise.
+
+    Gaussian releases add up exactly, whatever their noise multipliers. Other kinds are added up each by
+    itself and then by basic composition, with equal shares of δ, which holds however the rounds are mixed
+    (concurrent composition: Vadhan and Zhang 2023).
+
+    Examples
+    --------
+    >>> mixed = ((Release(20.0), 96), (Release(10.0, statistic="moments"), 1))
+    >>> tally_epsilon(mixed, 1e-5) == total_epsilon(Release(20.0), 100, 1e-5)
+    True
+    """
+    require_delta(delta)
+    plain = [replace(each, count=each.count * n) for each, n in tally if n and isinstance(each, Release)]
+    others = [(each, n) for each, n in tally if n and not isinstance(each, Release)]
+    n_parts = len(others) + bool(plain)
+    if n_parts == 0:
+        return 0.0
+    share = delta / n_parts
+    total = exact_epsilon(gaussian_mu(plain), share) if plain else 0.0
+    total += sum(total_epsilon(each, n, share) for each, n in others)
+    return total if n_parts == 1 else total * ROUND_UP
+
+
+def tally_paper_epsilon(tally: Tally, delta: float) -> float:
+    """The paper's moments bound ε̄; NaN where it does not apply: it is for equal Gaussian releases."""
+    plain = [(each, n) for each, n in tally if isinstance(each, Release)]
+    rounds = sum(each.count * n for each, n in plain)
+    if len(plain) < len(tally) or len({each.noise_multiplier for each, _ in plain}) > 1:
+        return math.nan
+    return float(paper_epsilon(plain[0][0].noise_multiplier, rounds, delta)) if rounds else 0.0
+
+
 def accountant_of(release: AnyRelease) -> str:
-    """How :func:`total_epsilon` adds up rounds of this kind."""
+    """How rounds of this kind are added up."""
     if isinstance(release, Release):
         return "exact Gaussian composition"
     if isinstance(release, SampledRelease):
@@ -56,6 +99,8 @@ def accountant_of(release: AnyRelease) -> str:
         return "Rényi bound of objective perturbation"
     if isinstance(release, PureRelease):
         return "optimal composition of pure ε"
+    if isinstance(release, UnpricedRelease):
+        return f"none: {release.source} states no price"
     assert_never(release)
 
 
@@ -74,6 +119,8 @@ def _total(release: AnyRelease, count: int, delta: float) -> float:
         return epsilon_from_renyi(count * objective_renyi(release, 1.0 + ORDERS), 1.0 + ORDERS, delta)
     if isinstance(release, PureRelease):
         return pure_composition(release.epsilon, count, delta)
+    if isinstance(release, UnpricedRelease):
+        return math.inf
     assert_never(release)
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy.special import erf, log_ndtr
 
-from dpadmm.arrays import Floats
+from dpadmm._base.arrays import Floats
 from dpadmm.privacy.releases import ObjectiveRelease
 
 _EPS = float(np.finfo(float).eps)

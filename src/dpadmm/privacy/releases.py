@@ -20,7 +20,7 @@ class Release:
 
     noise_multiplier: float
     count: int = 1
-    statistic: str = "mean gradient"
+    statistic: str = "gradient"
 
     def __post_init__(self) -> None:
         require_noise_multiplier(self.noise_multiplier)
@@ -82,4 +82,11 @@ class PureRelease:
         require_epsilon("epsilon", self.epsilon)
 
 
-AnyRelease = Release | SampledRelease | ObjectiveRelease | PureRelease
+@dataclass(frozen=True)
+class UnpricedRelease:
+    """A release whose noise source states no price: nothing is known about its privacy, so ε is inf."""
+
+    source: str
+
+
+AnyRelease = Release | SampledRelease | ObjectiveRelease | PureRelease | UnpricedRelease

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from dpadmm.arrays import Floats, Integers
-from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm.privacy.accounting import exact_epsilon, gaussian_mu
 from dpadmm.privacy.calibration import round_epsilon_from_noise
-from dpadmm.privacy.composition import accountant_of, total_epsilon
-from dpadmm.privacy.releases import AnyRelease, PureRelease, Release
+from dpadmm.privacy.composition import accountant_of, tally_epsilon, tally_paper_epsilon
+from dpadmm.privacy.plan import Tally
+from dpadmm.privacy.releases import PureRelease, Release, UnpricedRelease
 
 GUARANTEE = (
     "with secret, exact noise of this size: for any one row of an agent replaced by any other (number of "
@@ -29,12 +30,10 @@ class PrivacyReport:
 
     Attributes
     ----------
-    releases : sequence of n releases
-        What each agent gives away in one round.
-    n_releases : (n,)
-        Rounds the agent took part in.
-    planned_releases : (n,)
-        Rounds its noise was calibrated for.
+    released : sequence of n tallies
+        What each agent released, in the rounds that it took part in.
+    planned : sequence of n tallies
+        What it would have released in all rounds that its noise was calibrated for.
     delta : float
     method : str
         Name of the method; ``centralized`` releases rows' optimum without noise.
@@ -45,46 +44,56 @@ class PrivacyReport:
         The noise was that of deployed agents, and not simulated.
     """
 
-    releases: Sequence[AnyRelease]
-    n_releases: Integers
-    planned_releases: Integers
+    released: Sequence[Tally]
+    planned: Sequence[Tally]
     delta: float
     method: str
     ended_by_result: bool = False
     exact_noise: bool = False
 
     @property
-    def charged_releases(self) -> Integers:
+    def charged(self) -> Sequence[Tally]:
         """What every agent is charged for: its releases, or all planned where the result ended the run."""
-        return self.planned_releases if self.ended_by_result else self.n_releases
+        return self.planned if self.ended_by_result else self.released
+
+    @property
+    def n_releases(self) -> Integers:
+        """Rounds in which each agent released something."""
+        return _each(self.released, lambda tally: sum(n for _, n in tally)).astype(np.int64)
+
+    @property
+    def charged_releases(self) -> Integers:
+        """Rounds that each agent is charged for."""
+        return _each(self.charged, lambda tally: sum(n for _, n in tally)).astype(np.int64)
 
     @cached_property
     def noise_multiplier(self) -> Floats:
-        """z of every agent; 0 means no noise, NaN that its noise has no such number (pure ε)."""
-        return np.array([getattr(release, "noise_multiplier", np.nan) for release in self.releases], float)
+        """z of every agent; 0 means no noise, NaN that its rounds have no single such number."""
+        return _each(self.planned, _noise_multiplier)
 
     @cached_property
     def accountant(self) -> str:
         """How the rounds were added up."""
-        return ", ".join(dict.fromkeys(accountant_of(release) for release in self.releases))
+        releases = [release for tally in dict.fromkeys(self.planned) for release, _ in tally]
+        return ", ".join(dict.fromkeys(map(accountant_of, releases)))
 
     @property
     def mu(self) -> Floats:
-        """Gaussian-DP parameter ``μ_i = √charged / z`` of every agent; inf without noise.
+        """Gaussian-DP parameter ``μ_i = √(Σ 1/z²)`` of every agent; inf without noise.
 
         NaN where rounds are not plain Gaussian releases.
         """
-        return self._mu(self.charged_releases)
+        return _each(self.charged, _mu)
 
     @property
     def private(self) -> bool:
-        """Whether every agent that said something added noise."""
+        """Whether every agent that said something added noise of a known price."""
         return bool(np.isfinite(self.epsilon_by_agent).all())
 
     @cached_property
     def epsilon_by_agent(self) -> Floats:
         """Total ε of every agent at δ."""
-        return self._totals(self.charged_releases)
+        return self._totals(self.charged)
 
     @property
     def epsilon(self) -> float:
@@ -94,23 +103,16 @@ class PrivacyReport:
     @cached_property
     def planned_epsilon(self) -> float:
         """What ``epsilon`` would be had every agent taken part in all rounds planned for it."""
-        return float(self._totals(self.planned_releases).max())
+        return float(self._totals(self.planned).max())
 
     @cached_property
     def paper_epsilon(self) -> float:
         """The paper's moments bound ε̄ for the same releases: the worst agent's.
 
-        NaN where it does not apply, that is where a round is not a plain Gaussian release.
+        NaN where it does not apply: rounds with different noise, or that are not plain Gaussian releases.
         """
-        if not self._gaussian.all():
-            return float("nan")
-        charged = zip(self.releases, self.charged_releases, strict=True)
-        pairs = {
-            (r.noise_multiplier, int(k) * r.count)
-            for r, k in charged
-            if isinstance(r, Release) and r.count * k
-        }
-        return max((paper_epsilon(float(z), k, self.delta) for z, k in pairs), default=0.0)
+        found = {tally_paper_epsilon(tally, self.delta) for tally in set(self.charged)}
+        return float("nan") if any(np.isnan(each) for each in found) else max(found)
 
     @cached_property
     def round_epsilon(self) -> float:
@@ -118,38 +120,29 @@ class PrivacyReport:
 
         inf beyond 1, where the classical theorem proves nothing; NaN for rounds that are neither.
         """
-        pure = [release.epsilon for release in self.releases if isinstance(release, PureRelease)]
-        if len(pure) == len(self.releases):
+        releases = [release for tally in set(self.planned) for release, _ in tally]
+        if not releases:
+            return 0.0
+        pure = [release.epsilon for release in releases if isinstance(release, PureRelease)]
+        if len(pure) == len(releases):
             return float(max(pure))
-        if not self._gaussian.all():
+        plain = [release.noise_multiplier for release in releases if isinstance(release, Release)]
+        if len(plain) < len(releases):
             return float("nan")
-        classical = float(np.max(round_epsilon_from_noise(self.noise_multiplier, self.delta)))
+        classical = float(np.max(round_epsilon_from_noise(np.array(plain), self.delta)))
         return classical if classical <= 1.0 + 1e-9 else float("inf")
 
-    @cached_property
-    def _gaussian(self) -> Integers:
-        """1 where the agent's rounds are plain Gaussian releases."""
-        return np.array([isinstance(release, Release) for release in self.releases], int)
-
-    def _counts(self, n_releases: Integers) -> list[int]:
-        """Gaussian releases of every agent in so many rounds."""
-        each = (r.count if isinstance(r, Release) else 0 for r in self.releases)
-        return [count * int(k) for count, k in zip(each, n_releases, strict=True)]
-
-    def _mu(self, n_releases: Integers) -> Floats:
-        counts = np.array(self._counts(n_releases), float)
-        z = np.where(self._gaussian == 1, self.noise_multiplier, 1.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mu = np.where(counts == 0, 0.0, np.sqrt(counts) / z)
-        return np.where(self._gaussian == 1, mu, np.nan)
-
-    def _totals(self, n_releases: Integers) -> Floats:
-        plain = self._gaussian == 1
-        out = np.empty(len(self.releases))
+    def _totals(self, tallies: Sequence[Tally]) -> Floats:
+        mu = _each(tallies, _mu)
+        plain = ~np.isnan(mu)
+        out = np.empty(len(tallies))
         if plain.any():
-            out[plain] = exact_epsilon(self._mu(n_releases)[plain], self.delta)
-        for i in np.flatnonzero(~plain).tolist():
-            out[i] = total_epsilon(self.releases[i], int(n_releases[i]), self.delta)
+            out[plain] = exact_epsilon(mu[plain], self.delta)
+        if not plain.all():
+            out[~plain] = _each(
+                [tally for tally, is_plain in zip(tallies, plain, strict=True) if not is_plain],
+                lambda tally: tally_epsilon(tally, self.delta),
+            )
         return out
 
     def as_json(self) -> dict[str, Any]:
@@ -170,7 +163,27 @@ class PrivacyReport:
             "n_releases": [int(k) for k in self.n_releases],
             "charged_releases": [int(k) for k in self.charged_releases],
             "accountant": self.accountant,
-            "guarantee": GUARANTEE if self.private else "none: rows were used without noise",
+            "guarantee": GUARANTEE if self.private else self._no_guarantee(),
             "noise": (EXACT if self.exact_noise else SIMULATED) if np.any(self.noise_multiplier) else "none",
             "method": self.method,
         }
+
+    def _no_guarantee(self) -> str:
+        unpriced = any(isinstance(r, UnpricedRelease) for tally in set(self.charged) for r, _ in tally)
+        return "none: the noise source states no price" if unpriced else "none: rows were used without noise"
+
+
+def _each(tallies: Sequence[Tally], calculate: Callable[[Tally], float]) -> Floats:
+    """``calculate`` of every agent, once for agents with the same tally."""
+    known = {tally: calculate(tally) for tally in set(tallies)}
+    return np.array([known[tally] for tally in tallies], dtype=float)
+
+
+def _mu(tally: Tally) -> float:
+    plain = [replace(each, count=each.count * n) for each, n in tally if isinstance(each, Release)]
+    return gaussian_mu(plain) if len(plain) == len(tally) else float("nan")
+
+
+def _noise_multiplier(tally: Tally) -> float:
+    found = {getattr(release, "noise_multiplier", float("nan")) for release, _ in tally}
+    return float(found.pop()) if len(found) == 1 else float("nan")

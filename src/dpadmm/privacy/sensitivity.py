@@ -6,7 +6,7 @@ from typing import overload
 
 import numpy as np
 
-from dpadmm.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm.privacy.checks import require, require_whole, unwrapped
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon, group_mu, paper_epsilon
-from dpadmm.privacy.book import Account
+from dpadmm.privacy.plan import Tally
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.report import PrivacyReport
 
@@ -58,7 +58,6 @@ NOT_GUARANTEED = (
 )
 
 _HASH, _VERSION = re.compile("[0-9a-f]{16,128}"), re.compile(r"[0-9A-Za-z.+\-]{1,40}")
-_LEDGER_KEYS = ("name", "method", "noise_multiplier", "n_rounds", "delta", "n_rows", "rows_per_person")
 
 
 @dataclass(frozen=True)
@@ -204,6 +203,20 @@ def canonical(document: Any) -> bytes:
         raise StudyError("a name in the statement has characters that no text file can hold") from None
 
 
+def stated_releases(charged: Tally, released: Tally) -> tuple[StatedRelease, ...]:
+    """Releases as a statement lists them: those that are charged, and how many of them are known of."""
+    known, stated = dict(released), []
+    for release, n in charged:
+        if not isinstance(release, Release) or release.noise_multiplier == 0.0:
+            kind = (
+                "without noise" if isinstance(release, Release) else f"of the kind {type(release).__name__}"
+            )
+            raise StudyError(f"releases {kind}; only Gaussian noise can be stated")
+        z, each = float(release.noise_multiplier), int(release.count)
+        stated.append(StatedRelease(release.statistic, z, each * n, each * known.get(release, 0)))
+    return tuple(stated)
+
+
 def of_report(
     report: PrivacyReport,
     n_rows: Sequence[int],
@@ -215,37 +228,16 @@ def of_report(
 ) -> Statement:
     """The statement of a run, whose agents are called 1, 2, ... if not named; Gaussian releases only."""
     members: dict[tuple[StatedRelease, ...], dict[str, int]] = {}
-    counts = zip(report.charged_releases.tolist(), report.n_releases.tolist(), n_rows, strict=True)
-    for agent, (release, (charged, released, rows)) in enumerate(
-        zip(report.releases, counts, strict=True), 1
-    ):
-        if not isinstance(release, Release) or release.noise_multiplier == 0.0:
-            kind = (
-                "without noise" if isinstance(release, Release) else f"of the kind {type(release).__name__}"
-            )
-            raise StudyError(f"agent {agent} has releases {kind}; only Gaussian noise can be stated")
-        z, each = float(release.noise_multiplier), int(release.count)
-        stated = StatedRelease(release.statistic, z, each * int(charged), each * int(released))
-        members.setdefault((stated,), {})[names[agent - 1] if names else str(agent)] = int(rows)
+    tallies = zip(report.charged, report.released, n_rows, strict=True)
+    for agent, (charged, released, rows) in enumerate(tallies, 1):
+        try:
+            stated = stated_releases(charged, released)
+        except StudyError as error:
+            raise StudyError(f"agent {agent} has {error}") from None
+        members.setdefault(stated, {})[names[agent - 1] if names else str(agent)] = int(rows)
     groups = tuple(AgentGroup(rows, 1, releases) for releases, rows in members.items())
     sampler = EXACT if report.exact_noise else SIMULATED
     return Statement(name, settings_hash, report.method, sampler, float(report.delta), groups, version)
-
-
-def of_account(study: str, account: Account, *, site: str, version: str) -> Statement:
-    """The statement of one site about one study of its ledger."""
-    about = account.about
-    if missing := [key for key in _LEDGER_KEYS if key not in about]:
-        raise StudyError(
-            f"study {study[:12]} was not enrolled by a guard: the ledger has no {', '.join(missing)}"
-        )
-    z, charged, k = _as_float(about["noise_multiplier"]), about["n_rounds"], about["rows_per_person"]
-    releases = (StatedRelease("mean gradient", z, charged, len(account.rounds)),)
-    group = AgentGroup({site: about["n_rows"]}, k, releases)
-    if not math.isclose(account.reservation.mu_squared, charged * (k / z) ** 2, rel_tol=1e-9):
-        raise StudyError(f"study {study[:12]} reserved another Σμ² than {charged} rounds of z = {z:g} cost")
-    delta = _as_float(about["delta"])
-    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version)
 
 
 def _worst(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -264,10 +256,6 @@ def _worst(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "epsilon_of_rows": largest("epsilon_of_rows"),
         "epsilon_of_person": None if set(persons) == {None} else max(each),
     }
-
-
-def _as_float(value: Any) -> Any:
-    return float(value) if type(value) is int else value
 
 
 def _text(name: str, value: Any) -> None:

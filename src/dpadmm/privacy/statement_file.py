@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpadmm.errors import StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon, group_mu
 from dpadmm.privacy.statement import (
     FORMAT,

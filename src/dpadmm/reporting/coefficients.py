@@ -1,4 +1,4 @@
-"""The figure of an explanation: what every column does to the score, with the wobble of privacy noise."""
+"""The figure of an explanation: what every column does to the score, with noise standard errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpadmm.explanation import NOISE, Coefficient, Explanation
+from dpadmm.model.explain import NOISE, Coefficient, Explanation
 from dpadmm.reporting.style import Look, dress, kinds, legend, new_figure
 
 LONGEST = 44
@@ -17,7 +17,7 @@ PER_ROW, MARGIN = 0.24, 1.7
 
 
 def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Figure:
-    """Effects over the columns' ranges, largest on top; bars of two wobbles, hollow where they reach zero."""
+    """Effects over the columns' ranges, largest on top; bars of 2 standard errors, hollow if they reach 0."""
     shown = explanation.coefficients[:top]
     figure = new_figure(7.2, MARGIN + PER_ROW * max(len(shown), 3))
     axes = figure.subplots()
@@ -36,7 +36,7 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
 
 def _dot(axes: Axes, each: Coefficient, place: int, look: Look) -> None:
     hollow = bool(each.may_be_noise)
-    reach = NOISE * (each.wobble or 0.0) * each.span
+    reach = NOISE * (each.standard_error or 0.0) * each.span
     color = "#8a8a8a" if hollow and not each.output else look.color
     axes.errorbar(
         [each.effect],
@@ -66,7 +66,12 @@ def _for_legend(axes: Axes, looks: dict[str, Look], explanation: Explanation) ->
     if not explanation.unknown:
         grey = "#8a8a8a"
         axes.errorbar(
-            nothing, nothing, xerr=nothing, color=grey, capsize=2.5, label="± 2 wobbles: privacy noise"
+            nothing,
+            nothing,
+            xerr=nothing,
+            color=grey,
+            capsize=2.5,
+            label="± 2 noise standard errors",
         )
         axes.plot(
             nothing, nothing, "o", color=grey, markerfacecolor="white", label="may be noise: reaches zero"

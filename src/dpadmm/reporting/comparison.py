@@ -6,24 +6,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpadmm.reporting.picture import Picture, about, is_regression, optimum, spread
+from dpadmm.experiments.results import Results
 from dpadmm.reporting.series import (
     BUDGETS,
     METHODS,
-    Curve,
+    about,
     at_end,
     budget_column,
     by_end,
     distinct,
     done,
+    flat,
     has,
+    is_regression,
     mean_std,
+    optimum,
     split,
+    spread_note,
     variants,
     where,
 )
-from dpadmm.reporting.style import at_values, draw, dress, floor, kinds, legend, log_y, new_figure
-from dpadmm.results import Results
+from dpadmm.reporting.style import Picture, at_values, draw, dress, floor, kinds, legend, log_y, new_figure
 
 _MOST_PANELS = 4
 _FAR = 5.0
@@ -87,7 +90,7 @@ def comparison_picture(results: Results, name: str) -> Picture | None:
     caption = (
         f"{', '.join(names) or 'The non-private optimum alone'} at the end of the runs ({about(lines)}, "
         f"δ = {deltas}): {'RMS error' if is_regression(lines) else 'error'} (top) and training loss (bottom) "
-        f"of the global model. {spread(lines)}"
+        f"of the global model. {spread_note(lines)}"
         f"{dotted if np.isfinite(optimum(lines, 'train_loss_global')) else ''}Lower is better."
         f"{' A scale is logarithmic where methods lie far apart.' if far else ''}"
     )
@@ -122,14 +125,8 @@ def _lines(axes: Axes, groups: dict[str, Results], column: str, x: str) -> None:
     for label, group in groups.items():
         if not len(group):
             continue
-        if distinct(group, x):
-            draw(axes, by_end(group, column, x), looks[label], label=label)
-        else:  # no noise: the same at every budget
-            mean, std = mean_std(at_end(group, column))
-            level = np.full(len(points), mean), np.full(len(points), std)
-            draw(
-                axes, Curve(np.array(points), *level, len(distinct(group, "seed"))), looks[label], label=label
-            )
+        curve = by_end(group, column, x) if distinct(group, x) else flat(group, column, points)
+        draw(axes, curve, looks[label], label=label)
     if points and points[0] > 0:
         at_values(axes, points)
 

@@ -10,12 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpadmm.arrays import Floats
-from dpadmm.files import atomic_file
-from dpadmm.metrics import Trace, spread
-
-# dark to light, so that the lines differ in grey too; each also has its own marker
-_LOOKS = [("#00429d", "o"), ("#c1562c", "s"), ("#3d8b37", "^"), ("#7a3f9d", "D"), ("#8a8a00", "v")]
+from dpadmm._base.files import atomic_file
+from dpadmm.reporting.series import Curve
+from dpadmm.reporting.style import draw, dress, floor, kinds, legend, new_figure
+from dpadmm.training.metrics import Trace, spread
 
 
 def convergence_figure(
@@ -33,14 +31,14 @@ def convergence_figure(
     optimum : column -> value, optional
         The non-private optimum's measures, drawn as a line.
     """
-    figure = Figure(figsize=(9.0, 3.8), layout="constrained", dpi=150)
+    figure = new_figure(9.0, 3.8)
     left, right = figure.subplots(1, 2)
-    error_column = _error_column(traces)
+    columns = next(iter(traces.values()))[0].columns
+    error = "test_error_global" if "test_error_global" in columns else "train_error_global"
     _panel(left, traces, "train_loss_global", optimum or {}, "training loss of the global model")
-    where = "test rows" if error_column.startswith("test") else "training rows"
-    _panel(right, traces, error_column, optimum or {}, f"{error_name}, {where}")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    where = "test rows" if error.startswith("test") else "training rows"
+    _panel(right, traces, error, optimum or {}, f"{error_name}, {where}")
+    legend(figure, left, columns=4)
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
@@ -58,40 +56,15 @@ def save_figure(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg"
     return paths
 
 
-def _error_column(traces: Mapping[str, Sequence[Trace]]) -> str:
-    columns = next(iter(traces.values()))[0].columns
-    return "test_error_global" if "test_error_global" in columns else "train_error_global"
-
-
 def _panel(
     axes: Axes, traces: Mapping[str, Sequence[Trace]], column: str, optimum: Mapping[str, float], title: str
 ) -> None:
-    for (color, marker), (label, group) in zip(_LOOKS, traces.items(), strict=False):
-        rounds, mean, spread = _mean_and_spread(group, column)
-        every = max(1, len(rounds) // 8)
-        axes.plot(
-            rounds,
-            mean,
-            color=color,
-            marker=marker,
-            markevery=every,
-            markersize=4,
-            linewidth=1.4,
-            label=label,
-        )
-        if len(group) > 1:
-            axes.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.18, linewidth=0)
-    if column in optimum:
-        axes.axhline(
-            optimum[column], color="black", linestyle="--", linewidth=1.0, label="non-private optimum"
-        )
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("round")
-    axes.grid(alpha=0.25, linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _mean_and_spread(group: Sequence[Trace], column: str) -> tuple[Floats, Floats, Floats]:
-    shortest = min(len(trace) for trace in group)
-    values = np.array([trace.columns[column][:shortest] for trace in group])
-    return group[0].columns["round"][:shortest], values.mean(axis=0), spread(values, axis=0)
+    looks = kinds(list(traces))
+    for label, group in traces.items():
+        shortest = min(len(trace) for trace in group)
+        values = np.array([trace.columns[column][:shortest] for trace in group])
+        rounds = group[0].columns["round"][:shortest]
+        curve = Curve(rounds, values.mean(axis=0), spread(values, axis=0), len(group))
+        draw(axes, curve, looks[label], label=label)
+    floor(axes, optimum.get(column, np.nan), "non-private optimum")
+    dress(axes, title=title, x="round")

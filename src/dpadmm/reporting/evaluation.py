@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpadmm.evaluation import Evaluation
-from dpadmm.model import Model
+from dpadmm.model.evaluate import Evaluation
+from dpadmm.model.model import Model
 from dpadmm.reporting.style import dress, kinds, new_figure
 
 MOST_CLASSES = 12

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from dpadmm.planning.forecast import Grid, Outlook
-from dpadmm.planning.verdict import Verdict
-from dpadmm.reporting.picture import Picture
 from dpadmm.reporting.series import Curve
-from dpadmm.reporting.style import at_values, draw, dress, legend, new_figure, steps
+from dpadmm.reporting.style import Picture, at_values, draw, dress, legend, new_figure, steps
+from dpadmm.runs.planning.forecast import Grid, Outlook
+from dpadmm.runs.planning.verdict import Verdict
 
 
 def forecast_figure(

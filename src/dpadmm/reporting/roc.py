@@ -8,9 +8,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
-from dpadmm.arrays import Floats
-from dpadmm.reporting.picture import Picture
-from dpadmm.reporting.style import dress, kinds, legend, log_x, log_y, new_figure
+from dpadmm._base.arrays import Floats
+from dpadmm.reporting.style import Picture, dress, kinds, legend, log_x, log_y, new_figure
 
 Points = tuple[Floats, Floats]
 

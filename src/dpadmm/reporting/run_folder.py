@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 import dpadmm
-from dpadmm.errors import DataError, StudyError
-from dpadmm.files import atomic_file
-from dpadmm.metrics import spread
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.files import atomic_file
 from dpadmm.privacy.statement import canonical, of_report
-from dpadmm.simulation import Result
+from dpadmm.runs.simulation import Result
+from dpadmm.training.metrics import spread
 
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> Path:

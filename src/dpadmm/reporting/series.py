@@ -1,4 +1,4 @@
-"""Lines of a results file -> groups, curves by round, values at the end: the only place that aggregates."""
+"""Lines of a results file -> groups, curves by round, values at the end. All aggregation is here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpadmm.arrays import Floats
-from dpadmm.metrics import spread
-from dpadmm.results import Results
-from dpadmm.settings import Settings
+from dpadmm._base.arrays import Floats
+from dpadmm.experiments.results import Results
+from dpadmm.optim.losses import LOSSES
+from dpadmm.study.settings import Settings
+from dpadmm.training.metrics import spread
 
 BUDGETS = {"round_epsilon": "ε per round", "epsilon": "total ε", "noise_multiplier": "noise multiplier z"}
 """Columns that say how much noise there is, in words; a run has one of them."""
@@ -51,7 +52,7 @@ def keep(results: Results, mask: Any) -> Results:
 
 
 def done(results: Results) -> Results:
-    """The lines of runs that took place."""
+    """The lines of runs that were not refused."""
     return where(results, status="done")
 
 
@@ -62,7 +63,7 @@ def distinct(results: Results, column: str) -> list[Any]:
 
 
 def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
-    """The lines for every combination of values that is there, empty values last."""
+    """The lines for each combination of values that occurs, empty values last."""
     if not columns:
         return {(): results} if len(results) else {}
     first, *others = columns
@@ -77,7 +78,7 @@ def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
 
 
 def begun(results: Results) -> list[str]:
-    """The experiments that were run, if only in part: cells shared with another experiment do not tell."""
+    """The experiments that were run at least in part; cells shared with another experiment do not count."""
     present = set(pc.unique(results.table.column("cell")).to_pylist())
     cells = {name: set(about["cells"]) for name, about in results.grid["experiments"].items()}
     in_how_many = Counter(cell for each in cells.values() for cell in each)
@@ -90,7 +91,7 @@ def begun(results: Results) -> list[str]:
 
 
 def missing(results: Results) -> int:
-    """How many runs of the experiments that were begun are not in the results."""
+    """How many runs of the experiments that were begun are missing."""
     present = set(pc.unique(results.table.column("cell")).to_pylist())
     wanted = {cell for name in begun(results) for cell in results.grid["experiments"][name]["cells"]}
     return len(wanted - present)
@@ -105,7 +106,7 @@ def budget_column(results: Results) -> str:
 
 
 def variants(results: Results) -> dict[str, Results]:
-    """The lines of every method, and of every way it was set where there are several: label -> lines."""
+    """Label -> lines, for each method and each of its settings if there are several."""
     out: dict[str, Results] = {}
     for method in sorted(distinct(results, "method"), key=_rank):
         lines = where(results, method=method)
@@ -127,7 +128,7 @@ METHODS = {
     "objective_perturbation": "objective perturbation",
     "centralized": "optimum",
 }
-"""Methods as people call them, in the order they are shown."""
+"""Display names of the methods, in display order."""
 
 
 def _rank(method: str) -> int:
@@ -167,7 +168,7 @@ def _in_words(name: str, value: Any) -> str:
 
 
 ONE_MODEL = ("dp_sgd", "centralized")
-"""Methods whose agents have no models of their own: what counts as local is their one model."""
+"""Methods without local models; their single model is reported as the local one."""
 
 
 def measure(results: Results, name: str) -> Floats:
@@ -176,7 +177,7 @@ def measure(results: Results, name: str) -> Floats:
 
 
 def has_local(results: Results) -> bool:
-    """Whether any of the lines is of a method whose agents have models of their own."""
+    """Whether any of the lines is of a method with local models."""
     return bool(set(distinct(results, "method")) - set(ONE_MODEL)) and has(results, "train_loss_local")
 
 
@@ -194,6 +195,12 @@ def by_end(results: Results, name: str, x: str) -> Curve:
     """A measure at the end of the runs, by the values of column ``x``."""
     last = results.last()
     return _curve(measure(last, name), np.array(last.column(x), dtype=float), everywhere=False)
+
+
+def flat(results: Results, name: str, points: Iterable[float]) -> Curve:
+    """A measure at the end of runs without noise, the same at all ``points``."""
+    at, (mean, std) = np.array(sorted(points)), mean_std(at_end(results, name))
+    return Curve(at, np.full(len(at), mean), np.full(len(at), std), len(distinct(results, "seed")))
 
 
 def _curve(values: Floats, x: Floats, *, everywhere: bool = True) -> Curve:
@@ -216,3 +223,51 @@ def mean_std(values: Iterable[float] | Mapping[int, float]) -> tuple[float, floa
     """Mean and standard deviation; NaN where there is nothing."""
     numbers = np.array(list(values.values() if isinstance(values, Mapping) else values), dtype=float)
     return (float(numbers.mean()), float(spread(numbers))) if numbers.size else (np.nan, np.nan)
+
+
+def with_optimum(results: Results, experiment: str) -> Results:
+    """An experiment's lines and the non-private optimum of the same problem, from anywhere in the file."""
+    lines = results.select(experiment)
+    same = {name: distinct(lines, name) for name in ("regularizer", "loss", "reg_share")}
+    optimum = results.select(None, method="centralized", **same)
+    cells = [*results.grid["experiments"][experiment]["cells"], *optimum.cells]
+    return results.select(cell=cells)
+
+
+def about(results: Results) -> str:
+    """``adult, L2, 10 random splits``: what the lines of a figure have in common."""
+    shown = [("data", distinct(results, "data")), ("regularizer", distinct(results, "regularizer"))]
+    words = [
+        str(values[0]).replace("l1", "L1").replace("l2", "L2") for _, values in shown if len(values) == 1
+    ]
+    n_seeds = len(distinct(results, "seed"))
+    return ", ".join([*words, f"{n_seeds} random split{'s' if n_seeds != 1 else ''}"])
+
+
+def spread_note(results: Results) -> str:
+    """The sentence that explains bands; empty without repeats."""
+    n_seeds = len(distinct(results, "seed"))
+    return f"Bands: ± one standard deviation over {n_seeds} splits. " if n_seeds > 1 else ""
+
+
+def is_regression(results: Results) -> bool:
+    """Whether errors in these lines are RMS errors, not rates."""
+    return any(LOSSES[loss].task == "regression" for loss in distinct(results, "loss"))
+
+
+def optimum(results: Results, name: str) -> float:
+    """The non-private optimum's measure, mean over the seeds; NaN where it was not run."""
+    lines = where(done(results), method="centralized")
+    return mean_std(at_end(lines, name))[0] if len(lines) else float("nan")
+
+
+def number_list(values: list[float]) -> str:
+    """``0.05, 0.1 and 0.2``.
+
+    Examples
+    --------
+    >>> number_list([0.05, 0.1, 0.2])
+    '0.05, 0.1 and 0.2'
+    """
+    words = [f"{value:g}" for value in values]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""

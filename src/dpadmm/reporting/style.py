@@ -1,4 +1,4 @@
-"""How figures look: dark to light with markers and dashes, so that they read in grey too."""
+"""The style of figures: dark to light with markers and dashes, so that they work in grey too."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ _DASHES: tuple[Dash, ...] = (
 )
 # each lighter than the one before it
 _METHODS = ("#0b1f4b", "#7a1f5c", "#b5432a", "#2f8a57", "#d98e2b", "#79a9d6", "#8a8a8a", "#c9a0c9")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished figure: file name, heading, and a caption that also serves as alternative text."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
 
 
 @dataclass(frozen=True)

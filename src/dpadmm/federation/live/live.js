@@ -11,7 +11,7 @@ const at = path => `${path}?token=${encodeURIComponent(token)}`;
 const chart = new Chart(find("plot"), {
   readout: find("readout"), summary: find("chart-summary"), details: find("values"), rows: find("values-rows"),
 });
-const page = { told: null, heard: 0, ahead: 0, source: null, ended: false, refused: false, onlySites: "all", onlyEvents: "all" };
+const page = { run: null, receivedAt: 0, ahead: 0, source: null, ended: false, refused: false, onlySites: "all", onlyEvents: "all" };
 const rows = new Map(), eventRows = new Map(), siteChips = new Map(), wasState = new Map();
 
 // ---- speaking: changes of state, gathered so that a busy run does not chatter
@@ -27,13 +27,13 @@ function say(words, list = toSay) {
 }
 
 // ---- the run
-const all = () => page.told.sites ?? [];
+const all = () => page.run.sites ?? [];
 const here = () => all().filter(site => site.state === "present").length;
 
 function stateWords({ state, round, rounds_done: done, quorum, study }) {
   const of = `of ${study.n_rounds}`;
   if (state === "waiting") {
-    const needed = `${here()} of ${counted(all().length, "site")} here, ${quorum} needed`;
+    const needed = `${here()} of ${counted(all().length, "site")} connected, ${quorum} needed`;
     return done ? `Waiting for sites after round ${done} ${of}: ${needed}` : `Waiting for sites: ${needed}`;
   }
   if (state === "running") return `Running: round ${round} ${of}`;
@@ -43,34 +43,34 @@ function stateWords({ state, round, rounds_done: done, quorum, study }) {
 }
 
 function showRun() {
-  const { told } = page, { study } = told, done = told.rounds_done, total = study.n_rounds;
+  const { run } = page, { study } = run, done = run.rounds_done, total = study.n_rounds;
   put(find("name"), study.name);
   put(find("hash"), String(study.hash).slice(0, 12));
   mark(find("hash"), "title", study.hash);
-  put(find("state-words"), stateWords(told));
-  put(find("state-sign"), RUN_SIGNS.get(told.state) ?? "–");
-  mark(find("state"), "data-state", RUN_SIGNS.has(told.state) ? told.state : "");
+  put(find("state-words"), stateWords(run));
+  put(find("state-sign"), RUN_SIGNS.get(run.state) ?? "–");
+  mark(find("state"), "data-state", RUN_SIGNS.has(run.state) ? run.state : "");
   mark(find("bar"), "aria-valuemax", total);
   mark(find("bar"), "aria-valuenow", done);
   mark(find("bar"), "aria-valuetext", `${done} of ${total}`);
   find("bar-fill").style.width = `${Math.min(100, 100 * done / Math.max(1, total))}%`;
   put(find("rounds"), `${done} of ${total}`);
   put(find("present"), `${here()} of ${all().length}`);
-  put(find("pace"), isNumber(told.median_seconds) ? `${pace(told.median_seconds)} per round` : "");
-  put(find("needed"), isNumber(told.quorum) ? `${told.quorum} needed` : "");
-  const title = told.state === "running" ? `${done}/${total}` : told.state;
+  put(find("pace"), isNumber(run.median_seconds) ? `${pace(run.median_seconds)} per round` : "");
+  put(find("needed"), isNumber(run.quorum) ? `${run.quorum} needed` : "");
+  const title = run.state === "running" ? `${done}/${total}` : run.state;
   if (document.title !== `${title} · ${study.name}`) document.title = `${title} · ${study.name}`;
-  if (wasState.get("run") !== told.state) {
-    if (wasState.has("run")) say(`${stateWords(told)}.`);
-    wasState.set("run", told.state);
+  if (wasState.get("run") !== run.state) {
+    if (wasState.has("run")) say(`${stateWords(run)}.`);
+    wasState.set("run", run.state);
   }
-  chart.update(told.changes ?? [], total);
+  chart.update(run.changes ?? [], total);
   const [d, p] = study.shape ?? [];
   facts([
     ["Method", study.method], ["Loss", study.loss], ["Parameters", isNumber(d) && isNumber(p) ? (p > 1 ? `${d} × ${p}` : d) : "–"], ["Rounds", total],
     ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", number(study.noise_multiplier)],
-    ["Quorum", `${told.quorum} of ${all().length}`],
-    ["Median round", pace(told.median_seconds)],
+    ["Quorum", `${run.quorum} of ${all().length}`],
+    ["Median round", pace(run.median_seconds)],
   ]);
 }
 
@@ -82,13 +82,13 @@ function facts(pairs) {
 }
 
 function showTimes() { // what goes on between two messages
-  const { told } = page;
-  if (!told) return;
-  const gone = (performance.now() - page.heard) / 1000, live = told.state === "running" || told.state === "waiting";
+  const { run } = page;
+  if (!run) return;
+  const gone = (performance.now() - page.receivedAt) / 1000, live = run.state === "running" || run.state === "waiting";
   const left = base => (live && isNumber(base) ? Math.max(0, base - gone) : null);
   if (find("line").dataset.line === "live") { // nothing is counted down that may long have changed
-    put(find("left"), duration(left(told.seconds_left)));
-    put(find("deadline"), duration(left(told.deadline_in)));
+    put(find("left"), duration(left(run.seconds_left)));
+    put(find("deadline"), duration(left(run.deadline_in)));
   }
   for (const site of all()) {
     const row = rows.get(site.name);
@@ -113,7 +113,7 @@ function newRow(name) {
 }
 
 function showSites() {
-  const { told } = page, body = find("site-rows"), planned = told.study.epsilon, tally = new Map([["all", 0]]);
+  const { run } = page, body = find("site-rows"), planned = run.study.epsilon, tally = new Map([["all", 0]]);
   const names = new Set(all().map(site => site.name));
   for (const [name, row] of rows) if (!names.has(name)) { row.node.remove(); rows.delete(name); wasState.delete(`site ${name}`); }
   all().forEach((site, i) => {
@@ -126,7 +126,7 @@ function showSites() {
     put(row.code, site.code ?? "");
     mark(row.code, "title", site.code ?? "");
     if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
-    put(row.answered, `${site.answered} of ${told.study.n_rounds}`);
+    put(row.answered, `${site.answered} of ${run.study.n_rounds}`);
     put(row.spent, fixed(site.epsilon));
     put(row.planned, `of ${number(planned)}`);
     row.fill.style.width = isNumber(site.epsilon) && planned > 0 ? `${Math.min(100, 100 * site.epsilon / planned)}%` : "0";
@@ -165,7 +165,7 @@ for (const kind of ["all", ...SITE_STATES.keys()]) {
 
 // ---- events
 function showEvents() {
-  const list = find("event-rows"), events = page.told.events ?? [], now = new Set(events.map(event => event.seq));
+  const list = find("event-rows"), events = page.run.events ?? [], now = new Set(events.map(event => event.seq));
   for (const [seq, row] of eventRows) if (!now.has(seq)) { row.node.remove(); eventRows.delete(seq); }
   for (const event of events) {
     if (eventRows.has(event.seq)) continue;
@@ -221,18 +221,18 @@ function line(kind, words, notice = "") {
   find("lost").hidden = !notice;
 }
 
-function hear(event) {
-  const { at: told, snapshot } = JSON.parse(event.data);
-  Object.assign(page, { told: snapshot, heard: performance.now(), ahead: told * 1000 - Date.now(), ended: false, refused: false });
+function update(event) {
+  const { at: sent, snapshot } = JSON.parse(event.data);
+  Object.assign(page, { run: snapshot, receivedAt: performance.now(), ahead: sent * 1000 - Date.now(), ended: false, refused: false });
   line("live", "Live");
   showRun(); showSites(); showEvents(); showTimes();
 }
 
 async function lost() {
   const source = page.source;
-  if (page.ended) line("ended", "Ended", "The aggregator has stopped serving. What you see is the last it told.");
-  else if (!page.refused) line("lost", "Connection lost", "Connection lost. What you see is the last that was told; trying again.");
-  if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
+  if (page.ended) line("ended", "Ended", "The aggregator has stopped. This page shows its last state.");
+  else if (!page.refused) line("lost", "Connection lost", "Connection lost. Trying again; this page shows the last known state.");
+  if (source.readyState !== EventSource.CLOSED) return; // it reconnects automatically
   try {
     page.refused = (await fetch(at("/snapshot"), { method: "HEAD" })).status === 403;
     if (page.refused) line("refused", "Token refused", "The aggregator has a new token. Open the address that it printed.");
@@ -243,16 +243,16 @@ async function lost() {
 function listen() {
   page.source?.close();
   const source = page.source = new EventSource(at("/events"));
-  page.news = performance.now();
-  const news = () => { page.news = performance.now(); };
-  source.addEventListener("snapshot", event => { news(); hear(event); });
-  source.addEventListener("beat", () => { news(); if (page.told) line("live", "Live"); });
-  source.addEventListener("trouble", () => { news(); line("lost", "No news", "The aggregator cannot tell its state just now. What you see is the last it told."); });
-  source.addEventListener("bye", () => { page.ended = ["done", "stopped"].includes(page.told?.state); });
+  page.lastMessage = performance.now();
+  const received = () => { page.lastMessage = performance.now(); };
+  source.addEventListener("snapshot", event => { received(); update(event); });
+  source.addEventListener("beat", () => { received(); if (page.run) line("live", "Live"); });
+  source.addEventListener("trouble", () => { received(); line("lost", "No update", "The aggregator cannot report its state now. This page shows the last known state."); });
+  source.addEventListener("bye", () => { page.ended = ["done", "stopped"].includes(page.run?.state); });
   source.addEventListener("error", lost);
 }
 listen();
 setInterval(() => {
   showTimes();
-  if (performance.now() - page.news > 30000) { lost(); listen(); } // a line that died in silence
+  if (performance.now() - page.lastMessage > 30000) { lost(); listen(); } // a connection that died silently
 }, 500);

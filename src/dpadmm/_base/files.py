@@ -1,0 +1,61 @@
+"""Files that appear whole or not at all, and paths that begin with ``~``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from dpadmm._base.errors import StudyError
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary neighbour of ``path`` for writing and move it there at the end; folders are made.
+
+    Whatever stops the writing, ``path`` is either what it was before or the whole new file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_file(Path(folder, "a.txt")) as out:
+    ...         _ = out.write(b"whole")
+    ...     Path(folder, "a.txt").read_text(), len(os.listdir(folder))
+    ('whole', 1)
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def expanded(path: str | os.PathLike[str], where: str = "") -> Path:
+    """A path that a user wrote, with ``~`` and ``~user`` as the home folder; ``where`` is where it stands.
+
+    Raises
+    ------
+    StudyError
+        There is no such user, or nobody knows where the user's home is.
+
+    Examples
+    --------
+    >>> expanded("table.csv").name, expanded("~").is_absolute()
+    ('table.csv', True)
+    """
+    written = Path(path)
+    try:
+        return written.expanduser()
+    except (RuntimeError, ValueError):
+        raise StudyError(
+            f"{where}{': ' if where else ''}the path {str(written)!r} begins with {written.parts[0]!r}, "
+            "which is no home folder on this machine; write the path in full, from /"
+        ) from None

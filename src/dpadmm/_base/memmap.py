@@ -1,0 +1,88 @@
+"""Features that live in a nameless file: looked at portion by portion, and let go of after each.
+
+Pages of a mapped file count as memory of the process while they are mapped in; given back, they stay in the
+operating system's cache for as long as there is room.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dpadmm._base.arrays import Features, Integers
+
+PORTION_BYTES = 2**26
+
+
+def portions(features: Features, sizes: Integers) -> Iterator[slice]:
+    """Slices of consecutive units of ``sizes`` bytes: all at once, or about 64 MB each of a nameless file.
+
+    Other mappings are somebody else's: to let go of a page can undo what was written to it (copy on write).
+
+    Examples
+    --------
+    >>> list(portions(np.ones((4, 2)), np.array([32, 32])))
+    [slice(0, 2, None)]
+    """
+    maps = list(_maps(features)) if is_nameless(features) else []
+    if not maps:
+        yield slice(0, len(sizes))
+        return
+    start, total = 0, np.cumsum(sizes)
+    while start < len(sizes):
+        before = total[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(total, before + PORTION_BYTES, side="right")))
+        yield slice(start, stop)
+        for each in maps:
+            each.madvise(mmap.MADV_DONTNEED)
+        start = stop
+
+
+def row_portions(features: Features) -> Iterator[slice]:
+    """The same for rows: all of them, or about 64 MB at a time of a mapped file."""
+    n = features.shape[0]
+    if not is_mapped(features):
+        yield slice(0, n)
+        return
+    some = max(1, PORTION_BYTES // 64 // max(1, sum(part.nbytes for part in _parts(features)) // max(1, n)))
+    sizes = np.full(-(-n // some), PORTION_BYTES // 64)
+    for part in portions(features, sizes):
+        yield slice(part.start * some, min(n, part.stop * some))
+
+
+def is_mapped(features: Features) -> bool:
+    """Whether a matrix looks into a mapped file."""
+    return any(True for _ in _maps(features))
+
+
+def is_nameless(features: Features) -> bool:
+    """Whether a matrix lives in mapped files without a name, to which nobody else can write.
+
+    Examples
+    --------
+    >>> is_nameless(np.ones((2, 2)))
+    False
+    """
+    mapped = ([each for each in _chain(part) if isinstance(each, np.memmap)] for part in _parts(features))
+    return all(maps and all(each.filename is None for each in maps) for maps in mapped)
+
+
+def _maps(features: Features) -> Iterator[Any]:
+    """The file mappings that a matrix looks into."""
+    for part in _parts(features):
+        yield from (each for each in _chain(part) if isinstance(each, mmap.mmap))
+
+
+def _parts(features: Features) -> tuple[Any, ...]:
+    return (features,) if isinstance(features, np.ndarray) else (features.data, features.indices)
+
+
+def _chain(part: Any) -> Iterator[Any]:
+    """An array, and whatever it is a view of."""
+    yield part
+    while isinstance(part, np.ndarray):
+        part = part.base
+        yield part

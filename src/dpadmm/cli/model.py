@@ -1,0 +1,280 @@
+"""``dpadmm predict``, ``evaluate`` and ``explain``: predictions, their quality, and coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.files import atomic_file
+from dpadmm.cli import owner_report
+from dpadmm.cli.screen import AsJson, echo_json, say, say_path, table, waiting
+from dpadmm.model.evaluate import NOT_TO_PUBLISH, Evaluation
+from dpadmm.model.evaluate import evaluate as measure
+from dpadmm.model.explain import AGAINST_AVERAGE, Coefficient, Explanation
+from dpadmm.model.explain import explain as explanation_of
+from dpadmm.model.loading import load_model
+from dpadmm.model.model import Model
+from dpadmm.model.tables import Scorer
+
+ModelFile = Annotated[Path, typer.Argument(help="The model's file.", show_default=False, metavar="MODEL")]
+PREDICTION = "prediction"
+
+
+def predict(
+    model_file: ModelFile,
+    data: Annotated[
+        Path,
+        typer.Option("--data", "-d", help="Table: .csv or .parquet.", show_default=False, metavar="TABLE"),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Table to write: .csv or .parquet.", show_default=False)
+    ],
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", help="A column to copy, such as an id; repeatable.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
+) -> None:
+    """Predict every row of a table.
+
+    The output has the columns to keep, the prediction in the classes or units
+    of the label, and the probability of every class if the model has any.
+    """
+    model, kept = load_model(model_file), list(dict.fromkeys(keep or ()))
+    suffix = output.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise StudyError(f"{output}: predictions are written as .csv or .parquet")
+    if output.is_dir() or (output.exists() and not overwrite):
+        raise StudyError(f"{output} exists; choose another name with -o, or add --overwrite")
+    if clash := set(kept) & set(added_columns(model)):
+        raise StudyError(f"the column {clash.pop()!r} cannot be kept: a column of predictions has this name")
+    scorer = Scorer(model)
+    with waiting(f"predicting {data}", quiet=quiet), atomic_file(output) as out:
+        _write(out, suffix, _tables(model, scorer, data, kept))
+    if not quiet:
+        console = Console()
+        for sentence in owner_report.warnings(scorer.report, data):
+            say(console, f"Warning: {sentence}", style="bold")
+        say_path(console, f"{scorer.report.rows:,} predictions: {output}")
+
+
+def added_columns(model: Model) -> list[str]:
+    """Names of the columns of predictions."""
+    chances = model.class_names if model.has_probabilities else ()
+    return [PREDICTION, *(f"probability {name}" for name in chances)]
+
+
+def _tables(model: Model, scorer: Scorer, data: Path, keep: list[str]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for each in model.predict_batches(data, keep=keep, scorer=scorer):
+        columns = [] if each.probabilities is None else list(each.probabilities.T)
+        arrays = [pa.array(values) for values in (each.predictions, *columns)]
+        names = [*each.kept.schema.names, *added_columns(model)]
+        yield pa.record_batch([*each.kept.columns, *arrays], names=names)
+
+
+def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
+    first = next(batches, None)
+    if first is None:
+        raise DataError("the table has no rows")
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    make = pyarrow.csv.CSVWriter if suffix == ".csv" else pyarrow.parquet.ParquetWriter
+    with make(out, first.schema) as writer:
+        writer.write_batch(first)
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+WORDS = {
+    "accuracy": "accuracy",
+    "most_frequent_class": "accuracy of always the most frequent class",
+    "auc": "AUC",
+    "calibration_error": "calibration error (ECE, 10 bins)",
+    "rmse": "root mean square error",
+    "mae": "mean absolute error",
+    "r2": "R²",
+    "loss": "mean loss, as in training",
+}
+RATES = ("accuracy", "most_frequent_class")
+MOST_CLASSES = 8
+
+
+def evaluate(
+    model_file: ModelFile,
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data", "-d", help="Table with labels: .csv or .parquet.", show_default=False, metavar="TABLE"
+        ),
+    ],
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--label", help="Column of the label, if it has another name in this table.", show_default=False
+        ),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            "--figure", help="Folder for a figure (png, svg).", show_default=False, metavar="FOLDER"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on a table with labels.
+
+    Shows accuracy, loss, AUC, calibration and the confusion matrix. These
+    figures have no noise: the table must be public or your own.
+    """
+    model = load_model(model_file)
+    with waiting(f"reading {data}", quiet=as_json):
+        found = measure(model, data, label=label)
+    if figure is not None:
+        _draw_evaluation(model, found, figure, data)
+    if as_json:
+        answer = {**found.as_json(), "owner_only": owner_report.as_json(found.report, data)}
+        echo_json(answer)
+        return
+    _show_evaluation(found, data, figure)
+
+
+def _draw_evaluation(model: Model, found: Evaluation, folder: Path, data: Path) -> None:
+    from dpadmm.reporting.convergence import save_figure
+    from dpadmm.reporting.evaluation import evaluation_figure
+
+    save_figure(evaluation_figure(model, found, f"{data.name}, {found.n_rows:,} rows"), folder / "evaluation")
+
+
+def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None:
+    console = Console()
+    out = table("", "")
+    out.columns[0].header = Text(f"on {found.n_rows:,} rows of {data.name}")
+    for name, words in WORDS.items():
+        if name in found.figures:
+            value = found.figures[name]
+            shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
+            out.add_row(words, shown)
+    console.print(out)
+    if 0 < len(found.classes) <= MOST_CLASSES:
+        console.print(_confusion(found))
+    for sentence in owner_report.warnings(found.report, data):
+        say(console, f"Warning: {sentence}", style="bold")
+    say(console, NOT_TO_PUBLISH)
+    if figure is not None:
+        say_path(console, f"Figure: {figure / 'evaluation.png'}")
+
+
+def _confusion(found: Evaluation) -> Table:
+    out = table("true class, rows predicted as", *("" for _ in found.classes))
+    for column, name in zip(out.columns[1:], found.classes, strict=True):
+        column.header = Text(str(name))
+    for name, counts in zip(found.classes, found.confusion, strict=True):
+        out.add_row(Text(str(name)), *(f"{count:,}" for count in counts))
+    return out
+
+
+TOP = 20
+FIGURE = "coefficients"
+NUMBERS = ("coefficient", "± noise SE", "over range", "")
+STANDARD_ERROR = (
+    "± is the noise standard error: the standard deviation of the coefficient over trainings on the same "
+    "rows with fresh privacy noise, estimated from public values alone. It does not include the sampling "
+    "error. noise?: the coefficient is below two noise standard errors and may be noise."
+)
+
+
+def explain(
+    model_file: ModelFile,
+    top: Annotated[int, typer.Option("--top", help="Number of coefficients to show.", min=1)] = TOP,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            "--figure", help="Folder for a figure (png, svg).", show_default=False, metavar="FOLDER"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show coefficients in the units of the columns, largest effect first.
+
+    Each has a noise standard error: the standard deviation due to privacy
+    noise alone. It is estimated from the model's file; no rows are read.
+    """
+    model = load_model(model_file)
+    with waiting("estimating noise standard errors", quiet=as_json):
+        found = explanation_of(model)
+    if figure is not None:
+        _draw_coefficients(found, figure, top, model_file)
+    if as_json:
+        echo_json(found.as_json())
+        return
+    console = Console()
+    say(console, f"Effect of the columns on: {found.score}", style="bold")
+    console.print(_coefficient_table(found, top))
+    for sentence in in_words(found, top):
+        say(console, sentence)
+    if figure is not None:
+        say_path(console, f"Figure: {figure / f'{FIGURE}.png'}")
+
+
+def in_words(found: Explanation, top: int) -> list[str]:
+    """The explanation of the table."""
+    against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
+    rest = len(found.coefficients) - top
+    return [
+        *([f"{rest:,} more coefficients with smaller effects; --top shows more."] if rest > 0 else []),
+        "A coefficient is the change of the score when the column changes as shown and all others stay the "
+        "same; the score of a row is the intercept plus coefficient × value over all columns. Sorted by the "
+        "change over the whole range of a column.",
+        *(["Categories and bins: against the average over the column's public values."] if against else []),
+        *([found.shortened] if found.shortened else []),
+        f"No noise standard error is shown: {found.unknown}." if found.unknown else STANDARD_ERROR,
+    ]
+
+
+def _coefficient_table(found: Explanation, top: int) -> Table:
+    classes = any(each.output for each in found.coefficients)
+    heads = ["column", *(["class"] if classes else []), "change", *NUMBERS]
+    out = table(*heads)
+    for column in out.columns[: -len(NUMBERS)]:
+        column.justify, column.overflow = "left", "fold"
+    for column in out.columns[-len(NUMBERS) - 1 :]:
+        column.no_wrap = True
+    for each in found.coefficients[:top]:
+        out.add_row(*_cells(each, classes=classes))
+    out.add_section()
+    for each in found.intercepts:
+        out.add_row(*_cells(each, classes=classes, intercept=True))
+    return out
+
+
+def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list[Text]:
+    standard_error = "–" if each.standard_error is None else f"{each.standard_error:.2g}"
+    mark = "noise?" if each.may_be_noise and not intercept else ""
+    texts = [
+        each.name,
+        *([each.output] if classes else []),
+        each.per,
+        f"{each.coefficient:+.3g}",
+        standard_error,
+        "" if intercept else f"{each.effect:+.3g}",
+        mark,
+    ]
+    return [Text(text) for text in texts]
+
+
+def _draw_coefficients(found: Explanation, folder: Path, top: int, model_file: Path) -> None:
+    from dpadmm.reporting.coefficients import coefficient_figure  # matplotlib takes its time
+    from dpadmm.reporting.convergence import save_figure
+
+    save_figure(coefficient_figure(found, top=top, title=model_file.name), folder / FIGURE)

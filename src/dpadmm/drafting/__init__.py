@@ -1,8 +1,0 @@
-"""Drafts of studies: from a public or dummy table, or from a data dictionary, to a file to be looked at."""
-
-from dpadmm.drafting.dictionary import draft_from_dictionary
-from dpadmm.drafting.draft import Draft, DraftColumn
-from dpadmm.drafting.table import draft_from_table
-from dpadmm.drafting.text import study_text
-
-__all__ = ["Draft", "DraftColumn", "draft_from_dictionary", "draft_from_table", "study_text"]

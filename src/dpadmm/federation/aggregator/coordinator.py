@@ -1,0 +1,446 @@
+"""The aggregator's side of a study without any network: requests, answers, the round loop, and its status.
+
+The coordinator receives messages and the time, and stores everything that must survive it in the journal. The
+last upload of an absent site stays in the mean; an upload that arrives after its round enters the next mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DpadmmError
+from dpadmm.federation.aggregator.journal import Event, Journal, Received
+from dpadmm.federation.protocol import BadMessage, Kind, Message, Transport, digest_of, packed, unpacked
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.statement import MAX_MU, ROW_GROUPS
+from dpadmm.study.study import Study
+
+PERMANENT = (
+    "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",
+    "budget-cap", "budget-reservation", "policy-method", "policy-loss", "policy-rounds", "policy-rows",
+)  # fmt: skip
+"""Refusals that a repeated request cannot change; after others the site is asked again."""
+
+MAX_LATE, MAX_EVENTS_PER_ROUND = 8, 20
+"""Per site and round: late uploads that are kept, and recorded events."""
+
+
+class Stopped(DpadmmError):
+    """The study cannot continue; the journal keeps all closed rounds."""
+
+
+@dataclass
+class Member:
+    """The state of a participating site, as seen by the aggregator."""
+
+    name: str
+    state: str = "unseen"
+    """unseen, present, late, absent, refused or revoked."""
+    answered: int = 0
+    last_seen: float | None = None
+    code: str = ""
+    out: bool = False
+    """Whether it cannot answer any more."""
+    sizes: tuple[int, int] | None = None
+
+
+class Coordinator:
+    """One study: send ``request`` to all sites, ``take`` answers, ``close_round`` when it is ``over``."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.observers: list[Callable[[Event], None]] = []
+        self.study = journal.study
+        self._names = journal.members
+        self.quorum = self.study.quorum_of(len(self._names))
+        self.members = {name: Member(name) for name in self._names}
+        self._method = self.study.method(1)
+        self._uploads = np.zeros((len(self._names), *self.study.shape))
+        self._rounds = dict.fromkeys(self._names, 0)
+        for name, received in journal.last_uploads().items():
+            self._uploads[self._names.index(name)] = received.values
+            self._rounds[name] = received.round
+        for name, sizes in journal.sizes().items():
+            self.members[name].sizes = sizes
+        for name, rounds in journal.answered().items():
+            self.members[name].answered = len(rounds)
+        self.rounds_done = journal.rounds_done
+        self.consensus = journal.last_consensus()
+        self.changes = journal.changes()
+        self.seconds = journal.seconds()
+        self.called = self.rounds_done > 0
+        self.opened: float | None = None
+        """When the open round was first requested, by the clock of the event loop."""
+        self._events: dict[str, set[str]] = {}
+        self._new: dict[str, Received] = {}
+        self._late: list[Received] = []
+        self._present: set[str] = set()
+        self._digests: dict[int, str] = {}
+        """The digest of the request of every round, to recognise late answers."""
+        before = np.zeros(self.study.shape)
+        for k, consensus in enumerate(journal.consensus(), 1):
+            asked = Message(Kind.REQUEST, self.study.hash, k, before)
+            self._digests[k], before = digest_of(packed(asked)), consensus
+        self.request = self._request()
+
+    # Requests
+
+    @property
+    def round(self) -> int:
+        """The open round; 0 while the aggregator waits for sites."""
+        return self.rounds_done + 1 if self.called else 0
+
+    @property
+    def done(self) -> bool:
+        return self.rounds_done == self.study.settings.n_rounds
+
+    def _request(self) -> bytes:
+        if self.done:
+            message = Message(Kind.END, self.study.hash, self.rounds_done)
+        elif not self.called:
+            message = Message(Kind.CALL, self.study.hash)
+        else:
+            message = Message(Kind.REQUEST, self.study.hash, self.round, self.consensus)
+        data = packed(message)
+        self._digest = digest_of(data)
+        if message.kind is Kind.REQUEST:
+            self._digests[message.round] = self._digest
+        return data
+
+    # Answers
+
+    def take(self, site: str, data: bytes, now: float) -> None:
+        """Process a message of a site, whose name the broker guarantees; problems are recorded as events."""
+        member = self.members.get(site)
+        if member is None or member.state == "revoked":
+            return self.note(
+                "warning", site, "its message was ignored: it is not a member of this study, or was revoked"
+            )
+        first = member.last_seen is None and not member.answered
+        member.last_seen = now
+        try:
+            answer = unpacked(data, study=self.study.hash, shape=self.study.shape, from_site=True)
+            if answer.kind is Kind.REFUSED:
+                return self._refused(member, answer)
+            sizes = (answer.n_rows, answer.rows_per_person)
+            self._check_sizes(member, *sizes)
+            if answer.kind is Kind.UPLOAD:
+                self._uploaded(member, answer)
+            elif self.called:
+                return None  # answers an earlier call; rounds wait only for sites that answer rounds
+            elif answer.digest != self._digest:
+                raise BadMessage("it answers a different call")
+        except BadMessage as problem:
+            return self.note("warning", site, f"its message was refused: {problem}")
+        if member.sizes is None:
+            self._journal.met(site, *sizes)
+            member.sizes = sizes
+        if member.state in ("unseen", "absent", "late", "refused"):
+            self.note("info", site, "connected" if first else "reconnected")
+        member.state, member.code, member.out = "present", "", False
+        self._present.add(site)
+        return None
+
+    def _check_sizes(self, member: Member, n_rows: int, k: int) -> None:
+        """The numbers of rows fit a privacy statement and do not change during a study."""
+        if member.sizes not in (None, (n_rows, k)):
+            raise BadMessage(f"its numbers of rows changed, to {n_rows:,} rows with up to {k:,} per person")
+        mu = k * max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
+        if k > n_rows or mu > MAX_MU:
+            raise BadMessage(f"this study cannot protect {k:,} rows per person among {n_rows:,} rows")
+
+    def _uploaded(self, member: Member, answer: Message) -> None:
+        assert answer.values is not None
+        sizes = (answer.n_rows, answer.rows_per_person)
+        received = Received(member.name, answer.round, answer.values, *sizes)
+        if answer.round > self.round or self.done:
+            raise BadMessage(f"it answers round {answer.round}, which was not requested")
+        if answer.digest != self._digests[answer.round]:
+            raise BadMessage(f"it answers a different request for round {answer.round}")
+        known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
+        if not known and answer.round == self._rounds[member.name]:  # already in a mean
+            known = [self._uploads[self._names.index(member.name)]]
+        if known:
+            if known[0].tobytes() != answer.values.tobytes():
+                raise BadMessage(
+                    "a second, different answer to the same round; do two agents share a certificate?"
+                )
+        elif answer.round == self.round:
+            self._new[member.name] = received
+        elif answer.round > self._rounds[member.name]:  # late for its own round: it enters the next mean
+            if sum(each.site == member.name for each in self._late) >= MAX_LATE:
+                raise BadMessage("too many late answers")
+            self._rounds[member.name] = answer.round
+            self._late.append(received)
+
+    def _refused(self, member: Member, answer: Message) -> None:
+        if answer.digest != self._digest:
+            return  # to an earlier request
+        member.state, member.code, member.out = "refused", answer.code, answer.code in PERMANENT
+        self._present.discard(member.name)
+        self.note("warning", member.name, f"refused: {answer.code}")
+
+    def revoke(self, site: str) -> None:
+        """Exclude a site whose certificate is no longer valid."""
+        member = self.members.get(site)
+        if member is not None and member.state != "revoked":
+            member.state, member.out = "revoked", True
+            self._present.discard(site)
+            self.note("warning", site, "its certificate was revoked or has expired; it no longer takes part")
+
+    def readmit(self, site: str) -> None:
+        """Include a site again that has a new certificate."""
+        member = self.members.get(site)
+        if member is not None and member.state == "revoked":
+            member.state, member.out = "absent", False
+            self.note("info", site, "has a valid certificate again")
+
+    # Rounds
+
+    def answered_now(self) -> set[str]:
+        """The sites that answered the open request."""
+        if not self.called:
+            return set(self._present)
+        return {name for name, received in self._new.items() if received.round == self.round}
+
+    def missing(self) -> set[str]:
+        """The sites to wait for: all that can answer and did not miss the previous round."""
+        skipped = ("absent", "refused") if self.study.absences else ()
+        waited = {
+            name for name, member in self.members.items() if not member.out and member.state not in skipped
+        }
+        return waited - self.answered_now()
+
+    def over(self, waited: float) -> bool:
+        """Whether all sites have answered, or the quorum has and the deadline has passed."""
+        able = sum(not member.out for member in self.members.values())
+        if able < self.quorum:
+            text = (
+                f"only {able} of {len(self._names)} sites can still answer, but the quorum is {self.quorum}"
+            )
+            raise Stopped(f"the study stops before round {self.rounds_done + 1}: {text}")
+        if len(self.answered_now()) < self.quorum:
+            return False
+        if not self.missing():
+            return True
+        limit = self.study.deadline
+        return self.study.absences and limit is not None and waited >= limit
+
+    def begin(self) -> None:
+        """Start the first round."""
+        self.called = True
+        for member in self.members.values():
+            if member.name not in self._present and not member.out and self.study.absences:
+                member.state = "absent"
+        self.note("info", "", f"round 1 starts with {len(self._present)} of {len(self._names)} sites")
+        self._next()
+
+    def close_round(self, seconds: float) -> None:
+        """Compute w^k from the latest upload of every site, and record it before it is sent."""
+        new = [*self._late, *self._new.values()]
+        uploads = self._uploads.copy()
+        for received in new:
+            uploads[self._names.index(received.site)] = received.values
+        problem = self.study.problem
+        consensus: Floats = self._method.aggregate(uploads, consensus=self.consensus, problem=problem)
+        if not np.isfinite(consensus).all():
+            raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
+        self._journal.close_round(self.round, consensus, new, seconds)
+        answered = self.answered_now()
+        self.changes.append(float(np.linalg.norm(consensus - self.consensus)))
+        self.seconds.append(seconds)
+        self._uploads, self.consensus, self.rounds_done = uploads, consensus, self.round
+        for received in new:
+            self._rounds[received.site] = received.round
+            self.members[received.site].answered += 1
+        for member in self.members.values():
+            if member.name not in answered and member.state in ("present", "late"):
+                member.state = "absent"
+                self.note("warning", member.name, f"missed the deadline of round {self.rounds_done}")
+        self._next()
+        if self.done:
+            self.note("info", "", f"done after {self.rounds_done} rounds")
+
+    def _next(self) -> None:
+        self._new, self._late, self._present, self._events = {}, [], set(), {}
+        self.request = self._request()
+
+    # Events
+
+    def note(self, level: str, site: str, text: str) -> None:
+        """Record an event once per round; the limit per site keeps any site from flooding the journal."""
+        noted = self._events.setdefault(site if site in self.members else "unknown site", set())
+        if site and (text in noted or len(noted) >= MAX_EVENTS_PER_ROUND):
+            return
+        noted.add(text)
+        event = self._journal.note(level, f"{site}: {text}" if site else text)
+        for observer in self.observers:
+            observer(event)
+
+    def mark_late(self, sites: Collection[str]) -> None:
+        """Mark sites that have not answered for a while."""
+        for name in sites:
+            if self.members[name].state == "present":
+                self.members[name].state = "late"
+
+
+FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
+"""A request is repeated after four times the usual duration of a round, within these limits (seconds)."""
+
+
+def repeat_after(seconds: list[float]) -> float:
+    """Seconds until a request is repeated, from the durations of the last rounds."""
+    return min(max(FIRST_REPEAT, 4.0 * median(seconds[-20:])) if seconds else FIRST_REPEAT, LAST_REPEAT)
+
+
+async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
+    """Run a study to its end, starting from its journal.
+
+    A request is repeated until its round is over: sites repeat their answers, so a lost message costs time
+    and nothing else.
+    """
+    clock = asyncio.get_running_loop().time
+    while not coordinator.done:
+        opened = clock()
+        await _gather(coordinator, transport, opened)
+        if coordinator.called:
+            coordinator.close_round(clock() - opened)
+        else:
+            coordinator.begin()
+    await transport.send(coordinator.request)
+
+
+async def _gather(coordinator: Coordinator, transport: Transport, opened: float) -> None:
+    clock = asyncio.get_running_loop().time
+    patience = repeat_after(coordinator.seconds)
+    coordinator.opened = opened
+    ask_at, asked = opened, 0
+    while not coordinator.over(clock() - opened):
+        now = clock()
+        if now >= ask_at:
+            if asked:
+                coordinator.mark_late(coordinator.missing())
+            await transport.send(coordinator.request)
+            ask_at, asked = now + patience, asked + 1
+        wait = ask_at - now
+        if coordinator.study.deadline is not None:
+            wait = min(wait, max(0.01, opened + coordinator.study.deadline - now))
+        if (received := await transport.receive(wait)) is not None:
+            coordinator.take(*received, now=clock())
+    while (received := await transport.receive(0.0)) is not None:  # answers that have arrived are in time
+        coordinator.take(*received, now=clock())
+
+
+SHOWN_EVENTS = 200
+
+
+class View:
+    """A read-only view of a running study; ``snapshot`` may be called from any thread."""
+
+    def __init__(self, coordinator: Coordinator, events: Sequence[Event], clock: Callable[[], float]) -> None:
+        self._coordinator, self._clock = coordinator, clock
+        self.events = deque(events, maxlen=SHOWN_EVENTS)
+        self.stopped = ""
+        """Why the run stopped early."""
+
+    @property
+    def rounds_done(self) -> int:
+        return self._coordinator.rounds_done
+
+    def snapshot(self) -> dict[str, Any]:
+        now, run = self._clock(), self._coordinator
+        waited = None if run.opened is None else now - run.opened
+        deadline = run.study.deadline
+        state = "done" if run.done else "stopped" if self.stopped else "running" if run.called else "waiting"
+        members = list(run.members.values())
+        return {
+            "study": about_study(run.study),
+            "state": state,
+            "round": 0 if run.done else run.round,
+            "rounds_done": run.rounds_done,
+            "deadline_in": None if deadline is None or waited is None else max(0.0, deadline - waited),
+            "quorum": run.quorum,
+            "sites": _sites(run.study, members, [_ago(member.last_seen, now) for member in members]),
+            "changes": list(run.changes),
+            "events": [event._asdict() for event in list(self.events)],
+            **_times(run.study, list(run.seconds)),
+        }
+
+
+def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
+    """A snapshot from the journal alone, of a run that may be active in another process."""
+    study, done = journal.study, journal.rounds_done
+    last, answered, sizes = journal.last_uploads(), journal.answered(), journal.sizes()
+    members = []
+    for name in journal.members:
+        state = "unseen" if name not in last else "present" if last[name].round == done else "absent"
+        members.append(Member(name, state, len(answered.get(name, ())), sizes=sizes.get(name)))
+    return {
+        "study": about_study(study),
+        "state": "done" if done == study.settings.n_rounds else "running" if done else "waiting",
+        "round": 0 if done == study.settings.n_rounds else done + 1,
+        "rounds_done": done,
+        "deadline_in": None,
+        "quorum": study.quorum_of(len(journal.members)),
+        "sites": _sites(study, members, [None] * len(members)),
+        "changes": journal.changes(),
+        "events": [event._asdict() for event in journal.events(SHOWN_EVENTS)],
+        **_times(study, journal.seconds()),
+    }
+
+
+def about_study(study: Study) -> dict[str, Any]:
+    """A summary of a study; ε is that of all rounds at its own δ."""
+    rounds, delta = study.settings.n_rounds, float(study.settings.delta)
+    return {
+        "name": study.name,
+        "hash": study.hash,
+        "method": study.settings.method,
+        "loss": study.settings.loss,
+        "n_rounds": rounds,
+        "epsilon": float(exact_epsilon(rounds**0.5 / study.noise_multiplier, delta)),
+        "delta": delta,
+        "noise_multiplier": study.noise_multiplier,
+        "shape": list(study.shape),
+    }
+
+
+def _sites(study: Study, members: Sequence[Member], seen: Sequence[str | None]) -> list[dict[str, Any]]:
+    people = [1 if member.sizes is None else member.sizes[1] for member in members]
+    mu = [
+        k * member.answered**0.5 / study.noise_multiplier for k, member in zip(people, members, strict=True)
+    ]
+    epsilons = exact_epsilon(np.array(mu), np.full(len(mu), float(study.settings.delta))).tolist()
+    return [
+        {
+            "name": member.name,
+            "state": member.state,
+            "answered": member.answered,
+            "rows": None if member.sizes is None else member.sizes[0],
+            "epsilon": epsilon,
+            "last_seen": last,
+            "code": member.code or None,
+        }
+        for member, epsilon, last in zip(members, epsilons, seen, strict=True)
+    ]
+
+
+def _times(study: Study, seconds: Sequence[float]) -> dict[str, float | None]:
+    usual = median(seconds[-50:]) if seconds else None
+    left = None if usual is None else usual * (study.settings.n_rounds - len(seconds))
+    return {"median_seconds": usual, "seconds_left": left}
+
+
+def _ago(seen: float | None, now: float) -> str | None:
+    if seen is None:
+        return None
+    return (datetime.now(UTC) - timedelta(seconds=now - seen)).isoformat(timespec="seconds")

@@ -1,0 +1,342 @@
+"""The journal of a study at the aggregator, and the results that are computed from it.
+
+One transaction per round: a kill -9 at any moment loses no closed round. After a restart the open round is
+requested again with the same bytes, and sites repeat their answers. Everything in the journal is public.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError, DpadmmError, StudyError
+from dpadmm._base.files import atomic_file
+from dpadmm.privacy.plan import Tally
+from dpadmm.privacy.report import PrivacyReport
+from dpadmm.privacy.statement import EXACT, AgentGroup, Statement, stated_releases
+from dpadmm.study.study import Study, study_from
+from dpadmm.training.loop import Averages, RoundView
+from dpadmm.version import VERSION
+
+FORMAT = "dpadmm-journal/1"
+SCHEMA = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, at TEXT NOT NULL, seconds REAL NOT NULL,
+    consensus BLOB NOT NULL);
+CREATE TABLE uploads (entered INTEGER NOT NULL, site TEXT NOT NULL, round INTEGER NOT NULL,
+    n_rows INTEGER NOT NULL, rows_per_person INTEGER NOT NULL, upload BLOB NOT NULL,
+    PRIMARY KEY (site, round));
+CREATE TABLE sites (site TEXT PRIMARY KEY, n_rows INTEGER NOT NULL, rows_per_person INTEGER NOT NULL);
+CREATE TABLE events (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, level TEXT NOT NULL, text TEXT NOT NULL);
+"""
+
+
+class JournalError(DpadmmError):
+    """The journal cannot be read or written."""
+
+
+class Received(NamedTuple):
+    """An accepted upload c_i^k, with its site, its round, and the site's numbers of rows."""
+
+    site: str
+    round: int
+    values: Floats
+    n_rows: int
+    rows_per_person: int
+
+
+class Event(NamedTuple):
+    """An event of a run; ``level`` is info, warning or error."""
+
+    seq: int
+    at: str
+    level: str
+    text: str
+
+
+class Journal(AbstractContextManager["Journal"]):
+    """``with Journal.open(file) as journal``: the only writer until it is closed."""
+
+    def __init__(self, database: sqlite3.Connection, held: ExitStack, path: Path) -> None:
+        self._database, self._held, self._path = database, held, path
+        about = dict(database.execute("SELECT name, value FROM about"))
+        if about.get("format") != FORMAT:
+            raise DataError(f"{path}: not a journal of this version of dpadmm")
+        try:
+            self.study: Study = study_from(json.loads(about["study"]), str(path))
+            self.members: tuple[str, ...] = tuple(json.loads(about["members"]))
+            self.begun_at: str = about["begun_at"]
+        except DpadmmError:
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            raise JournalError(f"{path}: damaged; the study in it cannot be read") from None
+
+    @classmethod
+    def begin(cls, path: Path, study: Study, members: Sequence[str]) -> None:
+        """Create the journal of a study with these members; refused if there is one."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.new")
+        new.unlink(missing_ok=True)
+        about = {
+            "format": FORMAT,
+            "study": json.dumps(study.as_json()),
+            "members": json.dumps(list(members)),
+            "begun_at": _now(),
+        }
+        with _as_journal_errors(path):
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            with closing(sqlite3.connect(new, isolation_level=None)) as database:
+                database.executescript(SCHEMA)
+                database.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+            try:
+                os.link(new, path)  # never replaces a journal
+            except FileExistsError:
+                raise JournalError(f"{path}: this study has a journal already; resume it") from None
+            finally:
+                new.unlink()
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Journal:
+        """Open the journal; readers do not disturb its writer."""
+        if not path.exists():
+            raise JournalError(f"{path}: no such journal; start the study with dpadmm aggregator serve")
+        with _as_journal_errors(path), ExitStack() as held:
+            if not read_only:
+                lock = os.open(path.with_name("lock"), os.O_CREAT | os.O_RDWR, 0o600)
+                held.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            where = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+            database = held.enter_context(
+                closing(sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False))
+            )
+            if not read_only:
+                for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+                    database.execute(f"PRAGMA {pragma}").fetchall()
+            journal = cls(database, held, path)
+            journal._held = held.pop_all()
+        return journal
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._held.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def is_held(self) -> bool:
+        """Whether an aggregator is running this study."""
+        try:
+            with self._path.with_name("lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    @property
+    def rounds_done(self) -> int:
+        return int(self._rows("SELECT COALESCE(MAX(round), 0) FROM rounds")[0][0])
+
+    def consensus(self) -> Iterator[Floats]:
+        """w^1, w^2, ... of all closed rounds."""
+        with _as_journal_errors(self._path):
+            for (blob,) in self._database.execute("SELECT consensus FROM rounds ORDER BY round"):
+                yield self._numbers(blob)
+
+    def last_consensus(self) -> Floats:
+        """w^k of the last round; zeros before the first."""
+        last = self._rows("SELECT consensus FROM rounds ORDER BY round DESC LIMIT 1")
+        return self._numbers(last[0][0]) if last else np.zeros(self.study.shape)
+
+    def last_uploads(self) -> dict[str, Received]:
+        """The latest upload of every site."""
+        rows = self._rows(
+            "SELECT site, MAX(round), upload, n_rows, rows_per_person FROM uploads GROUP BY site"
+        )
+        return {site: Received(site, round, self._numbers(blob), m, k) for site, round, blob, m, k in rows}
+
+    def uploads(self) -> Iterator[tuple[int, Received]]:
+        """All uploads, each with the first round whose mean includes it."""
+        every = (
+            "SELECT entered, site, round, upload, n_rows, rows_per_person FROM uploads ORDER BY entered, site"
+        )
+        with _as_journal_errors(self._path):
+            for entered, site, round, blob, n_rows, k in self._database.execute(every):
+                yield entered, Received(site, round, self._numbers(blob), n_rows, k)
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Rows, and rows per person, of every site that ever took part."""
+        rows = self._rows("SELECT site, n_rows, rows_per_person FROM sites")
+        return {site: (n_rows, k) for site, n_rows, k in rows}
+
+    def met(self, site: str, n_rows: int, rows_per_person: int) -> None:
+        """Record that a site takes part: from now on it may spend budget."""
+        self._rows("INSERT INTO sites VALUES (?, ?, ?)", (site, n_rows, rows_per_person))
+
+    def answered(self) -> dict[str, list[int]]:
+        """The rounds that each site answered."""
+        rounds: dict[str, list[int]] = {}
+        for site, round in self._rows("SELECT site, round FROM uploads ORDER BY round"):
+            rounds.setdefault(site, []).append(round)
+        return rounds
+
+    def changes(self) -> list[float]:
+        """``‖w^k − w^{k−1}‖`` of all rounds."""
+        before, out = np.zeros(self.study.shape), []
+        for now in self.consensus():
+            out.append(float(np.linalg.norm(now - before)))
+            before = now
+        return out
+
+    def events(self, last: int = 200) -> list[Event]:
+        """The latest events, oldest first."""
+        rows = self._rows("SELECT * FROM events ORDER BY seq DESC LIMIT ?", (last,))
+        return [Event(*row) for row in reversed(rows)]
+
+    def note(self, level: str, text: str) -> Event:
+        """Record an event."""
+        at = _now()
+        with _as_journal_errors(self._path):
+            cursor = self._database.execute(
+                "INSERT INTO events (at, level, text) VALUES (?, ?, ?)", (at, level, text)
+            )
+        return Event(int(cursor.lastrowid or 0), at, level, text)
+
+    def close_round(self, round: int, consensus: Floats, uploads: Sequence[Received], seconds: float) -> None:
+        """Record w^k and its new uploads in one durable transaction."""
+        with _as_journal_errors(self._path):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                self._database.executemany(
+                    "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?)",
+                    [
+                        (round, each.site, each.round, each.n_rows, each.rows_per_person, _blob(each.values))
+                        for each in uploads
+                    ],
+                )
+                row = (round, _now(), seconds, _blob(consensus))
+                self._database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", row)
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def seconds(self) -> list[float]:
+        """The duration of every round."""
+        return [each for (each,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
+
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with _as_journal_errors(self._path):
+            return self._database.execute(query, values).fetchall()
+
+    def _numbers(self, blob: bytes) -> Floats:
+        if len(blob) != 8 * self.study.shape[0] * self.study.shape[1]:
+            raise JournalError(f"{self._path} is damaged: expected numbers of shape {self.study.shape}")
+        return np.frombuffer(blob, "<f8").astype(np.float64).reshape(self.study.shape)
+
+
+def _blob(values: Floats) -> bytes:
+    return values.astype("<f8").tobytes()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@contextmanager
+def _as_journal_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise JournalError(f"{path} is in use by another aggregator") from None
+    except (sqlite3.Error, OSError) as error:
+        text = (
+            f"the journal {path} cannot be used ({error}); closed rounds are safe: fix the cause, then resume"
+        )
+        raise JournalError(text) from error
+
+
+@dataclass(frozen=True)
+class FederatedResult:
+    """The public result of a run across sites, from which ``model_of`` makes a model."""
+
+    study: Study
+    weights: Floats
+    history: Floats
+    privacy: PrivacyReport
+    statement: Statement
+    rounds_done: int
+
+
+def result_of(journal: Journal) -> FederatedResult:
+    """The result of all closed rounds.
+
+    Every site that ever took part is charged for all planned rounds, because a site may have given an answer
+    that did not arrive. ``released`` counts the answers that arrived; a site's ledger has what it spent.
+    """
+    study, sites = journal.study, journal.sizes()
+    if not journal.rounds_done:
+        raise StudyError("no round is complete yet: there is nothing to export")
+    rounds, answered = study.settings.n_rounds, journal.answered()
+    averages, done = Averages(), 0
+    history = [np.zeros(study.shape)]
+    for done, consensus in enumerate(journal.consensus(), 1):
+        averages(RoundView(done, rounds, consensus, consensus, 0.0))
+        history.append(consensus)
+    names = [name for name in journal.members if name in sites]
+    plan = study.terms.plan
+    planned = plan.tally()
+    arrived = {name: plan.tally(answered.get(name, ())) for name in names}
+    members: dict[tuple[int, Tally], dict[str, int]] = {}
+    for name in names:
+        n_rows, k = sites[name]
+        members.setdefault((k, arrived[name]), {})[name] = n_rows
+    groups = tuple(
+        AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items()
+    )
+    method, delta = study.settings.method, float(study.settings.delta)
+    privacy = PrivacyReport(
+        [arrived[name] for name in names],
+        [planned] * len(names),
+        delta,
+        method,
+        ended_by_result=True,
+        exact_noise=True,
+    )
+    return FederatedResult(
+        study=study,
+        weights=averages.model(study.settings.average, history[-1]),
+        history=np.array(history),
+        privacy=privacy,
+        statement=Statement(study.name, study.hash, method, EXACT, delta, groups, VERSION),
+        rounds_done=done,
+    )
+
+
+def write_transcript(journal: Journal, path: Path) -> None:
+    """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and every upload."""
+    study, uploads = journal.study, list(journal.uploads())
+    received = [each for _, each in uploads]
+    arrays = {
+        "study": np.array(study.hash),
+        "consensus": np.array([np.zeros(study.shape), *journal.consensus()]),
+        "upload": np.array([each.values for each in received]).reshape(-1, *study.shape),
+        "site": np.array([each.site for each in received]),
+        "round": np.array([each.round for each in received], dtype=np.int64),
+        "entered": np.array([entered for entered, _ in uploads], dtype=np.int64),
+    }
+    with atomic_file(path) as out:
+        np.savez_compressed(out, allow_pickle=False, **arrays)

@@ -1,0 +1,152 @@
+"""Runs a study at the aggregator: the broker, the connection, the round loop, and revocations."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from logging import Logger
+from pathlib import Path
+
+from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm.federation.aggregator.coordinator import Coordinator, View, run_rounds
+from dpadmm.federation.aggregator.journal import Event, Journal
+from dpadmm.federation.nats.broker import Broker
+from dpadmm.federation.nats.link import Link, NatsTransport, cancelled
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.study.study import Study
+
+CHECK_EVERY = 1.0
+"""Seconds between checks of the approved sites and of the broker."""
+
+
+def journal_of(folder: Path, study: str) -> Path:
+    """The path of the journal of a study."""
+    return folder / "studies" / study[:16] / "journal.sqlite"
+
+
+def journals(folder: Path) -> list[Path]:
+    """All journals of an aggregator."""
+    return sorted((folder / "studies").glob("*/journal.sqlite"))
+
+
+def chosen_members(authority: Authority, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The members of a study, sorted: the requested sites, or all approved ones."""
+    usable = {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
+    if wanted is None:
+        wanted = sorted(usable)
+    if len(set(wanted)) != len(wanted):
+        raise StudyError("a site is listed twice")
+    if unknown := sorted(set(wanted) - usable):
+        raise StudyError(
+            f"these sites are not approved (any more): {', '.join(unknown)}; approved sites: "
+            f"{', '.join(sorted(usable)) or 'none yet (dpadmm aggregator approve REQUEST)'}"
+        )
+    if not wanted:
+        raise StudyError("no site is approved yet: dpadmm aggregator approve REQUEST")
+    return tuple(sorted(wanted))
+
+
+def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> Path:
+    """Create the journal of a study unless it exists; its members do not change afterwards."""
+    path = journal_of(authority.folder, study.hash)
+    if not path.exists():
+        members = chosen_members(authority, wanted)
+        study.quorum_of(len(members))
+        Journal.begin(path, study, members)
+    return path
+
+
+@dataclass
+class Server:
+    """Runs a study to its end: ``await server.run()``.
+
+    ``broker_url`` is an existing broker, configured by others; without it the built-in broker is started.
+    """
+
+    authority: Authority
+    journal: Path
+    log: Logger
+    broker_url: str | None = None
+    port: int | None = None
+
+    async def run(self, on_start: Callable[[View], None] = lambda view: None) -> View:
+        """Run to the end and return the final view; ``on_start`` receives the view at the start."""
+        async with AsyncExitStack() as resources:
+            journal = resources.enter_context(Journal.open(self.journal))
+            coordinator = Coordinator(journal)
+            view = View(coordinator, journal.events(), time.monotonic)
+            coordinator.observers.extend((view.events.append, self._log_event))
+            broker = self._broker(resources)
+            transport = NatsTransport(coordinator.study.hash)
+            transport.link = link = Link(
+                self.broker_url or self.authority.own_url(self.port),
+                self.authority.client_context,
+                transport.received,
+                self.log,
+                name="aggregator",
+            )
+            await link.subscribe(transport.subject)
+            await resources.enter_async_context(link)
+            on_start(view)
+            checking = asyncio.create_task(self._check_sites(coordinator, broker))
+            running = asyncio.create_task(run_rounds(coordinator, transport))
+            try:
+                await asyncio.wait([checking, running], return_when=asyncio.FIRST_COMPLETED)
+                for task in (running, checking):
+                    if task.done():
+                        task.result()
+            except DpadmmError as problem:
+                view.stopped = str(problem)
+                raise
+            finally:
+                await cancelled(running, checking)
+            return view
+
+    def _broker(self, resources: AsyncExitStack) -> Broker | None:
+        if self.broker_url is not None:
+            return None
+        broker = Broker(self.authority, port=self.port)
+        lock = os.open(self.authority.folder / "serving", os.O_CREAT | os.O_RDWR, 0o600)
+        resources.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        broker.start()
+        resources.callback(_stop_if_last, broker, lock)
+        return broker
+
+    async def _check_sites(self, coordinator: Coordinator, broker: Broker | None) -> None:
+        """Exclude revoked sites at once, and keep the broker running."""
+        while True:
+            now = datetime.now(UTC)
+            usable = {each.name for each in self.authority.sites() if each.usable(now)}
+            for name in coordinator.members:
+                (coordinator.readmit if name in usable else coordinator.revoke)(name)
+            if broker is not None:
+                try:
+                    if not broker.alive():
+                        coordinator.note("warning", "", "the broker stopped; restarting it")
+                        await asyncio.to_thread(broker.start)
+                    else:
+                        await asyncio.to_thread(broker.refresh)
+                except DpadmmError as problem:  # nothing is lost by trying again
+                    coordinator.note("error", "", f"{problem}; trying again")
+            await asyncio.sleep(CHECK_EVERY)
+
+    def _log_event(self, event: Event) -> None:
+        """Write an event to the log of this process."""
+        level = {"info": 20, "warning": 30, "error": 40}[event.level]
+        self.log.log(level, "%s", event.text)
+
+
+def _stop_if_last(broker: Broker, lock: int) -> None:
+    """Stop the broker, unless another study of this folder needs it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    broker.stop()

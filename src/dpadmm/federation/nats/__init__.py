@@ -1,0 +1,1 @@
+"""NATS: the built-in broker, and connections to any broker."""

@@ -1,0 +1,238 @@
+"""A connection to a NATS broker that is restored whenever it is lost.
+
+Outgoing only, mutual TLS only. Messages sent while there is no connection are lost: requests are repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from logging import Logger, getLogger
+from typing import Any
+
+from dpadmm.federation.protocol import MissingPackages
+
+try:
+    import nats
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+except ImportError:
+    raise MissingPackages from None
+
+FIRST_PAUSE, LAST_PAUSE = 0.2, 30.0
+"""Seconds before a new attempt to connect; they grow by about a half each time."""
+
+CHECK_EVERY = 0.5
+"""Seconds between checks of the connection."""
+
+OnMessage = Callable[[str, bytes], None]
+Context = Callable[[], ssl.SSLContext]
+"""Called for every connection, since certificates are renewed."""
+
+
+class Link:
+    """``async with Link(...) as link``: stays connected in the background."""
+
+    def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, *, name: str) -> None:
+        self._url, self._context, self._on_message = url, context, on_message
+        self._log, self._name = log, name
+        self._subjects: set[str] = set()
+        self._client: Client | None = None
+        self._closed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._last_warning = ""
+        # nats-py starts TLS in a way that makes asyncio warn whenever a connection is lost
+        self._log_filter = lambda record: "eof_received" not in record.getMessage()
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    async def __aenter__(self) -> Link:
+        getLogger("asyncio").addFilter(self._log_filter)
+        self._task = asyncio.create_task(self._stay_connected())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        await cancelled(self._task)
+        await self._disconnect()
+        getLogger("asyncio").removeFilter(self._log_filter)
+
+    async def subscribe(self, subject: str) -> None:
+        """Receive messages on this subject, now and after every reconnection."""
+        if subject not in self._subjects:
+            self._subjects.add(subject)
+            if self.connected and self._client is not None:
+                with suppress(nats.errors.Error, OSError):  # the next connection subscribes again
+                    await self._client.subscribe(subject, cb=self._on_nats_message)
+
+    async def publish(self, subject: str, data: bytes) -> bool:
+        """Send a message; returns whether it could be handed to the connection."""
+        client = self._client
+        if client is None or not client.is_connected:
+            return False
+        try:
+            await client.publish(subject, data)
+        except (TimeoutError, nats.errors.Error, OSError) as problem:
+            self._warn(f"a message could not be sent: {_reason(problem)}")
+            return False
+        return True
+
+    async def _on_nats_message(self, message: Msg) -> None:
+        self._on_message(message.subject, message.data)
+
+    async def _stay_connected(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            self._closed.clear()
+            try:
+                self._client = await self._connected()
+            except Exception as problem:  # nats-py raises many types; try again after any
+                self._warn(f"no connection to {self._url}: {_reason(problem)}")
+            else:
+                self._last_warning = ""
+                self._log.info("connected to %s", self._url)
+                began = asyncio.get_running_loop().time()
+                await self._until_lost()
+                self._log.warning("the connection to %s was lost", self._url)
+                if asyncio.get_running_loop().time() - began > 5.0:
+                    pause = FIRST_PAUSE
+            await self._disconnect()
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(1.5 * pause, LAST_PAUSE)
+
+    async def _until_lost(self) -> None:
+        """Polls too, because nats-py does not call back if the connection broke while it was sending."""
+        while self.connected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_EVERY):
+                    await self._closed.wait()
+                return
+
+    async def _connected(self) -> Client:
+        client = await nats.connect(
+            self._url,
+            tls=self._context(),
+            tls_handshake_first=True,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,  # the pauses are in this class
+            reconnect_time_wait=0,
+            connect_timeout=5,
+            ping_interval=10,
+            max_outstanding_pings=2,
+            name=self._name,
+            error_cb=self._failed,
+            closed_cb=self._lost,
+            disconnected_cb=self._lost,
+        )
+        subscribed = set[str]()
+        try:
+            await client.flush(timeout=5)
+            while new := self._subjects - subscribed:  # more may be added meanwhile
+                for subject in new:
+                    await client.subscribe(subject, cb=self._on_nats_message)
+                subscribed |= new
+                await client.flush(timeout=5)
+        except BaseException:
+            with suppress(Exception):
+                await client.close()
+            raise
+        return client
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and not client.is_closed:
+            with suppress(Exception):  # the connection is abandoned in any case
+                if client.is_connected:
+                    await client.flush(timeout=1)
+                await client.close()
+
+    async def _failed(self, problem: Exception) -> None:
+        if self.connected:  # otherwise connecting reports it
+            self._warn(f"error from the broker: {_reason(problem)}")
+
+    async def _lost(self) -> None:
+        self._closed.set()
+
+    def _warn(self, text: str) -> None:
+        if text != self._last_warning:  # one line, even if the broker is away for hours
+            self._last_warning = text
+            self._log.warning(text)
+
+
+def _reason(problem: BaseException) -> str:
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is for another host or from an unknown authority ({problem.reason})"
+    if isinstance(problem, ssl.SSLError):
+        return f"it rejected the certificate ({problem.reason})"
+    text = str(problem) or type(problem).__name__
+    if "authorization violation" in text.lower():
+        return "it rejected the certificate, which may have been revoked: ask the study coordinators"
+    return text if text.isprintable() and len(text) <= 200 else ascii(text[:200])
+
+
+class Mailbox:
+    """A bounded queue: the latest messages of every sender, which are taken in turn."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[str, deque[bytes]] = {}
+        self._some = asyncio.Event()
+
+    def put(self, sender: str, data: bytes) -> None:
+        """Add a message, which may replace the oldest one of the same sender."""
+        self._waiting.setdefault(sender, deque(maxlen=self._most)).append(data)
+        self._some.set()
+
+    async def take(self, timeout: float | None = None) -> tuple[str, bytes] | None:
+        """The next message and its sender, or None after ``timeout`` seconds."""
+        if not self._waiting:
+            if timeout is not None and timeout <= 0.0:
+                await asyncio.sleep(0)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
+                        await self._some.wait()
+        if not self._waiting:
+            return None
+        sender = next(iter(self._waiting))
+        messages = self._waiting.pop(sender)
+        data = messages.popleft()
+        if messages:
+            self._waiting[sender] = messages  # behind the others
+        if not self._waiting:
+            self._some.clear()
+        return sender, data
+
+
+class NatsTransport:
+    """The ``Transport`` of one study over a ``Link``."""
+
+    def __init__(self, study: str) -> None:
+        self._down = f"dpadmm.{study}.down"
+        self.subject = f"dpadmm.{study}.up.*"
+        self._mail = Mailbox(most=8)
+        self.link: Any = None
+
+    def received(self, subject: str, data: bytes) -> None:
+        """Keep a message of a site; the broker guarantees that its subject is its own."""
+        self._mail.put(subject.rpartition(".")[2], data)
+
+    async def send(self, data: bytes) -> None:
+        await self.link.publish(self._down, data)
+
+    async def receive(self, timeout: float) -> tuple[str, bytes] | None:
+        return await self._mail.take(timeout)
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks until they end: nats-py swallows a cancellation while it connects."""
+    while waiting := [task for task in tasks if not task.done()]:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=0.2)

@@ -1,0 +1,228 @@
+"""X.509 certificates of authority, broker, aggregator and sites; all keys are EC P-256.
+
+The authority signs end-entity certificates (path length 0) and nothing else. The broker's certificate is for
+servers, at its host names; the others are for clients, named by the e-mail of their user. Nothing but the key
+is taken from a certificate request.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+from dpadmm.federation.protocol import MissingPackages
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError:
+    raise MissingPackages from None
+
+SKEW = timedelta(hours=1)
+"""Certificates are valid from an hour before they are made, since clocks differ."""
+
+_NO_EXTENSION = (
+    x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError,
+)  # fmt: skip
+"""Raised for extensions that are missing, duplicated or of an unknown form."""
+
+Key = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+
+
+def now_or(moment: datetime | None) -> datetime:
+    """The given time, or the current one, in whole seconds as in certificates."""
+    return (moment or datetime.now(UTC)).replace(microsecond=0)
+
+
+def new_key() -> Key:
+    """A new private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def new_serial() -> int:
+    """An unpredictable serial number: a leading one and 127 random bits."""
+    return secrets.randbits(127) | 1 << 127
+
+
+def serial_hex(certificate: x509.Certificate) -> str:
+    """The serial number as in user names."""
+    return f"{certificate.serial_number:x}"
+
+
+def fingerprint_of(thing: x509.Certificate | PublicKey) -> str:
+    """SHA-256 of a certificate or a public key as ``AB:CD:...``, for people to compare."""
+    if isinstance(thing, x509.Certificate):
+        digest = thing.fingerprint(hashes.SHA256())
+    else:
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        hashed = hashes.Hash(hashes.SHA256())
+        hashed.update(thing.public_bytes(serialization.Encoding.DER, form))
+        digest = hashed.finalize()
+    return digest.hex(":").upper()
+
+
+def key_pem(key: Key) -> bytes:
+    """A private key as PEM, for a file of mode 0600."""
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def read_key(data: bytes) -> Key | None:
+    """The key in a PEM text, or None unless it is a P-256 key without a password."""
+    try:
+        key = serialization.load_pem_private_key(data, None)
+    except (ValueError, TypeError):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) and _p256(key.public_key()) else None
+
+
+def read_certificate(data: bytes) -> x509.Certificate | None:
+    """The single certificate in a PEM text, or None unless it has a P-256 key."""
+    try:
+        (certificate,) = x509.load_pem_x509_certificates(data)
+        return certificate if public_key_of(certificate) else None
+    except (ValueError, x509.InvalidVersion):
+        return None
+
+
+def public_key_of(signed: x509.Certificate | x509.CertificateSigningRequest) -> PublicKey | None:
+    """The P-256 key of a certificate or request; None for other keys."""
+    try:
+        key = signed.public_key()
+    except Exception:  # cryptography raises many types for unknown keys
+        return None
+    return key if isinstance(key, ec.EllipticCurvePublicKey) and _p256(key) else None
+
+
+def _p256(key: PublicKey) -> bool:
+    return isinstance(key.curve, ec.SECP256R1)
+
+
+def pem(signed: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
+    """A certificate or request as PEM."""
+    return signed.public_bytes(serialization.Encoding.PEM)
+
+
+def new_request(key: Key, name: str) -> x509.CertificateSigningRequest:
+    """A certificate request: the name and the key, signed with the key."""
+    return x509.CertificateSigningRequestBuilder().subject_name(_common_name(name)).sign(key, hashes.SHA256())
+
+
+def common_name(signed: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """The common name of a certificate or request, or an empty string."""
+    named = signed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(named[0].value) if len(named) == 1 else ""
+
+
+def user_in(certificate: x509.Certificate) -> str:
+    """The broker user of a client certificate; empty unless there is exactly one."""
+    try:
+        names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        usage = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except _NO_EXTENSION:
+        return ""
+    if usage != [ExtendedKeyUsageOID.CLIENT_AUTH] or len(names) != 1:
+        return ""
+    return names[0].value if isinstance(names[0], x509.RFC822Name) else ""
+
+
+def names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    """The subject alternative names of a certificate."""
+    return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether a certificate is a self-signed authority."""
+    try:
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except _NO_EXTENSION:
+        return False
+    return basic.ca and signed_by(certificate, certificate)
+
+
+def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether this authority signed this certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except Exception:  # wrong signatures, issuers and algorithms raise different types
+        return False
+    return True
+
+
+def authority_certificate(key: Key, *, days: int, now: datetime) -> x509.Certificate:
+    """The self-signed certificate that everyone in a federation trusts."""
+    named = _common_name(f"dpadmm authority {secrets.token_hex(4)}")
+    usage = _usage("key_cert_sign", "crl_sign")
+    return (
+        x509.CertificateBuilder(issuer_name=named, subject_name=named, public_key=key.public_key())
+        .serial_number(new_serial())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def broker_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """Host names and addresses as subject alternative names."""
+    names: list[x509.GeneralName] = []
+    for host in hosts:
+        try:
+            names.append(x509.IPAddress(ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return names
+
+
+def leaf_certificate(
+    authority: tuple[x509.Certificate, Key],
+    public_key: PublicKey,
+    *,
+    name: str,
+    names: Sequence[x509.GeneralName],
+    serial: int,
+    days: int,
+    now: datetime,
+    server: bool = False,
+) -> x509.Certificate:
+    """A certificate for the broker (``server``) or a client; it never outlives the authority."""
+    issuer, key = authority
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+    issuer_key = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return (
+        x509.CertificateBuilder(
+            issuer_name=issuer.subject, subject_name=_common_name(name), public_key=public_key
+        )
+        .serial_number(serial)
+        .not_valid_before(now - SKEW)
+        .not_valid_after(min(now + timedelta(days=days), issuer.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage("digital_signature"), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(*allowed: str) -> x509.KeyUsage:
+    """A key usage extension that allows only these uses."""
+    uses = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    )  # fmt: skip
+    return x509.KeyUsage(**{use: use in allowed for use in uses})

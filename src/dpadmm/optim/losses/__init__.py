@@ -1,0 +1,25 @@
+"""Losses, one file each; ``LOSSES`` names them for settings files and the command line."""
+
+from dpadmm.optim.losses.base import Loss, Task, curvatures, slopes
+from dpadmm.optim.losses.hinge import Hinge
+from dpadmm.optim.losses.huber import Huber
+from dpadmm.optim.losses.logistic import Logistic
+from dpadmm.optim.losses.smoothed_hinge import SmoothedHinge
+from dpadmm.optim.losses.softmax import Softmax
+from dpadmm.optim.losses.squared import Squared
+
+LOSSES = {cls.name: cls for cls in (Logistic, Softmax, Hinge, SmoothedHinge, Squared, Huber)}
+
+__all__ = [
+    "LOSSES",
+    "Hinge",
+    "Huber",
+    "Logistic",
+    "Loss",
+    "SmoothedHinge",
+    "Softmax",
+    "Squared",
+    "Task",
+    "curvatures",
+    "slopes",
+]

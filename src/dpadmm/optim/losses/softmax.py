@@ -1,0 +1,53 @@
+"""Multi-class logistic loss: labels 0..p−1, one column of weights per class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import logsumexp
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.losses.base import Index, Task, exp
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """``ℓ(b, s) = ln Σ_h exp(s_h) − s_b``, ``∂ℓ/∂s_h = q_h − [h = b]`` with ``q = softmax(s)``.
+
+    c1 = √2: ``‖q − e_b‖² = (1 − q_b)² + Σ_{h≠b} q_h² ≤ 2(1 − q_b)² ≤ 2``.
+    c3 = ½: the Hessian ``diag(q) − qqᵀ`` has row sums of absolute values ``2 q_h(1 − q_h) ≤ ½``,
+    which bound its norm (Gershgorin).
+    """
+
+    n_outputs: int
+
+    name: ClassVar[str] = "softmax"
+    task: ClassVar[Task] = "multiclass"
+    lipschitz: ClassVar[float] = float(np.sqrt(2.0))
+    smoothness: ClassVar[float] = 0.5
+    parameters: ClassVar[tuple[float, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.n_outputs, int | np.integer) and self.n_outputs >= 2):
+            raise StudyError(
+                f"softmax: n_outputs must be a whole number of classes, at least 2, not {self.n_outputs!r}"
+            )
+
+    def value(self, labels: Floats, scores: Floats) -> Floats:
+        chosen = np.take_along_axis(scores, labels.astype(np.int64)[:, None], axis=1)[:, 0]
+        return np.asarray(logsumexp(scores, axis=1) - chosen, dtype=float)
+
+    @staticmethod
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        n_outputs = len(scores)
+        top = scores[0, i]
+        for h in range(1, n_outputs):
+            top = np.maximum(top, scores[h, i])
+        total = 0.0 * top
+        for h in range(n_outputs):
+            total = total + exp(scores[h, i] - top)
+        for h in range(n_outputs):
+            out[h, i] = exp(scores[h, i] - top) / total - (labels[i] == h)

@@ -1,0 +1,46 @@
+"""Squared loss for regression, with every row's gradient clipped to a declared bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.losses.base import Index, Task
+
+
+@dataclass(frozen=True)
+class Squared:
+    """``ℓ(b, s) = (s − b)²/2``, ``ℓ' = s − b``; ``ℓ'' = 1``, so c3 = 1.
+
+    The slope has no bound of its own, so c1 is declared: ``gradient_bound``. A row whose gradient
+    ``‖a‖·|s − b|`` is longer is scaled down to it, which is what makes the sensitivity finite. With labels in
+    [−1, 1] the default 2 never clips a row whose prediction also lies in [−1, 1].
+    """
+
+    gradient_bound: float = 2.0
+
+    name: ClassVar[str] = "squared"
+    task: ClassVar[Task] = "regression"
+    n_outputs: ClassVar[int] = 1
+    smoothness: ClassVar[float] = 1.0
+    parameters: ClassVar[tuple[float, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.gradient_bound <= 1e100):
+            raise StudyError(
+                f"squared: gradient_bound must be a positive number up to 1e100, not {self.gradient_bound!r}"
+            )
+
+    @property
+    def lipschitz(self) -> float:
+        return self.gradient_bound
+
+    def value(self, labels: Floats, scores: Floats) -> Floats:
+        residual = scores[:, 0] - labels
+        return residual * residual / 2.0
+
+    @staticmethod
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        out[0, i] = scores[0, i] - labels[i]

@@ -1,0 +1,224 @@
+"""What is minimised, and over which rows.
+
+``F(w) = mean_i [ mean_j ℓ(a_ij, b_ij, w) ] + reg_share · R(w)``, the paper's objective divided by n, with
+``reg_share = λ/n``. Every agent counts the same, whatever the number of its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.optim import kernels
+from dpadmm.optim.features import as_matrix, check_norms, row_norms
+from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.regularizers.base import Regularizer
+
+LEAST_NORM = 1e-150
+"""Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""
+
+COMPACT_BYTES = 2**27
+"""Rows are copied into the cohort's order up to this size (twice as fast); larger ones are read in place."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A loss, a regularizer and its weight ``reg_share`` (the paper's λ/n)."""
+
+    loss: Loss
+    regularizer: Regularizer
+    reg_share: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.reg_share < np.inf):
+            raise StudyError(f"reg_share (λ/n) must be a number ≥ 0, not {self.reg_share!r}")
+
+    @property
+    def smooth(self) -> bool:
+        """Whether Theorem 3 (smooth) applies; otherwise Theorem 2 does."""
+        return self.loss.smoothness is not None and self.regularizer.smoothness is not None
+
+    def losses(self, rows: Rows, points: Floats) -> Floats:
+        """Mean loss of every agent's rows at its own point: (n, d, p) -> (n,)."""
+        values = self.loss.value(rows.labels, kernels.scores(rows, points))
+        return np.asarray(np.add.reduceat(values, rows.offsets[:-1]) / rows.n_rows)
+
+    def objectives(self, rows: Rows, points: Floats) -> Floats:
+        """``f_i(points_i)``: mean loss plus reg_share · R, per agent: (n, d, p) -> (n,)."""
+        return self.losses(rows, points) + self.reg_share * self.regularizer.value(points)
+
+    def objective(self, rows: Rows, weights: Floats) -> float:
+        """``F(w)`` at one point for all agents: (d, p) -> number."""
+        points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
+        return float(self.losses(rows, points).mean() + self.reg_share * self.regularizer.value(weights))
+
+    def gradient(self, rows: Rows, weights: Floats) -> Floats:
+        """``F'(w)``: (d, p) -> (d, p). Gradients of rows are clipped to c1."""
+        points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
+        data_term = kernels.gradient(rows, points, self.loss).mean(axis=0)
+        return np.asarray(data_term + self.reg_share * self.regularizer.gradient(weights))
+
+
+class Sizes(Protocol):
+    """What is public about the rows of a cohort: how many agents, how many rows each, how many columns."""
+
+    @property
+    def n_agents(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def n_rows(self) -> Integers: ...
+
+
+@dataclass(frozen=True)
+class PublicSizes:
+    """The sizes of a cohort without its rows: ``n_rows`` (n,) and the number of columns."""
+
+    n_rows: Integers
+    n_features: int
+
+    @property
+    def n_agents(self) -> int:
+        return len(self.n_rows)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a cohort of agents: ragged, without padding and, when large, without a copy.
+
+    Agent i owns ``features[order[offsets[i]:offsets[i+1]]]``; ``labels`` and ``norms`` are in cohort order.
+    Build it with :func:`make_rows`, which checks everything.
+    """
+
+    features: Features
+    labels: Floats
+    order: Integers
+    offsets: Integers
+    norms: Floats
+
+    @property
+    def n_agents(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def n_features(self) -> int:
+        return int(self.features.shape[1])
+
+    @cached_property
+    def n_rows(self) -> Integers:
+        """m_i of every agent."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def blocks(self) -> kernels.Blocks:
+        """The kernel's units of work; see :func:`dpadmm.optim.kernels.cut_blocks`."""
+        if isinstance(self.features, csr_array):
+            stored = np.diff(self.features.indptr)[self.order].astype(np.int64)
+            entries = np.diff(np.concatenate([[0], np.cumsum(stored)])[self.offsets])
+        else:
+            entries = self.n_rows * self.n_features
+        return kernels.cut_blocks(self.offsets, entries, self.n_features)
+
+    def drawn(self, share: float, *, seed: int, round: int) -> Rows:
+        """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).
+
+        An agent may be left without any; its mean gradient is then zero.
+        """
+        chosen = [
+            np.flatnonzero(np.random.default_rng([seed, 3, round, i]).random(m) < share)  # 1, 2: see training
+            for i, m in enumerate(self.n_rows)
+        ]
+        index = np.concatenate([first + part for first, part in zip(self.offsets, chosen, strict=False)])
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in chosen])])
+        return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index])
+
+    def agent(self, i: int) -> Rows:
+        """Agent i alone: a cohort of one."""
+        mine = slice(self.offsets[i], self.offsets[i + 1])
+        offsets = np.array([0, self.offsets[i + 1] - self.offsets[i]])
+        return Rows(self.features, self.labels[mine], self.order[mine], offsets, self.norms[mine])
+
+
+def make_rows(
+    features: Features,
+    labels: Floats,
+    *,
+    order: Integers | None = None,
+    offsets: Integers | None = None,
+    names: tuple[str, ...] = (),
+) -> Rows:
+    """Check rows and labels and lay them out for a cohort.
+
+    Parameters
+    ----------
+    features : (rows, d) dense or CSR, float64 or float32
+        Every row must have an L2 norm ≤ 1; see :func:`dpadmm.optim.features.clip_rows`.
+    labels : (rows,)
+        ±1, 0..p−1 or numbers, as the loss wants them.
+    order, offsets
+        Agent i owns rows ``order[offsets[i]:offsets[i+1]]``. Left out: one agent owns all rows.
+    names : tuple of str, optional
+        Names of the agents, for messages.
+
+    Examples
+    --------
+    >>> rows = make_rows(np.eye(4), np.array([1.0, -1.0, 1.0, -1.0]), offsets=np.array([0, 2, 4]))
+    >>> rows.n_agents, rows.n_rows.tolist()
+    (2, [2, 2])
+    """
+    features = as_matrix(features)
+    labels = np.ascontiguousarray(labels, dtype=np.float64)
+    n = features.shape[0]
+    if labels.shape != (n,):
+        raise DataError(
+            f"features have {n} rows but labels have shape {labels.shape}; give one label per row"
+        )
+    in_place = order is None
+    order = np.arange(n) if order is None else np.ascontiguousarray(order, dtype=np.int64)
+    offsets = np.array([0, len(order)]) if offsets is None else np.ascontiguousarray(offsets, dtype=np.int64)
+    if not in_place:
+        _check_owners(order, n)
+    _check_agents(order, offsets, names)
+    bad = np.flatnonzero(~np.isfinite(labels))
+    if len(bad):
+        raise DataError(f"label of row {bad[0] + 1} is {labels[bad[0]]}; remove the row or give it a label")
+    norms = row_norms(features)
+    check_norms(norms)
+    np.maximum(norms, LEAST_NORM, out=norms)
+    if in_place:
+        return Rows(features, labels, order, offsets, norms)
+    if not np.array_equal(order, np.arange(n)) and _nbytes(features) <= COMPACT_BYTES:
+        features = features[order]
+        labels, norms, order = labels[order], norms[order], np.arange(len(order))
+        return Rows(features, labels, order, offsets, norms)
+    return Rows(features, labels[order], order, offsets, norms[order])
+
+
+def _nbytes(features: Features) -> int:
+    return int(features.data.nbytes)
+
+
+def _check_owners(order: Integers, n: int) -> None:
+    if len(order) and (order.min() < 0 or order.max() >= n):
+        wrong = order.min() if order.min() < 0 else order.max()
+        raise DataError(f"the partition names row {wrong + 1}, but there are {n} rows")
+    if len(np.unique(order)) != len(order):
+        raise DataError("the partition gives a row to two agents; every row may have one owner only")
+
+
+def _check_agents(order: Integers, offsets: Integers, names: tuple[str, ...]) -> None:
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or np.any(np.diff(offsets) < 0):
+        raise DataError("offsets must rise from 0 to the number of rows, one interval per agent")
+    for i in np.flatnonzero(np.diff(offsets) < 2):
+        name = names[i] if names else str(i + 1)
+        count = offsets[i + 1] - offsets[i]
+        raise DataError(
+            f"agent {name} has {'no rows' if count == 0 else 'one row'}; every agent needs at least 2 "
+            "(fewer agents, or leave this one out)"
+        )

@@ -1,0 +1,11 @@
+"""Regularizers, one file each; ``REGULARIZERS`` names them for settings files and the command line."""
+
+from dpadmm.optim.regularizers.base import Regularizer
+from dpadmm.optim.regularizers.elastic_net import ElasticNet
+from dpadmm.optim.regularizers.l1 import L1
+from dpadmm.optim.regularizers.l2 import L2
+from dpadmm.optim.regularizers.none import NoRegularizer
+
+REGULARIZERS = {cls.name: cls for cls in (NoRegularizer, L2, L1, ElasticNet)}
+
+__all__ = ["L1", "L2", "REGULARIZERS", "ElasticNet", "NoRegularizer", "Regularizer"]

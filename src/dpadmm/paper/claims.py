@@ -1,0 +1,97 @@
+"""The claims of ``claims.toml``, judged by the rules of ``rules.py``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from dpadmm.experiments.results import Results
+from dpadmm.paper import rules
+from dpadmm.paper.figures import PAPER
+from dpadmm.paper.verdicts import ALL_SOME_NONE, Claim, Findings, Verdict
+from dpadmm.reporting.series import begun, distinct, done
+
+ENOUGH_SPLITS = 5
+"""With fewer, the 95% intervals are so wide that little is clear."""
+
+
+Judge = Callable[[Results], Findings | None]
+"""A rule of ``rules.py`` with its arguments; None if the results have no runs for the claim."""
+
+
+def claims(results: Results) -> list[Claim]:
+    """All claims that the results have runs for, judged, those of the paper first."""
+    if not set(PAPER) & set(begun(results)):
+        return []
+    n_splits = len(distinct(done(results), "seed"))
+    judged = [(claim, judge(results)) for claim, judge in written_claims()]
+    found = [
+        replace(claim, verdict=findings.verdict, evidence=findings.sentences, n_splits=n_splits)
+        for claim, findings in judged
+        if findings is not None
+    ]
+    return sorted(found, key=lambda claim: not claim.from_paper)
+
+
+def few_splits(found: Sequence[Claim]) -> str:
+    """A warning about too few splits; empty if there are enough."""
+    n_splits = max((claim.n_splits for claim in found), default=0)
+    if not 0 < n_splits < ENOUGH_SPLITS:
+        return ""
+    return (
+        f"These results have only {n_splits} random split{'s' if n_splits > 1 else ''}, so much is not clear "
+        "for lack of evidence, not because it was refuted."
+    )
+
+
+def counted(found: Sequence[Claim], *, from_paper: bool) -> dict[Verdict, int]:
+    """How many claims, of the paper or of ours, have each verdict that occurs."""
+    counts = Counter(claim.verdict for claim in found if claim.from_paper is from_paper)
+    return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
+
+
+_WORDS = {
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.IN_PART: ("holds in part", "hold in part"),
+    Verdict.FAILS: ("does not hold", "do not hold"),
+    Verdict.NOT_APPLICABLE: ("is not applicable", "are not applicable"),
+    Verdict.UNMEASURED: ("is not measured", "are not measured"),
+}
+
+
+def in_short(found: Sequence[Claim]) -> str:
+    """``Of 37 claims of the paper, 20 hold, 9 hold in part. Of 10 claims that we added, 2 hold.``"""
+    parts = []
+    for from_paper, whose in ((True, "of the paper"), (False, "that we added")):
+        counts = counted(found, from_paper=from_paper)
+        words = ", ".join(f"{n} {_WORDS[verdict][n > 1]}" for verdict, n in counts.items())
+        total = sum(counts.values())
+        parts += [f"Of {total} claim{'s' if total > 1 else ''} {whose}, {words}."] if total else []
+    return " ".join(parts)
+
+
+def written_claims() -> Iterator[tuple[Claim, Judge]]:
+    """The claims of ``claims.toml``, not yet judged; those with {kind} once for L1 and once for L2."""
+    table = tomllib.loads(files("dpadmm.paper").joinpath("claims.toml").read_text(encoding="utf-8"))
+    for written in table["claims"]:
+        for kind in table["kinds"] if "{kind}" in written["key"] else [""]:
+            words = {"all": ALL_SOME_NONE, "kind": kind, **table["kinds"].get(kind, {})}
+            each = _filled({"quote": "", "figures": [], **written}, words)
+            ((rule, arguments),) = each.pop("judge").items()
+            quote = each["quote"] if isinstance(each["quote"], str) else each["quote"][kind]
+            claim = Claim(**{**each, "quote": quote, "figures": tuple(each["figures"])})
+            yield claim, partial(getattr(rules, rule), **arguments)
+
+
+def _filled(value: Any, words: Mapping[str, Any]) -> Any:
+    """The same value with the words put into all its strings."""
+    if isinstance(value, str):
+        return value.format_map(words)
+    if isinstance(value, dict):
+        return {name: _filled(each, words) for name, each in value.items()}
+    return [_filled(each, words) for each in value] if isinstance(value, list) else value

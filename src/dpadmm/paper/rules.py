@@ -1,0 +1,521 @@
+"""The rules that decide claims: results -> findings, or None if the results have no runs for the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from dpadmm.experiments.results import Results
+from dpadmm.optim.losses import LOSSES
+from dpadmm.paper.measurements import gaps, rounds_to_settle, times
+from dpadmm.paper.verdicts import MEASURES, Findings, Verdict, both_models, paired, shown
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.reporting.series import (
+    METHODS,
+    at_end,
+    begun,
+    budget_column,
+    by_round,
+    distinct,
+    done,
+    has,
+    keep,
+    mean_std,
+    measure,
+    split,
+    where,
+    with_optimum,
+)
+from dpadmm.reporting.style import power
+
+PAPER_RATE = 0.1
+PAPER_SHARE = 1e-6
+PAPER_RADIUS = {"l1": 23.0, "l2": 89.0}
+PAPER_SHAPE = (45222, 104)
+PAPER_TOTALS = {0.05: 0.5009, 0.1: 1.0193}
+"""The paper's ε̄ of 100 rounds at δ = 10⁻³, by ε per round."""
+LARGEST_DELTA = 0.01
+"""The proof of Theorem 1 needs δ ≤ 0.01 (and ε ≤ 1)."""
+MUCH_LESS = 5.0
+"""A method that takes at least this many times longer costs much more."""
+RATE, RATE_MARGIN = -0.5, 0.05
+"""Slope of a rate of 1/√t on two logarithmic scales, and how much flatter a slope may be."""
+POINT = 0.01
+"""One percentage point of error."""
+
+
+def lines_of(results: Results, experiment: str, who: str) -> Results | None:
+    """The lines of a method, by its display name, in an experiment; None if it was not run.
+
+    "DPSGD" has the paper's learning rate, "tuned DPSGD" any other.
+    """
+    if experiment not in begun(results):
+        return None
+    name = who.removeprefix("tuned ")
+    method = next(method for method, words in METHODS.items() if words == name)
+    lines = where(done(results.select(experiment)), method=method)
+    if method == "dp_sgd" and experiment in ("fig3", "fig7"):
+        paper = measure(lines, "learning_rate") == PAPER_RATE
+        lines = keep(lines, ~paper if who != name else paper)
+    return lines if len(lines) else None
+
+
+def _each_budget(lines: Results) -> list[tuple[float, float, Results]]:
+    """(ε, δ, lines) for every budget."""
+    found = split(lines, budget_column(lines), "delta")
+    return [(value, delta, group) for (value, delta), group in found.items() if value is not None]
+
+
+def _at(lines: Results, budget: str, value: float, delta: float) -> Results:
+    """The lines at a budget; a method without noise is the same at each."""
+    return where(lines, **{budget: value, "delta": delta}) if distinct(lines, budget) else lines
+
+
+def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str, Results]:
+    found = {name: lines_of(results, experiment, name) for name in names}
+    return {name: lines for name, lines in found.items() if lines is not None}
+
+
+def trend(
+    results: Results, experiment: str, axis: str, *, improves: bool, objective: bool = False
+) -> Findings | None:
+    """Whether DP-ADMM improves (or worsens) at every step to the next larger n, ε or δ.
+
+    Measured by loss and error, local and global, or by the augmented ``objective``.
+    """
+    lines = lines_of(results, experiment, "DP-ADMM")
+    if lines is None:
+        return None
+    budget = budget_column(lines)
+    moving = {"n": "n_agents", "ε": budget, "δ": "delta"}[axis]
+    fixed, other = ("delta", "δ") if axis == "ε" else (budget, "ε")
+    found, asked = Findings(), False
+    for (at,), group in split(lines, fixed).items():
+        values = distinct(group, moving)
+        groups = {value: where(group, **{moving: value}) for value in values}
+        asked |= len(values) > 1
+        for low, high in pairwise(values):
+            worse, better = (groups[low], groups[high]) if improves else (groups[high], groups[low])
+            label = f"{axis} {power(low)}→{power(high)}, {other} {power(at)}"
+            if objective:
+                high_end, low_end = (at_end(each, "augmented_objective") for each in (worse, better))
+                found.compare(high_end, low_end, label)
+            else:
+                found.compare_measures(worse, better, label)
+        for value in (values[0], values[-1]) if len(values) > 1 else ():
+            numbers = shown(groups[value], "augmented_objective") if objective else both_models(groups[value])
+            found.evidence.append(f"{axis} = {power(value)} ({other} = {power(at)}): {numbers}.")
+    return found if asked else None
+
+
+def worse_than(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings | None:
+    """Whether ``who`` has a higher loss and error than each rival at the same ε and δ."""
+    theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
+    if theirs is None or not others:
+        return None
+    found, budget = Findings(), budget_column(theirs)
+    most, shown_budgets = max(distinct(theirs, "delta")), (0.05, 0.1, max(distinct(theirs, budget)))
+    for value, delta, group in _each_budget(theirs):
+        beside = {name: where(lines, **{budget: value, "delta": delta}) for name, lines in others.items()}
+        beside = {name: lines for name, lines in beside.items() if len(lines)}
+        for name, ours in beside.items():
+            words = f", beside {name}" if len(others) > 1 else ""
+            found.compare_measures(group, ours, f"ε {value:g}, δ {power(delta)}{words}")
+        if beside and delta == most and value in shown_budgets:
+            every = {**beside, who: group}
+            numbers = "; ".join(f"{name} {both_models(lines)}" for name, lines in every.items())
+            found.evidence.append(f"ε = {value:g}, δ = {power(delta)}: {numbers}.{_totals(every)}")
+    return found
+
+
+def _totals(every: Mapping[str, Results]) -> str:
+    """The exact total ε of each method, where the same ε per round does not give the same total."""
+    totals = {name: float(measure(lines.last(), "total_epsilon").max()) for name, lines in every.items()}
+    if max(totals.values()) <= 1.01 * min(totals.values()):
+        return ""
+    return f" Exact total ε: {', '.join(f'{name} {total:.3f}' for name, total in totals.items())}."
+
+
+def suffers_more(
+    results: Results, experiment: str, who: Sequence[str], than: Sequence[str]
+) -> Findings | None:
+    """Whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
+    groups = _rivals(results, experiment, (*who, *than))
+    rises = {name: _rise(lines) for name, lines in groups.items() if len(_widest(lines)) > 1}
+    if not (set(who) & set(rises) and set(than) & set(rises)):
+        return None
+    found = Findings()
+    for one in (name for name in who if name in rises):
+        for other in (name for name in than if name in rises):
+            for kind, column, word in MEASURES:
+                if column in rises[one] and column in rises[other]:
+                    label = f"{word}, {one} beside {other}"
+                    found.compare(rises[one][column], rises[other][column], label, kind)
+    for name in rises:
+        ends = _widest(groups[name])
+        found.evidence += [
+            f"{name} at ε = {value:g}: {both_models(ends[value])}." for value in (max(ends), min(ends))
+        ]
+    return found
+
+
+def _widest(lines: Results) -> dict[float, Results]:
+    """ε -> lines, at the δ with the most ε."""
+    budget = budget_column(lines)
+    by_delta = [
+        {value: part for (value,), part in split(group, budget).items() if value is not None}
+        for group in split(lines, "delta").values()
+    ]
+    return max(by_delta, key=len)
+
+
+def _rise(lines: Results) -> dict[str, dict[int, float]]:
+    ends = _widest(lines)
+    out = {}
+    for _, column, _ in MEASURES:
+        low, high = at_end(ends[min(ends)], column), at_end(ends[max(ends)], column)
+        if low and high:
+            out[column] = {seed: low[seed] - high[seed] for seed in low if seed in high}
+    return out
+
+
+def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings | None:
+    """Whether ``who`` needs more rounds than each rival for 90% of its own change in training loss."""
+    theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
+    if theirs is None or not others:
+        return None
+    found, budget = Findings(), budget_column(theirs)
+    for value, delta, group in _each_budget(theirs):
+        mine = rounds_to_settle(group)
+        words = [f"{who} {mean_std(mine)[0]:.0f}"]
+        for name, lines in others.items():
+            if len(at := _at(lines, budget, value, delta)):
+                rounds = rounds_to_settle(at)
+                found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, beside {name}")
+                words.append(f"{name} {mean_std(rounds)[0]:.0f}")
+        if delta == max(distinct(theirs, "delta")):
+            found.evidence.append(f"Rounds to 90% of the change at ε = {value:g}: {', '.join(words)}.")
+    return found
+
+
+def admm_is_fast(results: Results) -> Findings | None:
+    """Whether ADMM is below the final losses of DP-ADMM and DPSGD within a quarter of the rounds."""
+    admm, others = lines_of(results, "fig7", "ADMM"), _rivals(results, "fig7", ("DP-ADMM", "DPSGD"))
+    if admm is None or not others:
+        return None
+    found, curve = Findings(), by_round(admm, "train_loss_global")
+    for name, lines in others.items():
+        budget = budget_column(lines)
+        best = where(lines, **{budget: max(distinct(lines, budget)), "delta": max(distinct(lines, "delta"))})
+        end = mean_std(at_end(best, "train_loss_global"))[0]
+        below = curve.x[curve.mean < end]
+        found.outcomes.append(bool(len(below)) and float(below[0]) <= curve.x[-1] / 4)
+        when = f"from round {below[0]:.0f}" if len(below) else "in no round"
+        found.evidence.append(
+            f"ADMM's training loss is below {name}'s final {end:.4f} {when} of {curve.x[-1]:.0f}."
+        )
+    return found
+
+
+def admm_arrives(results: Results) -> Findings | None:
+    """Whether ADMM's final objective is within 1% of the optimum."""
+    admm, best = lines_of(results, "fig7", "ADMM"), lines_of(results, "fig7", "optimum")
+    if admm is None or best is None:
+        return None
+    have, floor = (mean_std(at_end(lines, "objective_global"))[0] for lines in (admm, best))
+    evidence = [
+        f"Objective after {max(distinct(admm, 'round'))} rounds {have:.4f}, optimum {floor:.4f}: "
+        f"{100 * (have / floor - 1.0):.1f}% above it.",
+        f"ADMM: {both_models(admm)}. Optimum: {both_models(best)}.",
+    ]
+    return Findings(outcomes=[have / floor <= 1.01], evidence=evidence)
+
+
+def refused(results: Results) -> Findings | None:
+    """Whether every PVP and DVP run with L1 was refused."""
+    found = Findings()
+    for method in ("admm_pvp", "admm_dvp") if "fig3" in begun(results) else ():
+        lines = where(results.select("fig3"), method=method)
+        if len(lines):
+            no = where(lines, status="refused")
+            found.outcomes.append(len(no) == len(lines))
+            found.evidence.append(f"{METHODS[method]}: {no.column('reason')[0] if len(no) else 'it ran'}")
+    return found if found.outcomes else None
+
+
+def takes_less_time(results: Results) -> Findings | None:
+    """Whether ADMM, PVP and DVP take much longer than DP-ADMM."""
+    rows = times(results.select("table3")) if "table3" in begun(results) else []
+    others = [row for row in rows if row.name in ("admm", "admm_pvp", "admm_dvp") and np.isfinite(row.ratio)]
+    if not others:
+        return None
+    ratios = [row.ratio for row in others]
+    found = Findings(
+        decided=Verdict.HOLDS
+        if min(ratios) >= MUCH_LESS
+        else Verdict.IN_PART
+        if max(ratios) > 1.0
+        else Verdict.FAILS
+    )
+    for row in others:
+        paper = f" (paper: {row.paper_ratio:.1f})" if row.paper_ratio else ""
+        solver = f", {row.iterations:.1f} iterations of the local solver per agent and round"
+        found.evidence.append(
+            f"{row.method} at ε = {row.budget:g}: {row.seconds:.3f} s, {row.ratio:.1f} times DP-ADMM's{paper}"
+            f"{solver if row.iterations > 0 else ''}."
+        )
+    ours = [row for row in rows if row.name == "dp_admm"]
+    found.evidence += [f"DP-ADMM at ε = {row.budget:g}: {row.seconds:.3f} s." for row in ours]
+    return found
+
+
+def totals_agree(results: Results, *, exact: bool) -> Findings | None:
+    """Whether ε̄, computed here, is the paper's; or whether it is at most 1% above the ``exact`` total ε.
+
+    Both for DP-ADMM after 100 rounds at δ = 10⁻³.
+    """
+    lines = where(done(results), method="dp_admm", delta=1e-3, n_rounds=100, calibration="paper")
+    lines = keep(lines, np.isfinite(measure(lines, "total_paper_epsilon")))
+    found = Findings()
+    for value, paper in PAPER_TOTALS.items():
+        if not len(group := where(lines, round_epsilon=value)):
+            continue
+        ours, true = (float(group.column(name).max()) for name in ("total_paper_epsilon", "total_epsilon"))
+        if exact:
+            found.outcomes.append(true >= 0.99 * ours)
+            words = f"exact total ε = {true:.4f}, paper's ε̄ = {ours:.4f}, {ours / true:.2f} times as much"
+        else:
+            found.outcomes.append(abs(ours - paper) <= 5.1e-5)
+            words = f"ε̄ = {ours:.4f}, paper {paper:.4f}"
+        found.evidence.append(f"ε = {value:g} per round: {words}.")
+    return found if found.outcomes else None
+
+
+def round_is_private(results: Results) -> Findings | None:
+    """Theorem 1: whether one round of the paper's noise has an exact ε of at most the ε per round at δ."""
+    lines = where(done(results), method="dp_admm", calibration="paper")
+    lines = keep(lines, np.isfinite(measure(lines, "round_epsilon") * measure(lines, "z"))).last()
+    if not len(lines):
+        return None
+    found = Findings(unmet=_noise_premises(lines))
+    for (value, delta), group in split(lines, "round_epsilon", "delta").items():
+        exact = exact_epsilon(1.0 / float(measure(group, "z").min()), float(delta))
+        found.outcomes.append(exact <= value)
+        found.evidence.append(f"ε = {value:g}, δ = {power(delta)}: exact ε of one round {exact:.4f}.")
+    return found
+
+
+def _noise_premises(lines: Results) -> list[str]:
+    """Unmet conditions of Theorem 1, one sentence each."""
+    delta, epsilon = max(distinct(lines, "delta")), max(distinct(lines, "round_epsilon"), default=0.0)
+    found = []
+    if delta > LARGEST_DELTA:
+        found.append(f"The proof of Theorem 1 needs δ ≤ {LARGEST_DELTA:g}, but δ = {delta:g} here.")
+    if epsilon > 1.0:
+        found.append(f"Theorem 1 needs ε ≤ 1 per round, but ε = {epsilon:g} here.")
+    return found
+
+
+def below_bound(results: Results, regularizer: str) -> Findings | None:
+    """Theorems 2 and 3: whether the mean gap is below the bound at every measured round and ε."""
+    if "bounds" not in begun(results):
+        return None
+    here = where(done(with_optimum(results, "bounds")), regularizer=regularizer)
+    private, best = where(here, method="dp_admm"), where(here, method="centralized")
+    if not len(private):
+        return None
+    found = Findings(unmet=_premises(private, best, smooth=regularizer == "l2"))
+    for gap in gaps(here):
+        found.outcomes.append(bool((gap.measured.mean <= gap.bound).all()))
+        found.evidence.append(
+            f"ε = {gap.budget:g}: at round {gap.measured.x[-1]:.0f} {gap.measured.mean[-1]:.2f} ± "
+            f"{gap.measured.std[-1]:.2f}, bound {gap.bound[-1]:.1f}; over all rounds at most "
+            f"{100 * float((gap.measured.mean / gap.bound).max()):.2f}% of the bound."
+        )
+    return found
+
+
+def _premises(private: Results, best: Results, *, smooth: bool) -> list[str]:
+    """Conditions of Theorem 2 or 3 (``smooth``) that these runs do not meet, one sentence each."""
+    found = _noise_premises(private)
+    schedule, share = set(distinct(private, "schedule")), min(distinct(private, "participation"))
+    if schedule != {"theorem"} or share < 1.0:
+        found.append(
+            "The theorem is about its own step sizes with every agent in every round; these runs have "
+            f"{' and '.join(sorted(schedule))} step sizes and a participation of {share:g}."
+        )
+    rough = [loss for loss in distinct(private, "loss") if LOSSES[loss].smoothness is None]
+    if smooth and rough:
+        found.append(f"The theorem needs a smooth loss, and {', '.join(rough)} is not smooth.")
+    norm = mean_std(at_end(best, "weight_norm_global"))[0] if len(best) else np.nan
+    radius = min(distinct(private, "weight_radius"), default=np.inf)
+    if norm > radius:
+        found.append(
+            f"The theorem needs c_w to be at least the norm of the optimum; here c_w = {radius:g} and the "
+            f"norm is {norm:.1f}."
+        )
+    return found
+
+
+def has_rate(results: Results, regularizer: str) -> Findings | None:
+    """Whether the gap falls at least as fast as 1/√t, by its slope on two logarithmic scales."""
+    if "bounds" not in begun(results):
+        return None
+    found = Findings()
+    runs = [gap for gap in gaps(with_optimum(results, "bounds")) if gap.regularizer == regularizer]
+    for gap in runs:
+        limit = dict.fromkeys(gap.slopes, RATE + RATE_MARGIN)
+        found.compare(limit, gap.slopes, f"ε {gap.budget:g}")
+        mean, std = mean_std(gap.slopes)
+        found.evidence.append(
+            f"ε = {gap.budget:g}: slope {mean:.3f} ± {std:.3f} from round {gap.measured.x[-1] / 10:.0f} to "
+            f"{gap.measured.x[-1]:.0f}.".replace("-", "−")
+        )
+    found.evidence.append(
+        "O(1/√t) is an asymptotic upper bound, and the measured gap can satisfy it with a flatter slope at "
+        "first; the slope says how fast the gap falls in these rounds."
+    )
+    return found if runs else None
+
+
+def data_matches(results: Results) -> Findings | None:
+    """Whether the data set has the paper's shape."""
+    data = results.meta.get("data", {})
+    if data.get("name") != "adult":
+        return None
+    shape = (data.get("rows"), data.get("features"))
+    return Findings(
+        outcomes=[shape == PAPER_SHAPE], evidence=[f"adult: {shape[0]} rows, {shape[1]} features."]
+    )
+
+
+def models_agree(results: Results, experiment: str) -> Findings | None:
+    """Whether the test errors of DP-ADMM's local and global models do not differ clearly."""
+    lines = lines_of(results, experiment, "DP-ADMM")
+    if lines is None or not has(lines, "test_error_local"):
+        return None
+    found = Findings()
+    for value, delta, group in _each_budget(lines):
+        one = paired(at_end(group, "test_error_local"), at_end(group, "test_error_global"))
+        if one is not None:
+            found.outcomes.append(abs(one.mean) <= one.half)
+            if delta == max(distinct(lines, "delta")):
+                found.evidence.append(
+                    f"ε = {value:g}: {both_models(group)}; local − global {100 * one.mean:+.1f} points of "
+                    "error."
+                )
+    found.evidence.append(
+        "The paper's loss is that of the local models; it does not say whose its error rates are."
+    )
+    return found
+
+
+def radius_is_norm(results: Results, regularizer: str) -> Findings | None:
+    """Whether the norm of the non-private optimum is within 10% of the paper's c_w."""
+    lines = where(done(results), method="centralized", regularizer=regularizer, reg_share=PAPER_SHARE)
+    if not len(lines):
+        return None
+    paper, mean = PAPER_RADIUS[regularizer], mean_std(at_end(lines, "weight_norm_global"))[0]
+    evidence = [
+        f"Norm of the optimum {shown(lines, 'weight_norm_global')}, c_w = {paper:g}.",
+        "The norm is a function of the private rows, and no ε accounts for publishing it.",
+    ]
+    return Findings(outcomes=[abs(mean / paper - 1.0) <= 0.1], evidence=evidence)
+
+
+def constant_is_harmless(results: Results, column: str, name: str) -> Findings | None:
+    """Whether other values of a constant move the test error by at most one percentage point."""
+    lines = lines_of(results, "choices", "DP-ADMM")
+    if lines is None:
+        return None
+    paper = {"weight_radius": PAPER_RADIUS["l2"], "reg_share": PAPER_SHARE}
+    other = next(each for each in paper if each != column)
+    lines = where(keep(lines, np.isfinite(measure(lines, "round_epsilon"))), **{other: paper[other]})
+    base = where(lines, **{column: paper[column]})
+    values = distinct(lines, column)
+    if not len(base) or len(values) < 2:
+        return None
+    found, error = Findings(), mean_std(at_end(base, "test_error_global"))[0]
+    for value in values:
+        group = where(lines, **{column: value})
+        found.evidence.append(f"{name} = {power(value)}: {both_models(group)}.")
+        if value != paper[column]:
+            moved = mean_std(at_end(group, "test_error_global"))[0] - error
+            found.outcomes.append(abs(moved) <= POINT)
+    return found
+
+
+def schedule_helps(results: Results, regularizer: str) -> Findings | None:
+    """Whether every constant step gives a higher loss and error than the theorem's schedule."""
+    lines = lines_of(results, "schedule", "DP-ADMM")
+    lines = None if lines is None else where(lines, regularizer=regularizer)
+    if lines is None or len(distinct(lines, "schedule")) < 2:
+        return None
+    found = Findings()
+    for value, _, group in _each_budget(lines):
+        ours, constants = where(group, schedule="theorem"), where(group, schedule="constant")
+        found.evidence.append(f"ε = {value:g}, theorem's schedule: {both_models(ours)}.")
+        for (size,), theirs in split(constants, "step_size").items():
+            found.compare_measures(theirs, ours, f"η {size:g}, ε {value:g}")
+            found.evidence.append(f"ε = {value:g}, constant η = {size:g}: {both_models(theirs)}.")
+    return found
+
+
+def share_is_best(results: Results) -> Findings | None:
+    """Whether no λ/n has a clearly lower loss or error on held-out rows than the paper's."""
+    lines = lines_of(results, "lambda", "optimum")
+    if lines is None or not has(lines, "test_loss_global"):
+        return None
+    found, asked = Findings(), False
+    for (regularizer,), group in split(lines, "regularizer").items():
+        shares = {share: part for (share,), part in split(group, "reg_share").items()}
+        if len(shares) < 2 or PAPER_SHARE not in shares:
+            continue
+        asked = True
+        for column in ("test_loss_global", "test_error_global"):
+            ends = {share: at_end(part, column) for share, part in shares.items()}
+            best = min(ends, key=lambda share: mean_std(ends[share])[0])
+            one = paired(ends[PAPER_SHARE], ends[best])
+            if one is not None:
+                found.outcomes.append(not one.clear)
+            found.evidence.append(
+                f"{regularizer.upper()}, held-out {column.split('_')[1]}: lowest at λ/n = {power(best)}, "
+                f"{shown(shares[best], column)}; {shown(shares[PAPER_SHARE], column)} at "
+                f"{power(PAPER_SHARE)}."
+            )
+    return found if asked else None
+
+
+def beats_lone_agents(results: Results) -> Findings | None:
+    """Whether agents that perturb their own solution once are worse than DP-ADMM at the same total ε."""
+    ours = lines_of(results, "choices", "DP-ADMM")
+    others = _rivals(results, "choices", ("output perturbation", "objective perturbation"))
+    if ours is None or not others or not distinct(ours, "epsilon"):
+        return None
+    found = Findings()
+    for name, lines in others.items():
+        for (value, share), group in split(lines, "epsilon", "reg_share").items():
+            label = f"{name}, λ/n {power(share)}"
+            found.compare_measures(group, where(ours, epsilon=value), label, models="global")
+            found.evidence.append(f"{label}, total ε = {value:g}: {both_models(group)}.")
+    for (value,), group in split(keep(ours, np.isfinite(measure(ours, "epsilon"))), "epsilon").items():
+        found.evidence.append(f"DP-ADMM at total ε = {value:g}: {both_models(group)}.")
+    return found
+
+
+def beats_sampled(results: Results) -> Findings | None:
+    """Whether DPSGD on samples of the rows is worse than DP-ADMM at the same total ε."""
+    theirs, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
+    if theirs is None or ours is None or not distinct(theirs, "epsilon"):
+        return None
+    total = max(distinct(theirs, "epsilon"))
+    same = keep(ours, np.isclose(measure(ours, "total_epsilon"), total, rtol=1e-3))
+    same = where(same, **{name: distinct(theirs, name)[0] for name in ("reg_share", "weight_radius")})
+    if not len(same):
+        return None
+    found = Findings()
+    found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
+    found.evidence = [f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}."]
+    return found

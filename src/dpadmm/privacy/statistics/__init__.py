@@ -1,0 +1,57 @@
+"""The closed list of what may be said about rows: sums over rows of a function with a bounded norm.
+
+A statistic is one file: the function, the proof of its bound in the docstring, and a line in ``STATISTICS``.
+Guard, ledger and wire know none of them by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Protocol
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.privacy.statistics.gradient import Gradient
+
+
+class Statistic(Protocol):
+    """``Σ_j f(row_j, parameters)`` with ``‖f‖ ≤ row_norm`` whatever the row and the parameters are.
+
+    Replacing a row moves such a sum by at most ``2·row_norm``, and silencing one by at most ``row_norm``.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def n_features(self) -> int:
+        """d, the width of the rows that it is a function of."""
+
+    @property
+    def row_norm(self) -> float:
+        """Bound of the L2 norm of one row's contribution."""
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """Shape of the public parameters of one agent."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the sum."""
+
+    def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
+        """The sums of every agent (n, *shape), each row's contribution shortened to a norm of ``bound``."""
+
+    def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
+        """The sums over the numbers of rows, each row's contribution shortened to ``row_norm``."""
+
+
+STATISTICS: Mapping[str, Callable[[Problem, int], Statistic]] = {Gradient.name: Gradient.of}
+"""Name -> from a problem and the width of rows to the statistic."""
+
+
+def make_statistic(name: str, problem: Problem, n_features: int) -> Statistic:
+    """The statistic of this name for a problem, over rows of ``n_features`` columns."""
+    if name not in STATISTICS:
+        raise StudyError(f"there is no statistic {name!r}; agents can answer for {', '.join(STATISTICS)}")
+    return STATISTICS[name](problem, n_features)

@@ -1,0 +1,153 @@
+"""From whatever holds data to rows dealt to agents: everything before privacy and training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpadmm import data as sources
+from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.data import Dataset, Partition
+from dpadmm.optim.features import as_matrix, clip_rows, with_intercept
+from dpadmm.optim.losses import LOSSES
+from dpadmm.optim.problem import Problem, Rows, make_rows
+from dpadmm.study.settings import Settings
+from dpadmm.training.metrics import TestRows
+
+DataSource = Dataset | str | tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows dealt to agents, test rows, and the problem: everything before privacy and training."""
+
+    dataset: Dataset
+    problem: Problem
+    rows: Rows
+    test: TestRows | None
+
+
+def as_dataset(
+    data: DataSource,
+    settings: Settings,
+    *,
+    classes: Sequence[Any] | None = None,
+    groups: ArrayLike | None = None,
+) -> Dataset:
+    """Turn whatever names or holds data into a :class:`Dataset` for the loss of these settings."""
+    task = LOSSES[settings.loss].task
+    if isinstance(data, str):
+        if data == "adult":
+            dataset = sources.load_adult()
+        elif data == "synthetic":
+            dataset = sources.synthetic(task, seed=0)
+        else:
+            raise DataError(
+                f"there is no data set {data!r}; known are adult and synthetic (or give a Dataset)"
+            )
+    elif isinstance(data, Dataset):
+        dataset = data
+    else:
+        features, values = data
+        labels = sources.encode_labels(np.asarray(values), task=task, classes=classes)
+        names = tuple(classes) if classes is not None else ((-1, 1) if task == "binary" else None)
+        dataset = Dataset("arrays", as_matrix(features), labels, names)
+    if groups is not None:
+        owners = np.asarray(groups)
+        if owners.shape != dataset.labels.shape:
+            raise DataError(f"groups have shape {owners.shape}, but there are {len(dataset.labels)} rows")
+        if settings.partition != "groups":
+            raise StudyError(
+                f"groups say who owns a row, but partition is {settings.partition!r}; drop one of them"
+            )
+        dataset = replace(dataset, groups=owners)
+    _check_task(dataset, settings.loss)
+    return dataset
+
+
+def prepare(dataset: Dataset, settings: Settings) -> Prepared:
+    """Hold out test rows, deal the others to agents, check and lay them out."""
+    rng = np.random.default_rng([seed_of(settings), 1])
+    n_test = _test_count(settings.test_rows, len(dataset.labels))
+    features = _shape_features(dataset.features, settings)
+    everyone = np.arange(len(dataset.labels))
+    kept, held = sources.holdout(len(everyone), n_test, rng) if n_test else (everyone, everyone[:0])
+    deal = _deal(dataset, kept, settings, rng)
+    rows = make_rows(features, dataset.labels, order=kept[deal.order], offsets=deal.offsets, names=deal.names)
+    test = TestRows(features, dataset.labels[held], held) if n_test else None
+    n_classes = len(dataset.classes) if dataset.classes is not None else 0
+    return Prepared(dataset, settings.problem(n_classes), rows, test)
+
+
+def seed_of(settings: Settings) -> int:
+    """The seed that names a run; a run without one could not be told from another."""
+    if settings.seed is None:
+        raise StudyError(
+            "prepare() and run() need settings with a seed; simulate() draws one where it is missing"
+        )
+    return settings.seed
+
+
+def _shape_features(features: Features, settings: Settings) -> Features:
+    matrix = clip_rows(features) if settings.clip_rows else as_matrix(features)
+    return with_intercept(matrix) if settings.intercept else matrix
+
+
+def _test_count(test_rows: float, n_rows: int) -> int:
+    count = int(test_rows) if test_rows >= 1 else round(test_rows * n_rows)
+    if test_rows >= 1 and test_rows != count:
+        raise StudyError(f"test_rows must be a whole number of rows or a share below 1, not {test_rows!r}")
+    if count >= n_rows:
+        raise StudyError(f"test_rows asks for {count} of {n_rows} rows, so none is left to train on")
+    return count
+
+
+def _deal(dataset: Dataset, kept: Integers, settings: Settings, rng: np.random.Generator) -> Partition:
+    n = settings.n_agents
+    if settings.partition == "groups":
+        if dataset.groups is None:
+            raise DataError("partition by groups needs to know who owns a row: give groups= or --by COLUMN")
+        return _deal_by_group(dataset.groups, kept)
+    if settings.partition == "unequal":
+        return sources.unequal(len(kept), n, rng, spread=settings.partition_spread)
+    if settings.partition == "label_skewed":
+        return sources.label_skewed(dataset.labels[kept], n, rng, concentration=settings.partition_spread)
+    return sources.equal(len(kept), n, rng)
+
+
+def _deal_by_group(groups: NDArray[Any], kept: Integers) -> Partition:
+    """By group; an agent with too few rows is refused whether or not its rows happen to be held out."""
+    everyone, deal = sources.by_group(groups), sources.by_group(groups[kept])
+    training = dict(zip(deal.names, deal.sizes.tolist(), strict=True))
+    for name, owned in zip(everyone.names, everyone.sizes.tolist(), strict=True):
+        if training.get(name, 0) < 2:
+            rows = "one row" if owned == 1 else f"{owned} rows, {training.get(name, 0)} of them for training"
+            raise DataError(
+                f"agent {name} has {rows}; every agent needs at least 2 to train on "
+                "(leave it out, or hold out fewer test rows)"
+            )
+    return deal
+
+
+def _check_task(dataset: Dataset, loss: str) -> None:
+    task, labels = LOSSES[loss].task, dataset.labels
+    if task == "binary":
+        fits, wanted = _only(labels, np.array([-1.0, 1.0])), "labels -1 and +1 (two classes)"
+    elif task == "multiclass":
+        n = len(dataset.classes or ())
+        fits, wanted = n >= 2 and _only(labels, np.arange(float(n))), "labels 0..p-1 and their classes"
+    else:
+        fits, wanted = dataset.classes is None, "numbers as labels, not classes"
+    if not fits:
+        raise DataError(
+            f"loss {loss} needs {wanted}; data set {dataset.name!r} has none: choose another loss"
+        )
+
+
+def _only(labels: Floats, allowed: Floats) -> bool:
+    return bool(np.isin(labels, allowed).all())

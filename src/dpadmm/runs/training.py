@@ -1,0 +1,162 @@
+"""A study with all agents in this process: study + encoded table -> model, privacy statement, public history.
+
+The noise is that of deployed agents, exact and from the operating system, unless a seed is given for an
+experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.memmap import is_mapped
+from dpadmm.data.encoded import EncodedTable
+from dpadmm.data.partition import equal_owners, numbered, of_codes
+from dpadmm.data.regroup import grouped, moved
+from dpadmm.optim.problem import Rows, make_rows
+from dpadmm.privacy.report import PrivacyReport
+from dpadmm.privacy.statement import Statement, of_report
+from dpadmm.runs.simulation import report_of
+from dpadmm.study.assembly import make_method
+from dpadmm.study.study import Study
+from dpadmm.training.loop import Observer, Outcome, RoundView, train
+from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise
+from dpadmm.version import VERSION
+
+MOST_HISTORY = 4_000_000
+"""Numbers of a history that are kept."""
+
+
+@dataclass
+class History:
+    """The consensus of every round, (t + 1, d, p), from the zeros of the start: all of it public."""
+
+    rounds: list[Floats]
+
+    def __call__(self, view: RoundView) -> None:
+        self.rounds.append(view.consensus.copy())
+
+    def as_array(self) -> Floats:
+        """(t + 1, d, p); empty where it would be very large."""
+        whole = np.array(self.rounds)
+        return whole if whole.size <= MOST_HISTORY else whole[:0]
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What is left of a run: everything but ``rows`` may be published.
+
+    Attributes
+    ----------
+    weights : (d, p)
+        The model, in the encoding of the study.
+    history : (t + 1, d, p)
+        The consensus of every round.
+    statement : Statement
+        What it gave away.
+    names, n_rows
+        The agents, and the number of their rows, which is public.
+    outcome : Outcome
+    rows : Rows
+        Private.
+    """
+
+    study: Study
+    weights: Floats
+    history: Floats
+    privacy: PrivacyReport
+    statement: Statement
+    names: tuple[str, ...]
+    n_rows: tuple[int, ...]
+    outcome: Outcome
+    rows: Rows
+
+    @property
+    def interrupted(self) -> bool:
+        return self.outcome.interrupted
+
+
+def run_study(
+    study: Study,
+    table: EncodedTable,
+    *,
+    n_agents: int = 1,
+    seed: int | None = None,
+    observers: Sequence[Observer] = (),
+    keep_interrupted: bool = False,
+) -> StudyResult:
+    """Train a study on a table that was encoded for it: its owners are the agents, or equal random shares.
+
+    With a ``seed`` the noise is simulated: an experiment that can be repeated and protects nobody. Ctrl-C is
+    raised as usual, unless what was done is to be kept.
+    """
+    rows, names = _laid_out(table, n_agents, seed)
+    if rows.n_features != study.shape[0]:
+        raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
+    settings, planned = study.settings, np.full(rows.n_agents, study.settings.n_rounds)
+    method, _ = make_method(settings, study.problem, rows, planned, seed=0)
+    noise: Noise = ExactNoise() if seed is None else SimulatedNoise(seed, rows.n_agents, study.shape)
+    history = History([np.zeros(study.shape)])
+    outcome = train(
+        method,
+        study.problem,
+        rows,
+        n_rounds=settings.n_rounds,
+        noise=noise,
+        observers=[history, *observers],
+        keep_interrupted=keep_interrupted,
+    )
+    privacy = report_of(method, noise, outcome, settings, ended_by_result=outcome.interrupted)
+    statement = of_report(
+        privacy,
+        rows.n_rows.tolist(),
+        name=study.name,
+        settings_hash=study.hash,
+        version=VERSION,
+        names=names,
+    )
+    return StudyResult(
+        study=study,
+        weights=outcome.weights(settings.average),
+        history=history.as_array(),
+        privacy=privacy,
+        statement=statement,
+        names=names,
+        n_rows=tuple(rows.n_rows.tolist()),
+        outcome=outcome,
+        rows=rows,
+    )
+
+
+def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, tuple[str, ...]]:
+    """The rows of a cohort and its names; rows in a file are written anew, agent by agent."""
+    features, labels = table.features, table.labels
+    owners, names = _deal(table, n_agents, seed)
+    if not is_mapped(features):
+        deal = of_codes(owners, names)
+        return make_rows(features, labels, order=deal.order, offsets=deal.offsets, names=names), names
+    if len(names) == 1:
+        return make_rows(features, labels, names=names), names
+    places, offsets = grouped(owners, len(names))
+    del owners  # large, as the places are
+    features, labels = moved(features, places), np.asarray(moved(labels[:, None], places)).reshape(-1)
+    del places
+    return make_rows(features, labels, offsets=offsets, names=names), names
+
+
+def _deal(
+    table: EncodedTable, n_agents: int, seed: int | None
+) -> tuple[NDArray[np.integer[Any]], tuple[str, ...]]:
+    """The agent of every row, and the agents' names."""
+    if table.groups is None:
+        rng = np.random.default_rng(seed)
+        return equal_owners(len(table.labels), n_agents, rng), numbered(n_agents)
+    if n_agents != 1:
+        raise StudyError("the table says whose rows are whose, so the number of agents cannot be chosen")
+    return table.groups, table.owners

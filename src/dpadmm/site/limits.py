@@ -1,0 +1,64 @@
+"""Promises to enrolled studies that an owner's limits no longer keep: they were lowered since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dpadmm.privacy.plan import plan_from_json
+from dpadmm.trusted.ledger_state import Account, Book
+from dpadmm.trusted.policy import Policy, Terms
+
+
+def broken_promises(policy: Policy, book: Book) -> list[str]:
+    """A sentence for every enrolled study that cannot end as agreed on, and why: for the owner's eyes."""
+    still_open = {hash: each for hash, each in book.accounts.items() if not each.closed and _goes_on(each)}
+    told = [
+        f"{_name(hash, account)} is enrolled and will be refused: {why}; raise the limit, or leave the study"
+        for hash, account in still_open.items()
+        for why in _reasons(policy, account)
+    ]
+    if still_open and float(book.promised) > policy.cap:
+        asked, cap, spent = (policy.epsilon_of(each) for each in (book.promised, policy.cap, book.spent))
+        names = ", ".join(_name(*pair) for pair in still_open.items())
+        told.append(
+            f"your limit, ε {cap:.4f} at δ = {policy.delta:g}, is below what was promised, ε {asked:.4f} "
+            f"({spent:.4f} of it released): not every enrolled study can end ({names}); raise the limit, or "
+            "leave a study"
+        )
+    return told
+
+
+def _reasons(policy: Policy, account: Account) -> Iterator[str]:
+    about = account.about
+    if "plan" not in about:  # a reservation that no guard made
+        return
+    for limit in policy.evaluate(terms_of(account), about["n_rows"], promised=None):
+        if not limit.holds:
+            yield limit.sentence
+    if (rows := about["rows_per_person"]) != policy.unit.rows:
+        yield f"it was enrolled with {rows} rows per person, and person.rows is {policy.unit.rows}"
+
+
+def terms_of(account: Account) -> Terms:
+    """What a study asks for, as the ledger has it."""
+    about = account.about
+    return Terms(
+        hash=account.reservation.study,
+        name=about["name"],
+        method=about["method"],
+        loss=about["loss"],
+        plan=plan_from_json(about["plan"]),
+        statistics={},
+        delta=about["delta"],
+        may_miss_rounds=account.may_miss_rounds,
+    )
+
+
+def _goes_on(account: Account) -> bool:
+    if "plan" not in account.about:
+        return True
+    return max(account.rounds, default=0) < terms_of(account).plan.n_rounds
+
+
+def _name(hash: str, account: Account) -> str:
+    return repr(account.about.get("name") or hash[:12])

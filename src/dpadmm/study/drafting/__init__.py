@@ -1,0 +1,8 @@
+"""Drafts of studies: from a public or dummy table, or from a data dictionary, to a file to be looked at."""
+
+from dpadmm.study.drafting.dictionary import draft_from_dictionary
+from dpadmm.study.drafting.draft import Draft, DraftColumn
+from dpadmm.study.drafting.table import draft_from_table
+from dpadmm.study.drafting.text import study_text
+
+__all__ = ["Draft", "DraftColumn", "draft_from_dictionary", "draft_from_table", "study_text"]

@@ -1,0 +1,141 @@
+"""A draft as the text of a study file, with comments for whoever looks at it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from importlib.resources import files
+from textwrap import wrap
+from typing import Any
+
+from dpadmm._base.errors import StudyError
+from dpadmm.data.schema_file import problems
+from dpadmm.study.drafting.draft import Draft
+from dpadmm.study.settings import Settings
+from dpadmm.study.study import TRAINING
+
+CONFIRM = "# confirm: public?"
+NOTES = {"allow": "  # confirm: say true (without quotes), or leave the column out"}
+WIDTH = 100
+RADIUS, ROUNDS = 10.0, 200
+"""Of a classifier: norm of the best weights for features of size 1, assumed; see docs/decisions/0011."""
+PENALTY = "rho = 0.01             # ADMM's penalty: how much agents are held together; smaller steps further"
+
+
+def study_text(draft: Draft, name: str) -> str:
+    """The file of a study; it says what it was made of, and what is to be done.
+
+    Every name and value is written so that reading the file gives it back.
+    """
+    lines = [*_head(draft, name), "", "[label]", *_entries(draft.label, confirm=draft.confirm)]
+    lines += [f"# {comment}" for comment in draft.comments]
+    left_out = [each for each in draft.columns if each.about is None]
+    for each in draft.columns:
+        if each.about is not None:
+            lines += ["", f"[columns.{_key(each.name)}]", *_commented(each.comment)]
+            lines += _entries(each.about, confirm=draft.confirm and len({*each.about} - {"allow"}) > 1)
+    if left_out:
+        lines += ["", "# Left out:"]
+        lines += [f"#   {_quoted(each.name)}: {each.comment}" for each in left_out]
+    lines += ["", *_training(draft)]
+    text = "\n".join(lines) + "\n"
+    wrong = problems(tomllib.loads(text))
+    if wrong:
+        raise StudyError(f"{draft.source}: {wrong[0]}")
+    return text
+
+
+def _head(draft: Draft, name: str) -> Iterator[str]:
+    yield f"# A study, drafted from {_quoted(draft.source)}."
+    if draft.confirm:
+        yield "# Bounds, values and classes were read off that table. Each must be public knowledge, never"
+        yield "# what private rows happen to hold: look at every one, correct it, and say public = true."
+    yield "# Check it with: dpadmm study check FILE"
+    yield 'format = "dpadmm-study/1"'
+    yield f"name = {_quoted(name)}"
+
+
+def _entries(about: Mapping[str, Any], *, confirm: bool) -> Iterator[str]:
+    for key, value in about.items():
+        note = "  # negative first" if key == "classes" and len(value) == 2 else NOTES.get(key, "")
+        yield from _written(key, value, note)
+    if confirm:
+        yield f"public = false  {CONFIRM}"
+
+
+def _written(key: str, value: Any, note: str) -> Iterator[str]:
+    """``key = value``; long lists on several lines."""
+    whole = f"{key} = {_value(value)}{note}"
+    if not isinstance(value, tuple) or len(whole) <= WIDTH:
+        yield whole
+        return
+    yield f"{key} = [{note}"
+    line = "   "
+    for each in map(_value, value):
+        if len(line) + len(each) + 2 > WIDTH and line.strip():
+            yield line
+            line = "   "
+        line += f" {each},"
+    yield line
+    yield "]"
+
+
+def _training(draft: Draft) -> Iterator[str]:
+    """The template's training, with the loss that fits the label; then all that it leaves out, as it is."""
+    template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
+    section = template[template.index("[training]") :].rstrip()
+    n_classes = len(draft.label.get("classes", ()))
+    loss = {0: "squared", 2: "logistic"}.get(n_classes, "softmax")
+    section = re.sub(r'(?m)^loss = "\w+" *', f'loss = "{loss}"'.ljust(23), section)
+    if n_classes:
+        for name, value in _of_classes(draft).items():
+            section = re.sub(rf"(?m)^{name} = [0-9.]+ *", f"{name} = {value}".ljust(23), section)
+        section = section.replace("\n\n[provenance]", f"\n{PENALTY}\n\n[provenance]") + '\nrho = "assumed"'
+    training, _, provenance = section.partition("\n[provenance]")
+    said = tomllib.loads(training)["training"]
+    default = {each.name: each.default for each in fields(Settings)}
+    yield training.rstrip()
+    yield "# All else is as usual; a line without its # changes it:"
+    for name in TRAINING:
+        if name not in said and default[name] is not None:
+            yield f"# {name} = {_value(default[name])}"
+    yield f"\n[provenance]{provenance}"
+
+
+def _of_classes(draft: Draft) -> dict[str, str]:
+    """What suits classes: ``10·√columns`` as radius, for rows are divided by √columns; and more rounds.
+
+    Numbers keep the template's: labels scaled to −1 … 1 take smaller weights, which are found sooner.
+    """
+    n_columns = sum(each.about is not None for each in draft.columns)
+    rounds = f"{ROUNDS}         # fewer may suit small tables: dpadmm plan tells"
+    return {"weight_radius": f"{RADIUS * math.sqrt(n_columns):.1f}", "n_rounds": rounds}
+
+
+def _commented(comment: str) -> list[str]:
+    return [f"# {line}" for line in wrap(_printable(comment), WIDTH - 2)]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    """A text as TOML writes it, which is as JSON does."""
+    return json.dumps(_printable(text), ensure_ascii=False)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)

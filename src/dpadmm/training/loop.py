@@ -1,0 +1,315 @@
+"""The one round loop, and what may watch it.
+
+A round is: broadcast the consensus -> ``method.step`` at the agents that take part -> ``method.aggregate``.
+An absent agent's last upload still counts, and it is charged only for rounds it took part in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import Diverged, StudyError
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.privacy.plan import ReleasePlan, Tally
+from dpadmm.training.methods.base import Method, Round, State
+from dpadmm.training.oracles import Noise
+
+CURES = {
+    "dp_sgd": "a smaller learning_rate, a smaller reg_share, or less noise",
+    "dp_admm": "a smaller step_size (or the theorem's schedule), a larger rho, a smaller reg_share, or less "
+    "noise",
+}
+"""What keeps a method's weights in bounds; for the others, a stronger pull towards zero or the consensus."""
+OTHER_CURE = "a larger rho or reg_share, or less noise"
+
+AverageName = Literal["last", "all", "tail"]
+AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """The state after round k, as observers see it."""
+
+    round: int
+    n_rounds: int
+    consensus: Floats
+    released: Floats
+    seconds: float
+    """Time spent in rounds so far, without the observers' own."""
+    state: Any = None
+    """What the method's agents remember."""
+    uploads: Floats | None = None
+    """What the agents sent last (n, d, p); of an absent one, what it sent before."""
+    active: Integers | None = None
+    """Who took part; None: all."""
+
+
+Observer = Callable[[RoundView], None]
+"""Called after every round; it watches and cannot change the run."""
+
+
+StopRule = Callable[[int, Floats, Floats], bool]
+"""(round, consensus, consensus before) -> stop? It sees only what everyone sees."""
+
+
+@dataclass(frozen=True)
+class StopWhenStill:
+    """Stop when the consensus moved less than ``tolerance`` (relative) in this round.
+
+    Examples
+    --------
+    >>> StopWhenStill(0.01)(5, np.array([[1.0]]), np.array([[1.001]]))
+    True
+    """
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.tolerance < 1.0):
+            raise StudyError(f"stop_tolerance must lie between 0 and 1, not {self.tolerance!r}")
+
+    def __call__(self, round: int, consensus: Floats, before: Floats) -> bool:
+        moved = np.linalg.norm(consensus - before)
+        return bool(moved < self.tolerance * max(float(np.linalg.norm(consensus)), np.finfo(float).tiny))
+
+
+Participation = Callable[[int], Integers | None]
+"""round -> the agents that take part, or None for all."""
+
+
+@dataclass(frozen=True)
+class RandomParticipation:
+    """Every agent takes part in a round with probability ``chance``; at least one always does."""
+
+    chance: float
+    n_agents: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.chance <= 1.0):
+            raise StudyError(f"participation must be a probability in (0, 1], not {self.chance!r}")
+
+    def __call__(self, round: int) -> Integers | None:
+        rng = np.random.default_rng([self.seed, 2, round])  # 1 is the split of the rows
+        present = np.flatnonzero(rng.random(self.n_agents) < self.chance)
+        return present if len(present) else np.array([rng.integers(self.n_agents)])
+
+
+@dataclass(frozen=True)
+class PlannedParticipation:
+    """A public plan: ``mask[k−1, i]`` says whether agent i takes part in round k."""
+
+    mask: np.ndarray[Any, np.dtype[np.bool_]]
+
+    def __call__(self, round: int) -> Integers | None:
+        return np.flatnonzero(self.mask[round - 1])
+
+
+@dataclass
+class Averages:
+    """The averages both theorems define, and those a released model may be made from.
+
+    Attributes
+    ----------
+    consensus : (d, p)
+        ``w̄ = mean_{k=1..t} w^k``.
+    tail : (d, p)
+        Mean of w^k over the second half of the planned rounds.
+    released : (n, d, p)
+        ``w̄_i = mean_{k=1..t} w̃_i^k`` (Theorem 3); only when ``with_released``.
+    released_before : (n, d, p)
+        ``w̄_i = mean_{k=0..t−1} w̃_i^k`` (Theorem 2); models start at zero.
+    """
+
+    with_released: bool = False
+    rounds: int = 0
+    tail_rounds: int = 0
+    _consensus_sum: Floats = field(default_factory=lambda: np.zeros(()))
+    _tail_sum: Floats = field(default_factory=lambda: np.zeros(()))
+    _released_sum: Floats = field(default_factory=lambda: np.zeros(()))
+    _released_last: Floats = field(default_factory=lambda: np.zeros(()))
+
+    def __call__(self, view: RoundView) -> None:
+        if self.rounds == 0:
+            self._consensus_sum = np.zeros_like(view.consensus)
+            self._tail_sum = np.zeros_like(view.consensus)
+            if self.with_released:
+                self._released_sum = np.zeros_like(view.released)
+        self.rounds += 1
+        self._consensus_sum += view.consensus
+        if 2 * view.round > view.n_rounds:
+            self.tail_rounds += 1
+            self._tail_sum += view.consensus
+        if self.with_released:
+            self._released_sum += view.released
+            self._released_last = view.released
+
+    @property
+    def consensus(self) -> Floats:
+        return self._consensus_sum / self.rounds
+
+    @property
+    def tail(self) -> Floats:
+        return self._tail_sum / self.tail_rounds if self.tail_rounds else self.consensus
+
+    def model(self, average: AverageName, last: Floats) -> Floats:
+        """The global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
+        if average not in AVERAGES:
+            raise StudyError(f"average must be one of {', '.join(AVERAGES)}, not {average!r}")
+        if average == "last" or self.rounds == 0:
+            return last
+        return self.consensus if average == "all" else self.tail
+
+    @property
+    def released(self) -> Floats:
+        return self._released_sum / self.rounds
+
+    @property
+    def released_before(self) -> Floats:
+        return (self._released_sum - self._released_last) / self.rounds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left after training.
+
+    Attributes
+    ----------
+    consensus : (d, p)
+        w^t, the global model of the last round.
+    released : (n, d, p)
+        w̃_i^t, the local models as everyone saw them.
+    averages : Averages
+        Running means over the rounds.
+    rounds : int
+        Rounds done.
+    charged_rounds : int
+        Rounds that were released: those done, and one more where an interruption came between.
+    attended : (rounds, n) bool, optional
+        Who took part in which round, and is charged for it; None: all in every round.
+    seconds : float
+        Time in rounds, without observers.
+    interrupted : bool
+        Ctrl-C ended it; everything above still holds for the rounds done.
+    state : State
+        What the method's agents remember.
+    """
+
+    consensus: Floats
+    released: Floats
+    averages: Averages
+    rounds: int
+    charged_rounds: int
+    attended: NDArray[np.bool_] | None
+    seconds: float
+    interrupted: bool
+    state: State
+
+    @property
+    def n_attended(self) -> Integers:
+        """Rounds that each agent took part in: (n,)."""
+        if self.attended is None:
+            return np.full(len(self.released), self.charged_rounds)
+        return np.asarray(self.attended.sum(axis=0))
+
+    def tallies(self, plans: Sequence[ReleasePlan]) -> list[Tally]:
+        """What every agent released, by its plan and the rounds that it took part in."""
+        if self.attended is None:
+            rounds = range(1, self.charged_rounds + 1)
+            known = {plan: plan.tally(rounds) for plan in set(plans)}
+            return [known[plan] for plan in plans]
+        return [plan.tally(np.flatnonzero(self.attended[:, i]) + 1) for i, plan in enumerate(plans)]
+
+    def weights(self, average: AverageName = "last") -> Floats:
+        """The global model; see :meth:`Averages.model`."""
+        return self.averages.model(average, self.consensus)
+
+
+def train(
+    method: Method[Any],
+    problem: Problem,
+    rows: Rows,
+    *,
+    n_rounds: int,
+    noise: Noise,
+    participation: Participation | None = None,
+    stop: StopRule | None = None,
+    averages: Averages | None = None,
+    observers: Sequence[Observer] = (),
+    warm_start: Floats | None = None,
+    keep_interrupted: bool = False,
+) -> Outcome:
+    """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so.
+
+    Parameters
+    ----------
+    warm_start : (d, p), optional
+        Public weights to start from, such as those of an earlier model; zero if left out.
+    keep_interrupted : bool
+        Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
+
+    Raises
+    ------
+    Diverged
+        The consensus, or the mean of all so far, is not made of finite numbers.
+    """
+    averages = Averages() if averages is None else averages
+    state = method.init(problem, rows)
+    uploads = np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
+    consensus = np.zeros(uploads.shape[1:])
+    if warm_start is not None:
+        consensus, state = _started(np.asarray(warm_start, dtype=float), consensus.shape, state)
+    attended = np.zeros((n_rounds if participation else 0, rows.n_agents), dtype=bool)
+    done, charged, seconds, interrupted = 0, 0, 0.0, False
+    try:
+        for k in range(1, n_rounds + 1):
+            started = perf_counter()
+            active = participation(k) if participation else None
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # refused below
+                new_state, sent = method.step(state, Round(k, problem, rows, consensus, noise, active))
+                if active is None:
+                    uploads = sent
+                else:
+                    uploads[active] = sent[active]
+                before = consensus
+                new_consensus = method.aggregate(uploads, consensus=consensus, problem=problem)
+            if participation:  # charged first: an interruption may cost budget, never privacy
+                attended[k - 1, slice(None) if active is None else active] = True
+            charged = k
+            state, consensus, done = new_state, new_consensus, k
+            seconds += perf_counter() - started
+            local = local_models(method, state, consensus)
+            view = RoundView(k, n_rounds, consensus, local, seconds, state, uploads, active)
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                averages(view)
+            if not (np.isfinite(consensus).all() and np.isfinite(averages.consensus).all()):
+                raise Diverged(method.name, k, n_rounds, CURES.get(method.name, OTHER_CURE))
+            for observer in observers:
+                observer(view)
+            if stop and stop(k, consensus, before):
+                break
+    except KeyboardInterrupt:
+        if not keep_interrupted:
+            raise
+        interrupted = True
+    released = local_models(method, state, consensus)
+    taken = attended[:charged] if participation else None
+    return Outcome(consensus, released, averages, done, charged, taken, seconds, interrupted, state)
+
+
+def _started(weights: Floats, shape: tuple[int, ...], state: Any) -> tuple[Floats, Any]:
+    if weights.shape != shape or not np.isfinite(weights).all():
+        raise StudyError(f"warm_start must be finite weights of shape {shape}, not of {weights.shape}")
+    return weights, replace(state, released=np.broadcast_to(weights, state.released.shape).copy())
+
+
+def local_models(method: Method[Any], state: State, consensus: Floats) -> Floats:
+    """The agents' models (n, d, p): their own, or the consensus where a method knows no others."""
+    return state.released if method.local_models else np.broadcast_to(consensus, state.released.shape)

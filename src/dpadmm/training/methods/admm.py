@@ -1,0 +1,75 @@
+"""ADMM, the paper's Algorithm 2: exact local solves, no noise. Not private: a reference, never a release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm.optim import updates
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.optim.regularizers import NoRegularizer
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release
+from dpadmm.training.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
+from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
+from dpadmm.training.methods.requirements import need_solvable
+
+
+@dataclass(frozen=True)
+class Admm:
+    """Algorithm 2.
+
+    Attributes
+    ----------
+    rho : float
+        Penalty ρ.
+    split : bool
+        Put the regularizer into the consensus step: ``w = prox_{λR/(nρ)}(mean_i[w_i − γ_i/ρ])``. Then local
+        problems are smooth whatever the regularizer.
+    solver_tolerance : float
+        Where local solves stop; see :func:`dpadmm.training.methods.local_solver.tolerances`.
+    """
+
+    rho: float
+    split: bool = False
+    solver_tolerance: float = 1e-3
+
+    name: ClassVar[str] = "admm"
+    local_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rho(self.rho)
+
+    def init(self, problem: Problem, rows: Rows) -> SolverState:
+        need_solvable(problem, self.name)
+        return start_solver(problem, rows)
+
+    def step(self, state: SolverState, now: Round) -> tuple[SolverState, Floats]:
+        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
+        dual = next_dual(state, consensus, self.rho)
+        centers = consensus + dual / self.rho
+        local = replace(problem, regularizer=NoRegularizer()) if self.split else problem
+        problems = LocalProblems(
+            local,
+            rows,
+            np.full(rows.n_agents, self.rho),
+            centers,
+            tolerances(problem, rows, self.solver_tolerance),
+            bound=np.inf,
+        )
+        solved = solve(problems, centers + state.offset, active)
+        new = advanced(
+            state, released=solved.weights, dual=dual, centers=centers, solved=solved, active=active
+        )
+        return new, updates.upload(solved.weights, dual, self.rho)
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        mean = updates.consensus_step(uploads)
+        return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean
+
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        return ReleasePlan.constant(Release(0.0), n_rounds)

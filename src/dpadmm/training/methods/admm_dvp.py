@@ -1,0 +1,69 @@
+"""ADMM with dual variable perturbation (Zhang and Zhu): noise in the local problem, its exact minimiser out.
+
+``w_i = argmin_w f_i(w) − ⟨γ_i, w⟩ + (ρ/2)‖w − w^{k−1}‖² + (Φ/2)‖w‖² + ⟨ξ_i, w⟩``. That is no Gaussian
+release; :class:`dpadmm.privacy.releases.ObjectiveRelease` says how it is accounted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpadmm._base.arrays import Floats
+from dpadmm.optim import updates
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.training.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
+from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
+from dpadmm.training.methods.objective_noise import ObjectiveNoise
+
+
+@dataclass(frozen=True)
+class AdmmDvp:
+    """Dual variable perturbation.
+
+    Attributes
+    ----------
+    rho : float
+        Penalty ρ.
+    perturbation : ObjectiveNoise
+        ξ, Φ and what they cost.
+    solver_tolerance : float
+        Where local solves stop; see :func:`dpadmm.training.methods.local_solver.tolerances`.
+    """
+
+    rho: float
+    perturbation: ObjectiveNoise
+    solver_tolerance: float = 1e-3
+
+    name: ClassVar[str] = "admm_dvp"
+    local_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rho(self.rho)
+
+    def init(self, problem: Problem, rows: Rows) -> SolverState:
+        self.perturbation.check(problem, rows, self.rho, self.name)
+        return start_solver(problem, rows)
+
+    def step(self, state: SolverState, now: Round) -> tuple[SolverState, Floats]:
+        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
+        dual = next_dual(state, consensus, self.rho)
+        pull = self.rho + self.perturbation.extra_ridge
+        xi = self.perturbation.draw(now.noise, now.number)
+        centers = (dual + self.rho * consensus) / pull[:, None, None]
+        tolerance = tolerances(problem, rows, self.solver_tolerance)
+        problems = LocalProblems(problem, rows, pull, centers, tolerance, linear=xi)
+        solved = solve(problems, centers + state.offset, active)
+        released = self.perturbation.cover(
+            solved.weights, tolerance / problems.convexity, now.noise, now.number
+        )
+        new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
+        return new, updates.upload(released, dual, self.rho)
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        return updates.consensus_step(uploads)
+
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        return ReleasePlan.constant(self.perturbation.release(agent), n_rounds)

@@ -1,0 +1,111 @@
+"""What a training method is: how agents start, what they do in a round, and what that releases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm.optim.problem import Problem, Rows, Sizes
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.statistics import make_statistic
+from dpadmm.privacy.statistics.gradient import Gradient
+from dpadmm.training.oracles import Noise, Question
+
+
+@dataclass(frozen=True)
+class Round:
+    """What agents have and are told in round k.
+
+    Attributes
+    ----------
+    number : int
+        k, from 1.
+    problem, rows
+        What is minimised, and over whose rows.
+    consensus : (d, p)
+        w^{k−1}, as it was broadcast.
+    noise : Noise
+        Where every agent's noise comes from.
+    active : (agents,), optional
+        Who takes part; None: all.
+    """
+
+    number: int
+    problem: Problem
+    rows: Rows
+    consensus: Floats
+    noise: Noise
+    active: Integers | None = None
+
+    def answers(self, parameters: Floats, noise_multiplier: Floats, statistic: str = Gradient.name) -> Floats:
+        """Every agent's noisy mean of a statistic, at its own public parameters: (n, *shape)."""
+        made = make_statistic(statistic, self.problem, self.rows.n_features)
+        return self.noise.answer(
+            Question(self.rows, made, parameters, noise_multiplier, self.number, self.active)
+        )
+
+
+class State(Protocol):
+    """What a cohort of agents remembers between rounds.
+
+    What it says to others may depend on the public transcript only. A solver's starting point may be private:
+    it moves what is released by no more than the solver's tolerance, which is paid for.
+    """
+
+    @property
+    def released(self) -> Floats:
+        """The local models w̃_i as others can know them: (n, d, p)."""
+
+
+S = TypeVar("S", bound=State)
+
+
+class GradientMethod(Protocol[S]):
+    """A method whose agents say nothing of their rows but noisy mean gradients: what a guard can answer for.
+
+    Its ``step`` is ``advance`` of the gradients at ``points``. Both know public values only.
+    """
+
+    name: ClassVar[str]
+
+    def init(self, problem: Problem, sizes: Sizes) -> S:
+        """The agents before round 1."""
+
+    def points(self, state: S, consensus: Floats) -> Floats:
+        """Where gradients are wanted in round k, after w^{k−1} was heard: (n, d, p)."""
+
+    def advance(
+        self, state: S, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[S, Floats]:
+        """The agents after round k, and their uploads, from noisy mean gradients (n, d, p)."""
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
+
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        """What agent i releases, round by round."""
+
+
+class Method(Protocol[S]):
+    """A training method, for a cohort of any number of agents."""
+
+    name: ClassVar[str]
+    local_models: ClassVar[bool]
+    """Whether agents have models of their own (else everyone has the consensus)."""
+
+    def init(self, problem: Problem, rows: Rows) -> S:
+        """The agents before round 1; all models are zero."""
+
+    def step(self, state: S, now: Round) -> tuple[S, Floats]:
+        """Round k at the agents: the consensus w^{k−1} comes in, uploads (n, d, p) go out.
+
+        Only agents listed in ``now.active`` take part; the others' state and uploads stay untouched and must
+        not be used.
+        """
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
+
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        """What agent i releases, round by round."""

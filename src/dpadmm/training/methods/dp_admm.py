@@ -1,0 +1,84 @@
+"""DP-ADMM, the paper's Algorithm 1: one noisy gradient step per round in place of an exact local solve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpadmm._base.arrays import Floats
+from dpadmm.optim import updates
+from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.schedules import Schedule
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release
+from dpadmm.training.methods.admm_state import (
+    AdmmState,
+    check_noise,
+    check_rho,
+    keep_absent,
+    next_dual,
+    zero_models,
+)
+from dpadmm.training.methods.base import Round
+
+
+@dataclass(frozen=True)
+class DpAdmm:
+    """Algorithm 1.
+
+    Attributes
+    ----------
+    rho : float
+        Penalty ρ.
+    schedule : Schedule
+        Step sizes η_i^k.
+    noise_multiplier : (n,)
+        z of every agent: its gradient gets Gaussian noise of z times the sensitivity 2c1/m_i. 0 means none.
+    """
+
+    rho: float
+    schedule: Schedule
+    noise_multiplier: Floats
+
+    name: ClassVar[str] = "dp_admm"
+    local_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rho(self.rho)
+        check_noise(self.noise_multiplier)
+
+    def init(self, problem: Problem, sizes: Sizes) -> AdmmState:
+        zeros = zero_models(problem, sizes)
+        return AdmmState(released=zeros, dual=zeros)
+
+    def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats]:
+        points = self.points(state, now.consensus)
+        gradient = now.answers(points, self.noise_multiplier)
+        new, uploads = self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
+        released = keep_absent(new.released, state.released, now.active)
+        return AdmmState(released, keep_absent(new.dual, state.dual, now.active)), uploads
+
+    def points(self, state: AdmmState, consensus: Floats) -> Floats:
+        """Where every agent's gradient is wanted: w̃_i^{k−1}."""
+        return state.released
+
+    def advance(
+        self, state: AdmmState, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[AdmmState, Floats]:
+        dual = next_dual(state, consensus, self.rho)
+        released = updates.primal_step(
+            gradient,
+            problem.reg_share * problem.regularizer.gradient(state.released),
+            released=state.released,
+            dual=dual,
+            consensus=consensus,
+            rho=self.rho,
+            step_size=self.schedule(round)[:, None, None],
+        )
+        return AdmmState(released, dual), updates.upload(released, dual, self.rho)
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        return updates.consensus_step(uploads)
+
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        return ReleasePlan.constant(Release(float(self.noise_multiplier[agent])), n_rounds)

@@ -1,0 +1,103 @@
+"""Distributed DP-SGD: agents send noisy mean gradients at the consensus, the aggregator takes a step.
+
+``h_i = g_i + N(0, (zΔ)²I)``, ``w^k = w^{k−1} − lr·[mean_i h_i + (λ/n)R'(w^{k−1})]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
+from dpadmm.optim import kernels
+from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release, SampledRelease
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.training.methods.admm_state import check_noise, zero_models
+from dpadmm.training.methods.base import Round
+from dpadmm.training.oracles import release
+
+
+@dataclass(frozen=True)
+class SgdState:
+    """Agents remember nothing; before round 1 everyone's model is zero."""
+
+    released: Floats
+
+
+@dataclass(frozen=True)
+class DpSgd:
+    """Distributed DP-SGD.
+
+    Attributes
+    ----------
+    learning_rate : float
+        lr.
+    noise_multiplier : (n,)
+        z of every agent, in units of the sensitivity of the gradient it sends; 0 means none.
+    sampling : float
+        q: every row takes part in a round with this chance (Poisson sampling). The sum over the rows drawn is
+        divided by ``q·m_i``, a public number, so its sensitivity is ``2c1/(q·m_i)``.
+    seed : int
+        Names the draws of rows; they are independent of the noise.
+    """
+
+    learning_rate: float
+    noise_multiplier: Floats
+    sampling: float = 1.0
+    seed: int = 0
+
+    name: ClassVar[str] = "dp_sgd"
+    local_models: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise_multiplier)
+        if not (0.0 < self.learning_rate < np.inf):
+            raise StudyError(f"learning_rate must be a positive number, not {self.learning_rate!r}")
+        if not (0.0 < self.sampling <= 1.0):
+            raise StudyError(f"sampling must be a probability in (0, 1], not {self.sampling!r}")
+
+    def init(self, problem: Problem, sizes: Sizes) -> SgdState:
+        return SgdState(zero_models(problem, sizes))
+
+    def step(self, state: SgdState, now: Round) -> tuple[SgdState, Floats]:
+        points = self.points(state, now.consensus)
+        if self.sampling < 1.0:
+            gradient = self._sampled_gradient(points, now)
+        else:
+            gradient = now.answers(points, self.noise_multiplier)
+        return self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
+
+    def points(self, state: SgdState, consensus: Floats) -> Floats:
+        """Where every agent's gradient is wanted: w^{k−1}."""
+        return np.broadcast_to(consensus, state.released.shape)
+
+    def advance(
+        self, state: SgdState, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[SgdState, Floats]:
+        return state, gradient
+
+    def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
+        rows, loss = now.rows, now.problem.loss
+        drawn = rows.drawn(self.sampling, seed=self.seed, round=now.number)
+        # the kernel divides by the rows drawn, which is not public; the mechanism divides by q·m
+        mean = kernels.gradient(drawn, points, loss, now.active)
+        mean = np.asarray(mean * (drawn.n_rows / (self.sampling * rows.n_rows))[:, None, None])
+        if not np.any(self.noise_multiplier):
+            return mean
+        sensitivity = mean_gradient_sensitivity(loss.lipschitz, rows.n_rows) / self.sampling
+        noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
+        return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
+
+    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+        slope = uploads.mean(axis=0) + problem.reg_share * problem.regularizer.gradient(consensus)
+        return np.asarray(consensus - self.learning_rate * slope)
+
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        z = float(self.noise_multiplier[agent])
+        release = Release(z) if self.sampling == 1.0 else SampledRelease(z, self.sampling)
+        return ReleasePlan.constant(release, n_rounds)

@@ -1,0 +1,205 @@
+"""The agent's only door: noisy sums over its rows, each recorded before it leaves, or a refusal.
+
+A question is a statistic of the closed list with public parameters. Any parameters are safe, since what a row
+adds to a sum is clipped; so what is asked, and what is made of the answer, is outside. Which study may ask,
+how much noise it gets and how often it may ask was fixed when it was enrolled. All state is in the ledger:
+after a crash the same enrolment and request give the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import Refusal
+from dpadmm.privacy.plan import gaussian
+from dpadmm.privacy.releases import AnyRelease, Release
+from dpadmm.trusted.discrete_gaussian import Grid, release_sum
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.policy import Policy, Terms
+from dpadmm.trusted.unit import PrivacyUnit
+
+if TYPE_CHECKING:
+    from dpadmm.privacy.statistics import Statistic
+
+MAX_MEMO = 2**27
+
+
+class Study(Protocol):
+    """A study, as far as a guard cares."""
+
+    @property
+    def terms(self) -> Terms: ...
+
+
+class PrivateRows(Protocol):
+    """The rows of the owner in one study's encoding; they may not change while they are held."""
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """Whose rows go together: no person has more than ``unit.rows`` that are not zero."""
+
+    @property
+    def n_rows(self) -> int: ...
+    @property
+    def n_features(self) -> int:
+        """d, the width of the rows."""
+
+    def digest(self) -> str:
+        """SHA-256 of all rows."""
+
+    def total(self, statistic: Statistic, parameters: Floats, bound: float) -> Floats:
+        """The sum over rows of a statistic, what every row adds shortened to a norm of ``bound``."""
+
+
+class Question(NamedTuple):
+    """A release of a study's plan: the noise it gets, the statistic, and the grid of its answers."""
+
+    release: Release
+    statistic: Statistic
+    grid: Grid
+
+    def upload(self, stored: bytes) -> Integers:
+        """The answer in what the ledger keeps of a round."""
+        numbers = np.frombuffer(stored, "<i8", self.grid.size)
+        return numbers.astype(np.int64).reshape(self.statistic.shape)
+
+
+class Enrolled(NamedTuple):
+    """What a study may ask for, since it was enrolled."""
+
+    terms: Terms
+    rows: PrivateRows
+
+    def question(self, round: int) -> Question:
+        """What may be asked in a round."""
+        n_rounds = self.terms.plan.n_rounds
+        if type(round) is int and round > n_rounds:
+            raise Refusal("round-over", f"the study has {n_rounds} rounds, and asks for a later one")
+        release = self.terms.plan.at(round) if type(round) is int and round >= 1 else None
+        if release is None:
+            text = "the request is not what this study may send: a round from 1 on that releases something"
+            raise Refusal("request-malformed", text)
+        return self.question_of(release)
+
+    def question_of(self, release: AnyRelease) -> Question:
+        """What a release of the plan answers, and on which grid."""
+        asked = gaussian(release)
+        statistic = self.terms.statistics[asked.statistic]
+        grid = Grid(statistic.row_norm, math.prod(statistic.shape), self.rows.n_rows)
+        return Question(asked, statistic, grid)
+
+
+class Guard:
+    """``enrol`` a study, then ``answer`` its rounds. ``open_rows`` encodes the owner's table for a study."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, open_rows: Callable[[Any], PrivateRows]) -> None:
+        self._policy, self._ledger, self._open_rows = policy, ledger, open_rows
+        self._studies: dict[str, Enrolled] = {}
+        self._one_at_a_time = threading.RLock()
+
+    def enrol(self, study: Study) -> Enrolled:
+        """Check a study against the policy, pin it to the rows as they are now, and reserve what it costs.
+
+        To enrol it again, after a restart say, is needed and harmless; refused for other numbers or rows.
+        """
+        terms = study.terms
+        self._policy.check(terms)
+        try:
+            rows = self._open_rows(study)
+            enrolled = Enrolled(terms, rows)
+            for release, _ in terms.plan.tally():
+                asked = enrolled.question_of(release)
+                asked.grid.noise_scale(asked.release.noise_multiplier)
+        except Exception as error:  # whoever asked learns no more than that
+            text = (
+                "the rows here do not fit this study, or it asks for noise that cannot be; its owner sees why"
+            )
+            raise Refusal("study-unfit", text) from error
+        if rows.unit != self._policy.unit:
+            raise Refusal("study-unfit", "the rows were not limited to the owner's rows per person")
+        widths = {statistic.n_features for statistic in terms.statistics.values()}
+        if widths != {rows.n_features}:
+            text = f"the rows here have {rows.n_features} features, and not those of the study"
+            raise Refusal("study-unfit", text)
+        self._policy.check(terms, rows.n_rows)
+        with self._one_at_a_time:
+            book = self._ledger.status()
+            known = book.accounts.get(terms.hash)
+            salt = known.about["salt"] if known else os.urandom(16).hex()
+            digest = sha256(f"{salt} {rows.digest()}".encode()).hexdigest()
+            if known and known.about["rows"] != digest:
+                raise Refusal("data-changed", "the rows are not those that this study was enrolled with")
+            if not known:
+                self._policy.check(terms, rows.n_rows, book.promised)
+            pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.unit.rows}
+            about = {**terms.as_json(), **pinned, "salt": salt, "rows": digest}
+            cost = self._policy.cost(terms.plan)
+            self._ledger.reserve(terms.hash, cost, about=about, may_miss_rounds=terms.may_miss_rounds)
+            return self._studies.setdefault(terms.hash, enrolled)
+
+    def answer(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> Integers:
+        """``round(Σ_j f(row_j, parameters) / g) + noise``; to the same request, the same again.
+
+        ``memo`` is kept with the answer, for whoever has to find the way here again; see ``transcript``.
+        """
+        with self._one_at_a_time:
+            enrolled = self._enrolled(study)
+            asked = enrolled.question(round)
+            parameters, digest = _request(study, round, asked.statistic, parameters, memo)
+            stored = self._ledger.replay(study, round, digest=digest)
+            if stored is None:
+                upload = _release(enrolled.rows, asked, parameters)
+                if upload is None:
+                    raise Refusal("release-failed", "the agent could not compute an answer")
+                stored, price = upload + memo, self._policy.price(asked.release)
+                self._ledger.spend(study, round, digest=digest, mu_squared=price, upload=stored)
+            return asked.upload(stored)
+
+    def transcript(self, study: str) -> list[tuple[int, Integers, bytes]]:
+        """Round, answer and memo of all rounds answered, in order."""
+        enrolled, past = self._enrolled(study), []
+        for record, stored in self._ledger.transcript(study):
+            asked = enrolled.question(record.round)
+            past.append((record.round, asked.upload(stored), stored[8 * asked.grid.size :]))
+        return past
+
+    def leave(self, study: str) -> None:
+        """Answer this study no more, and give back what it reserved and did not use, in whatever process."""
+        self._ledger.close_study(study)
+
+    def _enrolled(self, study: str) -> Enrolled:
+        if type(study) is not str or study not in self._studies:
+            raise Refusal("study-unknown", "this study is not enrolled here")
+        return self._studies[study]
+
+
+def _request(
+    study: str, round: int, statistic: Statistic, parameters: Floats, memo: bytes
+) -> tuple[Floats, str]:
+    """A copy of the parameters, and the request's digest; whatever is wrong with it, the same refusal."""
+    shape = statistic.parameter_shape
+    good = type(parameters) is np.ndarray and parameters.dtype == np.float64 and parameters.shape == shape
+    good = good and type(memo) is bytes and len(memo) <= MAX_MEMO
+    if not good or not np.isfinite(parameters).all():
+        wanted = f"a round and finite float64 numbers of shape {shape}"
+        raise Refusal("request-malformed", f"the request is not what this study may send: {wanted}")
+    parameters = np.array(parameters, order="C")
+    head = f"dpadmm-request/2 {study} {round} {statistic.name} {shape} {len(memo)}\n".encode()
+    return parameters, sha256(head + parameters.tobytes() + memo).hexdigest()
+
+
+def _release(rows: PrivateRows, asked: Question, parameters: Floats) -> bytes | None:
+    """The answer; None for whatever went wrong, since what is said of it might depend on rows."""
+    try:
+        total = rows.total(asked.statistic, parameters, asked.grid.row_bound)
+        return release_sum(total, asked.grid, asked.release.noise_multiplier).astype("<i8").tobytes()
+    except Exception:
+        return None

@@ -1,0 +1,258 @@
+"""The owner's durable record of what was given away: a spend is on disk before its upload can leave.
+
+One ledger stands for one data set, across all studies; budgets are ``Σμ²``. In its folder, ``ledger.sqlite``
+has records of four kinds (cap, reserve, spend, close), each with a hash of all before it, and ``mark`` has a
+line per record, appended and fsynced after the record's COMMIT: records that SQLite loses, to a flipped bit
+or an old copy put back, are missed by the mark, and nothing more is answered. The writer has a lock on it.
+
+Records obey the rules of ``Book`` when they are written and again when they are read. A crash can cost
+budget, never privacy: a record without its mark counts. Not detectable: database and mark deleted, or put
+back from an old copy, together; only who noted the fingerprint of ``dpadmm ledger show`` will see that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from dpadmm._base.errors import Refusal
+from dpadmm.trusted.ledger_state import Book, Record
+
+DATABASE, MARK, LINE = "ledger.sqlite", "mark", 78
+SCHEMA = (
+    "CREATE TABLE records (kind TEXT, study TEXT, mu_squared REAL, round INTEGER, digest TEXT, "
+    "seq INTEGER PRIMARY KEY, at TEXT, content TEXT, payload BLOB, chain TEXT)"
+)
+HEX = re.compile("[0-9a-f]{16,128}")
+MAX_UPLOAD = 2**28
+
+
+def read_ledger(folder: Path) -> Book:
+    """All records, each verified, against the mark; works beside a running agent and changes nothing."""
+    if not (folder / DATABASE).exists() and not (folder / MARK).exists():
+        text = f"there is no ledger in {folder}: check the name, or begin one with dpadmm agent begin SITE"
+        raise Refusal("ledger-missing", text)
+    book, expected = Book(), bytearray()
+    try:
+        before = _marked(folder)
+        os.stat(folder / DATABASE)  # what is missing is named
+        with closing(_connect(folder, read_only=True)) as database:
+            if database.execute("SELECT sql FROM sqlite_master").fetchall() != [(SCHEMA,)]:
+                raise ValueError("it was not begun to the end, or by another version")
+            if database.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
+                raise ValueError("SQLite finds damage")
+            for *fields, payload, chain in database.execute("SELECT * FROM records ORDER BY seq"):
+                record = Record(*fields)
+                found = (record.seq, record.content, chain)
+                if found != (book.seq + 1, sha256(payload).hexdigest(), record.chain(book.fingerprint)):
+                    raise ValueError(f"record {book.seq + 1} is not what was written")
+                book.check(record)
+                book.apply(record, payload)
+                expected += book.line()
+        if not expected.startswith(before) or not _marked(folder).startswith(expected[:-LINE]):
+            raise ValueError(f"the mark does not belong to its {book.seq} records: some were lost or changed")
+    except (sqlite3.OperationalError, PermissionError) as error:
+        raise _failed(folder, error) from error
+    except Exception as error:  # whatever it is that cannot be read: no
+        raise _damaged(folder, error) from error
+    return book
+
+
+def _damaged(folder: Path, why: object) -> Refusal:
+    todo = f"nothing is answered; put back a copy of {DATABASE} with all records, but never an older {MARK}"
+    return Refusal("ledger-damaged", f"the ledger in {folder} cannot be trusted ({why}): {todo}")
+
+
+def _failed(folder: Path, why: object) -> Refusal:
+    text = f"the ledger in {folder} cannot be used ({why}); nothing was released; cure that and open it again"
+    return Refusal("ledger-failed", text)
+
+
+def _marked(folder: Path) -> bytes:
+    return (folder / MARK).read_bytes().rstrip(b"\0")  # zeros: a power cut, where a line was to come
+
+
+def _connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    path = (folder / DATABASE).absolute()
+    # Without a -wal file nobody is writing, and reading needs no files beside
+    live = path.with_name(f"{DATABASE}-wal").exists()
+    where = f"{path.as_uri()}?mode={'rwc' if not read_only else 'ro' if live else 'ro&immutable=1'}"
+    return sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False)
+
+
+@contextmanager
+def _trouble(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError as error:
+        text = f"the ledger in {folder} is in use by another process; one agent at a time may hold it"
+        raise Refusal("ledger-locked", text) from error
+    except (sqlite3.Error, OSError) as error:
+        raise _failed(folder, error) from error
+
+
+def _require(*hashes: str, round: int = 1, mu_squared: float = 1.0, upload: bytes = b"") -> None:
+    good = all(isinstance(text, str) and HEX.fullmatch(text) for text in hashes)
+    good = good and type(round) is int and 1 <= round < 2**62
+    good = good and isinstance(mu_squared, int | float) and 0.0 < mu_squared < 1e12
+    if not (good and isinstance(upload, bytes) and len(upload) <= MAX_UPLOAD):
+        raise Refusal("request-malformed", "hash, round, μ² or upload is not of the kind that a ledger keeps")
+
+
+class Ledger(AbstractContextManager["Ledger"]):
+    """``with Ledger.open(folder, cap=...) as ledger``: its only writer, until it is closed.
+
+    After a write that failed it answers nothing more until it is opened again: the files know what happened.
+    """
+
+    _held: ExitStack
+
+    def __init__(self, folder: Path, mark: int, database: sqlite3.Connection, book: Book) -> None:
+        self._folder, self._mark, self._database, self._book = folder, mark, database, book
+        self._pid, self._in_doubt, self._one_at_a_time = os.getpid(), False, threading.RLock()
+
+    @classmethod
+    def open(cls, folder: Path, *, cap: float, create: bool = False) -> Ledger:
+        """Hold and verify the ledger; ``cap`` is the owner's limit of Σμ² over all studies.
+
+        A missing ledger is begun only on ``create``: a disk that is not mounted is no new budget.
+        """
+        _require(mu_squared=cap)
+        with _trouble(folder), ExitStack() as held:
+            made = [each.parent for each in (folder, *folder.parents) if not each.exists()]
+            if create:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (folder / MARK).touch(mode=0o600)
+            elif not (folder / MARK).exists():
+                read_ledger(folder)  # says what is missing
+            mark = os.open(folder / MARK, os.O_RDWR | os.O_APPEND)
+            held.callback(os.close, mark)
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if create and not _marked(folder):
+                (folder / DATABASE).touch(mode=0o600)
+                with closing(_connect(folder)) as database:
+                    database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
+            book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
+            database = held.enter_context(closing(_connect(folder)))
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_checkpoint(TRUNCATE)"):
+                database.execute(f"PRAGMA {pragma}").fetchall()
+            ledger = cls(folder, mark, database, book)
+            marked = len(_marked(folder))
+            os.ftruncate(mark, marked)
+            ledger._extend_mark(book.line()[LINE - (book.seq * LINE - marked) :])
+            if book.cap != cap:
+                ledger._append(Record("cap", "", float(cap)), os.urandom(16))
+            for place in (folder, *made):  # a power cut may lose names of new files and folders until then
+                names = os.open(place, os.O_RDONLY)
+                held.callback(os.close, names)
+                os.fsync(names)
+            ledger._held = held.pop_all()
+        return ledger
+
+    def close(self) -> None:
+        """Let go of the ledger; in a forked process nothing happens, since it is its parent's."""
+        if self._pid == os.getpid():
+            with self._one_at_a_time:
+                self._pid = 0
+                self._held.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reserve(
+        self, study: str, mu_squared: float, *, about: Mapping[str, Any], may_miss_rounds: bool = False
+    ) -> None:
+        """Set Σμ² aside for a study, which may miss rounds or not. Asking for the same again is harmless."""
+        _require(study, mu_squared=mu_squared)
+        description = {"about": dict(about), "may_miss_rounds": bool(may_miss_rounds)}
+        payload = json.dumps(description, sort_keys=True, allow_nan=False).encode()
+        record = Record("reserve", study, float(mu_squared), content=sha256(payload).hexdigest())
+        with self._working():
+            known = self._book.accounts.get(study)
+            if known is None or known.closed or known.reservation._replace(seq=0, at="") != record:
+                self._append(record, payload)
+
+    def replay(self, study: str, round: int, *, digest: str) -> bytes | None:
+        """The stored upload if this very request was answered before; None if it may be answered now."""
+        _require(study, digest, round=round)
+        with self._working():
+            account = self._book.account(study)
+            if round not in account.rounds:
+                account.check_round(round)
+                return None
+            if account.rounds[round].digest != digest:
+                raise Refusal("round-forked", f"round {round} was answered for another request")
+            return self._payload(account.rounds[round])
+
+    def spend(self, study: str, round: int, *, digest: str, mu_squared: float, upload: bytes) -> None:
+        """Record a release; once this has returned it is durable, and the upload may leave."""
+        _require(study, digest, round=round, mu_squared=mu_squared, upload=upload)
+        self._append(Record("spend", study, float(mu_squared), round, digest), upload)
+
+    def close_study(self, study: str) -> None:
+        """Give back what the study reserved and did not spend; it releases nothing more."""
+        with self._working():
+            if not self._book.account(study).closed:
+                self._append(Record("close", study, 0.0))
+
+    def transcript(self, study: str) -> list[tuple[Record, bytes]]:
+        """All releases of a study in order, each with its upload."""
+        with self._working():
+            return [(record, self._payload(record)) for record in self._book.account(study).rounds.values()]
+
+    def status(self) -> Book:
+        """What is spent, reserved and left, and every study's account: to look at, not to change."""
+        with self._working():
+            return self._book
+
+    def verify(self) -> None:
+        """Read everything from disk again and refuse if it is not what this process wrote."""
+        with self._working():
+            if read_ledger(self._folder).fingerprint != self._book.fingerprint:
+                raise _damaged(self._folder, "it was changed by another")
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        if self._pid != os.getpid():
+            raise Refusal("ledger-closed", "the ledger was closed, or is another process's: open it here")
+        with self._one_at_a_time, _trouble(self._folder):
+            if self._in_doubt:
+                raise OSError("an earlier write failed")
+            yield
+
+    def _append(self, record: Record, payload: bytes = b"") -> None:
+        with self._working():
+            at, content = datetime.now(UTC).isoformat(timespec="seconds"), sha256(payload).hexdigest()
+            record = record._replace(seq=self._book.seq + 1, at=at, content=content)
+            self._book.check(record)
+            ours, named = os.fstat(self._mark), os.stat(self._folder / MARK)
+            if not os.path.samestat(ours, named) or ours.st_size != self._book.seq * LINE:
+                raise _damaged(self._folder, "the mark was changed by another")
+            self._in_doubt = True
+            row = (*record, payload, record.chain(self._book.fingerprint))
+            # Outside of BEGIN a statement is a transaction: committed and synced when execute returns
+            self._database.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._book.apply(record, payload)
+            self._extend_mark(self._book.line())
+            self._in_doubt = False
+
+    def _extend_mark(self, text: bytes) -> None:
+        if os.write(self._mark, text) != len(text):
+            raise OSError("the mark was written in part")
+        os.fsync(self._mark)
+
+    def _payload(self, record: Record) -> bytes:
+        found = self._database.execute("SELECT payload FROM records WHERE seq = ?", (record.seq,)).fetchone()
+        if sha256(found[0]).hexdigest() != record.content:
+            raise _damaged(self._folder, f"record {record.seq} is not what was written")
+        return bytes(found[0])

@@ -1,0 +1,143 @@
+"""What a data owner allows, whoever asks: nothing that comes over a wire can loosen it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpadmm._base.errors import Refusal
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.calibration import mu_from_epsilon
+from dpadmm.privacy.plan import ReleasePlan, gaussian
+from dpadmm.privacy.releases import AnyRelease
+from dpadmm.trusted.ledger_state import fits
+from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
+
+if TYPE_CHECKING:
+    from dpadmm.privacy.statistics import Statistic
+
+
+class Terms(NamedTuple):
+    """What a study asks of an agent: the releases of its plan, each a noisy sum over rows of a statistic."""
+
+    hash: str
+    name: str
+    method: str
+    loss: str
+    plan: ReleasePlan
+    statistics: Mapping[str, Statistic]
+    delta: float
+    may_miss_rounds: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """What a ledger keeps of it: to enrol the study again with anything else is refused."""
+        bounds = {
+            name: {"row_norm": each.row_norm, "n_features": each.n_features, "shape": list(each.shape)}
+            for name, each in self.statistics.items()
+        }
+        return {
+            "name": self.name,
+            "method": self.method,
+            "loss": self.loss,
+            "plan": self.plan.as_json(),
+            "statistics": bounds,
+            "delta": self.delta,
+        }
+
+
+class Limit(NamedTuple):
+    """One of the owner's limits: what is asked, what is allowed, what is left of it."""
+
+    name: str
+    code: str
+    asked: str | int | float
+    allowed: tuple[str, ...] | int | float
+    left: float | None
+    holds: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The owner's limits: total (ε, δ) for any one person across all studies, and what may be asked at all.
+
+    A person has at most ``unit.rows`` rows, k; every release is charged for all of them: ``(k/z)²``.
+    """
+
+    epsilon: float
+    delta: float
+    methods: frozenset[str]
+    losses: frozenset[str]
+    max_rounds: int
+    min_rows: int
+    unit: PrivacyUnit = ONE_ROW
+    local_metrics: bool = False
+
+    @cached_property
+    def cap(self) -> float:
+        """Σμ² that (ε, δ) allows."""
+        return mu_from_epsilon(self.epsilon, self.delta) ** 2
+
+    def price(self, release: AnyRelease) -> float:
+        """μ² of one release, for a person with all the rows one may have."""
+        return float((self.unit.rows / gaussian(release).noise_multiplier) ** 2)
+
+    def cost(self, plan: ReleasePlan) -> float:
+        """Σμ² of all releases of a plan: exact, and rounded once."""
+        return float(sum(Fraction(self.price(each)) * n for each, n in plan.tally()))
+
+    def epsilon_of(self, mu_squared: float | Fraction) -> float:
+        """ε at the owner's δ."""
+        return exact_epsilon(math.sqrt(mu_squared), self.delta)
+
+    def evaluate(self, terms: Terms, n_rows: int | None, promised: Fraction | None) -> tuple[Limit, ...]:
+        """Every limit, held or not; that on rows if their number is known, the budget if ``promised`` is.
+
+        ``promised`` is the Σμ² that other studies have spent or may still spend.
+        """
+        limits = [
+            _one_of("method", "policy-method", terms.method, self.methods),
+            _one_of("loss", "policy-loss", terms.loss, self.losses),
+            Limit(
+                "rounds",
+                "policy-rounds",
+                terms.plan.n_rounds,
+                self.max_rounds,
+                None,
+                terms.plan.n_rounds <= self.max_rounds,
+                "the owner does not allow so many rounds "
+                f"(asked {terms.plan.n_rounds}, allowed {self.max_rounds})",
+            ),
+        ]
+        if n_rows is not None:
+            text = f"there are {n_rows}, the owner wants at least {self.min_rows}"
+            sentence = f"too few rows for a study ({text})"
+            holds = n_rows >= self.min_rows
+            limits.append(Limit("rows", "policy-rows", n_rows, self.min_rows, None, holds, sentence))
+        if promised is not None:
+            limits.append(self._budget(self.cost(terms.plan), promised))
+        return tuple(limits)
+
+    def check(self, terms: Terms, n_rows: int | None = None, promised: Fraction | None = None) -> None:
+        """Refuse by the first limit that does not hold."""
+        for limit in self.evaluate(terms, n_rows, promised):
+            if not limit.holds:
+                raise Refusal(limit.code, limit.sentence)
+
+    def _budget(self, cost: float, promised: Fraction) -> Limit:
+        left = float(max(Fraction(0), Fraction(self.cap) - promised))
+        shown = [f"{self.epsilon_of(each):.4f} (Σμ² {each:.4g})" for each in (cost, self.cap, left)]
+        text = "asked {}, allowed {}, left {}".format(*shown)
+        sentence = f"too much for the owner's total ε at δ = {self.delta:g}: {text}"
+        return Limit("budget", "budget-cap", cost, self.cap, left, fits(cost, promised, self.cap), sentence)
+
+
+def _one_of(kind: str, code: str, asked: str, allowed: frozenset[str]) -> Limit:
+    names = tuple(sorted(allowed))
+    text = f"asked {asked}, allowed {', '.join(names) or 'none'}"
+    sentence = f"the owner does not allow this {kind} ({text})"
+    return Limit(kind, code, asked, names, None, asked in allowed, sentence)

@@ -1,0 +1,171 @@
+"""Whom the guarantee protects: one person, with at most k rows of a table.
+
+It goes with the rows from the table to the guard: :func:`dpadmm.trusted.private_rows.protect` applies it as
+the last step of encoding, and a guard refuses rows that were protected for another unit than its policy's.
+
+Why rows are silenced and never dropped: neighbours replace all rows of one person, in place, by rows of
+another person who was not in the table. The number of rows m leaves without noise, so it must be the same for
+both, and a sum over rows may move by no more than what is charged for. Call rows whose ids are the same after
+normalisation a class. A row is *silent*, a row of zeros whose gradient is 0 at every point, if
+
+- it has no id: unknown persons, taken as one person under the cap, would switch each other's rows on;
+- its class has ids that were written differently: they may be one person's or several persons';
+- k rows of its class come before it in the file.
+
+Replace P by Q. Besides their rows only those of two bystanders can change: R's are switched on if P alone
+made R's class ambiguous, but then P's own rows were silent; T's are switched off if Q makes T's class
+ambiguous, but then Q's own rows are silent. So one of {P, R} and one of {Q, T} has rows that count in one
+table only, at most k each: together 2k rows of norm at most c1, which move a sum by at most ``k·2·c1``.
+(For another statistic than the gradient, k times its sensitivity suffices if silencing a row moves the sum by
+at most half of that sensitivity.)
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpadmm._base.arrays import Integers
+from dpadmm._base.errors import DataError
+from dpadmm.privacy.checks import require_whole
+
+NO_ID = frozenset({"", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none"})
+"""What stands where an id is missing, after normalisation."""
+
+_NUMBER = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
+
+
+class Ids(NamedTuple):
+    """Whose every row is: row j has the id ``spellings[codes[j]]``, exactly as written."""
+
+    codes: Integers
+    spellings: Sequence[object]
+
+    @classmethod
+    def of(cls, cells: Iterable[object]) -> Ids:
+        """Ids from one cell per row."""
+        places: dict[str, int] = {}
+        spellings: list[object] = []
+        codes = []
+        for cell in cells:
+            place = places.setdefault(repr(cell), len(spellings))
+            if place == len(spellings):
+                spellings.append(cell)
+            codes.append(place)
+        return cls(np.array(codes), spellings)
+
+
+@dataclass(frozen=True, eq=False)
+class Persons:
+    """Whose rows a table has: for its owner only.
+
+    Attributes
+    ----------
+    silent : (m,) bool
+        Rows that count as zeros.
+    n_persons : int or None
+        Different ids after normalisation; None where the table does not say whose a row is.
+    n_above, n_ambiguous : int
+        Persons with more rows than are used, and ids that were written in different ways.
+    n_without_id : int
+        Rows without an id.
+    """
+
+    silent: NDArray[np.bool_]
+    n_persons: int | None
+    n_above: int
+    n_ambiguous: int
+    n_without_id: int
+
+    @property
+    def n_rows(self) -> int:
+        """m, the number of rows of the file."""
+        return len(self.silent)
+
+    @property
+    def n_used(self) -> int:
+        return int(np.count_nonzero(~self.silent))
+
+
+@dataclass(frozen=True)
+class PrivacyUnit:
+    """A person, with at most ``rows`` rows.
+
+    Parameters
+    ----------
+    rows : int
+        k. Releases are charged for all of them.
+    column : str, optional
+        Names the person of every row. Without it the owner vouches that nobody has more than k rows.
+
+    Examples
+    --------
+    >>> unit = PrivacyUnit(rows=1, column="who")
+    >>> unit.persons(Ids.of(["a", "b", "a", "", "c", "C"]), 6).silent.tolist()
+    [False, False, True, True, True, True]
+    """
+
+    rows: int = 1
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("rows of a person", self.rows, least=1)
+
+    def persons(self, ids: Ids | None, n_rows: int) -> Persons:
+        """Which of the rows are silent, and why; ``ids`` are needed if, and only if, there is a column."""
+        if (self.column is None) != (ids is None):
+            raise DataError(f"ids of rows do not go with a privacy unit of column {self.column!r}")
+        if ids is None:
+            return Persons(np.zeros(n_rows, dtype=bool), None, 0, 0, 0)
+        if len(ids.codes) != n_rows:
+            raise DataError(f"there are {len(ids.codes):,} ids for {n_rows:,} rows")
+        present = np.zeros(len(ids.spellings), dtype=bool)
+        present[ids.codes] = True
+        numbers: dict[str, int] = {}
+        class_of = np.array([numbers.setdefault(person_of(each), len(numbers)) for each in ids.spellings])
+        spelt = np.bincount(class_of[present], minlength=len(numbers))
+        nameless = np.array([name in NO_ID for name in numbers])
+        ambiguous = (spelt > 1) & ~nameless
+        classes = class_of[ids.codes]
+        count = np.bincount(classes, minlength=len(numbers))
+        above = (count > self.rows) & ~nameless & ~ambiguous
+        silent = (nameless | ambiguous)[classes] | (_place_in_class(classes, count) >= self.rows)
+        return Persons(
+            silent,
+            n_persons=int(np.count_nonzero((count > 0) & ~nameless)),
+            n_above=int(np.count_nonzero(above)),
+            n_ambiguous=int(np.count_nonzero(ambiguous)),
+            n_without_id=int(count[nameless].sum()),
+        )
+
+
+ONE_ROW = PrivacyUnit()
+"""Every row is another person's."""
+
+
+def person_of(value: object) -> str:
+    """A name for a person: 7, 7.0, "7", " 7" and "007" are one, since the other mistake would undercharge."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", errors="replace")
+    text = (
+        ""
+        if value is None or value != value
+        else unicodedata.normalize("NFKC", str(value)).casefold().strip()
+    )
+    found = _NUMBER.fullmatch(text)
+    return found[1] * (found[2] != "0") + found[2] if found else text
+
+
+def _place_in_class(classes: Integers, count: Integers) -> Integers:
+    """How many rows of its class come before each row."""
+    order = np.argsort(classes, kind="stable")
+    first = np.cumsum(count) - count
+    place = np.empty_like(order)
+    place[order] = np.arange(len(classes)) - first[classes[order]]
+    return place

@@ -1,0 +1,61 @@
+"""A typing mistake finds its name; another word finds none."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from dpadmm import Settings
+from dpadmm._base.suggestions import near_name
+
+SETTINGS = tuple(each.name for each in fields(Settings))
+COLUMNS = (
+    *("age", "sex", "income", "severity", "smoker", "blood_group", "stage", "diagnosis", "score", "hospital"),
+    *("patient_id", "systolic_bp", "weight", "height"),
+)
+LOSSES = ("hinge", "huber", "logistic", "softmax", "squared", "smoothed_hinge")
+
+
+@pytest.mark.parametrize(
+    ("written", "known", "meant"),
+    [
+        ("epsilonn", SETTINGS, "epsilon"),
+        ("eps", SETTINGS, "epsilon"),
+        ("rounds", SETTINGS, "n_rounds"),
+        ("agents", SETTINGS, "n_agents"),
+        ("noise_multplier", SETTINGS, "noise_multiplier"),
+        ("noise", SETTINGS, "noise_multiplier"),
+        ("learning", SETTINGS, "learning_rate"),
+        ("reg-share", SETTINGS, "reg_share"),
+        ("regulariser", SETTINGS, "regularizer"),
+        ("radius", SETTINGS, "weight_radius"),
+        ("Age", COLUMNS, "age"),
+        ("agee", COLUMNS, "age"),
+        ("sxe", COLUMNS, "sex"),
+        ("incme", COLUMNS, "income"),
+        ("Blood Group", COLUMNS, "blood_group"),
+        ("diagnose", COLUMNS, "diagnosis"),
+        ("hospitl", COLUMNS, "hospital"),
+        ("patient", COLUMNS, "patient_id"),
+        ("hieght", COLUMNS, "height"),
+        ("logstic", LOSSES, "logistic"),
+        ("soft-max", LOSSES, "softmax"),
+    ],
+)
+def test_a_mistake_finds_its_name(written, known, meant):
+    assert near_name(written, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        *((word, SETTINGS) for word in ("seeds_of_noise", "iterations", "batch_size", "momentum", "lr")),
+        *((word, SETTINGS) for word in ("penalty", "alpha", "workers", "patience", "x", "")),
+        *((word, COLUMNS) for word in ("colour", "region", "zip", "temperature", "cost", "gender", "bmi")),
+        *((word, COLUMNS) for word in ("insurance", "outcome", "label", "image", "a", "_", "年齢")),
+        *((word, LOSSES) for word in ("poisson", "mae", "crossentropy", "exponential")),
+    ],
+)
+def test_another_word_finds_none(written, known):
+    assert near_name(written, known) is None

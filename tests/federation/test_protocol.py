@@ -1,0 +1,42 @@
+"""Names on the wire, and who may say what to whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpadmm._base.errors import StudyError
+from dpadmm.federation.protocol import (
+    AGGREGATOR,
+    AGGREGATOR_USER,
+    MissingPackages,
+    check_name,
+    may_publish,
+    may_subscribe,
+    user_of,
+)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "A", "a b", "a.b", "a" * 41, "a\n", "ä"])
+def test_a_name_that_could_be_another_subject_is_refused(name: str) -> None:
+    with pytest.raises(StudyError, match="is not a valid site name: use 1 to 40 lowercase letters"):
+        check_name(name)
+
+
+def test_names_that_are_allowed() -> None:
+    assert [check_name(name) for name in ("a", "7", "a" * 40, "north-2")] == ["a", "7", "a" * 40, "north-2"]
+
+
+def test_no_site_can_be_called_like_the_aggregator() -> None:
+    assert (AGGREGATOR, AGGREGATOR_USER) == ("aggregator", "aggregator@dpadmm")
+    with pytest.raises(StudyError, match="'aggregator' is reserved"):
+        check_name("aggregator")
+
+
+def test_sites_speak_to_the_aggregator_and_it_to_all() -> None:
+    assert (may_publish("north"), may_subscribe("north")) == ("dpadmm.*.up.north", "dpadmm.*.down")
+    assert (may_publish(AGGREGATOR), may_subscribe(AGGREGATOR)) == ("dpadmm.*.down", "dpadmm.*.up.*")
+    assert user_of("north", "0a") == "north.0a@dpadmm"
+
+
+def test_missing_packages_say_what_to_install() -> None:
+    assert str(MissingPackages()) == "federation needs more packages: pip install 'dpadmm[federation]'"

@@ -1,0 +1,388 @@
+"""A site's side: what leaves with a "no", what stays in the owner's log, and whose decisions count."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guards import STUDY, guarded, refusal, rows, tiny
+from guards import study as other_study
+
+from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
+from dpadmm.federation.nats.link import _reason
+from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
+from dpadmm.federation.site.decisions import decide, decisions
+from dpadmm.federation.site.process import make_log
+from dpadmm.federation.site.responder import Responder
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import read_ledger
+
+
+class Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def heard() -> Iterator[Listener]:
+    listener, log = Listener(), logging.getLogger("responder under test")
+    log.addHandler(listener)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    yield listener
+    log.removeHandler(listener)
+
+
+def responder_over(folder: Path, open_rows: object = None, k: int = 1) -> Responder:
+    def open_guard() -> AbstractContextManager[Guard]:
+        return guarded(folder, open_rows)  # type: ignore[arg-type]
+
+    responder = Responder(open_guard, k, logging.getLogger("responder under test"))
+    responder.open()
+    return responder
+
+
+def call(study: str = STUDY.hash) -> bytes:
+    return packed(Message(Kind.CALL, study))
+
+
+def said(data: bytes | None) -> Message:
+    assert data is not None
+    return unpacked(data, study=STUDY.hash, shape=STUDY.shape, from_site=True)
+
+
+def test_reasons_about_rows_reach_neither_the_wire_nor_the_log(tmp_path: Path, heard: Listener) -> None:
+    def bad(study: object) -> object:
+        raise DataError("row 18 has the label 777")
+
+    responder = responder_over(tmp_path, bad)
+    refusal = responder.accept(STUDY)
+    assert isinstance(refusal, Refusal)
+    assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
+    assert "777" not in " ".join(heard.lines)
+    assert "run dpadmm agent review for the reason" in " ".join(heard.lines)
+    responder.close()
+
+
+def test_a_computation_that_fails_is_named_by_its_kind_alone(tmp_path: Path, heard: Listener) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    responder._active[STUDY.hash].agent.step = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+    request = packed(Message(Kind.REQUEST, STUDY.hash, 1, np.zeros(STUDY.shape)))
+    assert said(responder.answer(STUDY.hash, request)).code == "release-failed"
+    assert heard.lines[-1].endswith("could not be answered (ZeroDivisionError)")
+    responder.close()
+
+
+def test_a_study_that_was_left_is_told_so(tmp_path: Path) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    responder.leave(STUDY)
+    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert responder.answer(other_study(n_rounds=3).hash, call()) is None
+    responder.close()
+
+
+def test_who_sends_much_cannot_fill_the_log(tmp_path: Path, heard: Listener) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    before = len(heard.lines)
+    for _ in range(500):
+        refused = said(responder.answer(STUDY.hash, b"garbage"))
+        assert (refused.code, refused.digest) == ("request-malformed", digest_of(b"garbage"))
+    assert len(heard.lines) == before + 1
+    responder.close()
+
+
+class Clock:
+    """Seconds since the machine was started, which pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("dpadmm.federation.site.responder.monotonic", made)
+    return made
+
+
+def request(round: int, value: float = 0.0) -> bytes:
+    return packed(Message(Kind.REQUEST, STUDY.hash, round, np.full(STUDY.shape, value)))
+
+
+def failing(responder: Responder, error: Exception) -> None:
+    """From now on the study's agent fails in this way."""
+
+    def step(*_: object) -> None:
+        raise error
+
+    responder._active[STUDY.hash].agent.step = step  # type: ignore[method-assign,assignment]
+
+
+def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
+    tmp_path: Path, heard: Listener, clock: Clock
+) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    heard.lines.clear()
+    short, told = STUDY.hash[:12], []
+    for at, data in ((0.0, b"garbage"), (59.9, b"garbage"), (60.0, b"garbage"), (61.0, request(3))):
+        clock.now = at
+        responder.answer(STUDY.hash, data)
+        told.append(len(heard.lines))
+    assert told == [1, 1, 2, 3]
+    assert (
+        heard.lines[0]
+        == heard.lines[1]
+        == f"{short}: refused an invalid message: a message cannot have 7 bytes"
+    )
+    assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
+    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    responder.close()
+
+
+def test_a_request_that_is_repeated_gets_the_same_bytes_without_the_agent(tmp_path: Path) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    assert responder.rounds() == {STUDY.hash: 0}
+    first = responder.answer(STUDY.hash, request(1))
+    assert said(first).kind is Kind.UPLOAD
+    assert responder.rounds() == {STUDY.hash: 1}
+    failing(responder, RuntimeError())
+    assert responder.answer(STUDY.hash, request(1)) == first
+    assert said(responder.answer(STUDY.hash, request(1, 0.5))).code == "release-failed"
+    responder.close()
+
+
+def test_the_end_of_a_study_is_noted_and_not_answered(tmp_path: Path, heard: Listener) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    assert heard.lines == [f"{STUDY.hash[:12]}: enrolled, 0 rounds answered"]
+    assert responder.answer(STUDY.hash, packed(Message(Kind.END, STUDY.hash, 9))) is None
+    assert heard.lines[1:] == [f"{STUDY.hash[:12]}: the aggregator ended the study after 9 rounds"]
+    responder.close()
+
+
+@pytest.mark.parametrize("code", ["ledger-failed", "ledger-damaged"])
+def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
+    tmp_path: Path, heard: Listener, clock: Clock, code: str
+) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    responder.answer(STUDY.hash, request(1))
+    clock.now = 10.0
+    failing(responder, Refusal(code, "the disk is full"))
+    assert said(responder.answer(STUDY.hash, request(2))).code == code
+    assert heard.lines[-1] == "the ledger failed and is closed; it will be opened again: the disk is full"
+    clock.now = 11.9
+    with guarded(tmp_path):  # anybody may hold it now
+        assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
+        assert refusal(responder.leave, other_study(n_rounds=3)).code == "ledger-closed"
+    clock.now = 12.0
+    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    assert responder.rounds() == {STUDY.hash: 1}
+    responder.close()
+
+
+@pytest.mark.parametrize("error", [Refusal("ledger-locked", "held by another"), OSError("no such disk")])
+def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
+    heard: Listener, clock: Clock, error: Exception
+) -> None:
+    tried = []
+
+    def open_guard() -> AbstractContextManager[Guard]:
+        tried.append(clock.now)
+        raise error
+
+    responder = Responder(open_guard, 1, logging.getLogger("responder under test"))
+    closed = responder.accept(STUDY)
+    assert closed is not None
+    assert closed.code == "ledger-closed"
+    for clock.now in (0.0, 0.5, 1.9, 2.0, 3.9, 4.0):
+        assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
+    assert tried == [0.0, 2.0, 4.0]
+    assert heard.lines == [f"the ledger cannot be opened: {error}"] * 3
+
+
+def test_who_may_not_take_part_is_told_to_the_owner_with_the_reason(tmp_path: Path, heard: Listener) -> None:
+    responder, refused = responder_over(tmp_path), other_study(n_rounds=5001)
+    reason = responder.accept(refused)
+    assert reason is not None
+    assert reason.code == "policy-rounds"
+    assert heard.lines == [f"{refused.hash[:12]}: enrolment refused (policy-rounds): {reason}"]
+    responder.close()
+
+
+def test_an_agent_that_cannot_be_made_is_named_by_its_error_s_kind_alone(
+    tmp_path: Path, heard: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("row 18 has the label 777")
+
+    monkeypatch.setattr("dpadmm.federation.site.responder.Agent", broken)
+    responder = responder_over(tmp_path)
+    refused = responder.accept(STUDY)
+    assert refused is not None
+    assert refused.code == "study-unfit"
+    assert "777" not in str(refused)
+    assert heard.lines == [f"{STUDY.hash[:12]}: enrolment failed (ValueError)"]
+    responder.close()
+
+
+def reserved(folder: Path) -> bool:
+    account = read_ledger(folder).accounts.get(STUDY.hash)
+    return account is not None and not account.closed
+
+
+def test_a_study_that_is_left_gives_back_what_it_reserved(tmp_path: Path) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    assert reserved(tmp_path)
+    responder.leave(STUDY)
+    assert not reserved(tmp_path)
+    assert responder.rounds() == {}
+    again = responder.accept(STUDY)  # it has ended in the ledger
+    assert again is not None
+    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    responder.close()
+
+
+def test_of_a_study_that_never_took_part_nothing_is_said_when_it_is_declined(tmp_path: Path) -> None:
+    responder = responder_over(tmp_path)
+    responder.leave(STUDY, declined=True)
+    assert responder.answer(STUDY.hash, call()) is None
+    assert responder.accept(STUDY) is None  # the owner's second thought
+    responder.leave(STUDY, declined=True)
+    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    responder.close()
+
+
+def test_a_study_that_never_took_part_and_is_left_is_told_so_until_it_is_accepted(tmp_path: Path) -> None:
+    responder = responder_over(tmp_path)
+    responder.leave(STUDY)
+    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert responder.accept(STUDY) is None
+    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    responder.close()
+
+
+def test_a_reservation_of_an_earlier_process_is_given_back_when_its_study_is_declined(tmp_path: Path) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(STUDY)
+    responder = responder_over(tmp_path)
+    responder.leave(STUDY, declined=True)
+    assert not reserved(tmp_path)
+    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    responder.close()
+
+
+def test_a_study_is_answered_no_more_even_if_its_reservation_cannot_be_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+
+    def leave(*_: object) -> None:
+        raise Refusal("ledger-failed", "the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Guard, "leave", leave)
+        assert refusal(responder.leave, STUDY, declined=True).code == "ledger-failed"
+    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert reserved(tmp_path)
+    responder.leave(STUDY)
+    assert not reserved(tmp_path)
+    responder.close()
+
+
+def test_a_study_can_be_left_as_soon_as_its_ledger_can_be_opened_again(tmp_path: Path, clock: Clock) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    failing(responder, Refusal("ledger-failed", "the disk is full"))
+    responder.answer(STUDY.hash, request(1))
+    clock.now = 1.9
+    assert refusal(responder.leave, STUDY).code == "ledger-closed"
+    clock.now = 2.0
+    responder.leave(STUDY)
+    assert not reserved(tmp_path)
+    assert responder.rounds() == {}
+    responder.close()
+
+
+def test_no_more_rows_of_a_person_are_told_than_there_are(tmp_path: Path) -> None:
+    responder = responder_over(tmp_path, tiny(*rows(n_rows=8)), k=50)
+    responder.accept(STUDY)
+    answer = said(responder.answer(STUDY.hash, call()))
+    assert (answer.n_rows, answer.rows_per_person) == (8, 8)
+    assert answer.digest == digest_of(call())
+    responder.close()
+
+
+def test_the_log_is_for_its_owner_alone_also_when_it_is_begun_anew(tmp_path: Path) -> None:
+    log = make_log(tmp_path, terminal=False)
+    for _ in range(20):
+        log.info("x" * 2**17)
+    files = list(tmp_path.glob("agent.log*"))
+    assert len(files) > 1
+    assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o600 for path in files)
+    for handler in log.handlers:
+        handler.close()
+
+
+def test_decisions_that_others_could_have_made_do_not_count(tmp_path: Path) -> None:
+    decide(tmp_path, STUDY, "accepted")
+    assert [made.kind for made in decisions(tmp_path)] == ["accepted"]
+    for path in (tmp_path / "studies", tmp_path / "studies" / f"{STUDY.hash}.json", tmp_path):
+        before = stat.S_IMODE(os.stat(path).st_mode)
+        path.chmod(before | 0o020)
+        with pytest.raises(StudyError, match="others can change it"):
+            decisions(tmp_path)
+        path.chmod(before)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "studies" / f"{STUDY.hash}.json", 1234, 1234)
+        with pytest.raises(StudyError, match="belongs to another user"):
+            decisions(tmp_path)
+
+
+def test_one_bad_decision_does_not_hide_the_others(tmp_path: Path) -> None:
+    decide(tmp_path, STUDY, "accepted")
+    (tmp_path / "studies" / "a.json").write_text("[" * 100_000)
+    (tmp_path / "studies" / "b.json").write_text(json.dumps({"format": "other"}))
+    told: list[DpadmmError] = []
+    assert [made.study.hash for made in decisions(tmp_path, told.append)] == [STUDY.hash]
+    assert len(told) == 2
+
+
+def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None:
+    """Else a copy from before would accept again what its owner has left since."""
+    decide(tmp_path, STUDY, "accepted")
+    made = tmp_path / "studies" / f"{STUDY.hash}.json"
+    (tmp_path / "studies" / f"{STUDY.hash} copy.json").write_bytes(made.read_bytes())
+    decide(tmp_path, STUDY, "left")
+    told: list[DpadmmError] = []
+    assert [made.kind for made in decisions(tmp_path, told.append)] == ["left"]
+    assert len(told) == 1
+    with pytest.raises(DpadmmError, match="its name is not the hash of its study"):
+        decisions(tmp_path)
+
+
+def test_what_a_broker_says_cannot_write_on_the_terminal() -> None:
+    assert "\x1b" not in _reason(ValueError("\x1b[2J\rgone"))
+    assert len(_reason(ValueError("x" * 10**6))) < 300

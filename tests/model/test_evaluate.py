@@ -1,0 +1,180 @@
+"""How good a model is: every figure as scikit-learn computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from sklearn import metrics
+from sklearn.calibration import calibration_curve
+
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.model.evaluate import auc, evaluate, of_scores
+from dpadmm.model.model import Model
+from dpadmm.reporting.convergence import save_figure
+from dpadmm.reporting.evaluation import evaluation_figure
+
+RNG = np.random.default_rng(0)
+SCHEMA = Schema((Number("x", (-2.0, 2.0)), Number("y", (-2.0, 2.0))))
+TRAINING = {"loss_width": 0.5, "gradient_bound": 2.0, "loss_delta": 0.3}
+
+
+def binary(loss: str = "logistic") -> Model:
+    return Model(
+        np.array([[3.0], [-2.0], [0.1]]), "binary", loss, classes=("no", "yes"), intercept=True,
+        schema=SCHEMA, label=Label("z", classes=("no", "yes")), feature_names=SCHEMA.features,
+        study={"training": TRAINING},
+    )  # fmt: skip
+
+
+def several() -> Model:
+    names = ("a", "b", "c")
+    return Model(
+        RNG.normal(size=(2, 3)) * 3.0, "multiclass", "softmax", classes=names,
+        schema=SCHEMA, label=Label("z", classes=names), feature_names=SCHEMA.features,
+    )  # fmt: skip
+
+
+def number(loss: str = "squared") -> Model:
+    return Model(
+        np.array([[1.0], [-0.3]]), "regression", loss, schema=SCHEMA, label=Label("z", bounds=(0.0, 50.0)),
+        feature_names=SCHEMA.features, study={"training": TRAINING},
+    )  # fmt: skip
+
+
+def test_binary_figures_are_scikit_learns() -> None:
+    model, scores = binary(), RNG.normal(size=(500, 1)).round(1) + 0.03  # with ties
+    truth = (RNG.random(500) < 0.3).astype(float)
+    found, chances = of_scores(model, truth, scores), model.probabilities(scores)
+    assert found.figures["accuracy"] == metrics.accuracy_score(truth, scores[:, 0] > 0.0)
+    assert found.figures["auc"] == pytest.approx(metrics.roc_auc_score(truth, scores[:, 0]), rel=1e-12)
+    assert found.figures["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
+    assert found.figures["most_frequent_class"] == max(truth.mean(), 1.0 - truth.mean())
+    np.testing.assert_array_equal(found.confusion, metrics.confusion_matrix(truth, scores[:, 0] > 0.0))
+    observed, predicted = calibration_curve(truth, chances[:, 1], n_bins=10)
+    np.testing.assert_allclose([each.observed for each in found.bins], observed)
+    np.testing.assert_allclose([each.predicted for each in found.bins], predicted)
+    counts = np.array([each.rows for each in found.bins])
+    assert found.figures["calibration_error"] == pytest.approx(
+        (counts * abs(observed - predicted)).sum() / 500
+    )
+
+
+def test_figures_of_several_classes_are_scikit_learns() -> None:
+    model, scores = several(), RNG.normal(size=(500, 3))
+    truth = RNG.integers(3, size=500).astype(float)
+    found, chances = of_scores(model, truth, scores), model.probabilities(scores)
+    assert found.figures["accuracy"] == metrics.accuracy_score(truth, scores.argmax(axis=1))
+    assert found.figures["auc"] == pytest.approx(
+        metrics.roc_auc_score(truth, chances, multi_class="ovr", average="macro"), rel=1e-12
+    )
+    assert found.figures["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
+    np.testing.assert_array_equal(found.confusion, metrics.confusion_matrix(truth, scores.argmax(axis=1)))
+    assert sum(each.rows for each in found.bins) == 500
+    assert all(each.low <= each.predicted <= each.high for each in found.bins)
+
+
+def test_figures_of_numbers_are_scikit_learns() -> None:
+    model, scores = number(), RNG.normal(size=(300, 1)) / 2.0
+    truth = RNG.uniform(-5.0, 60.0, 300)
+    found, predicted = of_scores(model, truth, scores), 25.0 * scores[:, 0] + 25.0
+    assert found.figures["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, predicted))
+    assert found.figures["mae"] == pytest.approx(metrics.mean_absolute_error(truth, predicted))
+    assert found.figures["r2"] == pytest.approx(metrics.r2_score(truth, predicted))
+    residuals = np.clip(truth, 0.0, 50.0) / 25.0 - 1.0 - scores[:, 0]
+    assert found.figures["loss"] == pytest.approx((residuals**2).mean() / 2.0)
+
+
+def test_a_loss_is_that_of_the_study() -> None:
+    scores, truth = np.array([[0.9], [0.2]]), np.array([1.0, 0.0])
+    hinge = of_scores(binary("hinge"), truth, scores)
+    assert hinge.figures["loss"] == pytest.approx((0.1 + 1.2) / 2.0)
+    assert hinge.figures["calibration_error"] is None
+    assert not hinge.bins
+    assert of_scores(number("huber"), np.array([25.0, 50.0]), scores).figures["loss"] == pytest.approx(
+        (0.3 * (0.9 - 0.15) + 0.3 * (0.8 - 0.15)) / 2.0
+    )
+    unknown = Model(np.ones((2, 1)), "regression", "huber")
+    assert of_scores(unknown, np.zeros(2), scores).figures["loss"] is None
+
+
+def test_what_does_not_exist_is_none() -> None:
+    assert auc(np.array([True, True]), np.array([0.1, 0.2])) is None
+    assert of_scores(binary(), np.ones(3), np.ones((3, 1))).figures["auc"] is None
+    assert of_scores(several(), np.zeros(3), RNG.normal(size=(3, 3))).figures["auc"] is None
+    assert of_scores(number(), np.full(3, 7.0), RNG.normal(size=(3, 1))).figures["r2"] is None
+
+
+# --- tables ------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, labels: list[object], name: str = "z") -> Path:
+    rows = RNG.normal(size=(len(labels), 2))
+    lines = [f"x,y,{name}", *(f"{x},{y},{z}" for (x, y), z in zip(rows, labels, strict=True))]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_table_gives_the_figures_of_its_scores(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", ["yes", "no", "no"] * 30)
+    found = evaluate(binary(), path)
+    truth = np.array([1.0, 0.0, 0.0] * 30)
+    np.testing.assert_array_equal(found.truth, truth)
+    assert (found.n_rows, found.confusion.sum()) == (90, 90)
+    again = of_scores(binary(), truth, found.scores)
+    assert found.figures == again.figures
+    assert found.report.columns["x"].clamped > 0
+    assert np.mean(binary().predict_table(path) == np.where(truth, "yes", "no")) == found.figures["accuracy"]
+    other = evaluate(binary(), write(tmp_path / "u.csv", ["yes", "no"] * 9, "other"), label="other")
+    assert other.n_rows == 18
+
+
+def test_softmax_of_two_classes_counts_them_in_order(tmp_path: Path) -> None:
+    model = Model(
+        np.array([[0.0, 4.0], [0.0, 0.0]]), "multiclass", "softmax", classes=("no", "yes"),
+        schema=SCHEMA, label=Label("z", classes=("no", "yes")), feature_names=SCHEMA.features,
+    )  # fmt: skip
+    (tmp_path / "t.csv").write_text("x,y,z\n1,0,yes\n-1,0,no\n1,0,no\n")
+    assert evaluate(model, tmp_path / "t.csv").confusion.tolist() == [[1, 1], [0, 1]]
+
+
+def test_classes_that_are_numbers(tmp_path: Path) -> None:
+    model = Model(np.ones((2, 1)), "binary", "logistic", classes=(0.0, 1.0), feature_names=("x", "y"))
+    (tmp_path / "t.csv").write_text("x,y,z\n1,0,1\n-1,0,0\n-1,0,1\n")
+    assert evaluate(model, tmp_path / "t.csv", label="z").confusion.tolist() == [[1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "label", "sentence"),
+    [
+        (binary(), ["yes", "maybe"], None, "label 'z' of row 2 is none of the classes no, yes"),
+        (number(), [1.0, ""], None, "label 'z' of row 2 is missing"),
+        (binary(), ["yes", "no"], "x", "column 'x' is a feature of the model"),
+        (binary(), ["yes", "no"], "q", "has no column 'q'"),
+        (Model(np.ones((2, 1)), "binary", "hinge", feature_names=("x", "y")), ["1", "-1"], None, "--label"),
+        (Model(np.ones((2, 1)), "binary", "hinge"), ["1", "-1"], "z", "the names of its columns"),
+    ],
+)
+def test_a_sentence_for_every_mistake(
+    tmp_path: Path, model: Model, labels: list[object], label: str | None, sentence: str
+) -> None:
+    with pytest.raises((DataError, StudyError), match=sentence):
+        evaluate(model, write(tmp_path / "t.csv", labels), label=label)
+
+
+# --- figures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [binary(), binary("hinge"), several(), number()])
+def test_figures_can_be_drawn(tmp_path: Path, model: Model) -> None:
+    truth = RNG.integers(2, size=80).astype(float)
+    found = of_scores(model, truth, RNG.normal(size=(80, model.weights.shape[1])))
+    _, svg = save_figure(evaluation_figure(model, found, "80 rows"), tmp_path / "evaluation")
+    words = "".join(ElementTree.parse(svg).getroot().itertext())
+    assert "80 rows" in words
+    assert ("ROC" in words) == (model.task == "binary")
+    assert ("calibration" in words) == model.has_probabilities
+    assert ("RMSE" in words) == (model.task == "regression")

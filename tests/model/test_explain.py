@@ -1,0 +1,185 @@
+"""Coefficients in the units of the columns: the same scores, to the last digits, as the model's own."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from mixed_tables import COLUMNS, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
+
+from dpadmm.data.encoded import encode_table
+from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
+from dpadmm.model.explain import Coefficient, explain
+from dpadmm.model.loading import load_model
+from dpadmm.model.model import Model, model_of
+from dpadmm.runs.training import run_study
+
+
+def random_model(loss, *, schema=SCHEMA, intercept=True):
+    rng, label = np.random.default_rng(5), LABELS[loss]
+    outputs = len(label.classes) if loss == "softmax" else 1
+    task = {"softmax": "multiclass", "huber": "regression"}.get(loss, "binary")
+    return Model(
+        rng.normal(size=(len(schema.features) + intercept, outputs)),
+        task,
+        loss,
+        classes=label.classes,
+        intercept=intercept,
+        feature_names=schema.features,
+        schema=schema,
+        label=label,
+    )
+
+
+def value_of(column, cell):
+    """(value, name of the value) -> what a cell counts for, in the terms of the module's docstring."""
+    known = cell is not None
+    if isinstance(column, Category):
+        return {cell if cell in column.values else "other": 1.0}
+    if isinstance(column, Number) and column.bins:
+        edges = [column.bounds[0], *column.bins, column.bounds[1]]
+        place = int(np.searchsorted(column.bins, cell, "right")) if known else 0
+        return {f"{edges[place]:g} to {edges[place + 1]:g}" if known else "missing": 1.0}
+    if isinstance(column, Number):
+        low, high = column.bounds
+        if column.transform == "log":
+            return {"": math.log2(cell) if known else 0.5 * (math.log2(low) + math.log2(high))}
+        return {"": cell if known else 0.5 * (low + high), "missing": float(not known)}
+    if isinstance(column, Ordinal):
+        known = cell in column.values
+        middle = 0.5 * (len(column.values) - 1)
+        return {"": column.values.index(cell) if known else middle, "missing": float(not known)}
+    return {"": {"true": 1.0, "false": 0.0}.get(cell, 0.5), "missing": float(not known)}
+
+
+def within_bounds(cells):
+    """Numbers clamped to their bounds, as the scores of other rows are not exact."""
+    for column in COLUMNS:
+        if isinstance(column, Number):
+            low, high = column.bounds
+            cells[column.name] = [None if v is None else min(max(v, low), high) for v in cells[column.name]]
+    return {column.name: cells[column.name] for column in COLUMNS}
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("loss", ["logistic", "hinge", "softmax", "huber"])
+def test_coefficients_times_values_are_the_scores(loss, intercept):
+    model, cells = random_model(loss, intercept=intercept), within_bounds(make_cells(60, seed=8))
+    found = explain(model).as_json()
+    outputs = [each["class"] for each in found["intercept"]]
+    slopes = {(each["column"], each["value"] or "", each["class"]): each["coefficient"]
+              for each in found["coefficients"]}  # fmt: skip
+    sums = np.array([[each["coefficient"] for each in found["intercept"]]] * 60)
+    for column in COLUMNS:
+        for row, cell in enumerate(cells[column.name]):
+            for value, size in value_of(column, cell).items():
+                for h, output in enumerate(outputs):
+                    if size and (value != "missing" or len(column.features) > 1):
+                        sums[row, h] += slopes[column.name, value, output] * size
+    scores = model.decision_function(pa.table(cells))
+    if loss == "softmax":
+        assert outputs == list(GRADES)
+        np.testing.assert_allclose(sums, scores - scores.mean(axis=1, keepdims=True), atol=1e-5)
+    elif loss == "huber":
+        np.testing.assert_allclose(sums[:, 0], model.predict(pa.table(cells)), atol=1e-3)  # 0 … 100
+    else:
+        np.testing.assert_allclose(sums, scores, atol=1e-5)
+
+
+def test_largest_effect_over_the_range_first():
+    found = explain(random_model("logistic"))
+    effects = [abs(each.effect) for each in found.coefficients]
+    assert effects == sorted(effects, reverse=True)
+    assert len(effects) == len(SCHEMA.features)
+    age = {each.value: each for each in found.coefficients if each.column == "age"}
+    assert sum(age[f"{a} to {b}"].coefficient for a, b in ((18, 30), (30, 50), (50, 70), (70, 90))) == (
+        pytest.approx(0.0, abs=1e-12)
+    )
+    income = next(each for each in found.coefficients if each.column == "income")
+    assert income.per == "per doubling"
+    assert income.effect == pytest.approx(income.coefficient * math.log2(1000.0))
+
+
+def test_small_beside_its_noise_error():
+    def may_be_noise(coefficient, error):
+        return Coefficient("a", "", "per unit", "", coefficient, error, 1.0).may_be_noise
+
+    assert may_be_noise(-1.9, 1.0) is True
+    assert may_be_noise(-2.1, 1.0) is False
+    assert may_be_noise(0.1, None) is None
+
+
+def test_a_single_public_value_is_compared_with_all_others():
+    schema = Schema((Category("flag", ("yes",)), Boolean("b")))
+    found = explain(random_model("logistic", schema=schema))
+    yes, other = (next(e for e in found.coefficients if e.value == value) for value in ("yes", "other"))
+    assert yes.coefficient == pytest.approx(-other.coefficient)
+    assert yes.coefficient != 0.0
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (Schema((Number("a", (0, 1)), Boolean("b"))), ""),
+        (Schema((Number("a", (0, 1)), Boolean("b")), row_norm=1.2), "row_norm 1.2"),
+        (Schema((Plain("a"), Plain("b"))), "row_norm 1 "),
+    ],
+)
+def test_rows_that_are_shortened_are_told(schema, said):
+    told = explain(random_model("logistic", schema=schema)).shortened
+    assert said in told
+    assert bool(told) == bool(said)
+
+
+def test_features_without_a_schema():
+    model = Model(np.array([[2.0], [1.0], [0.5]]), "binary", "hinge", intercept=True, clip=True)
+    found = explain(model)
+    assert [(each.name, each.coefficient) for each in found.coefficients] == [
+        ("feature 1", pytest.approx(2.0 * 0.96)),
+        ("feature 2", pytest.approx(0.96)),
+    ]
+    assert found.intercepts[0].coefficient == pytest.approx(0.5 * 0.28)
+    assert "no study" in found.unknown
+    assert "longer than 1" in found.shortened
+    assert found.score == "score of 1 against -1"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder, study = tmp_path_factory.mktemp("trained"), make_study("huber", n_rounds=6)
+    path = write_csv(folder / "t.csv", make_cells(400))
+    table = encode_table(path, study.schema, study.label, by="site", intercept=True)
+    return model_of(run_study(study, table, seed=1)), folder
+
+
+def test_a_model_from_its_file_has_standard_errors(trained):
+    model, folder = trained
+    found = explain(load_model(model.save(folder / "m.dpadmm")))
+    assert not found.unknown
+    assert found == explain(model)
+    assert all(each.standard_error > 0.0 for each in (*found.coefficients, *found.intercepts))
+    assert found.score == "price"
+    # in units of the label: 50 times those of scores −1 … 1
+    n0 = next(each for each in found.coefficients if each.name == "n0")
+    first = model.weights[0, 0] * 0.96 / SCHEMA.scale * (2.0 / 4.0) * 50.0
+    assert n0.coefficient == pytest.approx(first)
+
+
+def test_without_a_history_there_is_no_noise_error(trained):
+    model, _ = trained
+    bare = Model(**{**vars(model), "history": np.empty((0, 0, 0))})
+    found = explain(bare)
+    assert "every round" in found.unknown
+    assert {each.standard_error for each in found.coefficients} == {None}
+    assert found.as_json()["no_standard_error_because"] == found.unknown
+
+
+def test_names_that_look_like_identifiers_are_no_obstacle(tmp_path):
+    schema = Schema((Number("patient_id", (0, 9)), Boolean("b")))
+    study = make_study(schema=schema, n_rounds=3)
+    cells = {"patient_id": [1, 2, 3, 4] * 5, "b": ["true", "false"] * 10, "outcome": ["ill", "well"] * 10}
+    table = encode_table(write_csv(tmp_path / "t.csv", cells), schema, study.label, intercept=True)
+    assert isinstance(study.label, Label)
+    assert not explain(model_of(run_study(study, table, seed=1))).unknown

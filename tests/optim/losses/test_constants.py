@@ -1,0 +1,68 @@
+"""c1 and c3 of every loss are true bounds, and no smaller number would be."""
+
+import numpy as np
+import pytest
+from cases import LOSS_CASES, SMOOTH_LOSS_CASES, grid, labels_for, prove, scores_for, weights_within
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpadmm.optim.losses import slopes
+
+
+def _limit(loss):
+    """How large scores and labels may be. Squared: the largest with which its declared bound never clips."""
+    return loss.lipschitz / 2.0 if loss.name == "squared" else 1e3
+
+
+@pytest.mark.parametrize("loss", LOSS_CASES)
+@prove
+@given(data=st.data())
+def test_no_row_gradient_is_longer_than_lipschitz(loss, data):
+    label = data.draw(labels_for(loss, _limit(loss)))
+    slope = slopes(loss, label, data.draw(scores_for(loss, _limit(loss))))
+    row = data.draw(weights_within(1.0, (3, 1)))
+    row = row / max(1.0, np.linalg.norm(row))
+    assert np.linalg.norm(row @ slope) <= loss.lipschitz * (1.0 + 1e-14)
+
+
+@pytest.mark.parametrize("loss", LOSS_CASES)
+def test_lipschitz_is_attained(loss):
+    labels, scores = grid(loss, [-_limit(loss), _limit(loss)], label_limit=_limit(loss))
+    longest = np.linalg.norm(slopes(loss, labels, scores), axis=1).max()
+    assert 0.99 * loss.lipschitz < longest <= loss.lipschitz * (1.0 + 1e-14)
+
+
+@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
+@prove
+@given(data=st.data())
+def test_slopes_change_no_faster_than_smoothness(loss, data):
+    label = data.draw(labels_for(loss))
+    here = data.draw(scores_for(loss, 1e3))
+    # near and far: a bound on the Hessian shows at short distances, where slopes are not yet saturated
+    there = here + data.draw(st.sampled_from([1e-3, 1.0, 1e3])) * data.draw(scores_for(loss, 1.0))
+    change = np.linalg.norm(slopes(loss, label, here) - slopes(loss, label, there))
+    rounding = 1e-15 * (1.0 + np.abs(here).max() + np.abs(there).max())
+    assert change <= loss.smoothness * (np.linalg.norm(here - there) + rounding) + 1e-15
+
+
+@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
+def test_smoothness_is_attained(loss):
+    labels, scores = grid(loss, [-30.0, 0.0, 0.97])
+    step = 1e-5
+    columns = [
+        (slopes(loss, labels, scores + move) - slopes(loss, labels, scores - move)) / (2.0 * step)
+        for move in step * np.eye(loss.n_outputs)
+    ]
+    steepest = np.linalg.norm(np.stack(columns, axis=2), ord=2, axis=(1, 2)).max()
+    assert 0.95 * loss.smoothness < steepest <= loss.smoothness * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSS_CASES)
+def test_smoothness_is_none_exactly_when_the_slope_jumps(loss):
+    line = np.linspace(-2.0, 2.0, 401)
+    scores = np.zeros((len(line), loss.n_outputs))
+    scores[:, 0] = line
+    move = 1e-9 * np.eye(loss.n_outputs)[0]
+    labels = np.ones(len(line))
+    jump = np.abs(slopes(loss, labels, scores + move) - slopes(loss, labels, scores - move)).max()
+    assert (jump > 0.5) == (loss.smoothness is None)

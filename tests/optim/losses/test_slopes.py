@@ -1,0 +1,65 @@
+"""Every loss is convex and finite, and its slope is the derivative of its value."""
+
+import numpy as np
+import pytest
+from cases import (
+    LOSS_CASES,
+    entries,
+    grid,
+    labels_for,
+    prove,
+    random_labels,
+    random_scores,
+    scores_for,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpadmm.optim.losses import LOSSES, Loss, slopes
+
+losses = pytest.mark.parametrize("loss", LOSS_CASES)
+
+
+def test_the_list_of_cases_is_complete():
+    assert {loss.name for loss in entries(LOSS_CASES)} == set(LOSSES)
+    assert all(isinstance(loss, Loss) for loss in entries(LOSS_CASES))
+
+
+@losses
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+def test_slopes_are_central_differences_of_the_value(loss, scale):
+    rng = np.random.default_rng(1)
+    labels, scores = random_labels(loss, rng, 5000), random_scores(loss, rng, 5000, scale)
+    step = 1e-6 * max(1.0, scale)  # no row of this seed lies that close to the hinge's kink
+    measured = np.empty_like(scores)
+    for h in range(loss.n_outputs):
+        move = step * np.eye(loss.n_outputs)[h]
+        measured[:, h] = (loss.value(labels, scores + move) - loss.value(labels, scores - move)) / (
+            2.0 * step
+        )
+    np.testing.assert_allclose(slopes(loss, labels, scores), measured, rtol=1e-6, atol=1e-5)
+
+
+@losses
+@prove
+@given(data=st.data())
+def test_value_is_convex_and_slope_is_a_subgradient(loss, data):
+    label = data.draw(labels_for(loss))
+    here, there = data.draw(scores_for(loss, 1e3)), data.draw(scores_for(loss, 1e3))
+    middle = loss.value(label, (here + there) / 2.0)[0]
+    value_here, value_there = loss.value(label, here)[0], loss.value(label, there)[0]
+    slope = slopes(loss, label, here)[0]
+    size = np.abs(here).max() + np.abs(there).max()
+    rounding = 1e-14 * (1.0 + value_here + value_there + size * (1.0 + np.linalg.norm(slope)))
+    assert min(value_here, value_there) >= 0.0
+    assert middle <= (value_here + value_there) / 2.0 + rounding
+    assert value_there >= value_here + slope @ (there - here)[0] - rounding
+
+
+@losses
+def test_huge_scores_neither_overflow_nor_give_nan(loss):
+    huge = 1e150 if loss.name == "squared" else 1e300  # the square of 1e300 is no float
+    labels, scores = grid(loss, [-huge, -750.0, 0.0, 750.0, huge])
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        assert np.isfinite(loss.value(labels, scores)).all()
+        assert np.isfinite(slopes(loss, labels, scores)).all()

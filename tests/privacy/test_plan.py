@@ -1,0 +1,182 @@
+"""Release plans: rounds that differ, rounds that release nothing, and noise that states no price."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpadmm._base.errors import StudyError
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.composition import tally_epsilon, tally_paper_epsilon, total_epsilon
+from dpadmm.privacy.plan import ReleasePlan, gaussian, plan_from_json
+from dpadmm.privacy.releases import AnyRelease, PureRelease, Release, SampledRelease, UnpricedRelease
+from dpadmm.privacy.statistics import STATISTICS, make_statistic
+
+RELEASES = st.sampled_from([None, Release(5.0), Release(20.0), Release(20.0, statistic="moments")])
+
+
+@given(st.lists(RELEASES, max_size=30), st.data())
+def test_a_plan_is_the_list_of_its_rounds(releases: list[Release | None], data: st.DataObject) -> None:
+    plan = ReleasePlan.of(releases)
+    assert plan.n_rounds == len(releases)
+    assert plan.n_releases == sum(each is not None for each in releases)
+    assert [plan.at(k) for k in range(1, len(releases) + 1)] == releases
+    taken = data.draw(st.lists(st.integers(1, 40), unique=True))
+    wanted = {each: 0 for each in releases if each is not None}
+    for k in taken:
+        if k <= len(releases) and (each := releases[k - 1]) is not None:
+            wanted[each] += 1
+    assert dict(plan.tally(taken)) == wanted
+    assert plan.mu_squared() == sum(Fraction((1 / each.noise_multiplier) ** 2) for each in releases if each)
+    assert plan_from_json(plan.as_json()) == plan
+    assert sum(run["rounds"] for run in plan.as_json()) == plan.n_rounds
+
+
+@pytest.mark.parametrize("round", [0, -1, 4])
+def test_a_round_that_is_not_planned_is_refused(round: int) -> None:
+    with pytest.raises(StudyError, match=f"has 3 rounds, and no round {round}"):
+        ReleasePlan.constant(Release(5.0), 3).at(round)
+
+
+def test_a_plan_is_stored_by_runs_of_equal_rounds() -> None:
+    plan = ReleasePlan.of([Release(5.0), Release(5.0), None, Release(20.0, statistic="moments")])
+    assert plan.as_json() == [
+        {"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2},
+        {"statistic": None, "noise_multiplier": None, "rounds": 1},
+        {"statistic": "moments", "noise_multiplier": 20.0, "rounds": 1},
+    ]
+    assert plan_from_json(
+        [{"statistic": "gradient", "noise_multiplier": 5, "rounds": 2}]
+    ) == ReleasePlan.constant(Release(5.0), 2)
+    assert ReleasePlan.constant(Release(5.0), 0) == ReleasePlan.of([])
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 1.5])
+def test_a_run_of_no_rounds_is_refused(rounds: float) -> None:
+    with pytest.raises(StudyError, match="rounds of a release must be a whole number of at least 1"):
+        ReleasePlan(((Release(5.0), rounds),))  # type: ignore[arg-type]
+
+
+def test_rounds_that_differ_add_up_exactly() -> None:
+    tally = ReleasePlan.of([Release(2.0), None, Release(4.0), Release(4.0), Release(2.0)]).tally()
+    assert tally_epsilon(tally, 1e-5) == exact_epsilon(math.sqrt(2 / 4 + 2 / 16), 1e-5)
+    assert math.isnan(tally_paper_epsilon(tally, 1e-5))
+    assert tally_epsilon(ReleasePlan.of([None, None]).tally(), 1e-5) == 0.0
+
+
+def test_kinds_that_are_mixed_share_delta() -> None:
+    pure, sampled = PureRelease(0.05), SampledRelease(3.0, 0.1)
+    mixed = ((Release(20.0), 10), (pure, 3), (sampled, 5))
+    parts = exact_epsilon(math.sqrt(10) / 20, 1e-5 / 3)
+    parts += total_epsilon(pure, 3, 1e-5 / 3) + total_epsilon(sampled, 5, 1e-5 / 3)
+    assert parts <= tally_epsilon(mixed, 1e-5) <= parts * (1 + 1e-12)
+    assert tally_epsilon(((pure, 3),), 1e-5) == total_epsilon(pure, 3, 1e-5)
+
+
+def test_a_release_without_a_price_has_no_epsilon() -> None:
+    assert tally_epsilon(((Release(20.0), 5), (UnpricedRelease("Mine"), 1)), 1e-5) == math.inf
+    assert tally_epsilon(((Release(20.0), 5), (UnpricedRelease("Mine"), 0)), 1e-5) < math.inf
+
+
+@pytest.mark.parametrize("other", [Release(0.0), Release(5.0, count=2), PureRelease(1.0)])
+def test_only_single_gaussian_releases_can_be_deployed(other: AnyRelease) -> None:
+    with pytest.raises(StudyError, match="one in a round"):
+        gaussian(other)
+
+
+@pytest.mark.parametrize(
+    ("change"), [{"rounds": True}, {"rounds": 1.0}, {"noise_multiplier": "5"}, {"noise_multiplier": True}]
+)
+def test_a_stored_plan_with_odd_values_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(StudyError, match="must be numbers"):
+        plan_from_json([{"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2} | change])
+
+
+def test_the_list_of_statistics_is_closed() -> None:
+    from dpadmm.optim.losses import Logistic
+    from dpadmm.optim.problem import Problem
+    from dpadmm.optim.regularizers import L2
+
+    problem = Problem(Logistic(), L2(), 0.1)
+    with pytest.raises(StudyError, match="there is no statistic 'rows'; agents can answer for gradient"):
+        make_statistic("rows", problem, 3)
+    for name in STATISTICS:
+        assert make_statistic(name, problem, 3).name == name
+
+
+@dataclass(frozen=True)
+class EverySecond:
+    """DP-ADMM whose agents release in odd rounds only."""
+
+    inner: object
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        release = self.inner.plan(agent, 1).at(1)  # type: ignore[attr-defined]
+        return ReleasePlan.of([release if k % 2 else None for k in range(1, n_rounds + 1)])
+
+
+def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> None:
+    from cohorts import cohort
+
+    from dpadmm.optim.losses import Logistic
+    from dpadmm.optim.problem import Problem
+    from dpadmm.optim.regularizers import L2
+    from dpadmm.runs.simulation import report_of
+    from dpadmm.study.settings import Settings
+    from dpadmm.training.loop import train
+    from dpadmm.training.methods import DpSgd
+    from dpadmm.training.oracles import SimulatedNoise
+
+    problem, rows = Problem(Logistic(), L2(), 0.1), cohort(Logistic())
+    n = rows.n_agents
+    method = EverySecond(DpSgd(0.1, np.full(n, 5.0)))
+    noise = SimulatedNoise(1, n, (rows.n_features, 1))
+    outcome = train(method, problem, rows, n_rounds=9, noise=noise)  # type: ignore[arg-type]
+    settings = Settings(method="dp_sgd", noise_multiplier=5.0, n_rounds=9)
+    report = report_of(method, noise, outcome, settings, ended_by_result=False)  # type: ignore[arg-type]
+    assert report.n_releases.tolist() == [5] * n
+    assert report.epsilon == exact_epsilon(math.sqrt(5) / 5.0, settings.delta)
+
+
+class Correlated:
+    """The same noise in every round: nobody may account for it as independent."""
+
+    kind = "simulated"
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+
+    def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> object:
+        return self._inner.draw(1, stream, shape)  # type: ignore[attr-defined]
+
+    def answer(self, asked: object) -> object:
+        from dpadmm.training.oracles import with_normals
+
+        return with_normals(asked, self, asked.rows.n_rows)  # type: ignore[arg-type, attr-defined]
+
+
+def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
+    from dpadmm.runs.preparation import as_dataset, prepare
+    from dpadmm.runs.simulation import run
+    from dpadmm.study.settings import Settings
+    from dpadmm.training.oracles import SimulatedNoise
+
+    settings = Settings(epsilon=1.0, n_rounds=3, n_agents=4, seed=1)
+    prepared = prepare(as_dataset("synthetic", settings), settings)
+    rows = prepared.rows
+    noise = Correlated(SimulatedNoise(1, rows.n_agents, (rows.n_features, 1)))
+    report = run(prepared, settings, noise=noise).privacy  # type: ignore[arg-type]
+    assert report.epsilon == math.inf
+    assert not report.private
+    assert report.accountant == "none: Correlated states no price"
+    assert report.as_json()["epsilon"] is None
+    assert report.as_json()["guarantee"] == "none: the noise source states no price"

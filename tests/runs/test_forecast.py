@@ -1,0 +1,245 @@
+"""Forecasts: the planned noise on stand-in rows, folds, the correction for few rows, verdicts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import planned
+import pytest
+from questions import gradient_question
+
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.data.encoded import EncodedTable, encode_table
+from dpadmm.data.encoding import Report
+from dpadmm.optim import kernels
+from dpadmm.optim.losses import Logistic
+from dpadmm.optim.problem import make_rows
+from dpadmm.privacy import exact_epsilon
+from dpadmm.runs.planning.costs import costs_of, measured_seconds
+from dpadmm.runs.planning.forecast import Grid, grid_of, n_runs, outlook, way_to_own_rows
+from dpadmm.runs.planning.forecast import _value as value_of
+from dpadmm.runs.planning.scenarios import STRENGTHS, Scenario, public_scenario, synthetic_scenarios
+from dpadmm.runs.planning.trial import LEAST_ROWS, MOST_AGENTS, PlannedNoise, Pool, computed, resampled, run
+from dpadmm.runs.training import run_study
+from dpadmm.study.study import Study, read_study
+from dpadmm.training.metrics import error
+from dpadmm.training.oracles import SimulatedNoise
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(planned.STUDY)
+    return read_study(path)
+
+
+@pytest.fixture
+def pool(study, tmp_path):
+    return pool_of(study, planned.table(tmp_path / "rows.csv", 600))
+
+
+def pool_of(study, path):
+    encoded = encode_table(path, study.schema, study.label, intercept=study.settings.intercept)
+    return Pool(encoded.features, encoded.labels)
+
+
+def test_a_run_with_all_rows_is_the_study_itself(study, pool):
+    sizes, seed = np.array([100, 300, 200]), 7
+    order = resampled(600, 600, np.random.default_rng(seed))
+    table = EncodedTable(
+        pool.features[order], pool.labels[order], np.repeat([0, 1, 2], sizes), ("a", "b", "c"), Report()
+    )
+    expected = run_study(study, table, seed=seed).weights
+    np.testing.assert_allclose(
+        run(study.settings, study.problem, pool, sizes, seed=seed), expected, atol=1e-12
+    )
+
+
+def test_noise_is_that_of_the_planned_rows(pool):
+    rows = make_rows(pool.features[:80], pool.labels[:80], offsets=np.array([0, 40, 80]))
+    normals = SimulatedNoise(3, 2, (rows.n_features, 1))
+    points, z = np.zeros((2, rows.n_features, 1)), np.array([5.0, 6.0])
+    planned = PlannedNoise(normals, np.array([1000, 4000]), scale=0.5)
+    noisy = planned.answer(gradient_question(rows, Logistic(), points, z, round=1))
+    added = noisy - kernels.gradient(rows, points, Logistic())
+    wanted = 0.5 * np.array([5.0 * 2.0 / 1000, 6.0 * 2.0 / 4000])
+    np.testing.assert_allclose(added, wanted[:, None, None] * normals.draw(1), atol=1e-15)
+
+
+def test_many_agents_and_rows_are_forecast_with_few():
+    """After one round from zero the weights are −s·(gradient + noise), so their spread shows the noise."""
+    n, m = 2 * MOST_AGENTS, 1_000_000
+    pool = Pool(np.eye(50), np.ones(50))
+    training = {"noise_multiplier": 100.0, "n_rounds": 1, "schedule": "constant", "rho": 1.0}
+    features, provenance = tuple(f"x{j}" for j in range(50)), {"rho": "assumed"}
+    settings = Study(name="x", features=features, training=training, provenance=provenance).settings
+    problem = settings.problem(2)
+    ends = np.array([run(settings, problem, pool, np.full(n, m), seed=k)[:, 0] for k in range(60)])
+    expected = 100.0 * 2.0 / m / math.sqrt(n) / 2.0  # s = 1/(ρ + 1/η)
+    assert (ends - ends.mean(axis=0)).std() == pytest.approx(expected, rel=0.06)
+
+
+def test_rows_computed_with_are_limited_and_fair(pool):
+    few = computed(np.array([90, 10**6, 2 * 10**6]), pool)
+    assert few[0] == LEAST_ROWS
+    assert few[2] == pytest.approx(2 * few[1], rel=1e-3)
+    assert few.sum() < 40_000
+    assert computed(np.array([5, 600]), pool).tolist() == [5, 600]
+
+
+def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, tmp_path):
+    path = planned.table(tmp_path / "public.csv", 103)
+    pool = pool_of(study, path)
+    scenario = public_scenario(study, path, repeats=5, seed=1)
+    key = lambda each: sorted(map(tuple, np.column_stack([each.features, each.labels]).tolist()))  # noqa: E731
+    tested = Pool(
+        np.concatenate([test.features for _, test in scenario.folds]),
+        np.concatenate([test.labels for _, test in scenario.folds]),
+    )
+    assert key(tested) == key(pool)
+    assert scenario.distinct == 103
+    for train, test in scenario.folds:
+        together = Pool(
+            np.concatenate([train.features, test.features]), np.concatenate([train.labels, test.labels])
+        )
+        assert key(together) == key(pool)
+
+
+def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_path):
+    with pytest.raises(DataError, match="has 12 rows, too few"):
+        public_scenario(study, planned.table(tmp_path / "few.csv", 12), repeats=5, seed=1)
+    plain = Study(name="plain", features=("a", "b"), training={"epsilon": 1.0})
+    with pytest.raises(StudyError, match="needs a study with"):
+        public_scenario(plain, tmp_path / "few.csv", repeats=5, seed=1)
+
+
+def test_made_up_rows_have_the_strengths_they_are_said_to_have(study):
+    scenarios = synthetic_scenarios(study, 8000, repeats=2, seed=1)
+    grid = Grid((1.0,), (1,), (1.0, 1))
+    ceilings = []
+    for scenario in scenarios:
+        train, _ = scenario.folds[0]
+        assert len(train) == 8000
+        assert np.linalg.norm(train.features, axis=1).max() <= 1.0 + 1e-6
+        regions = train.features[:, 1:5].mean(axis=0)
+        np.testing.assert_allclose(regions[:3], regions[:3].mean(), rtol=0.1)
+        assert regions[3] == 0.0
+        ceilings.append(outlook(study, scenario, np.full(10, 800), grid, seed=1).ceiling.mean)
+    np.testing.assert_allclose(ceilings, [0.607, 0.724, 0.874], atol=0.03)
+    assert [each.name.split()[0] for each in scenarios] == list(STRENGTHS)
+
+
+def test_made_up_rows_of_plain_features_and_several_classes():
+    study = Study(
+        name="three",
+        features=("a", "b"),
+        classes=("x", "y", "z"),
+        training={"epsilon": 1.0, "loss": "softmax", "n_rounds": 5},
+    )
+    (train, _), *_ = synthetic_scenarios(study, 3000, repeats=2, seed=0)[2].folds
+    assert np.unique(train.labels).tolist() == [0.0, 1.0, 2.0]
+    weights = run(study.settings, study.problem, train, np.full(3, 1000), seed=0)
+    assert error(study.problem.loss, train.labels, train.features @ weights) < 0.5
+
+
+def fabricated(n_train, n_test):
+    empty = lambda n: Pool(np.zeros((n, 1)), np.ones(n))  # noqa: E731
+    return Scenario("fabricated", ((empty(n_train), empty(n_test)),) * 2, 2 * n_test)
+
+
+def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(study):
+    n = 7 * 10**6  # beside 7 weights
+    scenario, errors = fabricated(n, 20), [(0.3, 0.1), (0.3, 0.1)]
+    assert value_of(study, scenario, errors, np.array([n])).mean == pytest.approx(0.7)
+    assert value_of(study, scenario, errors, np.array([n, n])).mean == pytest.approx(0.75, abs=1e-6)
+    assert value_of(study, scenario, errors, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
+    backwards = [(0.1, 0.3), (0.1, 0.3)]  # by chance: cut off, chance would have a direction
+    assert value_of(study, scenario, backwards, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
+
+
+def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_other_rows(study, tmp_path):
+    assert study.shape == (7, 1)
+    assert way_to_own_rows(study, 7, 10**15) == pytest.approx(0.25)
+    assert way_to_own_rows(study, 70, 10**15) == pytest.approx(0.5 / 1.1)
+    assert way_to_own_rows(study, 70, 140) == pytest.approx(0.25 / 1.1)
+    path = tmp_path / "numbers.toml"
+    path.write_text(planned.REGRESSION)
+    assert way_to_own_rows(read_study(path), 7, 10**15) == pytest.approx(0.5)
+    three = Study(
+        name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"}
+    )
+    assert way_to_own_rows(three, 2, 10**15) == pytest.approx(0.25)
+
+
+def test_spread_is_luck_and_the_number_of_rows(study):
+    value = value_of(study, fabricated(80, 20), [(0.2, 0.2), (0.3, 0.3)], np.array([100]))
+    assert value.luck == pytest.approx(np.std([0.2, 0.3], ddof=1))
+    assert value.sampling == pytest.approx(math.sqrt(0.25 * 0.75 / 40))
+    assert value.spread == pytest.approx(math.hypot(value.luck, value.sampling))
+
+
+def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
+    sizes = np.full(8, 1000)
+    scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 1000, seed=1), repeats=5, seed=1)
+    grid = grid_of(study, 1.0, epsilons=[0.1], rounds=[])
+    forecast = outlook(study, scenario, sizes, grid, seed=1)
+    rows, other = (pool_of(study, planned.table(tmp_path / f"{k}.csv", 8000, seed=k)) for k in (2, 3))
+    for cell in forecast.cells:
+        training = {**study.training, "epsilon": cell.epsilon}
+        again = Study(name="x", schema=study.schema, label=study.label, training=training)
+        table = EncodedTable(rows.features, rows.labels, None, (), Report())
+        reached = []
+        for seed in range(4):
+            weights = run_study(again, table, n_agents=8, seed=seed).weights
+            reached.append(1.0 - error(study.problem.loss, other.labels, other.features @ weights))
+        assert cell.value.mean == pytest.approx(np.mean(reached), abs=0.03)
+    assert forecast.baseline < forecast.at(0.1, 20).mean < forecast.at(1.0, 20).mean
+    assert forecast.at(1.0, 20).mean <= forecast.ceiling.mean + 0.01
+
+
+def test_the_same_seed_gives_the_same_forecast_and_every_run_is_told(study, tmp_path):
+    path = planned.table(tmp_path / "public.csv", 60)
+    grid, sizes, told = Grid((0.5, 1.0), (3, 20), (1.0, 20)), np.full(4, 50), []
+    scenario = public_scenario(study, path, repeats=3, seed=1)
+    first = outlook(study, scenario, sizes, grid, seed=1, finished=lambda: told.append(1))
+    assert len(told) == n_runs([scenario], grid) == 15
+    assert outlook(study, public_scenario(study, path, repeats=3, seed=1), sizes, grid, seed=1) == first
+    assert outlook(study, scenario, sizes, grid, seed=2) != first
+
+
+def test_numbers_are_forecast_in_their_own_units(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(planned.REGRESSION)
+    study, public = read_study(path), planned.table(tmp_path / "public.csv", 500)
+    scenario = public_scenario(study, public, repeats=4, seed=1)
+    forecast = outlook(study, scenario, np.full(5, 1000), grid_of(study, 1.0, epsilons=[], rounds=[]), seed=1)
+    costs = np.concatenate([test.labels for _, test in scenario.folds]) * 100.0 + 100.0
+    assert forecast.baseline == pytest.approx(costs.std(), rel=1e-3)
+    assert forecast.ceiling.mean == pytest.approx(10.0 + 3.0, abs=3.0)  # noise, and missing ages
+    assert forecast.ceiling.mean < forecast.at(1.0, 20).mean < forecast.baseline
+
+
+def test_the_grid_has_the_studys_own_numbers_once(study):
+    grid = grid_of(study, 1.0, epsilons=[2.0, 1.0000001, 0.5], rounds=[50, 20, 5])
+    assert grid == Grid((0.5, 1.0, 2.0), (5, 20, 50), (1.0, 20))
+    assert len(grid.cells) == 9
+
+
+def test_costs_follow_from_public_numbers(study, pool):
+    sizes = np.array([400, 100, 400])
+    costs, z = costs_of(study, sizes), study.noise_multiplier
+    assert costs.epsilon == exact_epsilon(math.sqrt(20) / z, 1e-5)
+    assert costs.epsilon <= 1.0 < costs.epsilon_paper
+    assert [(each.n_rows, each.agents) for each in costs.agents] == [(100, 1), (400, 2)]
+    small = costs.agents[0]
+    assert small.noise_coordinate == pytest.approx(2.0 * z / 100)
+    assert small.noise_length == pytest.approx(
+        2.0 * z / 100 * math.sqrt(7)
+    )  # age, 3 regions and others, smoker, 1
+    each = 2.0 * z / sizes * math.sqrt(7)
+    assert costs.noise_length_mean == pytest.approx(np.linalg.norm(each) / 3)
+    assert costs.bytes_round == 2 * 8 * 7
+    assert costs.bytes_total == 20 * costs.bytes_round
+    assert costs.as_json()["seconds"] is None
+    assert 0.0 < measured_seconds(study, pool, sizes) < 60.0

@@ -1,0 +1,123 @@
+"""Every problem of a study in one go."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from dpadmm._base.errors import StudyError
+from dpadmm.study.check import study_problems
+from dpadmm.study.study import study_from
+
+MANY = """
+format = "dpadmm-study/1"
+name = "x"
+colour = "red"
+[label]
+column = "ill"
+classes = ["no"]
+[columns.age]
+kind = "number"
+bounds = [120, 0]
+[columns.patient_id]
+kind = "boolean"
+[columns.bmi]
+kind = "number"
+[columns.ward]
+kind = "category"
+values = ["a", "a\\nb"]
+[columns.fine]
+kind = "boolean"
+[columns.sex]
+kind = "category"
+values = ["f"]
+value = 3
+[training]
+epsilon = -1.0
+rounds = 5
+loss = "logistik"
+[provenance]
+colour = "public"
+"""
+
+
+def test_every_problem_is_a_sentence_with_its_column() -> None:
+    found = study_problems(tomllib.loads(MANY))
+    wanted = [
+        "unknown setting 'colour'",
+        "column 'ill': values must be a list of 2",
+        "column 'age': bounds must rise",
+        "column 'patient_id' looks like an identifier",
+        "column 'bmi': bounds is missing",
+        "column 'ward': a value must be text on one line",
+        "column 'sex': unknown name 'value'; did you mean 'values'",
+        "training: unknown setting 'rounds'; did you mean 'n_rounds'",
+        "epsilon must be positive",
+        "did you mean 'logistic'",
+        "provenance: unknown setting 'colour'",
+    ]
+    assert len(found) == len(wanted)
+    for sentence, words in zip(found, wanted, strict=True):
+        assert words in sentence
+        assert "\n" not in sentence
+
+
+DRAFTED = """
+format = "dpadmm-study/1"
+name = "x"
+[label]
+column = "ill"
+classes = ["no", "yes"]
+public = false
+[columns.age]
+kind = "number"
+bounds = [0, 120]
+public = false
+[columns.ward]
+kind = "category"
+values = ["a", "b"]
+public = true
+[columns.sex]
+kind = "category"
+values = ["f", "m"]
+public = false
+[training]
+epsilon = 1.0
+"""
+
+
+def test_all_that_waits_to_be_confirmed_is_named_in_one_sentence() -> None:
+    with pytest.raises(StudyError) as refused:
+        study_from(tomllib.loads(DRAFTED))
+    assert "the label 'ill', column 'age', column 'sex'; correct" in str(refused.value)
+    assert study_problems(tomllib.loads(DRAFTED)) == [
+        "the label 'ill': is this public, classes no, yes? Correct it, and say public = true",
+        "column 'age': is this public, bounds 0, 120? Correct it, and say public = true",
+        "column 'sex': is this public, values f, m? Correct it, and say public = true",
+    ]
+    confirmed = tomllib.loads(DRAFTED.replace("public = false", "public = true"))
+    assert study_problems(confirmed) == []
+    bare = tomllib.loads(DRAFTED.replace("public = false", "").replace("public = true", ""))
+    assert study_from(confirmed).hash == study_from(bare).hash
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"columns": 3},
+        {"columns": {"a": 3}, "label": 3, "training": 3, "provenance": 3},
+        {"columns": {}, "features": []},
+        {"columns": [{"name": 3}, 4], "label": {}},
+        {"columns": {"a": {"kind": "number", "name": "b"}}, "label": {"column": "y"}},
+        {"training": {"epsilon": [1]}, "features": "a", "format": "dpadmm-study/1", "name": "x"},
+        tomllib.loads(DRAFTED) | {"row_norm": "x"},
+        {**tomllib.loads(DRAFTED), "columns": {}},
+    ],
+)
+def test_whatever_is_no_study_has_a_problem_and_no_traceback(table: Any) -> None:
+    assert study_problems(table)
+    with pytest.raises(StudyError):
+        study_from(table)

@@ -1,0 +1,75 @@
+"""Values that look ordered are hinted at, as a comment that changes nothing; others are not."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dpadmm.study.drafting import draft_from_table, study_text
+from dpadmm.study.drafting.ordered import grade_hint, in_order
+from dpadmm.study.study import study_from
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        ("low", "medium", "high"),
+        ("Very low", "LOW", "normal", "high", "very-high"),
+        ("none", "mild", "moderate", "severe"),
+        ("never", "rarely", "sometimes", "often", "always"),
+        ("strongly disagree", "disagree", "neutral", "agree", "strongly agree"),
+        ("S", "M", "L", "XL"),
+        ("I", "II", "III", "IV"),
+        ("stage 1", "stage 2", "stage 3", "stage 10"),
+        ("<18", "18-25", "26-64", "65+"),
+        ("1 year", "2 year", "10 year"),
+    ],
+)
+def test_scales(scale):
+    assert in_order(sorted(scale)) == scale
+    assert in_order(reversed(scale)) == scale
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("A", "B", "AB", "0"),
+        ("low", "high"),
+        ("low", "medium", "high", "blue"),
+        ("I10", "E11", "J45"),
+        ("car", "house", "holiday"),
+        ("north", "south", "east"),
+        ("medium", "Medium", "high"),
+        ("1a", "1b", "1c"),
+        (),
+    ],
+)
+def test_no_scales(values):
+    assert in_order(values) is None
+
+
+@pytest.mark.parametrize(("low", "high", "n", "is_grade"), [
+    (1, 5, 5, True), (0, 10, 11, False), (0, 3, 4, True), (1, 5, 4, False), (17, 21, 5, False),
+    (1, 2, 2, False), (0.5, 3.5, 4, False), (1, 10, 10, True),
+])  # fmt: skip
+def test_grades(low, high, n, is_grade):
+    assert bool(grade_hint(low, high, n)) == is_grade
+
+
+def test_a_draft_hints_and_the_hint_can_be_taken(tmp_path: Path):
+    words = ["low", "high", "medium", 'say "hi"']
+    rows = [f"{words[k % 3]},{1 + k % 5},{words[k % 4]},{k % 7 % 2}" for k in range(60)]
+    path = tmp_path / "dummy.csv"
+    path.write_text("severity,stage,note,ill\n" + "\n".join(row.replace('"', '""') for row in rows) + "\n")
+    text = study_text(draft_from_table(path, "ill"), "x")
+    assert 'if they are: kind = "ordinal", values = ["low", "medium", "high"]' in text
+    assert 'not amounts: kind = "ordinal", values = ["1", "2", "3", "4", "5"]' in text
+    assert text.count("ordinal") == 2
+    before = 'kind = "category"\nvalues = ["high", "low", "medium"]'
+    assert before in text
+    taken = text.replace(before, 'kind = "ordinal"\nvalues = ["low", "medium", "high"]')
+    study = study_from(tomllib.loads(taken.replace("public = false", "public = true")))
+    assert study.schema is not None
+    assert study.schema.columns[0].kind == "ordinal"

@@ -1,0 +1,130 @@
+"""The JSON Schema of study files: made from the classes, and never stricter than reading."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import pytest
+
+from dpadmm._base.errors import StudyError
+from dpadmm.data.schema_file import KINDS
+from dpadmm.study.json_schema import study_schema
+from dpadmm.study.settings import Settings
+from dpadmm.study.study import TRAINING, study_from
+
+TEMPLATE = tomllib.loads(
+    files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
+)
+PLAIN = {"format": "dpadmm-study/1", "name": "x", "features": ["a", "b"], "training": {"epsilon": 1.0}}
+CHECK = jsonschema.Draft202012Validator(study_schema())
+
+
+def changed(table: Any, *path: Any, **values: Any) -> Any:
+    """A copy with other values at a path; ... takes one away."""
+    if path:
+        return {**table, path[0]: changed(table[path[0]], *path[1:], **values)}
+    return {name: value for name, value in {**table, **values}.items() if value is not ...}
+
+
+GOOD = {
+    "template": TEMPLATE,
+    "as json": study_from(TEMPLATE).as_json(),
+    "features": PLAIN,
+    "features as json": study_from(PLAIN).as_json(),
+    "true": changed(TEMPLATE, "columns", "age", public=True, allow=False),
+    "whole epsilon": changed(TEMPLATE, "training", epsilon=1),
+    "numbers as classes": changed(TEMPLATE, "label", classes=[0, 1]),
+    "numbers as values": changed(TEMPLATE, "columns", "purpose", values=[1, 2, "3"]),
+    "bins": changed(TEMPLATE, "columns", "age", bins=[30, 50.5]),
+    "no bins": changed(TEMPLATE, "columns", "age", bins=[]),
+    "row norm": changed(TEMPLATE, row_norm=2),
+    "ordinal": changed(TEMPLATE, "columns", purpose={"kind": "ordinal", "values": ["a", "b"]}),
+    "plain": changed(TEMPLATE, "columns", purpose={"kind": "plain"}),
+    "odd names": changed(TEMPLATE, columns={'a"b. ü': {"kind": "boolean"}}),
+    "regression": changed(
+        changed(TEMPLATE, label={"column": "y", "bounds": [0, 1.5]}), "training", loss="huber"
+    ),
+    "softmax": changed(changed(PLAIN, classes=[1.5, "b", 3]), "training", loss="softmax"),
+    "classes of a number": changed(changed(PLAIN, classes=None), "training", loss="squared"),
+    "none": changed(PLAIN, "training", learning_rate=None, method=None),
+    "adjacency": changed(PLAIN, adjacency="replace-one"),
+    "provenance": changed(PLAIN, provenance={"rho": "assumed"}),
+}
+BAD = {
+    "unknown key": changed(TEMPLATE, colums={}),
+    "unknown setting": changed(TEMPLATE, "training", rounds=3),
+    "unknown entry": changed(TEMPLATE, "columns", "age", bound=[0, 1]),
+    "unknown kind": changed(TEMPLATE, "columns", "age", kind="text"),
+    "no bounds": changed(TEMPLATE, "columns", "age", bounds=...),
+    "one bound": changed(TEMPLATE, "columns", "age", bounds=[0]),
+    "bounds of text": changed(TEMPLATE, "columns", "age", bounds=["0", "1"]),
+    "values of a number": changed(TEMPLATE, "columns", "age", values=["a"]),
+    "values that are numbers": changed(TEMPLATE, "columns", "purpose", values=[1.5]),
+    "values twice": changed(TEMPLATE, "columns", "purpose", values=["a", "a"]),
+    "transform": changed(TEMPLATE, "columns", "age", transform="sqrt"),
+    "unconfirmed": changed(TEMPLATE, "columns", "age", public=False),
+    "unconfirmed label": changed(TEMPLATE, "label", public=False),
+    "a question": changed(TEMPLATE, "columns", "age", allow="known before the outcome?"),
+    "no label": changed(TEMPLATE, label=...),
+    "no column of the label": changed(TEMPLATE, "label", column=...),
+    "both": changed(TEMPLATE, features=["a"]),
+    "neither": changed(PLAIN, features=...),
+    "no columns": changed(TEMPLATE, columns={}),
+    "no name": changed(PLAIN, name=...),
+    "no training": changed(PLAIN, training=...),
+    "loss": changed(PLAIN, "training", loss="logistik"),
+    "method": changed(PLAIN, "training", method="admm"),
+    "text for a number": changed(PLAIN, "training", delta="small"),
+    "list for a number": changed(PLAIN, "training", epsilon=[1.0, 2.0]),
+    "true for a number": changed(PLAIN, "training", rho=True),
+    "format": changed(PLAIN, format="dpadmm-study/2"),
+    "origin": changed(PLAIN, provenance={"rho": "tuned"}),
+    "origin of what": changed(PLAIN, provenance={"epsilon": "public"}),
+    "row norm": changed(TEMPLATE, row_norm=0),
+    "absences": changed(PLAIN, absences="no"),
+}
+ONLY_READING = {
+    "inverted bounds": changed(TEMPLATE, "columns", "age", bounds=[1, 0]),
+    "an identifier": changed(TEMPLATE, "columns", patient_id={"kind": "boolean"}),
+    "the label": changed(TEMPLATE, "columns", repaid={"kind": "boolean"}),
+    "a line break": changed(TEMPLATE, "columns", "purpose", values=["a\nb"]),
+    "no budget": changed(PLAIN, training={}),
+}
+
+
+def test_it_is_a_json_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(study_schema())
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_it_accepts_what_reading_accepts(name: str) -> None:
+    study_from(GOOD[name])
+    CHECK.validate(GOOD[name])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_it_refuses_what_reading_refuses(name: str) -> None:
+    assert not CHECK.is_valid(BAD[name])
+    with pytest.raises(StudyError):
+        study_from(BAD[name])
+
+
+@pytest.mark.parametrize("name", ONLY_READING)
+def test_it_is_laxer_where_json_schema_has_no_words(name: str) -> None:
+    CHECK.validate(ONLY_READING[name])
+    with pytest.raises(StudyError):
+        study_from(ONLY_READING[name])
+
+
+def test_defaults_and_words_come_from_the_classes() -> None:
+    training = study_schema()["properties"]["training"]["properties"]
+    default = {each.name: each.default for each in fields(Settings)}
+    assert sorted(training) == sorted(TRAINING)
+    assert all(each.get("default") == default[name] for name, each in training.items())
+    assert training["reg_share"]["description"].startswith("λ/n")
+    kinds = study_schema()["$defs"]["column"]["oneOf"]
+    assert [each["properties"]["kind"]["const"] for each in kinds] == list(KINDS)

@@ -1,0 +1,344 @@
+"""A study: what it says is what its hash names, and every mistake in it is one sentence."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.features import INTERCEPT
+from dpadmm.privacy import exact_epsilon
+from dpadmm.study.settings import Settings
+from dpadmm.study.study import FORMAT, METHODS, TRAINING, Study, read_study, study_from
+from dpadmm.study.values import CONSTANTS, PROVENANCE
+
+BASE = {
+    "format": FORMAT,
+    "name": "flu",
+    "features": ["age", "fever"],
+    "classes": ["no", "yes"],
+    "training": {"epsilon": 1.0, "delta": 1e-6},
+}
+
+TOML = f"""
+format = "{FORMAT}"
+name = "flu"
+features = ["age", "fever"]
+classes = ["no", "yes"]
+[training]
+epsilon = 1.0
+delta = 1e-6
+"""
+
+OTHER = {
+    "method": "dp_sgd",
+    "loss": "hinge",
+    "loss_width": 2.0,
+    "loss_delta": 2.0,
+    "gradient_bound": 1.0,
+    "regularizer": "none",
+    "l1_ratio": 0.25,
+    "reg_share": 0.5,
+    "intercept": True,
+    "epsilon": 0.5,
+    "round_epsilon": 0.5,
+    "noise_multiplier": 3.0,
+    "delta": 1e-3,
+    "calibration": "exact",
+    "n_rounds": 7,
+    "rho": 0.2,
+    "weight_radius": 3.0,
+    "schedule": "constant",
+    "step_size": 0.5,
+    "learning_rate": 0.5,
+    "average": "all",
+}
+"""Another value of every setting that a study fixes."""
+
+ODD = [
+    *(True, 0, -1, 2, 10**9, 10**18, 10**400, -(10**400), -0.0, 1e-320, 1e5, 1e300, 1.7e308),
+    *(math.nan, math.inf, -math.inf, "", "l2", "\x1b[3m", "two\nlines", "\ud800", "a" * 500),
+    *([], [1], [1.0, 2.0], ["a"], ["a", "a"], ["a", "b", "c"], [None], [[1]], [math.nan, 1], [10**400, 1]),
+    *({}, {"a": 1}, datetime.date(2020, 1, 1), b"bytes", 1j, None),
+]
+
+
+def changed(**parts):
+    return study_from({**BASE, **parts})
+
+
+def trained(**training):
+    """With these settings in place of the base's; constants have an origin."""
+    origins = dict.fromkeys(CONSTANTS, "assumed")
+    budget = {} if {"round_epsilon", "noise_multiplier"} & training.keys() else {"epsilon": 1.0}
+    return changed(training={**budget, "delta": 1e-6, **training}, provenance=origins)
+
+
+def test_what_is_agreed_on():
+    study = changed()
+    assert study.shape == (2, 1)
+    assert trained(intercept=True).shape == (3, 1)
+    assert changed(classes=[1, 2, 3], training={**BASE["training"], "loss": "softmax"}).shape == (2, 3)
+    assert study.terms.hash == study.hash
+    assert study.terms.plan.n_rounds == Settings.n_rounds
+    total = exact_epsilon(math.sqrt(study.terms.plan.n_rounds) / study.noise_multiplier, 1e-6)
+    assert 0.999 < total <= 1.0
+
+
+def test_it_goes_round_by_json_and_toml(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(TOML)
+    study = read_study(path)
+    again = study_from(json.loads(json.dumps(study.as_json())))
+    assert again.hash == study.hash == changed().hash
+    assert again.as_json() == study.as_json()
+    assert again.terms == study.terms
+
+
+@given(
+    st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4, unique=True),
+    st.one_of(
+        st.none(), st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=3)), min_size=2, max_size=2)
+    ),
+    st.sampled_from(METHODS),
+    st.floats(1e-3, 50.0),
+    st.floats(1e-12, 1e-2),
+    st.integers(1, 10_000),
+    st.booleans(),
+)
+def test_any_study_goes_round(features, classes, method, epsilon, delta, n_rounds, absences):
+    training = {"method": method, "epsilon": epsilon, "delta": delta, "n_rounds": n_rounds}
+    try:
+        study = changed(features=features, classes=classes, training=training, absences=absences)
+    except StudyError:
+        return
+    again = study_from(json.loads(json.dumps(study.as_json())))
+    assert (again.hash, again.terms) == (study.hash, study.terms)
+    assert type(study.noise_multiplier) is float
+
+
+def test_the_hash_is_the_same_in_every_process_and_order():
+    backwards = {name: BASE[name] for name in reversed(BASE)}
+    backwards["training"] = dict(reversed(BASE["training"].items()))
+    code = f"from dpadmm.study.study import study_from; print(study_from({backwards!r}).hash)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == changed().hash
+    # Whoever changes what is hashed breaks every enrolled study: then FORMAT must change too
+    assert changed().hash == "aed09cab0c0071d69d8a4b3d3b4ea2d23abef8268ebe2937f15bb191dccf2d48"
+
+
+def test_what_means_the_same_has_the_same_hash():
+    default = {
+        name: getattr(Settings(epsilon=1), name) for name in TRAINING if name not in ("epsilon", "delta")
+    }
+    written_out = {name: value for name, value in default.items() if value is not None}
+    same = [
+        changed(training={"epsilon": 1, "delta": 1e-6}),
+        changed(training={"epsilon": np.float64(1.0), "delta": 1e-6}),
+        changed(training={"epsilon": 1.0, "delta": 1e-6, **written_out}),
+        changed(training={"epsilon": 1.0, "delta": 1e-6, "noise_multiplier": None}),
+        Study(name="flu", features=("age", "fever"), classes=["no", "yes"], training=BASE["training"]),
+    ]
+    assert {each.hash for each in same} == {changed().hash}
+    assert changed(classes=[0, 1]).hash == changed(classes=[0.0, 1.0]).hash
+    assert trained(reg_share=-0.0).hash == trained(reg_share=0).hash
+
+
+def test_every_part_changes_the_hash():
+    hashes = {
+        changed().hash,
+        changed(name="flu 2").hash,
+        changed(features=["fever", "age"]).hash,
+        changed(features=["age", "fever", "x"]).hash,
+        changed(classes=["yes", "no"]).hash,
+        changed(absences=True).hash,
+        changed(provenance={"rho": "public"}).hash,
+        changed(provenance={"rho": "assumed"}).hash,
+    }
+    assert len(hashes) == 8
+    assert set(OTHER) == set(TRAINING)
+    base = trained().hash
+    settings = [trained(**{name: value}).hash for name, value in OTHER.items()]
+    assert len({base, *settings}) == 1 + len(TRAINING)
+
+
+def test_a_study_cannot_be_changed_from_outside():
+    training = {"epsilon": 1.0, "delta": 1e-6}
+    study = changed(training=training)
+    before = study.hash, study.terms
+    training["epsilon"] = 100.0
+    study.training["epsilon"] = 100.0
+    assert (study.hash, study.terms) == before == (changed().hash, changed().terms)
+    with pytest.raises(AttributeError):
+        study.name = "other"
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_needs_an_origin(name):
+    training = {**BASE["training"], name: OTHER[name]}
+    with pytest.raises(StudyError, match=rf"where does {name} = .* come from\?"):
+        changed(training=training)
+    for origin in PROVENANCE:
+        changed(training=training, provenance={name: origin})
+    for wrong in ("cross-validation", "", 1, None, ["public"]):
+        with pytest.raises(StudyError, match=f"provenance of {name}"):
+            changed(training=training, provenance={name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"format": "dpadmm-study/2"}, "format must be"),
+        ({"format": None}, "format must be"),
+        ({"name": " "}, "name of one line"),
+        ({"name": 5}, "name must be"),
+        ({"name": "a\nb"}, "name of one line"),
+        ({"features": []}, "at least one"),
+        ({"features": "age"}, "list of the columns"),
+        ({"features": ["age", "age"]}, "twice"),
+        ({"features": ["age", "\x1b[31m"]}, "name of a column"),
+        ({"features": ["age", 1]}, "name of a column"),
+        ({"classes": "ab"}, "classes must be a list"),
+        ({"classes": 5}, "classes must be a list"),
+        ({"classes": ["a"]}, "exactly 2 classes"),
+        ({"classes": ["1", 1]}, "twice"),
+        ({"classes": [datetime.date(2020, 1, 1), "b"]}, "a class must be"),
+        ({"classes": [math.nan, 1]}, "a class must be"),
+        ({"classes": None, "training": {"epsilon": 1.0, "loss": "softmax"}}, "needs its classes"),
+        ({"training": {"epsilon": 1.0, "loss": "squared"}}, "no classes"),
+        ({"training": {}}, "exactly one of epsilon"),
+        ({"training": {"epsilon": 1.0, "noise_multiplier": 2.0}}, "exactly one of epsilon"),
+        ({"training": {"epsilon": [1.0, 2.0]}}, "one value"),
+        ({"training": {"noise_multiplier": 0}}, "no privacy"),
+        ({"training": {"noise_multiplier": 0.01}}, "noise multiplier is 0.01"),
+        ({"training": {"noise_multiplier": 1e12}}, "noise multiplier is"),
+        ({"training": {"epsilon": 1.0, "method": "admm"}}, "takes no epsilon"),
+        ({"training": {"epsilon": 1.0, "method": "admm_pvp"}}, "agents can answer for dp_admm and dp_sgd"),
+        ({"training": {"epsilon": 1.0, "method": "dp-admm"}}, "did you mean 'dp_admm'"),
+        ({"training": {"epsilon": 1.0, "n_agents": 5}}, "unknown setting 'n_agents'"),
+        ({"training": {"epsilon": 1.0, "rounds": 5}}, "did you mean 'n_rounds'"),
+        ({"training": {"epsilon": 1.0, "n_rounds": 10**400}}, "n_rounds"),
+        ({"training": [1]}, "training must be"),
+        ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
+        ({"absences": 1}, "absences must be"),
+        ({"abscences": True}, "did you mean 'absences'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(parts, complaint):
+    with pytest.raises(StudyError, match="a study at hand: ") as caught:
+        study_from({**BASE, **parts}, "a study at hand")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["name", "features", "training"])
+def test_nothing_may_be_missing(name):
+    said = "give either" if name == "features" else f"{name} is missing"
+    with pytest.raises(StudyError, match=said):
+        study_from({key: value for key, value in BASE.items() if key != name})
+
+
+@pytest.mark.parametrize("table", [[], "x", None, 5])
+def test_a_study_is_a_table(table):
+    with pytest.raises(StudyError, match="a table"):
+        study_from(table)
+
+
+@pytest.mark.parametrize(
+    "place", [*(each.name for each in fields(Study)), "format", *TRAINING, "origin", "class"]
+)
+def test_whatever_is_written_there_is_a_study_or_one_sentence(place):
+    for value in ODD:
+        table = {**BASE, "provenance": dict.fromkeys(CONSTANTS, "public")}
+        if place in TRAINING:
+            budget = {} if place in ("round_epsilon", "noise_multiplier") else {"epsilon": 1.0}
+            table["training"] = {**budget, place: value}
+        elif place == "origin":
+            table["provenance"] = {"rho": value}
+        elif place == "class":
+            table["classes"] = [value, "b"]
+        else:
+            table[place] = value
+        study, mistake = _tried(table)
+        if study is None:
+            assert len(mistake.splitlines()) == 1
+        else:
+            assert len(study.hash) == 64
+            assert 0.1 <= study.noise_multiplier <= 1e9
+            json.dumps(study.as_json(), allow_nan=False)
+
+
+def _tried(table):
+    try:
+        return study_from(table), ""
+    except StudyError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("name = ", "a = 1\na = 2", "\x00", "a = " + "1" * 5000, "a = " + "[" * 5000, "n = 0x" + "f" * 9000),
+        *(TOML.replace("1.0", "nan"), TOML.replace("1.0", "1e999"), TOML.replace('"flu"', "2020-01-01"), ""),
+    ],
+)
+def test_a_file_that_is_no_study_is_one_sentence(tmp_path, text):
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    with pytest.raises(StudyError) as caught:
+        read_study(path)
+    assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value)) < 400 + len(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_constant_column_is_a_part_of_what_is_agreed_on() -> None:
+    with_constant = Study(name="s", features=("x",), training={"intercept": True, "noise_multiplier": 9.0})
+    table = with_constant.as_json()
+    assert table["intercept_value"] == INTERCEPT
+    assert study_from(table).hash == with_constant.hash
+    with pytest.raises(StudyError, match="need the same version"):
+        study_from({**table, "intercept_value": 0.5})
+    without = Study(name="s", features=("x",), training={"intercept": False, "noise_multiplier": 9.0})
+    assert "intercept_value" not in without.as_json()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"quorum": 2}, "absences = true"),
+        ({"deadline": 3.0}, "absences = true"),
+        ({"absences": True, "quorum": 0}, "quorum must be"),
+        ({"absences": True, "quorum": True}, "quorum must be"),
+        ({"absences": True, "deadline": 0.0}, "deadline must be"),
+        ({"absences": True, "deadline": float("nan")}, "deadline must be"),
+    ],
+)
+def test_quorum_and_deadline_are_checked(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(StudyError, match=text):
+        Study(name="s", features=("x",), training={"noise_multiplier": 9.0}, **more)
+
+
+def test_quorum_and_deadline_are_in_the_hash_where_they_are_given() -> None:
+    plain = {"name": "s", "features": ("x",), "training": {"noise_multiplier": 9.0}, "absences": True}
+    one, other = Study(**plain), Study(**plain, quorum=2, deadline=5)
+    assert "quorum" not in one.as_json()
+    assert one.hash != other.hash == study_from(other.as_json()).hash
+    assert (one.quorum_of(4), other.quorum_of(4)) == (4, 2)

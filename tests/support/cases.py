@@ -1,0 +1,117 @@
+"""The one list of losses and regularizers that every test module runs over, and random rows for them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from dpadmm._base.arrays import Floats
+from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
+from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer
+
+
+def _case(entry: Any, *numbers: float) -> Any:
+    return pytest.param(entry, id="-".join([entry.name, *map(str, numbers)]))
+
+
+LOSS_CASES = [
+    _case(Logistic()),
+    *(_case(Softmax(n_outputs=p), p) for p in (2, 3, 5)),
+    _case(Hinge()),
+    *(_case(SmoothedHinge(width=width), width) for width in (0.1, 1.0, 3.0)),
+    *(_case(Squared(gradient_bound=bound), bound) for bound in (0.5, 2.0, 10.0)),
+    *(_case(Huber(delta=delta), delta) for delta in (0.2, 1.0, 4.0)),
+]
+
+REGULARIZER_CASES = [
+    _case(NoRegularizer()),
+    _case(L2()),
+    _case(L1()),
+    *(_case(ElasticNet(l1_ratio=ratio), ratio) for ratio in (0.0, 0.3, 0.5, 1.0)),
+]
+
+
+def entries(cases: list[Any]) -> list[Any]:
+    """The losses or regularizers themselves, without pytest's wrapping."""
+    return [case.values[0] for case in cases]
+
+
+def _is_smooth(case: Any) -> bool:
+    return case.values[0].smoothness is not None
+
+
+SMOOTH_LOSS_CASES = [case for case in LOSS_CASES if _is_smooth(case)]
+SMOOTH_REGULARIZER_CASES = [case for case in REGULARIZER_CASES if _is_smooth(case)]
+
+
+def random_labels(loss: Loss, rng: np.random.Generator, n: int) -> Floats:
+    """(n,) labels as the loss wants them: ±1, 0..p−1, or numbers in [−1, 1]."""
+    if loss.task == "binary":
+        return rng.choice([-1.0, 1.0], size=n)
+    if loss.task == "multiclass":
+        return rng.integers(loss.n_outputs, size=n).astype(float)
+    return rng.uniform(-1.0, 1.0, size=n)
+
+
+def random_scores(loss: Loss, rng: np.random.Generator, n: int, scale: float = 1.0) -> Floats:
+    """(n, p) scores, mostly within ±scale."""
+    return scale * rng.standard_normal((n, loss.n_outputs))
+
+
+def random_rows(rng: np.random.Generator, n: int, d: int) -> Floats:
+    """(n, d) rows of L2 norm ≤ 1, many of them on the sphere (to rounding)."""
+    rows = rng.standard_normal((n, d))
+    return rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def grid(loss: Loss, levels: list[float], label_limit: float = 1.0) -> tuple[Floats, Floats]:
+    """Labels and scores: every extreme label with every choice of the p scores among the levels."""
+    p = loss.n_outputs
+    limits = {"binary": (-1.0, 1.0), "regression": (-label_limit, label_limit)}
+    known = limits.get(loss.task, range(p))
+    rows = [(b, *s) for b in known for s in itertools.product(levels, repeat=p)]
+    table = np.array(rows, dtype=float)
+    return table[:, 0], table[:, 1:]
+
+
+prove = settings(deadline=None, max_examples=100, derandomize=True)
+"""Decorator of hypothesis tests: the same examples every time, and no time limit on a busy machine."""
+
+# The strategies are cached, as hypothesis takes far longer to build one than to draw from it.
+
+
+@cache
+def numbers(limit: float) -> st.SearchStrategy[float]:
+    return st.floats(-limit, limit, allow_subnormal=False)
+
+
+@cache
+def labels_for(loss: Loss, limit: float = 1.0) -> st.SearchStrategy[Floats]:
+    """One label, as an array of shape (1,)."""
+    if loss.task == "binary":
+        label = st.sampled_from([-1.0, 1.0])
+    elif loss.task == "multiclass":
+        label = st.integers(0, loss.n_outputs - 1).map(float)
+    else:
+        label = numbers(limit)
+    return label.map(lambda b: np.array([b]))
+
+
+@cache
+def scores_for(loss: Loss, limit: float) -> st.SearchStrategy[Floats]:
+    """The scores of one row, of shape (1, p)."""
+    return weights_within(limit, (1, loss.n_outputs))
+
+
+@cache
+def weights_within(limit: float, shape: tuple[int, ...] = (3, 2)) -> st.SearchStrategy[Floats]:
+    size = math.prod(shape)
+    drawn = st.tuples(*size * [numbers(limit)])
+    return drawn.map(lambda entries: np.reshape(entries, shape))

@@ -1,0 +1,201 @@
+"""A small federation of real processes on loopback, for fault tests; and what must hold after any of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from brokers import free_port
+
+from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.server import begin, journal_of
+from dpadmm.federation.local import AgentProcess, accept, invite, new_site, program
+from dpadmm.federation.nats.broker import Broker
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.replay import Replay, replay
+from dpadmm.site.site import Site
+from dpadmm.study.study import Study
+from dpadmm.trusted.ledger import read_ledger
+
+NAMES = ("a", "b", "c")
+EPSILON = 3.0
+
+
+def small_study(rounds: int = 60, *, name: str = "small", **more: object) -> Study:
+    """Two features; sites may be away unless told otherwise."""
+    choices: dict[str, object] = {"absences": True, "quorum": 2, "deadline": 1.0, **more}
+    return Study(
+        name=name,
+        schema=Schema((Number("age", (0, 100)), Number("bmi", (10, 60)))),
+        label=Label("sick", classes=("no", "yes")),
+        training={"epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"},
+        **choices,  # type: ignore[arg-type]
+    )
+
+
+def write_rows(path: Path, seed: int, n_rows: int = 60) -> None:
+    rng = np.random.default_rng(seed)
+    lines = ["age,bmi,sick"]
+    for _ in range(n_rows):
+        age, bmi = rng.uniform(20, 80), rng.uniform(15, 40)
+        sick = "yes" if rng.random() < 1 / (1 + np.exp((50 - age) / 10)) else "no"
+        lines.append(f"{age:.1f},{bmi:.1f},{sick}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def wait_for(done: Callable[[], object], seconds: float = 60.0) -> None:
+    """Until it is so; a test that waits in vain fails here."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+class Federation:
+    """``with Federation(folder, study) as all``: sites are set up, nothing runs; whatever runs is ended."""
+
+    def __init__(
+        self,
+        folder: Path,
+        study: Study,
+        names: Sequence[str] = NAMES,
+        *,
+        authority: Authority | None = None,
+        url: str | None = None,
+        limit: float = EPSILON,
+    ) -> None:
+        self.folder, self.study, self.names = folder, study, names
+        self.authority = authority or Authority.create(
+            folder / "aggregator", hosts=["localhost"], port=free_port()
+        )
+        self.broker = Broker(self.authority)
+        self.sites: dict[str, Site] = {}
+        for i, name in enumerate(names):
+            (folder / name).mkdir()
+            write_rows(folder / name / "table.csv", i)
+            self.sites[name] = new_site(folder / name, study, table="table.csv", epsilon=limit)
+            invite(self.authority, self.sites[name], name, url=url)
+        self.journal = journal_of(self.authority.folder, study.hash)
+        self.agents: dict[str, AgentProcess] = {}
+        self.aggregator: subprocess.Popen[bytes] | None = None
+        self._all: list[AgentProcess] = []
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self._all:
+            agent.terminate()
+        if self.aggregator is not None:
+            self.aggregator.kill()
+            self.aggregator.wait()
+        for agent in self._all:
+            agent.end()
+        self.broker.stop()
+
+    # What runs
+
+    def accept(self, *names: str) -> None:
+        for name in names or self.names:
+            accept(self.sites[name], self.study)
+
+    def begin(self) -> None:
+        """The broker first, so that nobody waits for it; and the journal."""
+        self.broker.start()
+        begin(self.authority, self.study, list(self.names))
+
+    def start(self, *names: str, **environment: str) -> None:
+        for name in names or self.names:
+            self.agents[name] = AgentProcess(self.sites[name], environment=environment)
+            self._all.append(self.agents[name])
+
+    def all_connected(self, *names: str) -> None:
+        """Every agent said so in its log."""
+        for name in names or self.names:
+            wait_for(lambda name=name: "connected to" in self.log(name) or not self.agents[name].running())  # type: ignore[misc]
+
+    def serve(self, *words: str) -> subprocess.Popen[bytes]:
+        """``dpadmm aggregator resume``: from the journal as it is, or from its beginning."""
+        with (self.folder / "aggregator.txt").open("ab") as out:
+            self.aggregator = subprocess.Popen(
+                [*program(), "aggregator", "resume", "--folder", self.authority.folder, "--no-page", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        return self.aggregator
+
+    def kill_aggregator(self) -> None:
+        assert self.aggregator is not None
+        self.aggregator.kill()
+        self.aggregator.wait()
+
+    def kill_broker(self) -> None:
+        with suppress(OSError, ValueError):
+            os.kill(int((self.authority.folder / "broker.pid").read_text()), signal.SIGKILL)
+
+    def finished(self, seconds: float = 90.0) -> int:
+        """The aggregator's exit code, when it has ended."""
+        assert self.aggregator is not None
+        return self.aggregator.wait(timeout=seconds)
+
+    # What is seen
+
+    @property
+    def said(self) -> str:
+        """What the aggregator printed."""
+        return (self.folder / "aggregator.txt").read_text()
+
+    def log(self, name: str) -> str:
+        path = self.folder / name / "agent.log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def rounds_done(self) -> int:
+        with Journal.open(self.journal, read_only=True) as journal:
+            return journal.rounds_done
+
+    def events(self) -> str:
+        with Journal.open(self.journal, read_only=True) as journal:
+            return "\n".join(event.text for event in journal.events(10_000))
+
+    def after_round(self, k: int) -> None:
+        wait_for(lambda: self.rounds_done >= k)
+
+    # What must hold
+
+    def check(self, *, rounds: int | None = None, equal: bool = True) -> Replay | None:
+        """All agents ended: ledgers whole, nothing overspent, nothing lost, the result as in one process."""
+        for agent in self._all:
+            agent.terminate()
+        for agent in self._all:
+            agent.end()
+        with Journal.open(self.journal, read_only=True) as journal:
+            assert journal.rounds_done == (self.study.settings.n_rounds if rounds is None else rounds)
+            assert len(list(journal.consensus())) == journal.rounds_done
+            for name, site in self.sites.items():
+                book = read_ledger(site.ledger)
+                assert float(book.spent) <= book.cap
+                account = book.accounts.get(self.study.hash)
+                taken = {each.round for _, each in journal.uploads() if each.site == name}
+                if account is None:
+                    assert not taken
+                    continue
+                (release, _), *others = self.study.terms.plan.tally()
+                assert not others
+                assert account.spent == len(account.rounds) * Fraction(site.policy.price(release))
+                assert taken <= set(account.rounds)
+            if not equal:
+                return None
+            found = replay(journal, self.sites)
+        assert found.equal, found
+        return found

@@ -1,0 +1,301 @@
+"""Agents that are killed: at random moments, at every step of an answer, at every write to the ledger.
+
+``python tests/support/guard_runs.py kill_run FOLDER KILLS SEED`` and its like fork in their own process.
+Whatever is killed, ``check`` compares what was said with what an agent says that was never killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from guards import POLICY, TinyRows, consensus, guarded, refusal, study
+from ledgers import Fault, failing
+
+from dpadmm._base.errors import Refusal
+from dpadmm.site import agent as agent_module
+from dpadmm.site.agent import Agent
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted import guard as guard_module
+from dpadmm.trusted import ledger
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import LINE, MARK, read_ledger
+from dpadmm.trusted.ledger_state import Book
+
+STUDY = study(n_rounds=16, noise_multiplier=25.0)
+ROUNDS = STUDY.settings.n_rounds
+Sent = dict[int, bytes]
+send = os.write  # some steps replace it
+
+
+class Recorded:
+    """In place of a guard: the recorded answers once more, each for the request that it was given to."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard, self.enrolled = guard, guard.enrol(STUDY)
+        self.digests = {record.round: record.digest for record, _ in guard._ledger.transcript(STUDY.hash)}
+        self.past = {round: (answer, memo) for round, answer, memo in guard.transcript(STUDY.hash)}
+
+    def enrol(self, study: Any) -> Any:
+        return self.enrolled
+
+    def transcript(self, study: str) -> list[Any]:
+        return []
+
+    def answer(self, study: str, round: int, point: Any, memo: bytes) -> Any:
+        statistic = self.enrolled.question(round).statistic
+        _, digest = guard_module._request(STUDY.hash, round, statistic, point, memo)
+        assert digest == self.digests[round], f"round {round} was asked at another point"
+        assert memo == self.past[round][1]
+        return self.past[round][0]
+
+
+def check(folder: Path, sent: Sent) -> int:
+    """What a fault has left, for a new process: nothing lost, altered or overspent. Its number of rounds."""
+    with guarded(folder) as guard:
+        agent, recorded = Agent(guard, STUDY), Recorded(guard)
+        book = guard._ledger.status()
+        account = book.accounts[STUDY.hash]
+        last = len(account.rounds)
+        assert list(account.rounds) == list(range(1, last + 1))
+        assert account.rounds.keys() >= sent.keys()
+        assert agent.last_round == last <= ROUNDS
+        assert account.spent == last * Fraction(POLICY.price(STUDY.terms.plan.at(1)))
+        assert float(book.promised) <= book.cap == POLICY.cap
+        assert (folder / MARK).stat().st_size == LINE * book.seq
+        assert read_ledger(folder).fingerprint == book.fingerprint
+
+        never_killed = Agent(recorded, STUDY)
+        for round in range(1, last + 1):
+            said = never_killed.step(round, consensus(round)).tobytes()
+            assert sent.get(round, said) == said, f"what round {round} said is not what the ledger has"
+        if last:
+            for one, other in zip(
+                vars(agent._state).values(), vars(never_killed._state).values(), strict=True
+            ):
+                assert np.array_equal(one, other), "the state was not found again"
+            for round in {last, random.randint(1, last)}:
+                assert refusal(agent.step, round, -consensus(round)).code == "round-forked"
+            assert agent.step(last, consensus(last)).tobytes() == said
+        assert refusal(agent.step, ROUNDS + 1, consensus(1)).code == "round-over"
+        if last < ROUNDS - 1:
+            assert refusal(agent.step, last + 2, consensus(1)).code == "round-gap"
+        assert guard._ledger.status().seq == book.seq == len(book.records), "a refused request was charged"
+        return last
+
+
+def _forked(work: Callable[[int], None]) -> tuple[int, int]:
+    """Let a child work, with a pipe to say what it sends; its process and the pipe's other end."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work(writer)
+        except BaseException as error:
+            send(writer, f"{json.dumps(['failed', repr(error)])}\n".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    return pid, reader
+
+
+def _heard(reader: int, sent: Sent, before: bytes = b"") -> int:
+    """Take in what a child has sent before it died; the number of its replies."""
+    with os.fdopen(reader, "rb") as pipe:
+        lines = (before + pipe.read()).split(b"\n")[:-1]  # what follows the last line break was cut short
+    for round, upload in map(json.loads, lines):
+        assert round != "failed", upload
+        known = sent.setdefault(round, bytes.fromhex(upload))
+        assert known == bytes.fromhex(upload), f"round {round} had two replies"
+    return len(lines)
+
+
+def _say(pipe: int, agent: Agent, round: int) -> None:
+    upload = agent.step(round, consensus(round))
+    send(pipe, f"{json.dumps([round, upload.tobytes().hex()])}\n".encode())
+
+
+def _go_on(folder: Path, pipe: int, until: int = ROUNDS) -> None:
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        for round in range(max(1, agent.last_round), until + 1):  # the last request is repeated
+            _say(pipe, agent, round)
+
+
+def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
+    """Kill an agent at random moments, and check after every kill."""
+    rng, sent, last, replies, ledgers = random.Random(seed), {}, ROUNDS, 0, 0
+    for _ in range(n_kills):
+        if last == ROUNDS:
+            folder, sent, ledgers = root / str(ledgers), {}, ledgers + 1
+        pid, reader = _forked(lambda pipe: _go_on(folder, pipe))  # noqa: B023
+        replies_first, heard = rng.choice((0, 1, 2, 4)), b""
+        while heard.count(b"\n") < replies_first and (more := os.read(reader, 2**16)):
+            heard += more
+        time.sleep(rng.uniform(0.0, 0.005 if replies_first else 0.04))  # opening takes longer
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        replies += _heard(reader, sent, heard)
+        last = check(folder, sent)
+    return {"kills": n_kills, "replies": replies, "ledgers": ledgers}
+
+
+STEPS: list[tuple[str, Any, str, bool, bool]] = [
+    ("the agent's check", agent_module.Agent, "_checked", False, False),
+    ("the whole answer", Guard, "answer", False, True),
+    ("validation", guard_module, "_request", False, False),
+    ("looking for a stored answer", ledger.Ledger, "replay", False, False),
+    ("the gradient", TinyRows, "total", False, False),
+    ("the noise", exact_noise, "discrete_gaussian", False, False),
+    ("the sum of both", guard_module, "release_sum", False, False),
+    ("the ledger's rules", Book, "check", False, False),
+    ("the spend", ledger.Ledger, "spend", False, True),
+    ("taking in what was committed", Book, "apply", True, True),
+    ("the mark", ledger.Ledger, "_extend_mark", True, True),
+    ("the mark's write", os, "write", True, True),
+    ("the mark's sync", os, "fsync", True, True),
+    ("reading the answer", guard_module.Question, "upload", True, True),
+    ("the agent's own step", agent_module.Agent, "_advanced", True, True),
+]
+"""A step of an answer, where it is, and whether the spend is on record before and after it."""
+
+
+def kill_steps(root: Path, n_starts: int) -> dict[str, int]:
+    """Die before and after every step of an answer; with nothing said before, with one round, with more."""
+    kills = 0
+    for start in (0, 1, 7)[:n_starts]:
+        for _, owner, name, *on_record in STEPS:
+            for after in (False, True):
+                folder, sent = root / f"{start} {name} {after}", {}
+                _play_to(folder, start, sent)
+                pid, reader = _forked(lambda pipe: _die_at(folder, pipe, owner, name, after))  # noqa: B023
+                _, status = os.waitpid(pid, 0)
+                before = dict(sent)
+                assert _heard(reader, sent) == 0, "it sent before it died"
+                assert os.WIFSIGNALED(status), f"no kill at {name}"
+                assert check(folder, sent) == start + on_record[after], f"{name}, {after}"
+                _play_to(folder, start + 1, sent)
+                assert check(folder, before | sent) == start + 1
+                kills += 1
+    return {"kills": kills}
+
+
+def _play_to(folder: Path, until: int, sent: Sent) -> None:
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        for round in range(max(1, agent.last_round), until + 1):
+            sent[round] = agent.step(round, consensus(round)).tobytes()
+
+
+def _die_at(folder: Path, pipe: int, owner: Any, name: str, after: bool) -> None:
+    real = getattr(owner, name)
+
+    def last_words(*words: Any, **more: Any) -> None:
+        if after:
+            real(*words, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        setattr(owner, name, last_words)
+        _say(pipe, agent, agent.last_round + 1)
+
+
+def kill_writes(root: Path, step: int) -> dict[str, int]:
+    """Die before, in the middle of and after every write, from a new ledger to its third round."""
+    kills = 0
+    for start, kind in enumerate(("kill before", "kill half", "kill after"), 1):
+        at, killed = start, True
+        while killed:
+            folder, sent = root / f"{kind} {at}", {}
+            pid, reader = _forked(lambda pipe: _die_at_write(folder, pipe, kind, at))  # noqa: B023
+            _, status = os.waitpid(pid, 0)
+            _heard(reader, sent)
+            killed = os.WIFSIGNALED(status)
+            check(folder, sent)
+            _play_to(folder, 4, sent)
+            check(folder, sent)
+            kills, at = kills + killed, at + step
+    return {"kills": kills}
+
+
+def _die_at_write(folder: Path, pipe: int, kind: str, at: int) -> None:
+    with failing(Fault(kind, at)):
+        for until in (2, 3):
+            _go_on(folder, pipe, until)
+
+
+def crash(folder: Path) -> None:
+    """An agent that ended without a word after five rounds: SQLite's -wal file holds the newest records."""
+    sent: Sent = {}
+    _play_to(folder, 3, sent)
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        for round in (4, 5):
+            sent[round] = agent.step(round, consensus(round)).tobytes()
+        sys.stdout.write(json.dumps({round: upload.hex() for round, upload in sent.items()}))
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def fork_run(folder: Path) -> dict[str, Any]:
+    """A forked process may not answer for its parent; noise drawn in both is not the same."""
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        agent.step(1, consensus(1))
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            codes: list[str] = []
+            acts = (
+                lambda: agent.step(2, consensus(2)),
+                lambda: agent.step(1, consensus(1)),
+                lambda: guard.transcript(STUDY.hash),
+                lambda: guard.enrol(STUDY),
+                lambda: guard.leave(STUDY.hash),
+                lambda: guarded(folder).__enter__(),
+            )
+            for act in acts:
+                try:
+                    act()
+                    codes.append("done")
+                except Refusal as refused:
+                    codes.append(refused.code)
+            os.write(writer, json.dumps([codes, _noise()]).encode())
+            os._exit(0)
+        os.close(writer)
+        mine = _noise()
+        os.waitpid(pid, 0)
+        with os.fdopen(reader) as answers:
+            codes, theirs = json.loads(answers.read())
+        agent.step(2, consensus(2))
+    return {"codes": codes, "same_noise": mine == theirs, "rounds": check(folder, {})}
+
+
+def _noise() -> list[int]:
+    return exact_noise.discrete_gaussian(10**6, 3).tolist()
+
+
+def hold(folder: Path) -> None:
+    """Answer two rounds, say so, and go on holding the ledger."""
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        for round in (1, 2):
+            agent.step(round, consensus(round))
+        sys.stdout.write("two rounds\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    runs = {run.__name__: run for run in (kill_run, kill_steps, kill_writes, crash, fork_run, hold)}
+    sys.stdout.write(json.dumps(runs[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))))

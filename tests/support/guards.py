@@ -1,0 +1,166 @@
+"""A small study, its owner's policy, some rows and a guard over them: for every test that needs an agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError, Refusal
+from dpadmm.optim.features import clip_rows, with_intercept
+from dpadmm.optim.losses import Logistic, Loss
+from dpadmm.privacy.statistics import Statistic
+from dpadmm.privacy.statistics.gradient import Gradient
+from dpadmm.site.agent import Agent
+from dpadmm.study.study import Study
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
+
+D, M, ROUNDS, Z = 3, 8, 12, 20.0
+POLICY = Policy(
+    epsilon=1.0,
+    delta=1e-5,
+    methods=frozenset({"dp_admm", "dp_sgd"}),
+    losses=frozenset({"logistic", "huber"}),
+    max_rounds=5000,
+    min_rows=2,
+)
+STUDY = Study(
+    name="a small study",
+    features=tuple(f"x{i}" for i in range(D)),
+    classes=(-1, 1),
+    training={"noise_multiplier": Z, "delta": 1e-5, "n_rounds": ROUNDS},
+)
+
+
+def study(**training: Any) -> Study:
+    """The small study with other settings; ``study(n_rounds=3)``."""
+    return replace(STUDY, training={**STUDY.training, **training})
+
+
+def rows(seed: int = 0, n_rows: int = M, d: int = D) -> tuple[Floats, Floats]:
+    """Features of length at most 1, and labels ±1; every prefix of them is the same for any number."""
+    rng = np.random.default_rng([seed, d])
+    drawn = rng.uniform(-1.0, 1.0, (n_rows, d + 1))
+    return drawn[:, :d] / np.sqrt(d), np.where(drawn[:, d] < 0.0, -1.0, 1.0)
+
+
+class TinyRows:
+    """Logistic rows in a few lines of NumPy: no compiler, so that processes are cheap to start and fork."""
+
+    def __init__(self, features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> None:
+        self.unit = unit
+        if features.ndim != 2 or not np.isfinite(features).all():
+            raise DataError("the table is no table")
+        self.features, self.labels = features.copy(), labels.copy()
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.labels)
+
+    @property
+    def n_features(self) -> int:
+        return self.features.shape[1]
+
+    def digest(self) -> str:
+        return sha256(self.features.tobytes() + self.labels.tobytes()).hexdigest()
+
+    def total(self, statistic: Statistic, point: Floats, bound: float) -> Floats:
+        assert statistic.name == "gradient"
+        with np.errstate(all="ignore"):
+            scores = np.nan_to_num(self.features @ point[:, 0])
+            slopes = -self.labels / (1.0 + np.exp(np.minimum(self.labels * scores, 700.0)))
+            norms = np.linalg.norm(self.features, axis=1)
+            slopes *= np.minimum(1.0, bound / np.maximum(np.abs(slopes) * norms, 1e-300))
+        return (self.features.T @ slopes)[:, None]
+
+
+def tiny(features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> Callable[[Study], TinyRows]:
+    """``open_rows`` of a guard: the same rows for every study."""
+    return lambda study: TinyRows(features, labels, unit)
+
+
+def own(features: Floats, labels: Floats) -> Callable[[Study], OwnRows]:
+    """The same with the real kernel, in the loss of the study."""
+
+    def opened(study: Study) -> OwnRows:
+        matrix = with_intercept(clip_rows(features)) if study.settings.intercept else features
+        return private(matrix, labels)
+
+    return opened
+
+
+def private(features: Any, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> OwnRows:
+    """Rows as a guard holds them, each of another person."""
+    return OwnRows(protect(features, labels, unit))
+
+
+def gradient_total(rows: OwnRows, point: Floats, bound: float, loss: Loss | None = None) -> Floats:
+    """The sum of the gradients of rows, each clipped to ``bound``."""
+    return rows.total(Gradient(loss or Logistic(), rows.n_features), point, bound)
+
+
+OpenRows = Callable[[Any], Any]
+
+
+@contextmanager
+def guarded(
+    folder: Path, open_rows: OpenRows | None = None, policy: Policy = POLICY, *, cap: float | None = None
+) -> Iterator[Guard]:
+    """A guard on the ledger in a folder, begun if need be; closed at the end."""
+    with Ledger.open(folder, cap=policy.cap if cap is None else cap, create=True) as ledger:
+        yield Guard(policy, ledger, open_rows or tiny(*rows(), policy.unit))
+
+
+def consensus(round: int, shape: tuple[int, int] = (D, 1)) -> Floats:
+    """What the coordinator says in a round."""
+    return np.random.default_rng([7, round]).uniform(-1.0, 1.0, shape)
+
+
+def play(agent: Agent, until: int) -> dict[int, bytes]:
+    """Let an agent go on to a round, and return the bytes of what it said."""
+    rounds = range(agent.last_round + 1, until + 1)
+    return {round: agent.step(round, consensus(round)).tobytes() for round in rounds}
+
+
+def refusal(act: Callable[..., Any], *words: Any, **more: Any) -> Refusal:
+    """The refusal that must come."""
+    with pytest.raises(Refusal) as refused:
+        act(*words, **more)
+    return refused.value
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory where that can be: kills and faults need no disk, whose syncs take their time."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
+
+
+def process(*words: object) -> Any:
+    """Start ``guard_runs.py``, which forks and kills, as a process of its own, and return what it found."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("guard_runs.py"), *map(str, words)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # threads make forks slow
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,110 @@
+"""Tables of 20 columns of mixed kinds with missing cells, and studies of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpadmm.data.schema import Boolean, Category, Column, Label, Number, Ordinal, Schema
+from dpadmm.study.study import Study
+
+GRADES = ("low", "middle", "high")
+REGIONS = ("north", "east", "south", "west")
+CLASSES = ("well", "ill")
+
+COLUMNS: tuple[Column, ...] = (
+    *(Number(f"n{j}", (-2.0, 2.0)) for j in range(6)),
+    *(Number(f"i{j}", (-2.0, 2.0), missing="indicator") for j in range(2)),
+    Number("income", (100.0, 100_000.0), transform="log"),
+    Number("age", (18.0, 90.0), bins=(30.0, 50.0, 70.0)),
+    *(Category(f"region{j}", REGIONS) for j in range(3)),
+    *(Ordinal(f"grade{j}", GRADES) for j in range(2)),
+    Ordinal("grade2", GRADES, missing="indicator"),
+    *(Boolean(f"flag{j}") for j in range(3)),
+    Boolean("flag3", missing="indicator"),
+)
+SCHEMA = Schema(COLUMNS)
+assert len(COLUMNS) == 20
+
+
+def make_cells(n: int, *, seed: int = 0, missing: float = 0.05) -> dict[str, list[Any]]:
+    """Columns of plain values, None where a cell is missing, with a few beyond bounds or unknown.
+
+    Beside the features: the label, one of three classes, a number, the owner, and a name for every row.
+    """
+    rng = np.random.default_rng(seed)
+    cells: dict[str, list[Any]] = {}
+    signal = np.zeros(n)
+    for column in COLUMNS:
+        if isinstance(column, Number):
+            z = rng.normal(size=n)
+            low, high = column.bounds
+            values = (
+                np.exp(8.0 + z) if column.transform == "log" else 0.5 * (low + high) + z * (high - low) / 4.0
+            )
+            signal += 0.5 * z
+            cells[column.name] = values.round(6).tolist()
+        elif isinstance(column, Boolean):
+            truth = rng.random(n) < 0.5
+            signal += truth - 0.5
+            cells[column.name] = np.where(truth, "true", "false").tolist()
+        else:
+            known = column.values  # type: ignore[union-attr]
+            codes = rng.integers(len(known) + (rng.random(n) < 0.01))
+            signal += 0.5 * (codes - (len(known) - 1) / 2.0)
+            cells[column.name] = [(*known, "elsewhere")[code] for code in codes]
+    for values in cells.values():
+        for row in np.flatnonzero(rng.random(n) < missing):
+            values[row] = None
+    noisy = signal + rng.logistic(size=n) * 0.5
+    cells["outcome"] = [CLASSES[int(value > 0.0)] for value in noisy]
+    cells["level"] = [GRADES[int(value > -1.0) + int(value > 1.0)] for value in noisy]
+    cells["price"] = (50.0 + 10.0 * noisy).round(3).tolist()
+    cells["site"] = [("a", "b", "c")[row % 3] for row in range(n)]
+    cells["row name"] = [f"r{row:05d}" for row in range(n)]
+    return cells
+
+
+def write_csv(path: Path, cells: dict[str, list[Any]]) -> Path:
+    """A CSV file; missing cells are empty."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(cells)
+        writer.writerows(zip(*cells.values(), strict=True))
+    return path
+
+
+LABELS = {
+    "logistic": Label("outcome", classes=CLASSES),
+    "hinge": Label("outcome", classes=CLASSES),
+    "softmax": Label("level", classes=GRADES),
+    "huber": Label("price", bounds=(0.0, 100.0)),
+    "squared": Label("price", bounds=(0.0, 100.0)),
+}
+
+
+def make_study(loss: str = "logistic", *, schema: Schema = SCHEMA, **training: Any) -> Study:
+    """A study of such a table."""
+    settings = {"loss": loss, "epsilon": 2.0, "delta": 1e-5, "n_rounds": 15, "intercept": True, **training}
+    return Study(name=f"mixed, {loss}", schema=schema, label=LABELS[loss], training=settings)
+
+
+def to_toml(study: Study) -> str:
+    """The study's file."""
+    about = study.as_json()
+    lines = [f"{name} = {json.dumps(about[name])}" for name in ("format", "name", "adjacency", "absences")]
+    lines += ["[label]", *(f"{k} = {json.dumps(v)}" for k, v in about["label"].items() if v is not None)]
+    for column in about["columns"]:
+        lines.append(f"[columns.{json.dumps(column.pop('name'))}]")
+        lines += [f"{k} = {json.dumps(v)}" for k, v in column.items() if v not in (None, [])]
+    lines += [
+        "[training]",
+        *(f"{k} = {json.dumps(v)}" for k, v in about["training"].items() if v is not None),
+    ]
+    if study.provenance:
+        lines += ["[provenance]", *(f"{k} = {json.dumps(v)}" for k, v in study.provenance.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,151 @@
+"""Two neighbouring worlds under the same chance and the same clock: what leaves them, and how far it moved.
+
+Noise, salts and random splits come from a seed in place of the operating system, through the real samplers.
+So whatever differs between the worlds differs because of the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpadmm._base.errors import Refusal
+from dpadmm.optim import kernels
+from dpadmm.optim.problem import Rows
+from dpadmm.trusted.discrete_gaussian import Grid, release_sum
+
+LONG = os.environ.get("DPADMM_TORTURE") == "1"
+LIMIT = 1.7e308
+
+
+class Chance:
+    """``os`` with randomness from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.calls = seed, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def urandom(self, count: int) -> bytes:
+        self.calls += 1
+        return hashlib.shake_128(f"{self.seed} {self.calls}".encode()).digest(count)
+
+
+class Clock:
+    """A clock that stands still."""
+
+    @staticmethod
+    def now(_: object) -> datetime:
+        return datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@dataclass(eq=False)
+class Seen(logging.Handler):
+    """Everything that somebody outside sees of an agent: uploads, and all the rest."""
+
+    uploads: list[Any] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(level=0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith("numba"):  # it tells when it compiles, which is before or after
+            self.said.append(f"{record.name} {record.levelno} {record.getMessage()}")
+
+    def ask(self, act: Callable[..., Any], *words: Any) -> None:
+        try:
+            answer = act(*words)
+            self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.said.append(repr(answer))
+        except Refusal as refused:
+            self.said.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
+
+
+@contextmanager
+def watched(seen: Seen, seed: int, clocks: Sequence[str] = ("dpadmm.trusted.ledger",)) -> Iterator[None]:
+    """All entropy from a seed, the clocks of these modules stopped, and everything said heard."""
+    out, root = io.StringIO(), logging.getLogger()
+    level = root.level
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        chance = Chance(seed)
+        for module in ("discrete_gaussian", "guard", "ledger"):
+            patch.setattr(f"dpadmm.trusted.{module}.os", chance)
+        patch.setattr("random._urandom", chance.urandom)  # secrets, and NumPy's generators without a seed
+        for module in clocks:
+            patch.setattr(f"{module}.datetime", Clock)
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(out))
+        root.addHandler(seen)
+        root.setLevel(0)
+        try:
+            yield
+        finally:
+            root.removeHandler(seen)
+            root.setLevel(level)
+    seen.said.append(f"on the screen: {out.getvalue()}")
+
+
+def steps_between(one: Any, other: Any) -> float:
+    """How far a whole-number answer moved, in steps of its grid."""
+    return float(np.linalg.norm((one - other).astype(float)))
+
+
+def allowed_steps(grid: Grid, k: int = 1) -> float:
+    """How far ``k`` rows of a person may move it: what the noise is made for, k times over."""
+    return k * grid.sensitivity / grid.step
+
+
+def points_for(shape: tuple[int, int]) -> list[Any]:
+    """Points to ask at: plain ones, ones that saturate every row, and the largest that there are."""
+    d, p = shape
+    signs = np.where(np.arange(d * p).reshape(shape) % 2, -1.0, 1.0)
+    last = np.zeros(shape)
+    last[-1] = 1e6 * signs[-1]
+    return [np.zeros(shape), last, -last, 40.0 * signs, 1e154 * signs, LIMIT * signs]
+
+
+def dense(rows: Rows) -> tuple[Any, Any]:
+    """Features and labels as plain arrays."""
+    features = rows.features.toarray() if hasattr(rows.features, "toarray") else np.asarray(rows.features)
+    return features, rows.labels
+
+
+@dataclass
+class Releases:
+    """Every exact release of a run in this process, with its grid; and the rows of the first sums."""
+
+    told: list[tuple[Grid, Any]] = field(default_factory=list)
+    rows: Rows | None = None
+
+    def release_sum(self, total: Any, grid: Grid, noise_multiplier: float, **more: Any) -> Any:
+        answer = release_sum(total, grid, noise_multiplier, **more)
+        self.told.append((grid, answer))
+        return answer
+
+    def guarded_sums(self, rows: Rows, *words: Any, **more: Any) -> Any:
+        self.rows = self.rows or rows
+        return _guarded_sums(rows, *words, **more)
+
+
+_guarded_sums = kernels.guarded_sums
+
+
+@contextmanager
+def recorded() -> Iterator[Releases]:
+    """The real sums and releases of cohorts in this process, written down as they are made."""
+    releases = Releases()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpadmm.training.oracles.release_sum", releases.release_sum)
+        patch.setattr("dpadmm.optim.kernels.guarded_sums", releases.guarded_sums)
+        yield releases

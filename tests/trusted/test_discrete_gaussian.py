@@ -1,0 +1,491 @@
+"""Exact noise: the distribution it claims, the sensitivity it is scaled to, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from cases import prove
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.optim import kernels
+from dpadmm.optim.losses import Logistic
+from dpadmm.optim.problem import make_rows
+from dpadmm.privacy import exact_delta
+from dpadmm.trusted.discrete_gaussian import (
+    MARGIN,
+    REACH,
+    Grid,
+    as_mean,
+    discrete_gaussian,
+    quantise,
+    release_sum,
+)
+
+ADULT = Grid(1.0, 104, 400)
+SCALES = [1, 7, 1000, 637_535_235, 2**56 - 1]
+MILLIONS = 10 if os.environ.get("DPADMM_TORTURE") else 1
+"""Draws of every scale; more in ``make torture``."""
+
+
+@pytest.fixture
+def known_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes every time, so that a statistical test never fails by chance."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(5).bytes)
+
+
+def pmf(scale: int) -> tuple[Integers, Floats]:
+    """All that ever occurs, and its exact probabilities."""
+    values = np.arange(-12 * scale, 12 * scale + 1)
+    weights = np.exp(-(values.astype(float) ** 2) / (2.0 * scale**2))
+    return values, weights / weights.sum()
+
+
+def chi_square(drawn: Integers, scale: int) -> float:
+    """p-value of about 60 bins, each wide enough for a hundred draws, against the exact probabilities."""
+    edges = np.unique(np.rint(np.linspace(-3.2, 3.2, 60) * scale)) - 0.5
+    if scale <= 1000:
+        values, probabilities = pmf(scale)
+        bins = np.searchsorted(edges, values)
+        expected = np.bincount(bins, weights=probabilities, minlength=len(edges) + 1)
+    else:  # the sum over a bin is the integral to 1e-12
+        expected = np.diff(stats.norm.cdf(edges / scale), prepend=0.0, append=1.0)
+    observed = np.bincount(np.searchsorted(edges, drawn), minlength=len(edges) + 1)
+    assert (expected * drawn.size > 100).all()
+    return float(stats.chisquare(observed, expected * drawn.size).pvalue)
+
+
+# --- the sampler -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("known_entropy")
+@pytest.mark.parametrize("scale", SCALES)
+def test_draws_follow_the_exact_probabilities(scale: int) -> None:
+    drawn = np.concatenate([discrete_gaussian(scale, 10**6) for _ in range(MILLIONS)])
+    assert chi_square(drawn, scale) > 1e-3
+    assert abs(drawn.mean() / scale) < 4.0 / math.sqrt(drawn.size)
+    if scale > 1000:  # and no pattern in the last bits
+        assert stats.chisquare(np.bincount(drawn % 64, minlength=64)).pvalue > 1e-3
+
+
+def test_the_test_of_probabilities_can_fail() -> None:
+    wrong = np.rint(np.random.default_rng(1).normal(0.0, 7 * 1.01, 10**6)).astype(np.int64)
+    assert chi_square(wrong, 7) < 1e-4
+
+
+@pytest.mark.parametrize("scale", [2, 7])
+def test_draws_are_distributed_like_those_of_opendp(scale: int) -> None:
+    from opendp.domains import atom_domain, vector_domain
+    from opendp.measurements import make_gaussian
+    from opendp.metrics import l2_distance
+    from opendp.mod import enable_features
+
+    enable_features("contrib")
+    space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
+    count = 50_000
+    samples = np.array(
+        [make_gaussian(*space, scale=float(scale))([0] * count), discrete_gaussian(scale, count)]
+    )
+    limit = 3 * scale
+    clamped = np.clip(samples, -limit, limit) + limit
+    table = np.array([np.bincount(sample, minlength=2 * limit + 1) for sample in clamped])
+    assert stats.chi2_contingency(table).pvalue > 1e-6
+
+
+@pytest.mark.usefixtures("known_entropy")
+def test_mean_variance_and_independence_of_coordinates() -> None:
+    scale, rounds, weights = 10**6, 10_000, 60
+    drawn = discrete_gaussian(scale, rounds * weights).reshape(rounds, weights) / scale
+    assert abs(drawn.mean()) < 4.0 / math.sqrt(drawn.size)
+    assert abs(drawn.var() - 1.0) < 4.0 * math.sqrt(2.0 / drawn.size)
+    for numbers in (drawn, np.abs(drawn)):  # sizes too: accepted attempts must not come sorted
+        correlations = np.corrcoef(numbers.T)[np.triu_indices(weights, 1)]
+        assert np.abs(correlations).max() < 5.0 / math.sqrt(rounds)
+        flat = numbers.ravel()
+        assert abs(np.corrcoef(flat[:-1], flat[1:])[0, 1]) < 4.0 / math.sqrt(flat.size)
+
+
+@pytest.mark.usefixtures("known_entropy")
+def test_first_and_last_of_a_short_draw_are_alike() -> None:
+    drawn = np.array([discrete_gaussian(1000, 5) for _ in range(800)]) / 1000
+    assert np.abs(drawn.var(axis=0) - 1.0).max() < 5.0 * math.sqrt(2.0 / len(drawn))
+
+
+@pytest.mark.parametrize("scale", [1, 3, 2**56 - 1])
+@pytest.mark.parametrize("count", [0, 1, 104])
+def test_as_many_as_asked_for(scale: int, count: int) -> None:
+    drawn = discrete_gaussian(scale, count)
+    assert (drawn.shape, drawn.dtype) == ((count,), np.int64)
+
+
+@pytest.mark.parametrize("scale", [0, -1, 2**56])
+def test_a_scale_that_cannot_be_drawn_is_refused(scale: int) -> None:
+    with pytest.raises(StudyError, match="scale"):
+        discrete_gaussian(scale, 1)
+
+
+def test_the_reach_is_beyond_all_chance_and_fits_62_bits_at_the_largest_scale() -> None:
+    assert -(REACH**2) / 2 / math.log(10) < -880
+    assert REACH * (2**56 - 1) < 2**62
+
+
+# --- where its randomness comes from -----------------------------------------------------------------------
+
+
+def in_child(work: Callable[[], Integers]) -> Integers:
+    """What a forked child of this very process answers."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, work().tobytes())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answers:
+        answer = answers.read()
+    os.waitpid(child, 0)
+    return np.frombuffer(answer, np.int64)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forked_processes_draw_different_noise() -> None:
+    def release() -> Integers:
+        return release_sum(np.zeros(104), ADULT, 1e5)  # so wide that no two numbers are equal by chance
+
+    release()  # whatever could be kept between releases is there before the fork
+    everyone = [in_child(release) for _ in range(4)] + [release() for _ in range(2)]
+    assert all(len(upload) == 104 for upload in everyone)
+    assert all(not np.intersect1d(a, b).size for i, a in enumerate(everyone) for b in everyone[:i])
+
+
+def test_noise_is_a_function_of_fresh_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the same bytes from the operating system a release is the same: nothing is carried over."""
+
+    def release(seed: int) -> Integers:
+        monkeypatch.setattr(os, "urandom", np.random.default_rng(seed).bytes)
+        return release_sum(np.zeros(104), ADULT, 1.0)
+
+    first = release(1)
+    assert not np.array_equal(release(2), first)
+    np.testing.assert_array_equal(release(1), first)
+
+
+def test_no_entropy_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dry(_: int) -> bytes:
+        raise OSError("no entropy")
+
+    monkeypatch.setattr(os, "urandom", dry)
+    with pytest.raises(OSError, match="no entropy"):
+        release_sum(np.zeros(104), ADULT, 1.0)
+
+
+# --- the grid ----------------------------------------------------------------------------------------------
+
+grids = st.builds(
+    Grid,
+    st.floats(1e-30, 1e30),
+    st.integers(1, 10**8),
+    st.integers(1, 10**8),
+)
+
+
+@prove
+@given(grids, st.floats(0.1, 1e4))
+def test_step_and_scale_are_what_the_formulas_say(grid: Grid, z: float) -> None:
+    c1, step = Fraction(grid.row_norm), Fraction(grid.step)
+    rounding_squared = grid.size * step**2
+    assert math.frexp(grid.step)[0] == 0.5
+    wanted = (2 * c1 / 10**6) ** 2
+    tiny = 1 + Fraction(1, 10**12)
+    assert rounding_squared <= wanted * tiny
+    assert 4 * rounding_squared * tiny >= wanted
+    summed = 2 * c1 * (1 + Fraction(grid.n_rows * (grid.n_rows + 8), 2**53))
+    try:
+        scale = grid.noise_scale(z)
+    except StudyError:
+        assert grid.n_rows * c1 / step + REACH * z * 3 * summed / step >= 2**61
+        return
+    needed = Fraction(z) * (summed / step + Fraction(math.sqrt(grid.size)))
+    assert Fraction(scale) >= needed * (1 + Fraction(MARGIN) / 2)
+    assert Fraction(scale) <= needed * (1 + 2 * Fraction(MARGIN)) + 1
+    assert scale >= 10**5
+    assert grid.largest + REACH * scale < 2**62
+
+
+@pytest.mark.parametrize(("root", "n_rows"), [(1, 1), (3, 400), (10, 2**12), (1000, 10**6), (10**4, 10**8)])
+@pytest.mark.parametrize("c1", [1.0, 0.25])
+def test_a_grid_is_what_exact_arithmetic_says(c1: float, root: int, n_rows: int) -> None:
+    """For a whole √(dp) all of the decision record can be computed in fractions."""
+    grid, rows, unit = Grid(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)
+    millionth = Fraction(1, 10**6)
+    step = max(g for g in (Fraction(1, 2**i) for i in range(60)) if root * g <= millionth * rows)
+    sensitivity = rows * (1 + n_rows * (n_rows + 8) * unit) + root * step
+    assert Fraction(grid.row_bound) == Fraction(c1) * (1 - Fraction(1, 2**40) - 8 * root**2 * unit)
+    assert Fraction(grid.step) == step
+    assert abs(Fraction(grid.sensitivity) - sensitivity) <= 4 * unit * sensitivity
+    if n_rows <= 10**6:  # below 2⁵³ and so whole numbers in floats as well
+        assert grid.largest == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
+    for z in (0.5, 3.0):
+        assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
+
+
+@pytest.mark.parametrize("lipschitz", [1e-30, 1e30])
+@pytest.mark.parametrize(("n_weights", "n_rows"), [(1, 10**8), (10**8, 1)])
+def test_the_widest_grids_are_accepted(lipschitz: float, n_weights: int, n_rows: int) -> None:
+    assert Grid(lipschitz, n_weights, n_rows).noise_scale(0.1) >= 10**5
+
+
+@pytest.mark.parametrize(
+    ("lipschitz", "n_weights", "n_rows", "refusal"),
+    [
+        (math.nextafter(1e-30, 0.0), 1, 1, "row_norm must be between 1e-30 and 1e30, not 9.99"),
+        (math.nextafter(1e30, math.inf), 1, 1, "row_norm must be between 1e-30 and 1e30, not 1.0"),
+        (1.0, 0, 1, "size must be a whole number of at least 1, not 0"),
+        (1.0, 1, 0, "n_rows must be a whole number of at least 1, not 0"),
+        (1.0, 1.5, 1, "size must be a whole number of at least 1, not 1.5"),
+        (1.0, 10**8 + 1, 1, "size must be at most 100 million, not 100000001"),
+        (1.0, 1, 10**8 + 1, "n_rows must be at most 100 million, not 100000001"),
+    ],
+)
+def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value(
+    lipschitz: float, n_weights: int, n_rows: int, refusal: str
+) -> None:
+    with pytest.raises(StudyError, match=f"^{re.escape(refusal)}"):
+        Grid(lipschitz, n_weights, n_rows)
+
+
+@pytest.mark.parametrize(
+    ("lipschitz", "n_weights", "n_rows"),
+    [
+        (0.0, 1, 1),
+        (math.nan, 1, 1),
+        (math.inf, 1, 1),
+        (1e-31, 1, 1),
+        (1.0, 0, 1),
+        (1.0, 1, 0),
+        (1.0, 2, 2 * 10**8),
+    ],
+)
+def test_grids_that_cannot_be_are_refused(lipschitz: float, n_weights: int, n_rows: int) -> None:
+    with pytest.raises(StudyError):
+        Grid(lipschitz, n_weights, n_rows)
+
+
+@pytest.mark.parametrize(
+    "z",
+    [0.0, 0.05, math.nextafter(0.1, 0.0), -1.0, math.nan, math.inf, math.nextafter(1e9, math.inf), 1e10],
+)
+def test_noise_multipliers_out_of_range_are_refused(z: float) -> None:
+    with pytest.raises(StudyError, match=r"^noise_multiplier must be between 0\.1 and 1e9, not "):
+        Grid(1.0, 1, 1).noise_scale(z)
+
+
+def test_the_smallest_and_the_largest_noise_multiplier_are_accepted() -> None:
+    grid = Grid(1.0, 1, 1)
+    for z in (0.1, 1e9):
+        assert z <= grid.noise_scale(z) * grid.step / grid.sensitivity <= z * (1.0 + 1e-5)
+
+
+def test_uploads_that_might_overflow_are_refused_by_public_numbers_alone() -> None:
+    with pytest.raises(StudyError, match="63 bits"):
+        Grid(1.0, 10**8, 400).noise_scale(1e7)
+
+
+def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
+    """Of a grid whose sum may be a sixth of that by itself."""
+    grid = Grid(1.0, 10**8, 10**8)
+    assert grid.largest > 2**62 // 6
+    fits = (2**62 - grid.largest) / REACH / (1.0 + 1e-6) * grid.step / grid.sensitivity
+    assert grid.largest + REACH * grid.noise_scale(fits * (1.0 - 1e-9)) < 2**62
+    with pytest.raises(StudyError, match="63 bits"):
+        grid.noise_scale(fits * (1.0 + 1e-9))
+
+
+def test_the_largest_entry_of_a_sum_is_rounded_and_one_step_more_is_refused() -> None:
+    for sign in (1, -1):
+        total = np.zeros(104)
+        total[50] = sign * ADULT.largest * ADULT.step
+        assert quantise(total, ADULT)[50] == sign * ADULT.largest
+        total[50] += sign * ADULT.step
+        with pytest.raises(DataError, match="nothing is released"):
+            quantise(total, ADULT)
+
+
+def test_the_largest_sum_with_the_largest_noise_fits() -> None:
+    grid = Grid(1.0, 4, 10**8)
+    z = 1e9 / 2
+    while True:
+        try:
+            scale = grid.noise_scale(z)
+            break
+        except StudyError:
+            z /= 2
+    most = np.full(4, float(grid.n_rows))
+    upload = release_sum(most, grid, z, draw=lambda scale, count: np.full(count, REACH * scale))
+    assert upload.tolist() == [round(grid.n_rows / grid.step) + REACH * scale] * 4
+    assert upload.max() < 2**62
+
+
+BAD = {
+    "nan": np.full(104, np.nan),
+    "one nan": np.where(np.arange(104) == 50, np.nan, 0.0),
+    "inf": np.full(104, np.inf),
+    "huge": np.full(104, 1.7e308),
+    "beyond the rows": np.full(104, 401.0),
+    "short": np.zeros(103),
+    "long": np.zeros(105),
+    "scalar": np.array(0.0),
+    "float32": np.zeros(104, np.float32),
+    "integers": np.zeros(104, np.int64),
+    "complex": np.zeros(104, complex),
+    "text": np.full(104, "0"),
+    "a list": [0.0] * 104,
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_sums_that_cannot_be_are_refused_in_the_same_words(what: str) -> None:
+    with pytest.raises(DataError) as refusal:
+        release_sum(BAD[what], ADULT, 1.0)  # type: ignore[arg-type]
+    assert str(refusal.value) == ("the sum over rows is not what its grid was made for; nothing is released")
+
+
+@prove
+@given(grids, st.integers(0, 2**32))
+def test_decoding_is_within_half_a_step(grid: Grid, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    grid = Grid(grid.row_norm, 6, grid.n_rows)
+    total = rng.uniform(-1.0, 1.0, (3, 2)) * grid.row_norm * grid.n_rows / math.sqrt(6)
+    upload = quantise(total, grid)
+    assert (upload.shape, upload.dtype) == ((3, 2), np.int64)
+    error = np.linalg.norm(as_mean(upload, grid) * grid.n_rows - total)
+    assert error <= 1e-6 * grid.row_norm + 4e-16 * np.linalg.norm(total)
+
+
+def test_release_is_the_rounded_sum_and_the_noise() -> None:
+    total = np.linspace(-400.0, 400.0, 104).reshape(52, 2)
+    seen: list[tuple[int, int]] = []
+
+    def draw(scale: int, count: int) -> Integers:
+        seen.append((scale, count))
+        return np.arange(count)
+
+    upload = release_sum(total, ADULT, 2.0, draw=draw)
+    np.testing.assert_array_equal(upload, quantise(total, ADULT) + np.arange(104).reshape(52, 2))
+    assert seen == [(ADULT.noise_scale(2.0), 104)]
+    assert ADULT.noise_scale(2.0) >= 2.0 * ADULT.sensitivity / ADULT.step
+
+
+# --- sensitivity -------------------------------------------------------------------------------------------
+
+
+def distance(one: Floats, other: Floats, grid: Grid) -> float:
+    return float(np.linalg.norm((quantise(one, grid) - quantise(other, grid)).astype(float)) * grid.step)
+
+
+def unit_rows(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    rows = rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 1, shape)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+@prove
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 60), st.floats(1e-3, 1e3))
+def test_one_row_moves_the_rounded_sum_by_at_most_the_sensitivity(
+    seed: int, n_weights: int, n_rows: int, c1: float
+) -> None:
+    rng, grid = np.random.default_rng(seed), Grid(c1, n_weights, n_rows)
+    gradients = unit_rows(rng, (n_rows, n_weights)) * grid.row_bound
+    other = gradients.copy()
+    changed = rng.integers(n_rows)
+    other[changed] = -other[changed] if seed % 2 else unit_rows(rng, (1, n_weights))[0] * grid.row_bound
+    moved = distance(gradients.sum(axis=0), other.sum(axis=0), grid)
+    assert moved <= grid.sensitivity
+    if seed % 2:
+        assert moved >= (1.0 - 3e-6) * 2.0 * c1
+
+
+@pytest.mark.parametrize("n_weights", [2, 104])
+def test_the_real_kernel_attains_the_sensitivity_and_keeps_to_it(n_weights: int) -> None:
+    """Rows (±cos θ, sin θ) at a point far below: both are as wrong as can be, and nearly opposite."""
+    loss, angle = Logistic(), 1e-3
+    grid = Grid(loss.lipschitz, n_weights, 50)
+    features = unit_rows(np.random.default_rng(3), (50, n_weights))
+    point = np.zeros((1, n_weights, 1))
+    point[0, 1] = -1e6
+    sums = []
+    for sign in (1.0, -1.0):
+        features[0] = 0.0
+        features[0, :2] = sign * math.cos(angle), math.sin(angle)
+        mean = kernels.gradient(make_rows(features, np.ones(50)), point, loss, bound=grid.row_bound)[0]
+        sums.append(mean * grid.n_rows)
+    moved = distance(sums[0], sums[1], grid)
+    assert (1.0 - 3e-6) * 2.0 * loss.lipschitz <= moved <= grid.sensitivity
+
+
+def test_summation_in_floats_can_cost_more_than_its_rows() -> None:
+    """Half the rows carry one sum to 2ᵏ and its neighbour's to just below. Each of the others is a little
+    more than half of the one's last place and is rounded up there, but is nearly exact at the neighbour."""
+    half = 2**13
+    grid = Grid(1.0, 1, 2 * half)
+    small = half * 2.0**-53 * (1.0 + 2.0**-10)
+    one = np.concatenate([np.ones(half), np.full(half, small)])
+    other = one.copy()
+    other[0] = -1.0
+    apart = Fraction(np.add.accumulate(one)[-1]) - Fraction(np.add.accumulate(other)[-1])
+    first_order = 2 * (1 + Fraction(4 * grid.n_rows, 2**53))
+    assert apart > first_order  # m·2⁻⁵³ would not do
+    assert apart <= 2 * (1 + Fraction(grid.n_rows * (grid.n_rows + 8), 2**53))
+
+
+# --- what the discrete Gaussian costs, against the continuous one ------------------------------------------
+
+
+def discrete_delta(scale: int, shift: int, epsilon: float) -> float:
+    """δ(ε) of whole numbers ``y`` and ``y + shift`` by the sum over everything that can be seen."""
+    values = np.arange(-12 * scale, 12 * scale + shift + 1).astype(float)
+    one, other = (np.exp(-((values - s) ** 2) / (2.0 * scale**2)) for s in (0, shift))
+    return math.fsum(np.maximum(one - np.exp(epsilon) * other, 0.0)) / math.fsum(one)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.2, 1.0, 4.0])
+@pytest.mark.parametrize("mu", [0.0265, 0.3, 1.0, 5.0])
+def test_with_the_margin_the_discrete_gaussian_costs_no_more_than_the_continuous(
+    mu: float, epsilon: float
+) -> None:
+    scale = 10**5
+    shift = math.floor(scale / (1.0 + MARGIN) * mu)
+    exact = discrete_delta(scale, shift, epsilon)
+    assert exact <= exact_delta(mu, epsilon)
+    # and without it at most by the second-order term μ/(12σ²)·φ that the margin outweighs 100,000-fold
+    excess = exact - exact_delta(shift / scale, epsilon)
+    density = stats.norm.pdf(shift / scale / 2.0 - epsilon / (shift / scale))
+    assert abs(excess) <= mu / (12.0 * scale**2) * density + 1e-14
+
+
+def test_without_margin_and_on_a_coarse_grid_it_would_cost_more() -> None:
+    assert discrete_delta(1, 1, 1.0) > exact_delta(1.0, 1.0) * 1.01
+
+
+@pytest.mark.parametrize("r", [0.5, 0.7, 1.0])
+def test_the_smoothing_lemma_of_the_decision_record(r: float) -> None:
+    """Continuous noise of variance σ² − r², rounded by a discrete Gaussian of width r, is the discrete one
+    of σ up to factors 1 ± η, ``η = 2.1·exp(−2π²r²)``."""
+    sigma, y = 4.0, np.arange(-20, 21)
+    x = np.linspace(-40.0, 40.0, 200_001)
+    rounded = np.exp(-((y[:, None] - x) ** 2) / (2.0 * r**2))
+    rounded /= np.exp(-((np.arange(-60, 61)[:, None] - x) ** 2) / (2.0 * r**2)).sum(axis=0)
+    mixture = (rounded * stats.norm.pdf(x, scale=math.sqrt(sigma**2 - r**2))).sum(axis=1) * (x[1] - x[0])
+    wanted = np.exp(-(y**2) / (2.0 * sigma**2)) / np.exp(-(np.arange(-99, 100) ** 2) / (2.0 * sigma**2)).sum()
+    eta = 2.1 * math.exp(-2.0 * math.pi**2 * r**2)
+    assert np.abs(mixture / wanted - 1.0).max() <= eta / (1.0 - eta) + 1e-10

@@ -1,0 +1,381 @@
+"""The guard in quiet weather; storms are in tests/faults."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from guards import (
+    POLICY,
+    ROUNDS,
+    STUDY,
+    D,
+    M,
+    TinyRows,
+    Z,
+    consensus,
+    guarded,
+    own,
+    play,
+    refusal,
+    rows,
+    study,
+)
+
+import dpadmm
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release
+from dpadmm.site.agent import Agent
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.unit import PrivacyUnit
+
+SOURCE = Path(dpadmm.__file__).parent
+TRUSTED = ("guard", "policy", "unit", "ledger", "ledger_state", "discrete_gaussian")
+PRIVACY = ("checks", "sensitivity", "plan", "releases")
+PARTS = (*(f"trusted.{name}" for name in TRUSTED), *(f"privacy.{name}" for name in PRIVACY))
+
+
+def file_of(part: str) -> Path:
+    return SOURCE / f"{part.replace('.', '/')}.py"
+
+
+def code_lines(path: Path) -> int:
+    """Lines with code on them: no blank ones, no comments, no docstrings."""
+    text = path.read_text(encoding="utf-8")
+    described: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            described.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and number not in described
+        for number, line in enumerate(text.splitlines(), 1)
+    )
+
+
+def oracle(mu: float) -> float:
+    """ε at δ = 1e-5, by another library."""
+    return float(get_epsilon_gaussian(1.0 / mu, 1e-5))
+
+
+def imported(path: Path) -> set[str]:
+    """Names of all modules that a file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def test_an_auditor_reads_less_than_950_lines_of_code() -> None:
+    assert sum(code_lines(file_of(name)) for name in (*PARTS, "privacy.statistics.gradient")) < 950
+
+
+def test_what_the_guard_needs_is_what_the_auditor_reads() -> None:
+    outside = {
+        "dpadmm._base.arrays",
+        "dpadmm._base.errors",
+        "dpadmm.privacy.accounting",
+        "dpadmm.privacy.calibration",
+        "dpadmm.privacy.statistics",
+    }
+    read = {f"dpadmm.{name}" for name in PARTS} | outside
+    for name in PARTS:
+        modules = imported(file_of(name))
+        assert not {module.split(".")[0] for module in modules} & {"numba", "nats", "scipy", "pickle"}
+        assert {module for module in modules if module.startswith("dpadmm")} <= read
+
+
+def test_an_answer_is_the_sum_of_gradients_within_its_noise(tmp_path: Path) -> None:
+    features, labels = rows()
+    with guarded(tmp_path, own(features, labels)) as guard:
+        guard.enrol(STUDY)
+        answers = [guard.answer(STUDY.hash, k, np.zeros((D, 1))) for k in range(1, ROUNDS + 1)]
+    grid = Grid(1.0, D, M)
+    truth = -(features.T @ labels)[:, None] / 2 / grid.step
+    residuals = (np.array(answers) - truth) / grid.noise_scale(Z)
+    assert 0.4 < residuals.std() < 1.8  # 36 numbers: beyond 5 standard deviations
+    assert len({each.tobytes() for each in answers}) == ROUNDS
+
+
+def test_a_study_reserves_all_its_rounds_and_spends_them_one_by_one(tmp_path: Path) -> None:
+    with guarded(tmp_path) as guard:
+        agent = Agent(guard, STUDY)
+        play(agent, 5)
+        book = read_ledger(tmp_path)
+        assert book.spent == 5 * Fraction((1 / Z) ** 2)
+        assert float(book.promised) == ROUNDS * (1 / Z) ** 2
+        guard.leave(STUDY.hash)
+        assert read_ledger(tmp_path).promised == book.spent
+        assert refusal(agent.step, 6, consensus(6)).code == "study-closed"
+
+
+def test_a_person_with_several_rows_is_charged_for_all_of_them(tmp_path: Path) -> None:
+    with guarded(tmp_path, policy=replace(POLICY, unit=PrivacyUnit(3), epsilon=3.0)) as guard:
+        play(Agent(guard, STUDY), 1)
+        assert read_ledger(tmp_path).spent == Fraction((3 / Z) ** 2)
+
+
+def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> None:
+    with guarded(tmp_path / "a") as one, guarded(tmp_path / "b") as two:
+        one.enrol(STUDY)
+        two.enrol(STUDY)
+    (first,), (second,) = (read_ledger(tmp_path / name).accounts.values() for name in "ab")
+    plan = [{"statistic": "gradient", "noise_multiplier": Z, "rounds": ROUNDS}]
+    bounds = {"gradient": {"row_norm": 1.0, "n_features": D, "shape": [D, 1]}}
+    pinned = {"name": STUDY.name, "method": "dp_admm", "loss": "logistic", "delta": STUDY.settings.delta}
+    pinned |= {"n_rows": M, "plan": plan, "statistics": bounds, "rows_per_person": 1}
+    assert [len(bytes.fromhex(each.about["salt"])) for each in (first, second)] == [16, 16]
+    assert {name: first.about[name] for name in pinned} == pinned
+    assert (
+        first.about["rows"] != second.about["rows"]
+    )  # a guess of the rows cannot be checked without the salt
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"methods": frozenset({"dp_sgd"})}, "policy-method", "asked dp_admm, allowed dp_sgd"),
+        ({"methods": frozenset()}, "policy-method", "allowed none"),
+        ({"losses": frozenset({"huber"})}, "policy-loss", "asked logistic, allowed huber"),
+        ({"max_rounds": ROUNDS - 1}, "policy-rounds", f"asked {ROUNDS}, allowed {ROUNDS - 1}"),
+        ({"min_rows": M + 1}, "policy-rows", f"there are {M}, the owner wants at least {M + 1}"),
+        (
+            {"epsilon": 0.3},
+            "budget-cap",
+            f"asked {oracle(ROUNDS**0.5 / Z):.4f} (Σμ² 0.03), allowed 0.3000 (Σμ² ",
+        ),
+        (
+            {"unit": PrivacyUnit(2)},
+            "budget-cap",
+            f"asked {oracle(2 * ROUNDS**0.5 / Z):.4f} (Σμ² 0.12), allowed 1.0000",
+        ),
+    ],
+)
+def test_a_policy_refuses_with_the_numbers(change: dict, code: str, words: str, tmp_path: Path) -> None:
+    policy = replace(POLICY, **change)
+    with guarded(tmp_path, policy=policy) as guard:
+        refused = refusal(guard.enrol, study(delta=1e-5))
+        assert (refused.code, refusal(guard.answer, STUDY.hash, 1, np.zeros((D, 1))).code) == (
+            code,
+            "study-unknown",
+        )
+        assert words in str(refused)
+    assert not read_ledger(tmp_path).accounts
+
+
+def test_what_is_left_is_what_other_studies_have_not_reserved(tmp_path: Path) -> None:
+    with guarded(tmp_path, policy=replace(POLICY, epsilon=0.8)) as guard:
+        guard.enrol(STUDY)
+        refused = refusal(guard.enrol, replace(STUDY, name="another"))
+        left = guard._policy.cap - ROUNDS * (1 / Z) ** 2
+        assert f"left {oracle(left**0.5):.4f}" in str(refused)
+        assert refused.code == "budget-cap"
+        guard.leave(STUDY.hash)
+        guard.enrol(replace(STUDY, name="another"))
+
+
+def test_a_policy_of_the_study_s_own_budget_is_enough(tmp_path: Path) -> None:
+    for k, (epsilon, n_rounds) in enumerate([(1.0, 100), (0.3, 7), (2.5, 999), (0.01, 1)]):
+        whole = replace(STUDY, training={"epsilon": epsilon, "delta": 1e-6, "n_rounds": n_rounds})
+        with guarded(tmp_path / str(k), policy=replace(POLICY, epsilon=epsilon, delta=1e-6)) as guard:
+            guard.enrol(whole)
+
+
+def test_a_failure_says_nothing_of_the_rows(tmp_path: Path) -> None:
+    class Talkative(TinyRows):
+        def total(self, statistic: object, point: Floats, bound: float) -> Floats:
+            raise ValueError(f"row 3 of patient Smith: {self.features[3]}")
+
+    with guarded(tmp_path, lambda study: Talkative(*rows())) as guard:
+        guard.enrol(STUDY)
+        refused = refusal(guard.answer, STUDY.hash, 1, np.zeros((D, 1)))
+    assert (refused.code, refused.wire()) == ("release-failed", "release-failed")
+    assert (refused.__cause__, refused.__context__) == (None, None)
+    assert not read_ledger(tmp_path).spent
+
+
+def test_noise_that_cannot_be_made_is_refused_at_enrolment(tmp_path: Path) -> None:
+    asked = SimpleNamespace(terms=STUDY.terms._replace(plan=ReleasePlan.constant(Release(1e10), ROUNDS)))
+    with guarded(tmp_path) as guard:
+        assert refusal(guard.enrol, asked).code == "study-unfit"
+        assert not guard._ledger.status().accounts
+
+
+class Odd(np.ndarray):
+    """Numbers that may answer as they like."""
+
+
+@pytest.mark.parametrize(
+    ("round", "point", "memo"),
+    [
+        (1, np.zeros((D + 1, 1)), b""),
+        (1, np.zeros((1, D)), b""),
+        (1, np.zeros((D, 1)).view(Odd), b""),
+        (1, np.zeros((D, 1), np.float32), b""),
+        (0, np.zeros((D, 1)), b""),
+        (True, np.zeros((D, 1)), b""),
+        (1, np.zeros((D, 1)), bytearray()),
+        (1, np.zeros((D, 1)), bytes(2**27 + 1)),
+    ],
+    ids=["longer", "turned", "subclass", "float32", "round 0", "round true", "bytearray", "long memo"],
+)
+def test_what_is_malformed_is_refused_before_rows_are_read(tmp_path: Path, round, point, memo) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(STUDY)
+        assert refusal(guard.answer, STUDY.hash, round, point, memo).code == "request-malformed"
+        assert guard.transcript(STUDY.hash) == []
+
+
+@pytest.mark.parametrize(
+    ("round", "said"),
+    [
+        (1, [[0.0]] * D),
+        (1, np.zeros((D, 1)).view(Odd)),
+        (1, np.zeros((D, 1), np.float32)),
+        (1, np.zeros((1, D))),
+        (1, np.full((D, 1), np.nan)),
+        ("1", np.zeros((D, 1))),
+        (1.0, np.zeros((D, 1))),
+    ],
+    ids=["list", "subclass", "float32", "turned", "nan", "round as text", "round as float"],
+)
+def test_an_agent_hears_rounds_and_finite_numbers_of_its_study_only(tmp_path: Path, round, said) -> None:
+    with guarded(tmp_path) as guard:
+        agent = Agent(guard, STUDY)
+        play(agent, 1)
+        for again in (agent, Agent(guard, STUDY)):
+            refused = refusal(again.step, round, said)
+            assert refused.code == "request-malformed"
+            assert "is not what this study may send: " in str(refused)
+        assert agent.last_round == len(guard.transcript(STUDY.hash)) == 1
+
+
+def test_absurd_numbers_get_absurd_numbers_and_no_warnings(tmp_path: Path) -> None:
+    """Which pytest makes errors: an agent that fails on what it heard could not be started again either."""
+    huge = np.full(STUDY.shape, 1.7e308)
+    with guarded(tmp_path) as guard:
+        agent = Agent(guard, STUDY)
+        assert np.isfinite(agent.step(1, huge)).all()
+        said = agent.step(2, -huge)
+        assert not np.isfinite(said).any()
+        again = Agent(guard, STUDY)
+        assert again.last_round == 2
+        np.testing.assert_array_equal(again.step(2, -huge), said)
+
+
+def test_the_transcript_is_needed_to_start_and_to_repeat_but_not_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a study of T rounds would cost as much as T² of them."""
+    with guarded(tmp_path) as guard:
+        agent = Agent(guard, STUDY)
+        with monkeypatch.context() as unreadable:
+            unreadable.setattr(guard, "transcript", None)
+            first = play(agent, 3)
+        assert [agent.step(round, consensus(round)).tobytes() for round in first] == list(first.values())
+        assert agent.last_round == 3
+
+
+def test_without_a_memo_none_is_kept(tmp_path: Path) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(STUDY)
+        answer = guard.answer(STUDY.hash, 1, np.zeros((D, 1)))
+        ((round, kept, memo),) = guard.transcript(STUDY.hash)
+        assert (round, kept.tobytes(), memo) == (1, answer.tobytes(), b"")
+
+
+def test_limits_include_their_last_value() -> None:
+    asked = study(noise_multiplier=4.0, n_rounds=8).terms  # costs 8/16
+    POLICY.check(asked, POLICY.min_rows)
+    assert refusal(POLICY.check, asked, POLICY.min_rows - 1).code == "policy-rows"
+    policy = replace(POLICY)
+    policy.__dict__["cap"] = 1.0
+    policy.check(asked, None, Fraction(1, 2))
+    refused = refusal(policy.check, asked, None, Fraction(1, 2) + Fraction(1, 2**50))
+    assert refused.code == "budget-cap"
+
+
+def test_measuring_models_is_not_allowed_unless_the_owner_says_so() -> None:
+    assert POLICY.local_metrics is False
+
+
+def test_every_round_has_the_noise_that_was_enrolled_however_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def counted(scale: int, count: int) -> Integers:
+        asked.append((scale, count))
+        return discrete_gaussian(scale, count)
+
+    monkeypatch.setattr(exact_noise, "discrete_gaussian", counted)
+    study = replace(
+        STUDY, absences=True, training={**STUDY.training, "noise_multiplier": 1e4, "n_rounds": 5000}
+    )
+    rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
+    for half in (rounds[:8], rounds[8:]):  # as late after a restart
+        with guarded(tmp_path) as guard:
+            scale = guard.enrol(study).question(1).grid.noise_scale(1e4)
+            for round in half:
+                guard.answer(study.hash, round, np.zeros((D, 1)))
+    assert scale >= 1e4 * 2.0 / Grid(1.0, D, M).step
+    assert asked == [(scale, D)] * len(rounds)
+
+
+def planned(*releases: Release | None) -> SimpleNamespace:
+    """A study whose rounds may differ."""
+    return SimpleNamespace(terms=STUDY.terms._replace(plan=ReleasePlan.of(releases)))
+
+
+def test_rounds_that_differ_are_reserved_and_charged_each_at_its_own_price(tmp_path: Path) -> None:
+    asked, point = planned(Release(40.0), None, Release(20.0), Release(40.0)), np.zeros((D, 1))
+    k = 3
+    with guarded(tmp_path, policy=replace(POLICY, unit=PrivacyUnit(k))) as guard:
+        enrolled = guard.enrol(asked)
+        prices = [Fraction((k / z) ** 2) for z in (40.0, 20.0, 40.0)]
+        assert float(read_ledger(tmp_path).promised) == float(sum(prices))
+        scales = {round: enrolled.question(round).grid.noise_scale(z) for round, z in ((1, 40.0), (3, 20.0))}
+        assert scales[1] == pytest.approx(2 * scales[3], rel=1e-9)
+        guard.answer(STUDY.hash, 1, point)
+        assert read_ledger(tmp_path).spent == prices[0]
+
+
+def test_a_round_that_releases_nothing_is_answered_with_nothing(tmp_path: Path) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(planned(None, Release(40.0)))
+        assert refusal(guard.answer, STUDY.hash, 1, np.zeros((D, 1))).code == "request-malformed"
+        assert not read_ledger(tmp_path).spent
+
+
+def test_the_noise_of_a_round_is_that_of_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(
+        exact_noise,
+        "discrete_gaussian",
+        lambda scale, count: drawn.append(scale) or np.zeros(count, np.int64),
+    )
+    with guarded(tmp_path) as guard:
+        enrolled = guard.enrol(planned(Release(40.0), Release(20.0)))
+        for round in (1, 2):
+            guard.answer(STUDY.hash, round, np.zeros((D, 1)))
+    grid = enrolled.question(1).grid
+    assert drawn == [grid.noise_scale(40.0), grid.noise_scale(20.0)]
+
+
+def test_what_a_study_asks_is_checked_before_any_row_is_read(tmp_path: Path) -> None:
+    def never(study: object) -> TinyRows:
+        raise AssertionError("rows were opened")
+
+    with guarded(tmp_path, never, policy=replace(POLICY, methods=frozenset({"dp_sgd"}))) as guard:
+        assert refusal(guard.enrol, STUDY).code == "policy-method"

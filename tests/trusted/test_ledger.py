@@ -1,0 +1,587 @@
+"""The ledger's rules: reservations, caps, rounds, replay; a state machine against a model of a few lines."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import re
+import shutil
+import sqlite3
+import stat
+import tempfile
+from contextlib import closing
+from datetime import UTC, datetime
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from dpadmm._base.errors import DpadmmError, Refusal
+from dpadmm.privacy.accounting import Release, gaussian_mu
+from dpadmm.privacy.calibration import mu_from_epsilon, total_noise_multiplier
+from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
+from dpadmm.trusted.ledger_state import Account, Book, Record
+
+A, B, C = (letter * 64 for letter in "abc")
+DIGEST, OTHER_DIGEST = "1" * 64, "2" * 64
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
+        yield ledger
+
+
+def spend(ledger, study=A, round=1, mu_squared=0.25, upload=b"upload", digest=DIGEST):
+    ledger.spend(study, round, digest=digest, mu_squared=mu_squared, upload=upload)
+
+
+def refusal(act, *words, **more) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        act(*words, **more)
+    return refused.value
+
+
+def test_a_refusal_has_a_code_and_a_sentence():
+    refused = Refusal("round-old", "too old")
+    assert (refused.code, str(refused)) == ("round-old", "too old")
+    assert isinstance(refused, DpadmmError)
+    copy = pickle.loads(pickle.dumps(refused))
+    assert (copy.code, str(copy)) == ("round-old", "too old")
+
+
+def test_a_study_reserves_spends_and_gives_back(ledger):
+    ledger.reserve(A, 0.75, about={"name": "first"})
+    book = ledger.status()
+    assert (book.cap, book.spent, book.promised) == (1.0, 0, 0.75)
+    spend(ledger)
+    assert (book.spent, book.promised) == (0.25, 0.75)
+    ledger.close_study(A)
+    ledger.close_study(A)
+    assert (book.spent, book.promised) == (0.25, 0.25)
+    assert refusal(spend, ledger, round=2).code == "study-closed"
+    assert refusal(ledger.replay, A, 2, digest=DIGEST).code == "study-closed"
+    assert ledger.replay(A, 1, digest=DIGEST) == b"upload"  # a late retransmission gives nothing away
+    assert refusal(ledger.reserve, A, 0.75, about={"name": "first"}).code == "study-changed"
+    ledger.reserve(B, 0.75, about={})
+    ledger.verify()
+
+
+def test_two_studies_cannot_count_on_the_same_remainder(ledger):
+    ledger.reserve(A, 0.75, about={})
+    refused = refusal(ledger.reserve, B, 0.5, about={})
+    assert refused.code == "budget-cap"
+    assert "asked 0.5, allowed 1, left 0.25" in str(refused)
+    ledger.reserve(B, 0.25, about={})
+    assert ledger.status().promised == 1
+
+
+def test_a_study_never_exceeds_its_reservation(ledger):
+    ledger.reserve(A, 0.5, about={})
+    spend(ledger)
+    refused = refusal(spend, ledger, round=2, mu_squared=0.3)
+    assert refused.code == "budget-reservation"
+    assert "asked 0.3, allowed 0.5, left 0.25" in str(refused)
+    spend(ledger, round=2)
+    assert refusal(spend, ledger, round=3, mu_squared=1e-15).code == "budget-reservation"
+
+
+@given(st.floats(1e-6, 0.9), st.integers(1, 60))
+@settings(max_examples=25, deadline=None)
+def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, n_rounds):
+    book = Book()
+    book.apply(Record("cap", "", n_rounds * mu_squared), b"")
+    reservation = Record("reserve", A, n_rounds * mu_squared)
+    book.check(reservation)
+    book.accounts[A] = Account(reservation, about={}, may_miss_rounds=False)
+    for round in range(1, n_rounds + 1):
+        record = Record("spend", A, mu_squared, round, DIGEST)
+        book.check(record)
+        book.apply(record, b"")
+    assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1)).code == "budget-reservation"
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("n_rounds", [1, 7, 100, 1000])
+def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path, epsilon, n_rounds):
+    z = total_noise_multiplier(epsilon, 1e-5, n_rounds)
+    with Ledger.open(tmp_path, cap=mu_from_epsilon(epsilon, 1e-5) ** 2, create=True) as ledger:
+        ledger.reserve(A, n_rounds * gaussian_mu([Release(z)]) ** 2, about={})
+
+
+def test_reserving_again_is_harmless_and_anything_else_refused(ledger):
+    ledger.reserve(A, 0.5, about={"name": "x", "rounds": 2}, may_miss_rounds=True)
+    before = ledger.status().seq
+    ledger.reserve(A, 0.5, about={"rounds": 2, "name": "x"}, may_miss_rounds=True)
+    spend(ledger)
+    ledger.reserve(A, 0.5, about={"rounds": 2, "name": "x"}, may_miss_rounds=True)
+    assert ledger.status().seq == before + 1
+    for mu_squared, about, gaps in (
+        (0.25, {"name": "x", "rounds": 2}, True),
+        (0.5, {"name": "y", "rounds": 2}, True),
+        (0.5, {"name": "x", "rounds": 2}, False),
+    ):
+        assert (
+            refusal(ledger.reserve, A, mu_squared, about=about, may_miss_rounds=gaps).code == "study-changed"
+        )
+
+
+def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
+    ledger.reserve(A, 1.0, about={})
+    assert ledger.replay(A, 1, digest=DIGEST) is None
+    spend(ledger, upload=b"one")
+    assert ledger.replay(A, 1, digest=DIGEST) == b"one"
+    assert refusal(ledger.replay, A, 1, digest=OTHER_DIGEST).code == "round-forked"
+    assert refusal(spend, ledger, upload=b"again").code == "round-old"
+    assert ledger.replay(A, 2, digest=DIGEST) is None
+    assert refusal(ledger.replay, A, 3, digest=DIGEST).code == "round-gap"
+    assert refusal(spend, ledger, round=3).code == "round-gap"
+    spend(ledger, round=2, upload=b"")
+    assert ledger.replay(A, 2, digest=DIGEST) == b""
+    assert [(record.round, upload) for record, upload in ledger.transcript(A)] == [(1, b"one"), (2, b"")]
+
+
+def test_gaps_where_the_study_declares_them(ledger):
+    ledger.reserve(A, 1.0, about={}, may_miss_rounds=True)
+    spend(ledger, round=3)
+    spend(ledger, round=7)
+    assert refusal(ledger.replay, A, 5, digest=DIGEST).code == "round-old"
+    assert ledger.replay(A, 3, digest=DIGEST) == b"upload"
+    assert list(ledger.status().accounts[A].rounds) == [3, 7]
+
+
+def test_a_study_that_never_enrolled(ledger):
+    for act in (
+        lambda: ledger.replay(A, 1, digest=DIGEST),
+        lambda: spend(ledger),
+        lambda: ledger.close_study(A),
+        lambda: ledger.transcript(A),
+    ):
+        assert refusal(act).code == "study-unknown"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": "A" * 64},
+        {"study": "a" * 15},
+        {"study": "a" * 64 + "\n"},
+        {"study": None},
+        {"digest": b"1" * 64},
+        {"digest": ""},
+        {"round": 0},
+        {"round": -1},
+        {"round": 1.0},
+        {"round": True},
+        {"round": 2**62},
+        {"round": 2**63},
+        {"mu_squared": 0.0},
+        {"mu_squared": -0.1},
+        {"mu_squared": math.nan},
+        {"mu_squared": math.inf},
+        {"mu_squared": 1e12},
+        {"mu_squared": "0.1"},
+        {"upload": "text"},
+        {"upload": bytearray(b"x")},
+    ],
+)
+def test_what_is_malformed_is_refused_and_leaves_the_ledger_as_it_was(ledger, change):
+    ledger.reserve(A, 1.0, about={}, may_miss_rounds=True)
+    before = ledger.status().fingerprint
+    assert refusal(spend, ledger, **change).code == "request-malformed"
+    assert ledger.status().fingerprint == before
+    spend(ledger)
+    spend(ledger, round=2**62 - 1)
+
+
+@pytest.mark.parametrize(
+    ("study", "mu_squared"), [("A" * 64, 0.5), (None, 0.5), (A, 0.0), (A, -0.5), (A, math.nan)]
+)
+def test_a_malformed_reservation_is_refused(ledger, study, mu_squared):
+    assert refusal(ledger.reserve, study, mu_squared, about={}).code == "request-malformed"
+    assert not ledger.status().accounts
+
+
+def test_what_is_noted_about_a_study_can_be_read_anywhere(ledger):
+    with pytest.raises(ValueError, match="JSON"):  # NaN is Python's own
+        ledger.reserve(A, 0.5, about={"step": math.nan})
+    assert not ledger.status().accounts
+
+
+@pytest.mark.parametrize(
+    ("study", "round", "digest"),
+    [("a" * 15, 1, DIGEST), (A, 0, DIGEST), (A, True, DIGEST), (A, 1, ""), (A, 1, b"1" * 64)],
+)
+def test_a_malformed_request_is_not_looked_up(ledger, study, round, digest):
+    ledger.reserve(A, 1.0, about={})
+    assert refusal(ledger.replay, study, round, digest=digest).code == "request-malformed"
+
+
+def test_an_upload_of_256_mib_is_the_longest(ledger, monkeypatch):
+    ledger.reserve(A, 1.0, about={})
+    assert refusal(spend, ledger, upload=bytes(2**28 + 1)).code == "request-malformed"
+    monkeypatch.setattr("dpadmm.trusted.ledger.MAX_UPLOAD", 6)
+    spend(ledger, upload=b"upload")
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf, "1"])
+def test_a_cap_is_a_positive_number(tmp_path, cap):
+    assert refusal(Ledger.open, tmp_path, cap=cap, create=True).code == "request-malformed"
+
+
+def test_a_lower_cap_stops_studies_that_were_promised_more(tmp_path):
+    with Ledger.open(tmp_path, cap=1, create=True) as ledger:
+        ledger.reserve(A, 0.75, about={})
+        spend(ledger)
+    with Ledger.open(tmp_path, cap=0.3) as ledger:
+        refused = refusal(spend, ledger, round=2)
+        assert refused.code == "budget-cap"
+        assert "asked 0.25, allowed 0.3, left 0.05" in str(refused)
+        assert refusal(ledger.reserve, B, 0.01, about={}).code == "budget-cap"
+        spend(ledger, round=2, mu_squared=0.05)
+    with Ledger.open(tmp_path, cap=1.0) as ledger:
+        spend(ledger, round=3)
+        assert [record.mu_squared for record in ledger.status().records if record.kind == "cap"] == [
+            1,
+            0.3,
+            1,
+        ]
+
+
+def test_a_missing_ledger_is_begun_only_on_purpose(tmp_path):
+    folder = tmp_path / "not" / "mounted"
+    assert refusal(Ledger.open, folder, cap=1.0).code == "ledger-missing"
+    assert refusal(read_ledger, folder).code == "ledger-missing"
+    assert not folder.exists()
+    Ledger.open(folder, cap=1.0, create=True).close()
+    Ledger.open(folder, cap=1.0).close()
+    assert sorted(os.listdir(folder)) == [DATABASE, MARK]
+
+
+def test_a_beginning_that_was_cut_short_is_no_ledger_until_it_is_begun_again(tmp_path):
+    (tmp_path / MARK).touch()
+    assert refusal(Ledger.open, tmp_path, cap=1.0).code == "ledger-damaged"
+    assert os.listdir(tmp_path) == [MARK]
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    (tmp_path / MARK).write_bytes(b"")  # cut short after the database was made
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    assert read_ledger(tmp_path).seq == 1
+
+
+def test_only_its_owner_may_read_a_ledger(tmp_path):
+    before = os.umask(0)
+    try:
+        with Ledger.open(tmp_path / "ledger", cap=1.0, create=True):
+            paths = [tmp_path / "ledger", *(tmp_path / "ledger").iterdir()]
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    finally:
+        os.umask(before)
+    assert modes.pop("ledger") == 0o700
+    assert modes.keys() >= {DATABASE, MARK, f"{DATABASE}-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Names of files, in the order in which this process writes to them and syncs them through Python."""
+    told = []
+
+    def telling(name, call):
+        def told_first(file, *more):
+            told.append((name, Path(os.readlink(f"/proc/self/fd/{file}"))))
+            return call(file, *more)
+
+        return told_first
+
+    for name, call in (("write", os.write), ("fsync", os.fsync)):
+        monkeypatch.setattr(f"dpadmm.trusted.ledger.os.{name}", telling(name, call))
+    return told
+
+
+def test_names_of_new_files_and_folders_are_synced_and_nothing_stays_open(tmp_path, events):
+    """A power cut may lose a name whose folder was not synced, and a ledger with it."""
+    open_before = len(os.listdir("/proc/self/fd"))
+    folder = tmp_path / "new" / "ledger"
+    for create, parents in ((True, [tmp_path / "new", tmp_path]), (True, []), (False, [])):
+        events.clear()
+        Ledger.open(folder, cap=1.0, create=create).close()
+        synced = [path for call, path in events if call == "fsync" and path.name != MARK]
+        assert synced == [folder, *parents]
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_a_record_is_committed_before_its_mark_which_is_synced_before_the_upload_may_leave(ledger, events):
+    ledger._database.set_trace_callback(lambda statement: events.append(("sql", statement.split()[0])))
+    ledger.reserve(A, 1.0, about={})
+    spend(ledger)
+    mark = ledger._folder / MARK
+    assert events == [("sql", "INSERT"), ("write", mark), ("fsync", mark)] * 2
+
+
+def test_records_say_what_happened_and_when(ledger):
+    began = datetime.now(UTC).replace(microsecond=0)
+    ledger.reserve(A, 1.0, about={})
+    spend(ledger)
+    ledger.close_study(A)
+    records = ledger.status().records
+    assert [record.kind for record in records] == ["cap", "reserve", "spend", "close"]
+    assert [record.content for record in records[2:]] == [
+        sha256(b"upload").hexdigest(),
+        sha256(b"").hexdigest(),
+    ]
+    for record in records[1:]:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", record.at)
+        assert began <= datetime.fromisoformat(record.at) <= datetime.now(UTC)
+
+
+def test_two_new_ledgers_have_different_fingerprints(tmp_path):
+    for name in "ab":
+        Ledger.open(tmp_path / name, cap=1.0, create=True).close()
+    assert read_ledger(tmp_path / "a").fingerprint != read_ledger(tmp_path / "b").fingerprint
+
+
+def test_a_closed_ledger_answers_nothing(ledger):
+    ledger.close()
+    ledger.close()
+    assert refusal(ledger.status).code == "ledger-closed"
+    assert refusal(ledger.replay, A, 1, digest=DIGEST).code == "ledger-closed"
+
+
+def test_a_ledger_of_process_1_is_closed_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpadmm.trusted.ledger.os.getpid", lambda: 1)  # as in a container
+    ledger = Ledger.open(tmp_path, cap=1.0, create=True)
+    ledger.close()
+    assert refusal(ledger.status).code == "ledger-closed"
+
+
+def test_reading_after_a_crash_changes_nothing(tmp_path):
+    with Ledger.open(tmp_path / "running", cap=1.0, create=True) as ledger:
+        ledger.reserve(A, 1.0, about={})
+        spend(ledger)
+        shutil.copytree(tmp_path / "running", tmp_path / "left")
+    lasting = [tmp_path / "left" / name for name in (DATABASE, f"{DATABASE}-wal", MARK)]
+    before = [path.read_bytes() for path in lasting]
+    assert all(before)
+    assert read_ledger(tmp_path / "left").spent == 0.25
+    assert [path.read_bytes() for path in lasting] == before
+
+
+def test_a_database_that_cannot_be_opened_is_not_an_empty_one(tmp_path):
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    (tmp_path / DATABASE).unlink()
+    (tmp_path / DATABASE).mkdir()
+    assert refusal(read_ledger, tmp_path).code == "ledger-failed"
+
+
+def test_only_zeros_may_follow_the_mark(tmp_path):
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    mark = (tmp_path / MARK).read_bytes()
+    for tail, fine in ((b"\0" * 9, True), (b"X", False), (b"\0X", False)):
+        (tmp_path / MARK).write_bytes(mark + tail)
+        if fine:
+            assert read_ledger(tmp_path).cap == 1.0
+        else:
+            assert refusal(read_ledger, tmp_path).code == "ledger-damaged"
+
+
+def test_a_mark_that_another_extends_stops_a_running_ledger(ledger):
+    ledger.reserve(A, 1.0, about={})
+    with (ledger._folder / MARK).open("ab") as mark:
+        mark.write(b"\0")
+    refused = refusal(spend, ledger)
+    assert refused.code == "ledger-damaged"
+    assert "the mark was changed by another" in str(refused)
+
+
+def test_another_ledger_in_its_place_is_noticed(tmp_path):
+    Ledger.open(tmp_path / "other", cap=1.0, create=True).close()
+    with Ledger.open(tmp_path / "ours", cap=1.0, create=True) as ledger:
+        ledger.verify()
+        shutil.rmtree(tmp_path / "ours")
+        shutil.copytree(tmp_path / "other", tmp_path / "ours")
+        refused = refusal(ledger.verify)
+    assert refused.code == "ledger-damaged"
+    assert "it was changed by another" in str(refused)
+
+
+def test_an_upload_changed_under_a_running_ledger_is_not_sent_again(ledger):
+    ledger.reserve(A, 1.0, about={})
+    spend(ledger)
+    with closing(sqlite3.connect(ledger._folder / DATABASE)) as database, database:
+        database.execute("UPDATE records SET payload = ? WHERE kind = 'spend'", (b"uploaD",))
+    refused = refusal(ledger.replay, A, 1, digest=DIGEST)
+    assert refused.code == "ledger-damaged"
+    assert "record 3 is not what was written" in str(refused)
+
+
+def test_reading_leaves_no_trace_and_needs_no_right_to_write(tmp_path):
+    with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
+        ledger.reserve(A, 1.0, about={})
+        spend(ledger)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    tmp_path.chmod(0o500)
+    try:
+        assert read_ledger(tmp_path).spent == 0.25
+    finally:
+        tmp_path.chmod(0o700)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_large_upload_comes_back_whole(ledger):
+    ledger.reserve(A, 1.0, about={})
+    upload = os.urandom(3_000_000)
+    spend(ledger, upload=upload)
+    assert ledger.replay(A, 1, digest=DIGEST) == upload
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Reserve, spend, replay, close and reopen in any order; the model is a few dictionaries."""
+
+    @initialize()
+    def begin(self):
+        memory = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None))
+        self.cap = 1.0
+        self.reserved: dict[str, tuple[Fraction, bool]] = {}
+        self.spent: dict[str, dict[int, tuple[str, Fraction, bytes]]] = {}
+        self.closed: set[str] = set()
+        self.ledger = Ledger.open(self.folder, cap=self.cap, create=True)
+
+    def teardown(self):
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+            shutil.rmtree(self.folder)
+
+    def total(self, study: str) -> Fraction:
+        return sum((cost for _, cost, _ in self.spent[study].values()), Fraction(0))
+
+    def promised(self) -> Fraction:
+        return sum(
+            (
+                self.total(study) if study in self.closed else self.reserved[study][0]
+                for study in self.reserved
+            ),
+            Fraction(0),
+        )
+
+    @rule(study=st.sampled_from([A, B, C]), cost=st.integers(1, 12), may_miss_rounds=st.booleans())
+    def reserve(self, study, cost, may_miss_rounds):
+        asked, refused = Fraction(cost, 16), None
+        if study in self.reserved:
+            fine = study not in self.closed and self.reserved[study] == (asked, may_miss_rounds)
+        else:
+            fine = self.promised() + asked <= self.cap
+        try:
+            self.ledger.reserve(study, float(asked), about={}, may_miss_rounds=may_miss_rounds)
+        except Refusal as error:
+            refused = error.code
+        assert (refused is None) == fine, refused
+        if fine:
+            self.reserved[study] = (asked, may_miss_rounds)
+            self.spent.setdefault(study, {})
+
+    @rule(
+        study=st.sampled_from([A, B, C]),
+        ahead=st.sampled_from([-1, 0, 1, 1, 1, 1, 2]),
+        cost=st.integers(1, 5),
+        digest=st.sampled_from([DIGEST, OTHER_DIGEST]),
+        upload=st.binary(max_size=40),
+    )
+    def answer(self, study, ahead, cost, digest, upload):
+        rounds = self.spent.get(study, {})
+        round, asked = max(1, max(rounds, default=0) + ahead), Fraction(cost, 32)
+        stored = refused = None
+        try:
+            stored = self.ledger.replay(study, round, digest=digest)
+            if stored is None:
+                self.ledger.spend(study, round, digest=digest, mu_squared=float(asked), upload=upload)
+        except Refusal as error:
+            refused = error.code
+        assert (refused is None) == self.may(study, round, digest, asked), refused
+        if refused is None:
+            assert stored == (rounds[round][2] if round in rounds else None)
+            rounds.setdefault(round, (digest, asked, upload))
+
+    def may(self, study: str, round: int, digest: str, asked: Fraction) -> bool:
+        if study not in self.reserved:
+            return False
+        rounds, (reserved, gaps) = self.spent[study], self.reserved[study]
+        if round in rounds:
+            return rounds[round][0] == digest
+        last = max(rounds, default=0)
+        in_order = round == last + 1 or (round > last and gaps)
+        everything = sum((self.total(each) for each in self.spent), Fraction(0))
+        affordable = self.total(study) + asked <= reserved and everything + asked <= self.cap
+        return study not in self.closed and in_order and affordable
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def close_study(self, data):
+        study = data.draw(st.sampled_from(sorted(self.reserved)))
+        self.ledger.close_study(study)
+        self.closed.add(study)
+
+    @rule(cap=st.sampled_from([0.5, 1.0, 1.0, 2.0]))
+    def reopen(self, cap):
+        self.ledger.close()
+        self.cap = cap
+        self.ledger = Ledger.open(self.folder, cap=cap)
+
+    @invariant()
+    def adds_up(self):
+        if not hasattr(self, "ledger"):
+            return
+        book = self.ledger.status()
+        assert book.spent == sum((self.total(study) for study in self.spent), Fraction(0))
+        assert book.promised == self.promised()
+        assert set(book.accounts) == set(self.reserved)
+        for study, rounds in self.spent.items():
+            stored = [
+                (record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)
+            ]
+            assert stored == [(round, digest, upload) for round, (digest, _, upload) in rounds.items()]
+        assert read_ledger(self.folder).fingerprint == book.fingerprint
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def test_records_are_hashed_as_they_always_were():
+    """An owner compares fingerprints of years: the same record has the same one."""
+    assert Record("cap", "", 0.0) == ("cap", "", 0.0, 0, "", 0, "", "")
+    record = Record("spend", A, 0.25, 3, DIGEST, 7, "2026-01-01T00:00:00+00:00", OTHER_DIGEST)
+    assert record.chain("0" * 64) == "fdc27add469ca1e32e6c09e5b75206f0574ed21a25452fd3d7a760614b8c9f73"
+
+
+def test_sums_are_exact_also_of_nothing():
+    book = Book()
+    assert (book.spent, book.promised) == (0, 0)
+    assert (type(book.spent), type(book.promised)) == (Fraction, Fraction)
+
+
+def test_a_refusal_says_whose_limit_it_is(ledger):
+    assert "would exceed the owner's cap" in str(refusal(ledger.reserve, A, 2.0, about={}))
+    ledger.reserve(A, 0.25, about={})
+    assert ledger.status().accounts[A].closed is False
+    assert "would exceed the study's reservation" in str(refusal(spend, ledger, mu_squared=0.5))
+
+
+def test_a_record_says_whom_it_is_about_and_what_it_costs(tmp_path):
+    with Ledger.open(tmp_path, cap=2.0, create=True) as ledger:
+        ledger.reserve(A, 0.5, about={})
+        ledger.spend(A, 1, digest=DIGEST, mu_squared=0.25, upload=b"")
+        ledger.close_study(A)
+    told = [(each.kind, each.study, each.mu_squared) for each in read_ledger(tmp_path).records]
+    assert told == [("cap", "", 2.0), ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]

@@ -1,0 +1,170 @@
+"""The privacy unit: which rows count as zeros, what replacing a person can change, and who checks it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import prove
+from guards import POLICY, STUDY, TinyRows, guarded, refusal, rows
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.memmap import is_nameless
+from dpadmm.data.compact import compact_csr
+from dpadmm.data.growing import GrowingArray
+from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.unit import NO_ID, ONE_ROW, Ids, PrivacyUnit, person_of
+
+CELLS = ["", " ", "NA", "nan", "7", "07", " 7", "7.0", "ada", "Ada", "ADA ", "b", "c", "d", "e"]
+
+
+def silent(ids, k):
+    return PrivacyUnit(k, "id").persons(Ids.of(ids), len(ids)).silent.tolist()
+
+
+def silent_by_the_rules(ids, k):
+    """The rules of the docstring, one row after another."""
+    names = [person_of(cell) for cell in ids]
+    return [
+        name in NO_ID
+        or len({cell for cell, other in zip(ids, names, strict=True) if other == name}) > 1
+        or names[:row].count(name) >= k
+        for row, name in enumerate(names)
+    ]
+
+
+@prove
+@given(ids=st.lists(st.sampled_from(CELLS), min_size=1, max_size=12), k=st.integers(1, 3))
+def test_rows_are_silent_by_the_rules_and_no_others(ids, k):
+    assert silent(ids, k) == silent_by_the_rules(ids, k)
+
+
+@prove
+@given(
+    ids=st.lists(st.sampled_from(CELLS), min_size=1, max_size=12),
+    k=st.integers(1, 3),
+    data=st.data(),
+)
+def test_replacing_a_person_changes_at_most_2k_rows_that_count(ids, k, data):
+    person = data.draw(st.sampled_from(ids))
+    replaced = [row for row, cell in enumerate(ids) if cell == person]
+    if person_of(person) in NO_ID:  # each of them is somebody else
+        replaced = [data.draw(st.sampled_from(replaced))]
+    rest = [cell for row, cell in enumerate(ids) if row not in replaced]
+    allowed = [cell for cell in [*CELLS, "new"] if cell not in rest or person_of(cell) in NO_ID]
+    newcomer = data.draw(st.sampled_from(allowed))
+    others = [newcomer if row in replaced else cell for row, cell in enumerate(ids)]
+    counted = [
+        {
+            (row, cell)
+            for row, (cell, zero) in enumerate(zip(table, silent(table, k), strict=True))
+            if not zero
+        }
+        for table in (ids, others)
+    ]
+    assert len(counted[0] ^ counted[1]) <= 2 * k
+
+
+def test_the_owner_is_told_how_many_and_why():
+    ids = ["a", "a", "a", "", "NA", "7", "07", "b", None]
+    persons = PrivacyUnit(2, "id").persons(Ids.of(ids), 9)
+    assert (persons.n_rows, persons.n_used, persons.n_persons) == (9, 3, 3)
+    assert (persons.n_above, persons.n_ambiguous, persons.n_without_id) == (1, 1, 3)
+
+
+def test_spellings_that_no_row_has_do_not_count():
+    """A Parquet dictionary may hold values that were deleted."""
+    for spellings in (["7", "07", "8"], ["7", "9", "8", "07"], ["7", "z", "8", "y"]):
+        persons = PrivacyUnit(1, "id").persons(Ids(np.array([0, 2]), spellings), 2)
+        assert persons.silent.tolist() == [False, False]
+        assert (persons.n_persons, persons.n_ambiguous) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "cell", ["", " ", "NA", "N/A", "#N/A", "#NA", "NaN", "-nan", "null", "None", None, np.nan]
+)
+def test_these_are_no_ids(cell):
+    persons = PrivacyUnit(5, "id").persons(Ids.of([cell, "a"]), 2)
+    assert persons.silent.tolist() == [True, False]
+    assert (persons.n_without_id, persons.n_persons) == (1, 1)
+
+
+def test_any_bytes_are_an_id():
+    assert silent([b"\xff", b"\xfe", b"a", b"b"], 1) == [True, True, False, False]  # both cannot be read
+
+
+def test_without_a_column_every_row_counts():
+    persons = ONE_ROW.persons(None, 3)
+    assert (persons.n_rows, persons.n_used, persons.n_persons) == (3, 3, None)
+    assert (persons.n_above, persons.n_ambiguous, persons.n_without_id) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.5, float("nan"), True])
+def test_a_person_has_a_whole_number_of_rows(rows):
+    with pytest.raises(StudyError, match="rows of a person must be a whole number of at least 1"):
+        PrivacyUnit(rows)
+
+
+def test_ids_cannot_be_forgotten_nor_invented():
+    features, labels = rows()
+    with pytest.raises(DataError, match="ids of rows do not go with a privacy unit of column 'who'"):
+        protect(features, labels, PrivacyUnit(1, "who"))
+    with pytest.raises(DataError, match="of column None"):
+        protect(features, labels, ONE_ROW, Ids.of(["a"] * len(labels)))
+    with pytest.raises(DataError, match=f"3 ids for {len(labels)} rows"):
+        protect(features, labels, PrivacyUnit(1, "who"), Ids.of("abc"))
+
+
+def test_protecting_leaves_the_callers_rows_alone():
+    features, labels = rows()
+    before = features.copy()
+    unit, ids = PrivacyUnit(1, "who"), Ids.of(["a", "a", *map(str, range(len(labels) - 2))])
+    dense = protect(features, labels, unit, ids).features
+    sparse = protect(csr_array(features), labels, unit, ids).features
+    assert np.array_equal(features, before)
+    assert np.array_equal(dense[1], np.zeros(features.shape[1]))
+    assert np.array_equal(np.delete(dense, 1, axis=0), np.delete(features, 1, axis=0))
+    assert np.array_equal(sparse.toarray(), dense)
+
+
+def in_a_file(block):
+    growing = GrowingArray(block.dtype, block.shape[1], memory_bytes=0)
+    growing.append(block)
+    return growing.finish()
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_rows_in_a_nameless_file_are_silenced_in_place(kind, monkeypatch):
+    monkeypatch.setattr("dpadmm._base.memmap.PORTION_BYTES", 64 * 24)  # several portions
+    features = np.random.default_rng(0).uniform(0.1, 0.5, (50, 3))
+    ids = Ids.of([row if row % 3 else "" for row in range(50)])
+    matrix = in_a_file(features)
+    if kind == "sparse":
+        places = in_a_file(np.tile(np.arange(3, dtype=np.int32), 50)[:, None])
+        matrix = compact_csr(matrix.reshape(-1), places.reshape(-1), np.arange(0, 151, 3), (50, 3))
+    assert is_nameless(matrix)
+    done = protect(matrix, np.ones(50), PrivacyUnit(1, "who"), ids).features
+    assert is_nameless(done)
+    out = done.toarray() if kind == "sparse" else np.asarray(done)
+    wanted = np.where((np.arange(50) % 3 == 0)[:, None], 0.0, features)
+    assert np.array_equal(out, wanted)
+
+
+def test_a_guard_refuses_rows_of_another_unit(tmp_path):
+    features, labels = rows()
+    for unit in (PrivacyUnit(2), PrivacyUnit(1, "who")):
+        with guarded(tmp_path, lambda study, unit=unit: TinyRows(features, labels, unit), POLICY) as guard:
+            refused = refusal(guard.enrol, STUDY)
+            assert refused.code == "study-unfit"
+            assert "rows per person" in str(refused)
+            assert not guard._ledger.status().accounts
+
+
+def test_private_rows_carry_the_unit_that_they_were_protected_for():
+    features, labels = rows()
+    unit = PrivacyUnit(2, "who")
+    held = OwnRows(protect(features, labels, unit, Ids.of(range(len(labels)))))
+    assert held.unit == unit
+    assert held.n_rows == len(labels)
