@@ -30,9 +30,13 @@ from dpadmm.experiments.runner import run_grid
 from grids import small_rows
 
 if __name__ == "__main__":
-    runner.WRITE_EVERY = 0.05
+    runner.WRITE_EVERY = 0.0
     grid = grid_from(json.loads(sys.argv[1]), repeats=int(sys.argv[3]))
-    say = lambda progress: print(progress.done, flush=True)
+
+    def say(progress):
+        print(progress.done, flush=True)
+        sys.stdin.readline()  # a test may hold the grid: a cell for each line it writes
+
     run_grid(grid, small_rows(), Path(sys.argv[2]), workers=2, watch=say)
 """
 
@@ -43,6 +47,7 @@ def start(path: Path, *, repeats: int = 4, **options) -> subprocess.Popen:
         f"import sys\nsys.path[:0] = {[str(Path(__file__).parents[1] / 'support')]!r}\n{SCRIPT}"
     )
     words = [sys.executable, str(script), json.dumps(GRID), str(path), str(repeats)]
+    options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
 
@@ -51,9 +56,12 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
     path.parent.mkdir()
     n_cells, finished, rng = len(grid.cells()), 0, random.Random()
     for _ in range(3):
-        process = start(path)
+        process = start(path, stdin=subprocess.PIPE)
         try:
-            until = finished + rng.randint(1, 5)
+            most = rng.randint(2, 5)  # three times five cells are fewer than the grid has, however fast it is
+            process.stdin.write("\n" * most)
+            process.stdin.flush()
+            until = finished + rng.randint(1, most)
             for line in process.stdout:
                 if int(line) >= until:
                     break
@@ -62,6 +70,7 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
         finally:
             process.kill()
             process.wait()
+            process.stdin.close()
             process.stdout.close()
         _, alive = psutil.wait_procs(family, timeout=20)
         assert alive == []
