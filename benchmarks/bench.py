@@ -27,7 +27,7 @@ from dpadmm.optim.schedules import theorem_schedule
 from dpadmm.optim.updates import consensus_step
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
-from dpadmm.training.methods import DpAdmm, Round
+from dpadmm.training.methods import DpAdmmRounds, Round
 from dpadmm.training.oracles import SimulatedNoise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
@@ -74,7 +74,7 @@ def round_of(rows: Rows) -> Callable[[], object]:
     constants = constants_of(
         problem, n_features=rows.n_features, n_rows=rows.n_rows, noise_multiplier=z, weight_radius=89.0
     )
-    method = DpAdmm(0.1, theorem_schedule(constants), z)
+    method = DpAdmmRounds(0.1, theorem_schedule(constants), z)
     noise = SimulatedNoise(0, rows.n_agents, (rows.n_features, 1))
     held = {"state": method.init(problem, rows), "consensus": np.zeros((rows.n_features, 1)), "round": 0}
 

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     )
     from dpadmm.privacy.budget import BudgetAccountant
     from dpadmm.privacy.report import PrivacyReport
-    from dpadmm.runs.simulation import Result, simulate
+    from dpadmm.runs.run import Result
+    from dpadmm.runs.simulation import simulate
     from dpadmm.study.settings import Settings
     from dpadmm.training.methods import minimizer
     from dpadmm.training.metrics import Trace
@@ -160,18 +161,25 @@ _HOMES = {
     "dpadmm.optim.problem": ("Problem", "Rows", "make_rows"),
     "dpadmm.optim.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
     "dpadmm.study.settings": ("Settings",),
-    "dpadmm.runs.simulation": ("Result", "simulate"),
+    "dpadmm.runs.run": ("Result",),
+    "dpadmm.runs.simulation": ("simulate",),
 }
 """Where every name lives: it comes when it is asked for, so that a saved model predicts without the compiler,
 and scikit-learn is needed by nothing but the estimators."""
 
-_PACKAGES = ("data", "losses", "methods", "privacy", "regularizers")
+_PACKAGES = {
+    "data": "dpadmm.data",
+    "losses": "dpadmm.optim.losses",
+    "methods": "dpadmm.training.methods",
+    "privacy": "dpadmm.privacy",
+    "regularizers": "dpadmm.optim.regularizers",
+}
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return import_module(f"dpadmm.{name}")
+        return import_module(_PACKAGES[name])
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULES[name]), name)

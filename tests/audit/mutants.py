@@ -22,7 +22,7 @@ from dpadmm.site import agent as agent_module
 from dpadmm.site.agent import Agent
 from dpadmm.training.methods import dp_admm
 from dpadmm.training.methods.admm_state import AdmmState
-from dpadmm.training.methods.dp_admm import DpAdmm
+from dpadmm.training.methods.dp_admm import DpAdmmRounds
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard, policy
 from dpadmm.trusted.guard import Guard
@@ -86,7 +86,7 @@ def dual_from_clean_primal(patch: Patch) -> None:
 
 
 def gradient_at_clean_primal(patch: Patch) -> None:
-    patch.setattr(DpAdmm, "points", lambda self, state, consensus: _clean(state))
+    patch.setattr(DpAdmmRounds, "points", lambda self, state, consensus: _clean(state))
     _keep_clean(patch)
 
 

@@ -141,9 +141,9 @@ def test_a_bad_output_folder(cli, tmp_path):
 
 @pytest.mark.parametrize("when", ["optimum", "first run", "second run"])
 def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
-    from dpadmm.training.methods import Centralized, DpAdmm
+    from dpadmm.training.methods import CentralizedRounds, DpAdmmRounds
 
-    method, at = {"optimum": (Centralized, 1), "first run": (DpAdmm, 1), "second run": (DpAdmm, 105)}[when]
+    method, at = {"optimum": (CentralizedRounds, 1), "first run": (DpAdmmRounds, 1), "second run": (DpAdmmRounds, 105)}[when]
     original, calls = method.step, 0
 
     def step(self, *args, **more):

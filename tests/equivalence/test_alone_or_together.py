@@ -20,7 +20,7 @@ from dpadmm.optim.schedules import theorem_schedule
 from dpadmm.study.assembly import make_method
 from dpadmm.study.settings import Settings
 from dpadmm.training.loop import PlannedParticipation, RoundView, train
-from dpadmm.training.methods import DpAdmm, Method, Round
+from dpadmm.training.methods import DpAdmmRounds, Method, Round
 from dpadmm.training.oracles import SimulatedNoise
 
 N, D, RHO, ROUNDS = len(SIZES), 5, 0.3, 12
@@ -39,9 +39,9 @@ class OneAgentsNoise:
         return self._all.draw(round, stream, shape)[self._agent : self._agent + 1]
 
 
-def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmm:
+def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmmRounds:
     constants = constants_of(task, n_features=D, n_rows=n_rows, noise_multiplier=z, weight_radius=3.0)
-    return DpAdmm(RHO, theorem_schedule(constants), constants.noise_multiplier)
+    return DpAdmmRounds(RHO, theorem_schedule(constants), constants.noise_multiplier)
 
 
 @pytest.mark.parametrize("plan", [None, "some"])

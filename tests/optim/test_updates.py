@@ -16,7 +16,7 @@ from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import Regularizer
 from dpadmm.optim.schedules import theorem_schedule
 from dpadmm.training.loop import RoundView, train
-from dpadmm.training.methods import DpAdmm, Round
+from dpadmm.training.methods import DpAdmmRounds, Round
 from dpadmm.training.oracles import SimulatedNoise
 
 SIZES = (3, 8, 5, 20)
@@ -80,7 +80,7 @@ def test_dp_admm_is_algorithm_1(loss: Loss, regularizer: Regularizer) -> None:
     schedule = theorem_schedule(constants)
     seen: list[RoundView] = []
     train(
-        DpAdmm(RHO, schedule, Z),
+        DpAdmmRounds(RHO, schedule, Z),
         problem,
         rows,
         n_rounds=ROUNDS,
@@ -163,7 +163,7 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
     loss = LOSS_CASES[0].values[0]
     problem, rows = Problem(loss, REGULARIZER_CASES[1].values[0], 0.01), cohort(loss)
     present: list[Integers] = [np.array(who) for who in ([0, 2], [1], [0, 1, 3], [3], [2, 3], [0], [1, 2])]
-    method = DpAdmm(RHO, lambda k: np.full(N, 0.5), Z)
+    method = DpAdmmRounds(RHO, lambda k: np.full(N, 0.5), Z)
     noise = SimulatedNoise(5, N, (D, 1))
     state, uploads, consensus = method.init(problem, rows), np.zeros((N, D, 1)), np.zeros((D, 1))
     for k, active in enumerate(present, start=1):

@@ -133,12 +133,12 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
     from dpadmm.runs.simulation import report_of
     from dpadmm.study.settings import Settings
     from dpadmm.training.loop import train
-    from dpadmm.training.methods import DpSgd
+    from dpadmm.training.methods import DpSgdRounds
     from dpadmm.training.oracles import SimulatedNoise
 
     problem, rows = Problem(Logistic(), L2(), 0.1), cohort(Logistic())
     n = rows.n_agents
-    method = EverySecond(DpSgd(0.1, np.full(n, 5.0)))
+    method = EverySecond(DpSgdRounds(0.1, np.full(n, 5.0)))
     noise = SimulatedNoise(1, n, (rows.n_features, 1))
     outcome = train(method, problem, rows, n_rounds=9, noise=noise)  # type: ignore[arg-type]
     settings = Settings(method="dp_sgd", noise_multiplier=5.0, n_rounds=9)

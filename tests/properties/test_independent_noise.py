@@ -31,7 +31,7 @@ from dpadmm.runs.simulation import run
 from dpadmm.runs.training import run_study
 from dpadmm.study.assembly import make_method
 from dpadmm.study.study import Study
-from dpadmm.training.methods import DpAdmm
+from dpadmm.training.methods import DpAdmmRounds
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted.discrete_gaussian import Grid
 
@@ -96,7 +96,7 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
     method, _ = make_method(study.settings, study.problem, result.rows, planned, 0)
-    assert isinstance(method, DpAdmm)
+    assert isinstance(method, DpAdmmRounds)
     return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
 
 
@@ -120,7 +120,7 @@ def simulated(loss: str, **more: Any) -> Floats:
         **more,
     )
     method, _ = make_method(result.settings, result.problem, result.rows, np.full(len(SIZES), ROUNDS), 0)
-    assert isinstance(method, DpAdmm)
+    assert isinstance(method, DpAdmmRounds)
     return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
 
 

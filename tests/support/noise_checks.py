@@ -11,7 +11,7 @@ from scipy import stats
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem
 from dpadmm.training.loop import RoundView
-from dpadmm.training.methods import DpAdmm
+from dpadmm.training.methods import DpAdmmRounds
 
 CHANCE = 1e-8
 """How often a single comparison may fail by chance; a test makes a few dozen."""
@@ -29,7 +29,7 @@ class Watcher:
         self.released.append(np.array(view.released))
 
 
-def gradients_said(seen: Watcher, method: DpAdmm, problem: Problem) -> Floats:
+def gradients_said(seen: Watcher, method: DpAdmmRounds, problem: Problem) -> Floats:
     """h_i^k of every round and agent, (t, n, d, p), from the models of all agents alone.
 
     For rows of zeros, whose gradients are zero, this is the noise itself.

@@ -25,7 +25,7 @@ from dpadmm.training.loop import (
     StopWhenStill,
     train,
 )
-from dpadmm.training.methods import DpAdmm, DpSgd
+from dpadmm.training.methods import DpAdmmRounds, DpSgdRounds
 from dpadmm.training.metrics import Metrics, TestRows, error
 from dpadmm.training.oracles import SimulatedNoise
 
@@ -36,7 +36,7 @@ RHO, ETA = 0.2, 0.8
 
 
 def run(n_rounds: int = 7, *, z: float = 1.0, seed: int = 1, rows: Rows = ROWS, **options: Any) -> Outcome:
-    method = DpAdmm(RHO, Constant(ETA, N), np.full(N, z))
+    method = DpAdmmRounds(RHO, Constant(ETA, N), np.full(N, z))
     return train(method, PROBLEM, rows, n_rounds=n_rounds, noise=SimulatedNoise(seed, N, (5, 1)), **options)
 
 
@@ -52,7 +52,7 @@ def watched(n_rounds: int = 7, **options: Any) -> tuple[list[RoundView], Outcome
 def runaway(n_rounds: int = 400, **options: Any) -> Outcome:
     """Steps 1,000 times as long as the l2 term allows, so that every one overshoots."""
     problem = Problem(Logistic(), L2(), 1.0)
-    method = DpSgd(1e3, np.full(N, 1.0))
+    method = DpSgdRounds(1e3, np.full(N, 1.0))
     return train(method, problem, ROWS, n_rounds=n_rounds, noise=SimulatedNoise(1, N, (5, 1)), **options)
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_diverges_is_refused_with_its_round_and_a_way_out() -> None:
 
 def test_a_mean_that_overflows_is_refused_though_every_round_is_finite() -> None:
     problem = Problem(Logistic(), L2(), 0.0)
-    method = DpSgd(1e8, np.full(N, 1e300))
+    method = DpSgdRounds(1e8, np.full(N, 1e300))
     seen: list[RoundView] = []
     with pytest.raises(Diverged, match="diverged in round"):
         train(
@@ -281,7 +281,7 @@ def test_measures_are_the_papers(problem: Problem) -> None:
     averages = Averages(with_released=True)
     metrics = Metrics(problem, ROWS, averages, RHO, test, every=3)
     seen: list[RoundView] = []
-    method = DpAdmm(RHO, Constant(ETA, N), np.ones(N))
+    method = DpAdmmRounds(RHO, Constant(ETA, N), np.ones(N))
     noise = SimulatedNoise(1, N, (5, 1))
     train(method, problem, ROWS, n_rounds=8, noise=noise, averages=averages, observers=[metrics, seen.append])
     trace = metrics.trace

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpadmm._base.arrays import Floats
+from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 
 BOUND = 1.0
@@ -81,7 +82,7 @@ def noise_multiplier(mu: float) -> float:
 
 def make_study(name: str, *, mu: float, delta: float) -> Study:
     """A study of three rounds that costs μ in all."""
-    constants = {"gradient_bound": BOUND, "rho": RHO, "step_size": STEP_SIZE}
+    constants = {"loss_gradient_bound": BOUND, "rho": RHO, "step_size": STEP_SIZE}
     training = {
         "loss": "squared", "regularizer": "none", "schedule": "constant", **constants,
         "noise_multiplier": noise_multiplier(mu), "delta": delta, "n_rounds": N_ROUNDS,
@@ -89,7 +90,7 @@ def make_study(name: str, *, mu: float, delta: float) -> Study:
     return Study(
         name=name,
         features=tuple(f"x{j + 1}" for j in range(N_FEATURES)),
-        training=training,
+        training=Training(**training),
         provenance=dict.fromkeys(constants, "assumed"),
     )
 

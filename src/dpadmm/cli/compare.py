@@ -20,14 +20,16 @@ from dpadmm.cli.data_options import open_dataset
 from dpadmm.cli.grid_run import RESULTS, check_results_folder, run_with_progress
 from dpadmm.cli.screen import say_path
 from dpadmm.cli.signature import add_options
-from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, parameters
+from dpadmm.cli.simulate_options import RUN_OPTIONS, parameters
 from dpadmm.experiments.grid import Grid, grid_from
 from dpadmm.experiments.results import DONE, Results
-from dpadmm.study.settings import NOT_PRIVATE, Settings, settings_from
+from dpadmm.study.settings import BUDGETS, Settings, settings_from
+from dpadmm.training.methods import METHODS as REGISTERED
 
 METHODS = "dp_admm,dp_sgd,admm_pvp"
+NOT_PRIVATE = tuple(name for name, method in REGISTERED.items() if not method.private)
 EXPERIMENT = "comparison"
-_OWN = ("method", "n_agents", *LISTS, "seed", "repeats", "output", "metrics_every")
+_OWN = ("method", "n_agents", *BUDGETS, "seed", "repeats", "output", "metrics_every")
 """Options of simulate that compare defines differently."""
 
 
@@ -108,7 +110,7 @@ def compare_command(
     if as_json:
         out = {
             "data": results.meta["data"],
-            "settings": {**shared, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss},
+            "settings": {**shared, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss.name},
             "seeds": [seed + k for k in range(repeats)],
             "rows": as_json_rows(rows),
             "files": [str(path) for path in written],

@@ -8,7 +8,6 @@ from typing import Any
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, read_table
-from dpadmm.optim.losses import LOSSES
 from dpadmm.runs.preparation import as_dataset
 from dpadmm.study.settings import Settings
 
@@ -30,6 +29,6 @@ def open_dataset(about: Mapping[str, Any], settings: Settings) -> Dataset:
     classes = about.get("classes")
     if isinstance(classes, str):
         classes = [name.strip() for name in classes.split(",")]
-    task = LOSSES[settings.loss].task
+    task = settings.loss.task
     dataset = read_table(source, task=task, label=about.get("label"), classes=classes, by=about.get("by"))
     return as_dataset(dataset, settings)

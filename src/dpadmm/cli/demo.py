@@ -17,7 +17,8 @@ from dpadmm.data import Dataset, load_adult
 from dpadmm.reporting.convergence import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
 from dpadmm.runs.preparation import as_dataset, prepare
-from dpadmm.runs.simulation import Result, run
+from dpadmm.runs.run import Result
+from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 
 ROUND_EPSILONS = (0.05, 0.1)
@@ -77,7 +78,7 @@ def demo(
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """Settings of the demo's first budget, as ``dpadmm simulate --config`` takes them."""
-    chosen = {name: value for name, value in vars(settings).items() if value is not None}
+    chosen = {name: value for name, value in settings.flat().items() if value is not None}
     return {"data": "adult" if dataset.name == "adult" else "synthetic", "repeats": REPEATS, **chosen}
 
 
@@ -87,7 +88,7 @@ def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
     if source is not Source.SYNTHETIC:
         try:
             # c_w = 89 and λ/n = 1e-6 are the paper's, tuned on the same rows: for a reproduction only
-            return load_adult(), replace(shared, reg_share=1e-6, weight_radius=89.0, test_rows=5222)
+            return load_adult(), shared.changed(reg_share=1e-6, weight_radius=89.0, test_rows=5222)
         except DataError as error:
             if source is Source.ADULT:
                 raise
@@ -99,16 +100,16 @@ def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str
     """The private runs by name, the optimum, and whether Ctrl-C ended them early."""
     runs: dict[str, Result] = {}
     with progress(1 + _N_RUNS * settings.n_rounds, "training", quiet=quiet) as advance:
-        pooled = replace(settings, method="centralized", round_epsilon=None)
+        pooled = settings.changed(method="centralized", round_epsilon=None)
         prepared = prepare(dataset, settings)
-        optimum = run(prepared, pooled, observers=[advance], keep_interrupted=True)
+        optimum = run_prepared(prepared, pooled, observers=[advance], keep_interrupted=True)
         if optimum.interrupted:
             raise KeyboardInterrupt
         for k in range(REPEATS):
             one = replace(settings, seed=(settings.seed or 0) + k)
             prepared = prepared if k == 0 else prepare(dataset, one)
             for e in ROUND_EPSILONS:
-                result = run(
+                result = run_prepared(
                     prepared, replace(one, round_epsilon=e), observers=[advance], keep_interrupted=True
                 )
                 if len(result.trace):

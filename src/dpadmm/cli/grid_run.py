@@ -14,7 +14,6 @@ from dpadmm.data import Dataset
 from dpadmm.experiments.grid import Grid
 from dpadmm.experiments.results import Results
 from dpadmm.experiments.runner import Progress, run_grid
-from dpadmm.optim.losses import LOSSES
 from dpadmm.reporting.run_folder import check_folder
 
 RESULTS = "results.parquet"
@@ -39,7 +38,7 @@ def check_results_folder(folder: Path, *, overwrite: bool) -> None:
 def data_of(grid: Grid) -> Dataset:
     """The data set of a grid."""
     cells = grid.cells()
-    tasks = {LOSSES[cell.settings.loss].task for cell in cells}
+    tasks = {cell.settings.loss.task for cell in cells}
     if len(tasks) > 1:
         raise StudyError(
             f"a grid has one kind of labels, but these losses need {' and '.join(sorted(tasks))}; make two"

@@ -29,7 +29,7 @@ from dpadmm.cli.screen import (
     table,
 )
 from dpadmm.cli.signature import add_options
-from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, from_toml, parameters
+from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, parameters
 from dpadmm.data import Dataset
 from dpadmm.reporting.run_folder import (
     check_folder,
@@ -42,9 +42,11 @@ from dpadmm.reporting.run_folder import (
     write_run,
 )
 from dpadmm.runs.preparation import prepare
-from dpadmm.runs.simulation import Result, run
-from dpadmm.study.settings import NOT_PRIVATE, Settings, settings_from
+from dpadmm.runs.run import Result
+from dpadmm.runs.simulation import run_prepared
+from dpadmm.study.settings import BUDGETS, Settings, settings_from
 from dpadmm.training.loop import Observer
+from dpadmm.training.methods import METHODS
 from dpadmm.training.oracles import fresh_seed
 
 
@@ -130,7 +132,7 @@ def _train(
 
 def _run(dataset: Dataset, plan: Settings, named: str, watch: Observer) -> Result:
     try:
-        return run(prepare(dataset, plan), plan, observers=[watch], keep_interrupted=True)
+        return run_prepared(prepare(dataset, plan), plan, observers=[watch], keep_interrupted=True)
     except Diverged as error:
         if not named:
             raise
@@ -140,8 +142,9 @@ def _run(dataset: Dataset, plan: Settings, named: str, watch: Observer) -> Resul
 def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """The file's options with the line's on top; what the line says in another way goes out of the file."""
     replaced: set[str] = set()
-    if line.get("method") in NOT_PRIVATE or any(name in line for name in LISTS):
-        replaced.update(LISTS)
+    method = METHODS.get(line.get("method", ""))
+    if (method and not method.private) or any(name in line for name in BUDGETS):
+        replaced.update(BUDGETS)
     if "by" in line:
         replaced.add("partition")
     return {**{name: value for name, value in file.items() if name not in replaced}, **line}
@@ -149,7 +152,7 @@ def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, An
 
 def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any]) -> Settings:
     chosen = dict(given)
-    for name in LISTS:
+    for name in BUDGETS:
         if isinstance(chosen.get(name), str):
             chosen[name] = _numbers(name, chosen[name])
     if "by" in about_run and chosen.setdefault("partition", "groups") != "groups":
@@ -186,7 +189,9 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
 
         first = results["1"]
         epsilon = f", ε = {epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
-        save_figure(convergence_figure({first.settings.method + epsilon: traces}), folder / "convergence")
+        save_figure(
+            convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence"
+        )
 
 
 def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) -> None:
@@ -202,7 +207,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
     runs = f", mean ± standard deviation of {len(shown)} runs" if len(shown) > 1 else ""
     rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
     problem = f"{first.problem.loss.name} loss, {first.problem.regularizer.name} regularizer"
-    say(console, f"{first.settings.method}, {problem}{rounds}{runs}")
+    say(console, f"{first.settings.method.name}, {problem}{rounds}{runs}")
     out = table("", "value")
     ends = end_values(shown)
     for name, text in NAMES.items():

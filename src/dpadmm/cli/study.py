@@ -22,8 +22,7 @@ from dpadmm.cli.screen import rounded_up, say, say_path, table
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
-from dpadmm.study.check import confirmations, study_problems
-from dpadmm.study.study import Study, read_study
+from dpadmm.study.study import Study, confirmations, read_study, study_problems
 
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
@@ -209,12 +208,12 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     return [
         *_rows_in_words(study),
-        ("model", f"{settings.loss} loss, {settings.regularizer} regularizer"),
+        ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         (
             "weights",
             f"{study.shape[0]} × {study.shape[1]}{', one for a constant' if settings.intercept else ''}",
         ),
-        ("method", settings.method),
+        ("method", settings.method.name),
         ("rounds", f"{settings.n_rounds}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
         ("noise multiplier z", f"{numbers['noise_multiplier']:.4f}"),

@@ -23,8 +23,8 @@ from dpadmm.cli.screen import (
     waiting,
 )
 from dpadmm.data.encoded import EncodedTable, encode_table
-from dpadmm.model.model import model_of
-from dpadmm.runs.training import StudyResult, run_study
+from dpadmm.runs.run import Result
+from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, read_study
 
 SUFFIX = ".dpadmm"
@@ -88,7 +88,7 @@ def train(
         raise KeyboardInterrupt
     with atomic_file(statement) as out:
         out.write(result.statement.as_bytes())
-    model_of(result).save(output)
+    result.model.save(output)
     if as_json:
         echo_json(_plain(result, rows, data, output))
     elif not quiet:
@@ -129,7 +129,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
         raise StudyError(f"{path} cannot be written, since {folder} is not a folder")
 
 
-def _plain(result: StudyResult, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
+def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
     worst = result.statement.as_json()["worst"]
     return {
         "study": {"name": result.study.name, "hash": result.study.hash},
@@ -147,17 +147,17 @@ def _plain(result: StudyResult, rows: EncodedTable, data: Path, output: Path) ->
     }
 
 
-def _names(result: StudyResult) -> list[str]:
+def _names(result: Result) -> list[str]:
     return list(result.names) or [str(i + 1) for i in range(len(result.n_rows))]
 
 
-def _show(result: StudyResult, rows: EncodedTable, data: Path, output: Path) -> None:
+def _show(result: Result, rows: EncodedTable, data: Path, output: Path) -> None:
     console, plain = Console(), _plain(result, rows, data, output)
     study, count = result.study, len(result.n_rows)
     who = f"{count} agents of {number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
     say(console, f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
-    model = f"{study.settings.loss} loss, {study.settings.regularizer} regularizer"
-    say(console, f"{study.settings.method}, {model}, {result.outcome.rounds} rounds")
+    model = f"{study.settings.loss.name} loss, {study.settings.regularizer.name} regularizer"
+    say(console, f"{study.settings.method.name}, {model}, {result.outcome.rounds} rounds")
     out = table("privacy loss of a person with one row", "")
     out.add_row("total ε, exact", rounded_up(plain["epsilon"]))
     if plain["epsilon_paper"] is not None:

@@ -18,10 +18,12 @@ from dpadmm._base.errors import PrivacyLeakWarning, StudyError
 from dpadmm.data import Dataset
 from dpadmm.estimators.checking import told
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive
+from dpadmm.optim.regularizers import ElasticNet
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.privacy.calibration import total_noise_multiplier
 from dpadmm.runs.preparation import Prepared, prepare
-from dpadmm.runs.simulation import Result, run
+from dpadmm.runs.run import Result
+from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 from dpadmm.training.oracles import ExactNoise, fresh_seed
 from dpadmm.trusted.discrete_gaussian import Grid
@@ -117,7 +119,9 @@ class PrivateLinearModel(BaseEstimator):
         """Charge, train, and keep what every fitted estimator has."""
         charge_all(self._accountants(), self.epsilon, self.delta)
         with _ONE_AT_A_TIME:
-            result = run(prepared, settings, noise=ExactNoise() if self.random_state is None else None)
+            result = run_prepared(
+                prepared, settings, noise=ExactNoise() if self.random_state is None else None
+            )
         self.n_iter_ = result.outcome.rounds
         self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
         if leaks:
@@ -196,7 +200,7 @@ def _penalty(strength: float, l1_ratio: Any, *, scale: float, half: float) -> di
         return {"regularizer": "none", "reg_share": 0.0}
     if ratio in (0.0, 1.0):
         return {"regularizer": "l1" if ratio else "l2", "reg_share": share}
-    return {"regularizer": "elastic_net", "reg_share": share, "l1_ratio": lasso / share}
+    return {"regularizer": ElasticNet(lasso / share), "reg_share": share}
 
 
 def _in_a_search() -> bool:

@@ -118,7 +118,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
             strength=positive("alpha", self.alpha, or_zero=True),
             half=half,
             loss=self.loss,
-            gradient_bound=bound,
+            loss_gradient_bound=bound,
             loss_delta=bound,
             **owned(groups),
         )

@@ -23,7 +23,8 @@ from dpadmm.optim.bounds import nonsmooth_bound, smooth_bound
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.privacy.releases import Release
 from dpadmm.runs.preparation import Prepared, prepare
-from dpadmm.runs.simulation import Result, run
+from dpadmm.runs.run import Result
+from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 
 _PARTITION = (
@@ -59,7 +60,7 @@ class Bench:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                result = run(self.prepared(cell.settings), cell.settings)
+                result = run_prepared(self.prepared(cell.settings), cell.settings)
         except DpadmmError as error:
             return _table([{**_about(cell), "status": REFUSED, "reason": str(error), "round": 0}])
         said = "; ".join(dict.fromkeys(str(each.message) for each in caught)) or None
@@ -115,10 +116,10 @@ def _plain_releases(result: Result) -> set[tuple[float, int]]:
 def _bound(result: Result, round: int) -> float | None:
     """The theorem's bound after so many rounds, where the theorem speaks of this run."""
     settings = result.settings
-    if settings.method != "dp_admm" or settings.schedule != "theorem" or settings.participation < 1.0:
+    if getattr(settings.method, "schedule", None) != "theorem" or settings.participation < 1.0:
         return None
-    bound = smooth_bound if result.problem.smooth else nonsmooth_bound
-    return bound(result.constants, n_rounds=round, rho=settings.rho, beta=settings.rho)
+    bound, rho = smooth_bound if result.problem.smooth else nonsmooth_bound, settings.flat()["rho"]
+    return bound(result.constants, n_rounds=round, rho=rho, beta=rho)
 
 
 def _finite(value: float | None) -> float | None:
@@ -176,7 +177,8 @@ def _answer(bench: Bench, cell: Cell) -> pa.Table | Failure:
 def _kind(cell: Cell) -> tuple[str, ...]:
     """Runs of one kind share compiled functions."""
     settings = cell.settings
-    return (settings.method, settings.loss, settings.regularizer, settings.mechanism)
+    chosen = settings.flat()
+    return tuple(str(chosen.get(name)) for name in ("method", "loss", "regularizer", "mechanism"))
 
 
 def _die_with_parent() -> None:

@@ -12,16 +12,17 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import check_names
 from dpadmm._base.toml import read_toml
 from dpadmm.experiments.results import grid_digest, settings_columns
-from dpadmm.study.settings import Settings, check_names
+from dpadmm.study.settings import Settings, flat_parameters
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
@@ -29,7 +30,7 @@ MOST_RUNS = 20_000
 """Limit for all experiments together: more would fill the memory before the first run starts."""
 
 _TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
-_SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "seed")
+_SETTINGS = tuple(name for name in flat_parameters(Settings) if name != "seed")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import io
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import dpadmm
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
 from dpadmm.data import Dataset
-from dpadmm.study.settings import Settings
+from dpadmm.study.settings import Settings, flat_parameters
 
 FORMAT = 1
 TIMING = ("seconds", "wall_seconds")
@@ -50,15 +50,8 @@ PRIVACY = (
 DONE, REFUSED = "done", "refused"
 
 _HEADER = b"dpadmm"
-_ARROW_TYPES = {
-    "int": pa.int64(),
-    "int | None": pa.int64(),
-    "float": pa.float64(),
-    "float | None": pa.float64(),
-    "float | Sequence[float] | None": pa.float64(),  # a grid takes one budget for all agents
-    "bool": pa.bool_(),
-}
-SETTINGS = {field.name: _ARROW_TYPES.get(str(field.type), pa.string()) for field in fields(Settings)}
+_ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+SETTINGS = {name: _ARROW_TYPES[each.base] for name, each in flat_parameters(Settings).items()}
 """Columns of the settings, with their types."""
 SCHEMA = pa.schema(
     {
@@ -150,12 +143,9 @@ class Results:
 
 
 def settings_columns(settings: Settings) -> dict[str, Any]:
-    """Settings as the values of their columns; whole numbers become floats where the column has floats."""
-    values = ((name, kind, getattr(settings, name)) for name, kind in SETTINGS.items())
-    return {
-        name: float(value) if value is not None and pa.types.is_floating(kind) else value
-        for name, kind, value in values
-    }
+    """Settings as the values of their columns; None for a parameter of what was not chosen."""
+    said = settings.flat()
+    return {name: said.get(name) for name in SETTINGS}
 
 
 def data_stamp(dataset: Dataset) -> dict[str, Any]:

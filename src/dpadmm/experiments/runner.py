@@ -165,7 +165,7 @@ def _receive(connection: Connection[Any, Any], process: SpawnProcess, cell: Cell
     try:
         answer = connection.recv()
     except (EOFError, ConnectionResetError):
-        raise _died(process, f" in a run of {cell.settings.method}") from None
+        raise _died(process, f" in a run of {cell.settings.method.name}") from None
     if isinstance(answer, Failure):
         raise RuntimeError(f"a run failed that should not: {cell.settings}\n{answer.text}")
     return answer

@@ -39,6 +39,7 @@ from dpadmm.model.loading import load_model
 from dpadmm.model.model import model_of
 from dpadmm.privacy.statement_file import cross_checks, read_statement
 from dpadmm.site.site import Site
+from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.trusted.ledger import read_ledger
 
@@ -87,10 +88,7 @@ def adult_study(
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
-        training={
-            "method": "dp_admm", "loss": "logistic", "intercept": False, "epsilon": epsilon, "delta": DELTA,
-            "n_rounds": n_rounds,
-        },
+        training=Training(epsilon=epsilon, delta=DELTA, n_rounds=n_rounds),
         absences=quorum is not None,
         quorum=quorum,
         deadline=deadline,

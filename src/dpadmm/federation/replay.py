@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from scipy.sparse import csr_array, vstack
@@ -19,10 +20,9 @@ from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.optim.features import clip_rows
 from dpadmm.optim.problem import PublicSizes, Rows, make_rows
 from dpadmm.site.site import Site
-from dpadmm.study.assembly import make_method
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.base import Method, Round
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted.discrete_gaussian import as_mean, quantise
 from dpadmm.trusted.guard import Enrolled
@@ -149,8 +149,7 @@ class _Run:
     def __init__(
         self, study: Study, rows: Rows, noise: list[dict[int, Integers]], names: tuple[str, ...]
     ) -> None:
-        planned = np.full(rows.n_agents, study.settings.n_rounds)
-        self._method, _ = make_method(study.settings, study.problem, rows, planned, seed=0)
+        self._method = cast(Method[Any], study.method(*rows.n_rows.tolist()))
         self._study, self._rows, self._said, self._names = study, rows, noise, names
         self._noise = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
 

@@ -6,7 +6,7 @@ There is no noise on any of this: it tells about the rows of the table, which mu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import scipy  # its parts load when they are first used
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
+from dpadmm._base.fields import parameters
 from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
 from dpadmm.data.encoding import Report
@@ -186,18 +187,12 @@ def _of_numbers(truth: Floats, predicted: Floats) -> dict[str, float | None]:
 
 def _mean_loss(model: Model, labels: Floats, scores: Floats) -> float | None:
     """Mean loss as in training; None where the loss has a parameter that the model does not know."""
-    training = model.study.get("training", {})
-    known = {
-        "logistic": (),
-        "hinge": (),
-        "softmax": (scores.shape[1],),
-        "smoothed_hinge": (training.get("loss_width"),),
-        "squared": (training.get("gradient_bound"),),
-        "huber": (training.get("loss_delta"),),
-    }.get(model.loss, (None,))
-    if None in known:
+    known = model.study.get("loss", {"name": model.loss})
+    if model.loss not in LOSSES or (parameters(LOSSES[model.loss]) and len(known) < 2):
         return None
-    loss: Any = LOSSES[model.loss](*known)
+    loss: Any = LOSSES[model.loss](**{name: value for name, value in known.items() if name != "name"})
+    if loss.task == "multiclass":
+        loss = replace(loss, n_outputs=scores.shape[1])
     return float(loss.value(labels, scores).mean())
 
 

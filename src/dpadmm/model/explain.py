@@ -21,7 +21,7 @@ from dpadmm.model.coefficients import units
 from dpadmm.model.model import Model
 from dpadmm.model.standard_error import NoiseError, noise_error_of
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
-from dpadmm.study.study import Study
+from dpadmm.study.study import study_from
 
 PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
 TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
@@ -280,17 +280,7 @@ def _noise_error(model: Model) -> tuple[str, NoiseError | None]:
         return "the model's file has no study; models that dpadmm train writes have one", None
     if len(model.history) < 2:
         return "the model's file does not have the consensus of every round", None
-    about = model.study
-    study = Study(
-        name=about["name"],
-        training={name: value for name, value in about["training"].items() if value is not None},
-        schema=model.schema,
-        label=model.label,
-        features=() if model.schema else model.feature_names,
-        classes=None if model.schema else model.classes,
-        provenance=about["provenance"],
-        absences=about["absences"],
-    )
+    study = study_from(model.study)
     n_rows = [m for entry in model.statement["agents"] for m in entry["n_rows"].values()]
     return "", noise_error_of(study, model.history, np.array(n_rows))
 

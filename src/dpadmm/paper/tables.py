@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from dpadmm.reporting.series import (
     where,
 )
 from dpadmm.reporting.style import power
-from dpadmm.study.settings import Settings
+from dpadmm.study.settings import Settings, flat_parameters
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,10 @@ def _about_totals(lines: Results) -> str:
 def settings_table(results: Results) -> Table:
     """Every setting with the values it takes in the results."""
     rows = []
-    for each in fields(Settings):
-        values = distinct(results, each.name)
+    for name in flat_parameters(Settings):
+        values = distinct(results, name)
         if values:
-            rows.append((each.name, _values(each.name, values)))
+            rows.append((name, _values(name, values)))
     return Table(
         "settings",
         "Settings",

@@ -16,7 +16,6 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import dpadmm
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.privacy.statement import canonical, of_report
-from dpadmm.runs.simulation import Result
+from dpadmm.runs.run import Result
 from dpadmm.training.metrics import spread
 
 
@@ -88,7 +87,7 @@ def _write_statement(path: Path, result: Result) -> None:
         statement = of_report(
             result.privacy,
             result.rows.n_rows.tolist(),
-            name=f"simulation of {result.settings.method}",
+            name=f"simulation of {result.training.method.name}",
             settings_hash=sha256(canonical(used_settings(result))).hexdigest(),
             version=dpadmm.__version__,
         )
@@ -135,7 +134,7 @@ def end_values(runs: Iterable[Result]) -> dict[str, list[float]]:
 
 def used_settings(result: Result) -> dict[str, Any]:
     """The settings of a run that are set, in a form that TOML can hold."""
-    return {name: _plain(value) for name, value in asdict(result.settings).items() if value is not None}
+    return {name: _plain(value) for name, value in result.training.flat().items() if value is not None}
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from dpadmm._base.arrays import Floats
 from dpadmm.experiments.results import Results
 from dpadmm.optim.losses import LOSSES
-from dpadmm.study.settings import Settings
+from dpadmm.study.settings import Settings, flat_parameters
+from dpadmm.training.methods import METHODS as REGISTERED
 from dpadmm.training.metrics import spread
 
 BUDGETS = {"round_epsilon": "ε per round", "epsilon": "total ε", "noise_multiplier": "noise multiplier z"}
@@ -118,16 +119,7 @@ def variants(results: Results) -> dict[str, Results]:
     return out
 
 
-METHODS = {
-    "dp_admm": "DP-ADMM",
-    "admm": "ADMM",
-    "admm_pvp": "PVP",
-    "admm_dvp": "DVP",
-    "dp_sgd": "DPSGD",
-    "output_perturbation": "output perturbation",
-    "objective_perturbation": "objective perturbation",
-    "centralized": "optimum",
-}
+METHODS = {name: method.title for name, method in REGISTERED.items()}
 """Display names of the methods, in display order."""
 
 
@@ -137,7 +129,7 @@ def _rank(method: str) -> int:
 
 def _setting_names(results: Results) -> list[str]:
     known = set(results.table.column_names)
-    return [f.name for f in fields(Settings) if f.name in known and f.name not in _NOT_A_VARIANT]
+    return [name for name in flat_parameters(Settings) if name in known and name not in _NOT_A_VARIANT]
 
 
 def _varies(results: Results, name: str) -> bool:

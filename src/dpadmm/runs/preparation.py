@@ -14,7 +14,7 @@ from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, Partition
 from dpadmm.optim.features import as_matrix, clip_rows, with_intercept
-from dpadmm.optim.losses import LOSSES
+from dpadmm.optim.losses import Loss
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.study.settings import Settings
 from dpadmm.training.metrics import TestRows
@@ -40,7 +40,7 @@ def as_dataset(
     groups: ArrayLike | None = None,
 ) -> Dataset:
     """Turn whatever names or holds data into a :class:`Dataset` for the loss of these settings."""
-    task = LOSSES[settings.loss].task
+    task = settings.loss.task
     if isinstance(data, str):
         if data == "adult":
             dataset = sources.load_adult()
@@ -134,8 +134,8 @@ def _deal_by_group(groups: NDArray[Any], kept: Integers) -> Partition:
     return deal
 
 
-def _check_task(dataset: Dataset, loss: str) -> None:
-    task, labels = LOSSES[loss].task, dataset.labels
+def _check_task(dataset: Dataset, loss: Loss) -> None:
+    task, labels = loss.task, dataset.labels
     if task == "binary":
         fits, wanted = _only(labels, np.array([-1.0, 1.0])), "labels -1 and +1 (two classes)"
     elif task == "multiclass":
@@ -145,7 +145,7 @@ def _check_task(dataset: Dataset, loss: str) -> None:
         fits, wanted = dataset.classes is None, "numbers as labels, not classes"
     if not fits:
         raise DataError(
-            f"loss {loss} needs {wanted}; data set {dataset.name!r} has none: choose another loss"
+            f"loss {loss.name} needs {wanted}; data set {dataset.name!r} has none: choose another loss"
         )
 
 

@@ -7,96 +7,29 @@ and the report says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from time import perf_counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import check_names
 from dpadmm.model.model import Model
-from dpadmm.optim.constants import Constants
-from dpadmm.optim.problem import Problem, Rows
-from dpadmm.privacy.report import PrivacyReport
 from dpadmm.runs.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
-from dpadmm.study.assembly import make_method, rho_of
-from dpadmm.study.settings import Settings, settings_from
+from dpadmm.runs.run import Result, run
+from dpadmm.study.settings import Settings, flat_parameters, settings_from
 from dpadmm.training.loop import (
     Averages,
     Observer,
-    Outcome,
     Participation,
     PlannedParticipation,
     RandomParticipation,
     StopWhenStill,
-    train,
 )
-from dpadmm.training.methods.base import Method
-from dpadmm.training.metrics import Metrics, Trace
-from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise, fresh_seed, priced
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished (or interrupted) simulated run.
-
-    Attributes
-    ----------
-    model : Model
-        The global model, ready to predict and save.
-    trace : Trace
-        The paper's measures by round; empty when ``metrics_every=0``.
-    privacy : PrivacyReport
-        What every agent has given away.
-    outcome : Outcome
-        Last consensus, local models, averages.
-    constants : Constants
-        c1..c4 and the rest, for :mod:`dpadmm.optim.bounds`.
-    problem : Problem
-    rows : Rows
-        The training rows as the agents hold them.
-    settings : Settings
-        As used: with the seed that was drawn.
-    seconds : float
-        Time in rounds.
-    """
-
-    model: Model
-    trace: Trace
-    privacy: PrivacyReport
-    outcome: Outcome
-    constants: Constants
-    problem: Problem
-    rows: Rows
-    settings: Settings
-    seconds: float
-
-    @property
-    def iterations(self) -> float:
-        """Gradient passes of the exact local solves, per agent and round; 0 for methods without any."""
-        passes = getattr(self.outcome.state, "passes", np.zeros(1))
-        return float(np.mean(passes)) / max(1, self.outcome.rounds)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the run early."""
-        return self.outcome.interrupted
-
-    def summary(self) -> dict[str, Any]:
-        """Plain values for JSON: settings, rounds, measures at the end, privacy."""
-        return {
-            "settings": asdict(self.settings),
-            "agents": self.rows.n_agents,
-            "rows": len(self.rows.labels),
-            "features": self.rows.n_features,
-            "rounds": self.outcome.rounds,
-            "interrupted": self.interrupted,
-            "seconds": self.seconds,
-            "measures": {k: v if np.isfinite(v) else None for k, v in self.trace.last().items()},
-            "privacy": self.privacy.as_json(),
-        }
+from dpadmm.training.metrics import Metrics
+from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise, fresh_seed
 
 
 def simulate(
@@ -137,7 +70,8 @@ def simulate(
         Add what a deployed agent adds, whole numbers from the operating system's entropy: slower, never the
         same twice, and for dp_admm and dp_sgd only. ``seed`` still names the split of the rows.
     **changes
-        Any field of :class:`dpadmm.Settings`, such as ``epsilon=1.0, n_agents=100``.
+        Anything that :class:`dpadmm.Settings` takes, such as ``epsilon=1.0, n_agents=100``. ``loss``,
+        ``regularizer`` and ``method`` may be names or objects, your own too.
 
     Examples
     --------
@@ -163,7 +97,7 @@ def simulate(
     dataset = as_dataset(data, settings, classes=classes, groups=groups)
     prepared = prepare(dataset, settings)
     noise = ExactNoise() if exact_noise else None
-    return run(
+    return run_prepared(
         prepared,
         settings,
         plan=participation,
@@ -174,7 +108,7 @@ def simulate(
     )
 
 
-def run(
+def run_prepared(
     prepared: Prepared,
     settings: Settings,
     *,
@@ -184,99 +118,48 @@ def run(
     warm_start: Floats | None = None,
     keep_interrupted: bool = False,
 ) -> Result:
-    """Calibrate, train and report on prepared rows; ``noise`` is simulated from the seed if left out."""
-    started = perf_counter()
+    """Simulate on prepared rows, and measure; ``noise`` is simulated from the seed if left out."""
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
-    participation, planned = _participation(settings, plan, rows.n_agents, seed)
-    method, constants = make_method(settings, problem, rows, planned, seed)
-    rho = rho_of(settings)
+    if settings.method.one_round and settings.participation < 1.0:
+        raise StudyError(
+            f"in {settings.method.name} every agent speaks once, so participation must be 1, "
+            f"not {settings.participation}"
+        )
     averages = Averages(with_released=settings.metrics_every > 0)
-    every = max(1, settings.metrics_every)
     metrics = Metrics(
-        problem, rows, averages, rho, prepared.test, every, settings.average, method.local_models
-    )
-    source = noise or SimulatedNoise(seed, rows.n_agents, (rows.n_features, problem.loss.n_outputs))
-    outcome = train(
-        method,
+        problem, rows, averages, getattr(settings.method, "rho", None), prepared.test,
+        max(1, settings.metrics_every), settings.average,
+    )  # fmt: skip
+    result = run(
+        settings,
         problem,
         rows,
-        n_rounds=settings.planned_rounds,
-        noise=source,
-        participation=participation,
+        noise or SimulatedNoise(seed, rows.n_agents, (rows.n_features, problem.loss.n_outputs)),
+        participation=_participation(settings, plan, rows.n_agents, seed),
         stop=StopWhenStill(settings.stop_tolerance) if settings.stop_tolerance else None,
         averages=averages,
         observers=[*([metrics] if settings.metrics_every else []), *observers],
         warm_start=warm_start,
         keep_interrupted=keep_interrupted,
+        seed=seed,
     )
-    privacy = report_of(
-        method,
-        source,
-        outcome,
-        settings,
-        attending=participation.mask if isinstance(participation, PlannedParticipation) else None,
-        ended_by_result=outcome.interrupted or settings.stop_tolerance is not None,
-    )
-    dataset = prepared.dataset
-    model = Model(
-        weights=outcome.weights(settings.average),
-        task=problem.loss.task,
-        loss=problem.loss.name,
-        classes=dataset.classes,
-        intercept=settings.intercept,
-        clip=settings.clip_rows,
-        feature_names=dataset.feature_names,
-        privacy=privacy.as_json(),
-    )
-    return Result(
-        model, metrics.trace, privacy, outcome, constants, problem, rows, settings, perf_counter() - started
-    )
-
-
-def report_of(
-    method: Method[Any],
-    noise: Noise,
-    outcome: Outcome,
-    settings: Settings,
-    *,
-    ended_by_result: bool,
-    attending: NDArray[np.bool_] | None = None,
-) -> PrivacyReport:
-    """What a run gave away, by its method's plans at the noise's prices.
-
-    ``attending`` (rounds, agents) says who was to take part when, if that was planned.
-    """
-    agents = range(len(outcome.released))
-    plans = [priced(method.plan(agent, settings.planned_rounds), noise) for agent in agents]
-    planned = [
-        plan.tally(None if attending is None else np.flatnonzero(attending[:, i]) + 1)
-        for i, plan in enumerate(plans)
-    ]
-    return PrivacyReport(
-        outcome.tallies(plans),
-        planned,
-        settings.delta,
-        method.name,
-        ended_by_result=ended_by_result,
-        exact_noise=isinstance(noise, ExactNoise),
-    )
+    return replace(result, trace=metrics.trace, dataset=prepared.dataset)
 
 
 def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
     if settings is None:
         return settings_from(changes, "simulate()")
-    return settings_from({**asdict(settings), **changes}, "simulate()")
+    check_names(changes, flat_parameters(Settings), "simulate()")
+    return settings.changed(**changes)
 
 
 def _participation(
     settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int
-) -> tuple[Participation | None, Integers]:
-    """Who takes part when, and for how many rounds every agent's noise must be calibrated."""
-    everything = np.full(n_agents, settings.planned_rounds)
+) -> Participation | None:
+    """Who takes part when; None: everyone always."""
     if plan is None:
-        if settings.participation == 1.0:
-            return None, everything
-        return RandomParticipation(settings.participation, n_agents, seed), everything
+        chance = settings.participation
+        return None if chance == 1.0 else RandomParticipation(chance, n_agents, seed)
     mask: NDArray[np.bool_] = np.asarray(plan, dtype=bool)
     if mask.shape != (settings.planned_rounds, n_agents):
         raise StudyError(
@@ -286,4 +169,4 @@ def _participation(
     if not mask.any(axis=0).all():
         idle = int(np.argmin(mask.any(axis=0))) + 1
         raise StudyError(f"agent {idle} never takes part in the participation plan; leave it out")
-    return PlannedParticipation(mask), mask.sum(axis=0)
+    return PlannedParticipation(mask)

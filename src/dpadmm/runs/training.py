@@ -7,79 +7,22 @@ experiment.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.memmap import is_mapped
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.data.regroup import grouped, moved
 from dpadmm.optim.problem import Rows, make_rows
-from dpadmm.privacy.report import PrivacyReport
-from dpadmm.privacy.statement import Statement, of_report
-from dpadmm.runs.simulation import report_of
-from dpadmm.study.assembly import make_method
+from dpadmm.runs.run import History, Result, run
 from dpadmm.study.study import Study
-from dpadmm.training.loop import Observer, Outcome, RoundView, train
+from dpadmm.training.loop import Observer
 from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise
-from dpadmm.version import VERSION
-
-MOST_HISTORY = 4_000_000
-"""Numbers of a history that are kept."""
-
-
-@dataclass
-class History:
-    """The consensus of every round, (t + 1, d, p), from the zeros of the start: all of it public."""
-
-    rounds: list[Floats]
-
-    def __call__(self, view: RoundView) -> None:
-        self.rounds.append(view.consensus.copy())
-
-    def as_array(self) -> Floats:
-        """(t + 1, d, p); empty where it would be very large."""
-        whole = np.array(self.rounds)
-        return whole if whole.size <= MOST_HISTORY else whole[:0]
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """What is left of a run: everything but ``rows`` may be published.
-
-    Attributes
-    ----------
-    weights : (d, p)
-        The model, in the encoding of the study.
-    history : (t + 1, d, p)
-        The consensus of every round.
-    statement : Statement
-        What it gave away.
-    names, n_rows
-        The agents, and the number of their rows, which is public.
-    outcome : Outcome
-    rows : Rows
-        Private.
-    """
-
-    study: Study
-    weights: Floats
-    history: Floats
-    privacy: PrivacyReport
-    statement: Statement
-    names: tuple[str, ...]
-    n_rows: tuple[int, ...]
-    outcome: Outcome
-    rows: Rows
-
-    @property
-    def interrupted(self) -> bool:
-        return self.outcome.interrupted
 
 
 def run_study(
@@ -90,7 +33,7 @@ def run_study(
     seed: int | None = None,
     observers: Sequence[Observer] = (),
     keep_interrupted: bool = False,
-) -> StudyResult:
+) -> Result:
     """Train a study on a table that was encoded for it: its owners are the agents, or equal random shares.
 
     With a ``seed`` the noise is simulated: an experiment that can be repeated and protects nobody. Ctrl-C is
@@ -99,39 +42,17 @@ def run_study(
     rows, names = _laid_out(table, n_agents, seed)
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
-    settings, planned = study.settings, np.full(rows.n_agents, study.settings.n_rounds)
-    method, _ = make_method(settings, study.problem, rows, planned, seed=0)
     noise: Noise = ExactNoise() if seed is None else SimulatedNoise(seed, rows.n_agents, study.shape)
-    history = History([np.zeros(study.shape)])
-    outcome = train(
-        method,
+    history = History()
+    result = run(
+        study.training,
         study.problem,
         rows,
-        n_rounds=settings.n_rounds,
-        noise=noise,
+        noise,
         observers=[history, *observers],
         keep_interrupted=keep_interrupted,
     )
-    privacy = report_of(method, noise, outcome, settings, ended_by_result=outcome.interrupted)
-    statement = of_report(
-        privacy,
-        rows.n_rows.tolist(),
-        name=study.name,
-        settings_hash=study.hash,
-        version=VERSION,
-        names=names,
-    )
-    return StudyResult(
-        study=study,
-        weights=outcome.weights(settings.average),
-        history=history.as_array(),
-        privacy=privacy,
-        statement=statement,
-        names=names,
-        n_rows=tuple(rows.n_rows.tolist()),
-        outcome=outcome,
-        rows=rows,
-    )
+    return replace(result, of_study=study, names=names, history=history.as_array())
 
 
 def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, tuple[str, ...]]:

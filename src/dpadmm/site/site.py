@@ -18,11 +18,11 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import Refusal, StudyError
+from dpadmm._base.fields import check_names, nearest
 from dpadmm._base.files import expanded
 from dpadmm._base.toml import read_toml
 from dpadmm.optim.losses import LOSSES
-from dpadmm.study.settings import check_names, nearest
-from dpadmm.study.study import METHODS, Study
+from dpadmm.study.study import DEPLOYABLE, Study
 from dpadmm.training.metrics import error
 from dpadmm.trusted.guard import Enrolled, Guard
 from dpadmm.trusted.ledger import MARK, Ledger
@@ -162,7 +162,7 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         policy=Policy(
             epsilon=entries.number("limits.epsilon", limits.get("epsilon"), 1e-6, 100.0),
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
-            methods=entries.names("limits.methods", limits.get("methods"), METHODS),
+            methods=entries.names("limits.methods", limits.get("methods"), DEPLOYABLE),
             losses=entries.names("limits.losses", limits.get("losses"), tuple(LOSSES)),
             max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
             min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -148,7 +149,7 @@ class SiteRows:
         loss = study.problem.loss
         if loss.n_outputs == 2:
             raise DataError("for two classes take the loss logistic; softmax is for three or more")
-        classes = study.classes or ((-1, 1) if loss.task == "binary" else None)
+        classes: Any = study.classes or ((-1, 1) if loss.task == "binary" else None)
         label = Label(self.label, classes=classes, plain=classes is None)
         return plain_schema(study.features), label
 

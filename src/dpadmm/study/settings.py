@@ -1,243 +1,181 @@
-"""Everything a simulated run can be told, with defaults; the same names in Python, in TOML and as options.
+"""What a run can be told: ``Training``, which a study fixes, and ``Settings``, with what simulations need too.
 
+Names are the same in Python, in files and as options. Losses, regularizers and methods own their parameters:
+``loss="huber", loss_delta=0.5`` is ``loss=Huber(delta=0.5)``, and ``rho=0.2`` goes to a method that has one.
 Settings are public: none of them is read off the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from numbers import Real
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
+from msgspec import Meta
 
+from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
-from dpadmm._base.suggestions import near_name
-from dpadmm.optim.losses import LOSSES, Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
-from dpadmm.optim.problem import Problem
-from dpadmm.optim.regularizers import REGULARIZERS, ElasticNet, Regularizer
-from dpadmm.training.loop import AVERAGES, AverageName, StopWhenStill
+from dpadmm._base.fields import (
+    Count,
+    NotNegative,
+    Parameter,
+    Positive,
+    Probability,
+    check_names,
+    chosen,
+    parameters,
+)
+from dpadmm.optim.losses import LOSSES, Logistic, Loss
+from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.regularizers import L2, REGULARIZERS, Regularizer
+from dpadmm.training.loop import AverageName
+from dpadmm.training.methods import METHODS, DpAdmm, Method, MethodSettings
+from dpadmm.training.setup import Setup
 
-MethodName = Literal[
-    "dp_admm",
-    "admm",
-    "admm_pvp",
-    "admm_dvp",
-    "dp_sgd",
-    "output_perturbation",
-    "objective_perturbation",
-    "centralized",
-]
-NOT_PRIVATE: tuple[MethodName, ...] = ("admm", "centralized")
-"""References that use rows without noise, and take no budget."""
-ONE_ROUND: tuple[MethodName, ...] = ("output_perturbation", "objective_perturbation", "centralized")
-"""Methods in which every agent speaks once, whatever ``n_rounds`` says."""
-PartitionName = Literal["equal", "unequal", "label_skewed", "groups"]
-CalibrationName = Literal["paper", "exact"]
-MechanismName = Literal["gaussian", "pure"]
-ScheduleName = Literal["theorem", "constant"]
+BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
+"""Ways to say how much may be spent; a private method takes exactly one."""
+
+PRIVACY = (*BUDGETS, "delta", "calibration")
+"""What a study's file has in ``[privacy]``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of one simulated run.
+@dataclass(frozen=True)
+class Registry:
+    """Classes by name; a parameter of one of them is a setting whose name begins with ``prefix``."""
 
-    Attributes
-    ----------
-    method : str
-        dp_admm (Algorithm 1), admm (Algorithm 2, no noise), admm_pvp (Algorithm 3), admm_dvp, dp_sgd,
-        output_perturbation, objective_perturbation (each agent alone, then averaged), or centralized (the
-        non-private optimum on pooled rows).
-    n_agents : int
-        n. Ignored where the agents are given by groups.
-    partition : {"equal", "unequal", "label_skewed", "groups"}
-        How rows are dealt to agents: equal random shares, log-normal shares, Dirichlet over labels, or by the
-        groups that come with the data.
-    partition_spread : float
-        Log-standard-deviation of unequal shares, or the Dirichlet concentration of label_skewed.
-    loss : str
-        One of logistic, softmax, hinge, smoothed_hinge, squared, huber.
-    loss_width, loss_delta, gradient_bound : float
-        Parameters of smoothed_hinge, huber and squared.
-    regularizer : {"none", "l2", "l1", "elastic_net"}
-    l1_ratio : float
-        Parameter of elastic_net.
-    reg_share : float
-        λ/n: weight of the regularizer beside the mean loss.
-    intercept : bool
-        Add a constant column (0.28, and rows are scaled by 0.96 to keep norm ≤ 1).
-    clip_rows : bool
-        Shorten rows with L2 norm > 1 instead of refusing them.
-    epsilon : float or sequence of float, optional
-        Total ε of the whole run, exact composition; one number, or one per agent.
-    round_epsilon : float or sequence of float, optional
-        ε of every round, as in the paper.
-    noise_multiplier : float or sequence of float, optional
-        z itself; 0 means no noise and no privacy.
-    delta : float
-        δ of the total guarantee (and of each round in the paper's calibration).
-    calibration : {"paper", "exact"}
-        How round_epsilon becomes noise: the paper's √(2 ln(1.25/δ))/ε (ε ≤ 1), or the exact Gaussian curve.
-    n_rounds : int
-        t.
-    rho : float
-        ρ.
-    weight_radius : float
-        c_w: a public guess of the norm of the best weights. It shapes the step sizes, not the privacy.
-    schedule : {"theorem", "constant"}
-        Step sizes of the paper's theorem that applies, or ``step_size`` in every round.
-    step_size : float
-        η of the constant schedule.
-    learning_rate : float, optional
-        Step of dp_sgd. Left out: 1/(c3 + λc4/n), which the smooth theory allows.
-    sampling : float
-        Share of its rows an agent uses in a round of dp_sgd, each row by chance.
-    mechanism : {"gaussian", "pure"}
-        Noise of admm_dvp, output_perturbation and objective_perturbation: Gaussian, or the originals' with
-        density ∝ exp(−ζ‖ξ‖), which is ε-private with δ = 0 in every round.
-    split_regularizer : bool
-        admm: put the regularizer into the consensus step, so that local problems are smooth.
-    solver_tolerance : float
-        Exact local solves stop at a gradient norm of this share of the mean gradient's sensitivity 2c1/m;
-        the privacy price of it is paid.
-    participation : float
-        Chance of an agent to take part in a round.
-    average : {"last", "all", "tail"}
-        Which average of the consensus is the model.
-    stop_tolerance : float, optional
-        Stop when the public consensus moves less than this (relative) in a round.
-    test_rows : int or float
-        Rows held out for testing: a count (≥ 1) or a share (< 1); 0 for none.
-    metrics_every : int
-        Measure every so many rounds; 0 for never.
-    seed : int, optional
-        Names the split, the participation and the simulated noise. Left out: from the operating system.
+    classes: Mapping[str, Any]
+    prefix: str
+    help: str
+
+
+REGISTRIES: Mapping[str, Registry] = {
+    "method": Registry(METHODS, "", "Training method."),
+    "loss": Registry(LOSSES, "loss_", "Loss."),
+    "regularizer": Registry(REGULARIZERS, "regularizer_", "Regularizer."),
+}
+
+
+@dataclass(frozen=True, init=False)
+class Training:
+    """Model, method and budget: the part of a study that is about training.
+
+    Examples
+    --------
+    >>> training = Training(loss="huber", loss_delta=0.5, method="dp_admm", rho=0.2, epsilon=1.0)
+    >>> training.loss, training.method.rho, training.delta
+    (Huber(delta=0.5), 0.2, 1e-05)
     """
 
-    method: MethodName = "dp_admm"
-    n_agents: int = 10
-    partition: PartitionName = "equal"
-    partition_spread: float = 0.5
-    loss: str = "logistic"
-    loss_width: float = 1.0
-    loss_delta: float = 1.0
-    gradient_bound: float = 2.0
-    regularizer: str = "l2"
-    l1_ratio: float = 0.5
-    reg_share: float = 1e-4
-    intercept: bool = False
-    clip_rows: bool = False
-    epsilon: float | Sequence[float] | None = None
-    round_epsilon: float | Sequence[float] | None = None
-    noise_multiplier: float | Sequence[float] | None = None
-    delta: float = 1e-5
-    calibration: CalibrationName = "paper"
-    n_rounds: int = 100
-    rho: float = 0.1
-    weight_radius: float = 10.0
-    schedule: ScheduleName = "theorem"
-    step_size: float = 1.0
-    learning_rate: float | None = None
-    sampling: float = 1.0
-    mechanism: MechanismName = "gaussian"
-    split_regularizer: bool = False
-    solver_tolerance: float = 1e-3
-    participation: float = 1.0
-    average: AverageName = "last"
-    stop_tolerance: float | None = None
-    test_rows: float = 0.2
-    metrics_every: int = 1
-    seed: int | None = None
+    method: MethodSettings = field(default=DpAdmm())
+    loss: Loss = field(default=Logistic())
+    regularizer: Regularizer = field(default=L2())
+    reg_share: Annotated[NotNegative, "λ/n: weight of the regularizer beside the mean loss."] = 1e-4
+    intercept: Annotated[
+        bool, "Add a constant column (0.28, and rows are scaled by 0.96 to keep norm ≤ 1)."
+    ] = False
+    epsilon: Annotated[
+        Positive | tuple[Positive, ...] | None,
+        "TOTAL ε of the run, exact; one number or one per agent (1,2,0.5).",
+    ] = None
+    round_epsilon: Annotated[
+        Positive | tuple[Positive, ...] | None, "ε per ROUND, as in the paper; one number or one per agent."
+    ] = None
+    noise_multiplier: Annotated[
+        NotNegative | tuple[NotNegative, ...] | None, "Noise in units of the sensitivity, z; 0: no privacy."
+    ] = None
+    delta: Annotated[
+        float, Meta(gt=0, lt=1), "δ of the total (and of a round in the paper's calibration)."
+    ] = 1e-5
+    calibration: Annotated[
+        Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
+    ] = "paper"
+    n_rounds: Annotated[Count, "Rounds, t."] = 100
+    average: Annotated[
+        AverageName,
+        "The model is the consensus of the last round, or its mean over all rounds or the second half.",
+    ] = "last"
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, _plain(getattr(self, each.name)))
-        _one_of("method", self.method, get_args(MethodName))
-        _one_of("partition", self.partition, get_args(PartitionName))
-        _one_of("loss", self.loss, LOSSES)
-        _one_of("regularizer", self.regularizer, REGULARIZERS)
-        _one_of("calibration", self.calibration, get_args(CalibrationName))
-        _one_of("mechanism", self.mechanism, get_args(MechanismName))
-        _one_of("schedule", self.schedule, get_args(ScheduleName))
-        _one_of("average", self.average, AVERAGES)
-        for name, least in (("n_agents", 1), ("n_rounds", 1), ("metrics_every", 0)):
-            _whole(name, getattr(self, name), least)
-        if self.seed is not None:
-            _whole("seed", self.seed, 0)
-        for name in ("intercept", "clip_rows", "split_regularizer"):
-            if not isinstance(getattr(self, name), bool):
-                raise StudyError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        for name in ("partition_spread", "loss_width", "loss_delta", "gradient_bound", "rho", "weight_radius",
-                     "step_size", "participation", "sampling", "solver_tolerance"):  # fmt: skip
-            _number(name, getattr(self, name), positive=True)
-        for name in ("l1_ratio", "reg_share", "delta", "test_rows"):
-            _number(name, getattr(self, name))
-        for name in ("participation", "sampling"):
-            if getattr(self, name) > 1.0:
-                raise StudyError(f"{name} must be a probability in (0, 1], not {getattr(self, name)!r}")
-        if self.learning_rate is not None:
-            _number("learning_rate", self.learning_rate, positive=True)
-        if self.l1_ratio > 1.0:
-            raise StudyError(f"l1_ratio must lie in [0, 1], not {self.l1_ratio!r}")
-        if self.stop_tolerance is not None:
-            StopWhenStill(_number("stop_tolerance", self.stop_tolerance, positive=True))
+    def __init__(self, **given: Any) -> None:
+        check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
+        for each in parameters(type(self)):
+            value = given.get(each.name, each.default)
+            if each.name in REGISTRIES:
+                object.__setattr__(self, each.name, _chosen(each.name, value, given))
+            else:
+                object.__setattr__(self, each.name, each.checked(value))
         self._check_budget()
 
     def _check_budget(self) -> None:
-        if not (0.0 < self.delta < 1.0):
-            raise StudyError(f"delta must lie strictly between 0 and 1, not {self.delta!r}")
-        names = ("epsilon", "round_epsilon", "noise_multiplier")
-        given = [name for name in names if getattr(self, name) is not None]
-        if self.method in NOT_PRIVATE:
-            if given:
-                raise StudyError(
-                    f"the {self.method} method is not private, so it takes no {given[0]}; leave it out"
-                )
-            return
-        if len(given) != 1:
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if not self.method.private and given:
+            raise StudyError(
+                f"the {self.method.name} method is not private, so it takes no {given[0]}; leave it out"
+            )
+        if self.method.private and len(given) != 1:
             said = f"{' and '.join(given)} were given" if given else "none was given"
             raise StudyError(
                 f"give exactly one of epsilon (total), round_epsilon, noise_multiplier; {said} "
                 "(noise_multiplier = 0 means no privacy)"
             )
-        value = getattr(self, given[0])
-        if value == ():
-            raise StudyError(f"{given[0]} is an empty list; give one number, or one per agent")
-        for number in value if isinstance(value, tuple) else (value,):
-            _number(given[0], number, positive=given[0] != "noise_multiplier")
-
-    @property
-    def private(self) -> bool:
-        """Whether the method adds noise at all (with ``noise_multiplier=0`` it adds none)."""
-        return self.method not in NOT_PRIVATE
 
     @property
     def planned_rounds(self) -> int:
         """Rounds of this method: ``n_rounds``, or 1 where every agent speaks once."""
-        return 1 if self.method in ONE_ROUND else self.n_rounds
+        return 1 if self.method.one_round else self.n_rounds
 
     def problem(self, n_classes: int) -> Problem:
-        """The problem these settings name; ``n_classes`` counts the declared classes (0: regression)."""
-        return Problem(self._loss(n_classes), self._regularizer(), self.reg_share)
+        """What is minimised; ``n_classes`` counts the declared classes (0: regression)."""
+        loss: Any = self.loss
+        if loss.task == "multiclass":
+            loss = replace(loss, n_outputs=n_classes)
+        return Problem(loss, self.regularizer, self.reg_share)
 
-    def _loss(self, n_classes: int) -> Loss:
-        makers: dict[str, Any] = {
-            "logistic": Logistic,
-            "softmax": lambda: Softmax(n_classes),
-            "hinge": Hinge,
-            "smoothed_hinge": lambda: SmoothedHinge(self.loss_width),
-            "squared": lambda: Squared(self.gradient_bound),
-            "huber": lambda: Huber(self.loss_delta),
-        }
-        loss: Loss = makers[self.loss]()
-        return loss
+    def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
+        """The method with noise for ``planned`` (n,) rounds of every agent."""
+        budget = {name: getattr(self, name) for name in PRIVACY}
+        return self.method.rounds(Setup(problem=problem, sizes=sizes, planned=planned, seed=seed, **budget))
 
-    def _regularizer(self) -> Regularizer:
-        if self.regularizer == "elastic_net":
-            return ElasticNet(self.l1_ratio)
-        regularizer: Regularizer = REGULARIZERS[self.regularizer]()
-        return regularizer
+    def changed(self, **given: Any) -> Self:
+        """The same with some settings changed, by the names under which they can be given."""
+        check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
+        own = {each.name: getattr(self, each.name) for each in parameters(type(self))}
+        return type(self)(**{**own, **given})
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by the name under which it can be given; what is chosen by name, by its name."""
+        out: dict[str, Any] = {}
+        for each in parameters(type(self)):
+            value = getattr(self, each.name)
+            if each.name not in REGISTRIES:
+                out[each.name] = value
+                continue
+            prefix, out[each.name] = REGISTRIES[each.name].prefix, value.name
+            out |= {f"{prefix}{own.name}": getattr(value, own.name) for own in parameters(type(value))}
+        return out
+
+
+@dataclass(frozen=True, init=False)
+class Settings(Training):
+    """Settings of one simulated run: :class:`Training`, and how agents and measurements are simulated."""
+
+    n_agents: Annotated[Count, "Number of agents; not used where agents are given by groups."] = 10
+    partition: Annotated[
+        Literal["equal", "unequal", "label_skewed", "groups"],
+        "How rows are dealt to agents: equal random shares, log-normal shares, Dirichlet over labels, by groups.",
+    ] = "equal"
+    partition_spread: Annotated[
+        Positive, "Log-standard-deviation of unequal shares, or concentration of label_skewed."
+    ] = 0.5
+    clip_rows: Annotated[bool, "Shorten rows longer than 1 instead of refusing them."] = False
+    participation: Annotated[Probability, "Chance of an agent to take part in a round."] = 1.0
+    stop_tolerance: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None, "Stop when the consensus moves less than this (relative)."
+    ] = None
+    test_rows: Annotated[NotNegative, "Rows held out: a count, or a share below 1; 0 for none."] = 0.2
+    metrics_every: Annotated[Annotated[int, Meta(ge=0)], "Measure every so many rounds; 0: never."] = 1
+    seed: Annotated[
+        Annotated[int, Meta(ge=0)] | None, "Names split, participation and noise (default: from the system)."
+    ] = None
 
 
 def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings:
@@ -248,45 +186,42 @@ def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings
     >>> settings_from({"epsilon": 1.0, "n_agents": 5}).n_agents
     5
     """
-    check_names(table, [f.name for f in fields(Settings)], where)
+    check_names(table, flat_parameters(Settings), where)
     return Settings(**table)
 
 
-def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Refuse unknown names, with the nearest known one."""
-    known = list(known)
-    for name in given:
-        if name not in known:
-            raise StudyError(f"{where}: unknown setting {name!r}; {nearest(name, known)}")
+_FLAT: dict[type, dict[str, Parameter]] = {}
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """'did you mean ...?' or the list of what there is."""
-    known = sorted(known)
-    near = near_name(name, known)
-    return f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
+def flat_parameters(made: type[Training]) -> dict[str, Parameter]:
+    """All that can be set, by name: own fields, and the parameters of everything that can be chosen."""
+    if made not in _FLAT:
+        _FLAT[made] = _flat_parameters(made)
+    return _FLAT[made]
 
 
-def _plain(value: object) -> object:
-    """Python's own numbers, text and tuples in place of NumPy's and of lists, so that settings are values."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    return tuple(_plain(each) for each in value) if isinstance(value, list | tuple) else value
+def _flat_parameters(made: type[Training]) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    for each in parameters(made):
+        if each.name not in REGISTRIES:
+            found[each.name] = each
+            continue
+        registry = REGISTRIES[each.name]
+        names = tuple(registry.classes)
+        help = f"{registry.help} One of {', '.join(names)}."
+        found[each.name] = Parameter(each.name, Literal[names], each.default.name, help)
+        owners: dict[str, list[str]] = {}
+        for name, own in ((cls.name, own) for cls in registry.classes.values() for own in parameters(cls)):
+            flat = f"{registry.prefix}{own.name}"
+            owners.setdefault(flat, []).append(name)
+            found[flat] = replace(own, name=flat, help=f"{own.help} ({', '.join(owners[flat])})")
+    return found
 
 
-def _one_of(name: str, value: object, known: Iterable[str]) -> None:
-    if value not in (known := list(known)):
-        raise StudyError(f"{name} {value!r} does not exist; {nearest(str(value), known)}")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise StudyError(f"{name} must be a whole number of at least {least}, not {value!r}")
-
-
-def _number(name: str, value: object, *, positive: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not np.isfinite(float(value)):
-        raise StudyError(f"{name} must be a finite number, not {value!r}")
-    if float(value) < 0.0 or (positive and float(value) == 0.0):
-        raise StudyError(f"{name} must be {'positive' if positive else 'at least 0'}, not {value!r}")
-    return float(value)
+def _chosen(what: str, value: object, given: Mapping[str, Any]) -> Any:
+    """What is named or given, with those of its parameters that were given beside it."""
+    made = chosen(what, REGISTRIES[what].classes, value)
+    prefix = REGISTRIES[what].prefix
+    beside = {each.name: f"{prefix}{each.name}" for each in parameters(type(made))}
+    changes = {name: given[flat] for name, flat in beside.items() if flat in given}
+    return replace(made, **changes) if changes else made

@@ -7,50 +7,46 @@ pins it when it enrols, and no later message can change any of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
+from msgspec import Meta
 
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import Parameter, check_names, nearest, parameters, problems
 from dpadmm._base.toml import read_toml
 from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
-from dpadmm.data.schema_file import label_as_json, rows_from, schema_as_json
+from dpadmm.data.schema_file import (
+    doubted,
+    label_as_json,
+    rows_from,
+    schema_as_json,
+    unconfirmed,
+)
+from dpadmm.data.schema_file import problems as rows_problems
 from dpadmm.optim.features import INTERCEPT
-from dpadmm.optim.losses import LOSSES
 from dpadmm.optim.problem import Problem, PublicSizes
 from dpadmm.privacy.plan import gaussian
 from dpadmm.privacy.statistics import make_statistic
-from dpadmm.study.assembly import make_method
-from dpadmm.study.settings import Settings, check_names
-from dpadmm.study.values import (
-    check_features,
-    check_provenance,
-    check_rounds,
-    check_values,
-    checked_classes,
-    number,
-)
-from dpadmm.training.methods import GradientMethod
+from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
+from dpadmm.training.methods import METHODS, GradientMethod
 from dpadmm.trusted.policy import Terms
 
-FORMAT = "dpadmm-study/1"
+FORMAT = "dpadmm-study/2"
 ADJACENCY = "replace-one"
-METHODS = ("dp_admm", "dp_sgd")
-"""Methods whose agents say nothing but noisy mean gradients of all their rows."""
+DEPLOYABLE = tuple(name for name, made in METHODS.items() if made.deployable)
+"""Methods whose agents say nothing but noisy sums over all their rows."""
 
-TRAINING = (
-    "method", "loss", "loss_width", "loss_delta", "gradient_bound", "regularizer", "l1_ratio", "reg_share",
-    "intercept", "epsilon", "round_epsilon", "noise_multiplier", "delta", "calibration", "n_rounds", "rho",
-    "weight_radius", "schedule", "step_size", "learning_rate", "average",
-)  # fmt: skip
-"""The settings that a study fixes; the others are about simulations."""
+Origin = Literal["public", "assumed", "derived from public data"]
+"""Where a constant comes from."""
 
+LARGEST = 10**15
 LEAST_NOISE, MOST_NOISE = 0.1, 1e9
 """z that exact noise can be drawn for."""
 
@@ -59,31 +55,9 @@ LEAST_NOISE, MOST_NOISE = 0.1, 1e9
 class Study:
     """What was agreed on.
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    training : mapping
-        Any of the settings in ``TRAINING``; what is left out has the default of :class:`dpadmm.Settings`.
-    schema : Schema, optional
-        The columns of the owners' tables with their public bounds and values; then ``label`` is needed too,
-        and ``features`` and ``classes`` follow from them.
-    label : Label, optional
-        The column to predict, with its public classes or bounds.
-    features : tuple of str
-        Without a schema: columns of numbers that are used as they are, in the order of the weights; rows
-        longer than 1 are shortened to 1.
-    classes : tuple, optional
-        The labels' public values, negative first; None for numbers.
-    provenance : mapping
-        Where a constant comes from that is not the default: public, assumed, or derived from public data.
-    absences : bool
-        Whether agents may miss rounds.
-    quorum : int, optional
-        With absences: the least number of sites whose answers make a round; all if not given.
-    deadline : float, optional
-        With absences: seconds after which a round goes on without those that are missing, if there are
-        enough; if not given, sites that are there are waited for.
+    ``training`` may be given as a table of settings. Where the columns are known, ``schema`` and ``label``
+    say so, and ``features`` and ``classes`` follow from them; else ``features`` are columns of numbers that are
+    used as they are, and rows longer than 1 are shortened to 1.
 
     Examples
     --------
@@ -92,29 +66,44 @@ class Study:
     ((2, 1), '...', 42.247)
     """
 
-    name: str
-    training: Mapping[str, Any]
+    name: Annotated[str, "What it is about, on one line."]
+    training: Training
     schema: Schema | None = None
     label: Label | None = None
-    features: tuple[str, ...] = ()
-    classes: tuple[Any, ...] | None = None
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    absences: bool = False
-    quorum: int | None = None
-    deadline: float | None = None
+    features: Annotated[
+        tuple[str, ...], "Columns of numbers that are used as they are, in the order of the weights."
+    ] = ()
+    classes: Annotated[
+        tuple[str | int | float, ...] | None, "The labels' public values, negative first; none for numbers."
+    ] = None
+    provenance: Annotated[
+        Mapping[str, Origin],
+        "Where a constant comes from that is not the default; a tuned one would leak rows.",
+    ] = field(default_factory=dict)
+    absences: Annotated[bool, "Whether agents may miss rounds; they are not charged for those."] = False
+    quorum: Annotated[
+        Annotated[int, Meta(ge=1, le=10**6)] | None,
+        "With absences: the least number of sites whose answers make a round; all, if not given.",
+    ] = None
+    deadline: Annotated[
+        Annotated[float, Meta(ge=0.1, le=1e7)] | None,
+        "With absences: seconds after which a round goes on without those that are missing, if there are "
+        "enough; if not given, sites that are there are waited for.",
+    ] = None
 
     def __post_init__(self) -> None:
-        for name, kind in (("name", str), ("training", Mapping), ("provenance", Mapping), ("absences", bool)):
-            if not isinstance(getattr(self, name), kind):
-                raise StudyError(
-                    f"study: {name} must be of kind {kind.__name__}, not {getattr(self, name)!r}"
-                )
+        for each in parameters(Study):
+            if each.name in ("name", "absences", "quorum", "deadline"):
+                object.__setattr__(self, each.name, each.checked(getattr(self, each.name), "study: "))
         if not self.name.strip() or len(self.name) > 200 or not self.name.isprintable():
             raise StudyError("study: give it a name of one line, of at most 200 characters")
-        deadline = check_rounds(self.quorum, self.deadline, absences=self.absences)
-        object.__setattr__(self, "deadline", deadline)
-        for name in ("training", "provenance"):
-            object.__setattr__(self, name, dict(getattr(self, name)))
+        if not self.absences and (self.quorum is not None or self.deadline is not None):
+            raise StudyError("study: quorum and deadline need absences = true: that sites may miss rounds")
+        self._check_columns()
+        self._check_training()
+        _ = self.terms  # the noise and the step sizes exist
+
+    def _check_columns(self) -> None:
         if (self.schema is None) != (self.label is None):
             raise StudyError("study: columns and label belong together; give both, or features alone")
         if self.schema is not None and self.label is not None:
@@ -125,29 +114,51 @@ class Study:
         for name in ("features", "classes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_features(self.features)
-        object.__setattr__(self, "classes", checked_classes(self.classes))
-        check_names(self.training, TRAINING, "study, training")
-        check_values(self.training)
-        settings = self.settings
-        if settings.method not in METHODS:
+        _check_features(self.features)
+        object.__setattr__(self, "classes", _checked_classes(self.classes))
+
+    def _check_training(self) -> None:
+        if isinstance(self.training, Mapping):
+            check_names(self.training, flat_parameters(Training), "study, training")
+            object.__setattr__(self, "training", Training(**self.training))
+        training = self.settings
+        if not isinstance(training, Training):
+            raise StudyError(f"study: training must be a table of settings, not {training!r:.60}")
+        for name in BUDGETS:
+            if isinstance(getattr(training, name), tuple):
+                raise StudyError(f"study: {name} must be one value, the same for every agent")
+        if not training.method.deployable:
             raise StudyError(
-                f"study: agents can answer for {' and '.join(METHODS)}, not for {settings.method}"
+                f"study: agents can answer for {' and '.join(DEPLOYABLE)}, not for {training.method.name}"
             )
-        task = LOSSES[settings.loss].task
+        task = training.loss.task
         if self.label is not None and (self.label.bounds is None) == (task == "regression"):
-            wanted = "bounds, since it predicts a number" if task == "regression" else "classes"
-            raise StudyError(f"study: with the loss {settings.loss} the label needs {wanted}")
+            need = "bounds, since it predicts a number" if task == "regression" else "classes"
+            raise StudyError(f"study: with the loss {training.loss.name} the label needs {need}")
         if self.label is not None and task == "multiclass" and len(self.label.classes or ()) == 2:
             raise StudyError("study: for two classes take the loss logistic; softmax is for three or more")
         resolve_classes(task, self.classes)
-        check_provenance(settings, self.provenance)
-        _ = self.terms  # the noise and the step sizes exist
+        self._check_provenance()
 
-    @cached_property
-    def settings(self) -> Settings:
-        """The settings of the run."""
-        return Settings(**self.training, clip_rows=True)
+    def _check_provenance(self) -> None:
+        """Every constant that is not the default says where it comes from."""
+        if not isinstance(self.provenance, Mapping):
+            raise StudyError(f"study: provenance must be a table, not {self.provenance!r:.60}")
+        object.__setattr__(self, "provenance", dict(self.provenance))
+        for sentence in problems(self.provenance, origins(), "study, provenance"):
+            raise StudyError(sentence)
+        said = self.settings.flat()
+        for name, each in _constants().items():
+            if name in said and said[name] != each.default and name not in self.provenance:
+                raise StudyError(
+                    f"study: where does {name} = {said[name]} come from? Say provenance.{name} = one of "
+                    "public, assumed, derived from public data; a value tuned on private rows leaks them"
+                )
+
+    @property
+    def settings(self) -> Training:
+        """How it is trained."""
+        return self.training
 
     @cached_property
     def problem(self) -> Problem:
@@ -164,11 +175,11 @@ class Study:
         """z of every agent; the smallest, where rounds differ."""
         return min(gaussian(release).noise_multiplier for release, _ in self.terms.plan.tally())
 
-    def method(self, n_rows: int) -> GradientMethod[Any]:
-        """The method, as an agent of ``n_rows`` rows runs it."""
-        sizes, rounds = PublicSizes(np.array([n_rows]), self.shape[0]), np.array([self.settings.n_rounds])
-        made, _ = make_method(self.settings, self.problem, sizes, rounds, seed=0)
-        return cast(GradientMethod[Any], made)
+    def method(self, *n_rows: int) -> GradientMethod[Any]:
+        """The method, as agents of so many rows run it."""
+        sizes = PublicSizes(np.array(n_rows), self.shape[0])
+        rounds = np.full(len(n_rows), self.settings.n_rounds)
+        return cast(GradientMethod[Any], self.settings.rounds(self.problem, sizes, rounds))
 
     @cached_property
     def terms(self) -> Terms:
@@ -188,7 +199,7 @@ class Study:
         return Terms(
             hash=self.hash,
             name=self.name,
-            method=settings.method,
+            method=settings.method.name,
             loss=problem.loss.name,
             plan=plan,
             statistics={name: make_statistic(name, problem, self.shape[0]) for name in names},
@@ -197,7 +208,7 @@ class Study:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values, every setting written out."""
+        """All of it as plain values, every setting written out; :func:`study_from` takes it back."""
         if self.schema is not None and self.label is not None:
             columns = schema_as_json(self.schema, label=self.label.column)
             rows: dict[str, Any] = {**columns, "label": label_as_json(self.label)}
@@ -209,7 +220,7 @@ class Study:
             "name": self.name,
             "adjacency": ADJACENCY,
             **rows,
-            "training": {name: number(name, getattr(self.settings, name)) for name in TRAINING},
+            **_tables(self.settings),
             "provenance": dict(self.provenance),
             "absences": self.absences,
             **({"intercept_value": INTERCEPT} if self.settings.intercept else {}),
@@ -229,48 +240,216 @@ class Study:
         return sha256(text.encode("ascii")).hexdigest()
 
 
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "privacy": PRIVACY,
+    "training": tuple(each.name for each in parameters(Training) if each.name not in (*PRIVACY, *REGISTRIES)),
+}
+"""Tables of a study's file beside those of the registries, and the settings in each."""
+
 KEYS = (
-    *(each.name for each in fields(Study) if each.name != "schema"),
-    *("format", "adjacency", "columns", "row_norm", "intercept_value"),
+    *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes"),
+    *(*REGISTRIES, *TABLES, "provenance", "absences", "quorum", "deadline", "intercept_value"),
 )
 """What the file of a study may say."""
+
+
+def read_study(path: Path) -> Study:
+    """A study from its TOML file."""
+    return study_from(read_toml(path), str(path))
 
 
 def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
     """A study from a table such as a TOML file, or from :meth:`Study.as_json`; unknown names are refused."""
     if not isinstance(table, Mapping):
         raise StudyError(f"{where}: a study is a table of names and values, not {table!r:.60}")
-    check_names(table, KEYS, where)
-    if table.get("format") != FORMAT:
-        raise StudyError(f'{where}: format must be "{FORMAT}", not {table.get("format")!r}')
-    if table.get("adjacency", ADJACENCY) != ADJACENCY:
-        raise StudyError(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r}')
-    for name in ("name", "training"):
-        if name not in table:
-            raise StudyError(f"{where}: {name} is missing")
-    if ("columns" in table) == ("features" in table):
-        raise StudyError(
-            f"{where}: give either [columns] with their public bounds and values, or a list of features"
-        )
-    if table.get("intercept_value", INTERCEPT) != INTERCEPT:
-        raise StudyError(
-            f"{where}: its constant column is {table['intercept_value']!r:.60}, and {INTERCEPT} in this "
-            "version of dpadmm; all who take part need the same version"
-        )
-    parts = ("format", "adjacency", "columns", "row_norm", "label", "intercept_value")
-    given: dict[str, Any] = {name: value for name, value in table.items() if name not in parts}
-    if isinstance(given["training"], Mapping):
-        given["training"] = {name: value for name, value in given["training"].items() if value is not None}
+    for sentence in _of_file(table, where):
+        raise StudyError(sentence)
+    given: dict[str, Any] = {
+        name: table[name]
+        for name in ("name", "features", "classes", "provenance", "absences", "quorum", "deadline")
+        if name in table
+    }
     try:
         if "columns" in table:
             given["label"], given["schema"] = rows_from(table)
         elif "label" in table or "row_norm" in table:
             raise StudyError("[label] and row_norm belong to [columns]; with features, give classes")
-        return Study(**given)
+        for sentence in _of_training(table):
+            raise StudyError(sentence)
+        return Study(**given, training=_training_from(table))
     except StudyError as error:
         raise StudyError(f"{where}: {str(error).removeprefix('study: ')}") from None
 
 
-def read_study(path: Path) -> Study:
-    """A study from its TOML file."""
-    return study_from(read_toml(path), str(path))
+def study_problems(table: Mapping[str, Any]) -> list[str]:
+    """A sentence for everything that is wrong with a study's table; nothing, if it is a study.
+
+    Examples
+    --------
+    >>> table = {"format": "dpadmm-study/2", "name": "x", "features": ["a"], "training": {"rounds": 3}}
+    >>> study_problems(table)
+    ["training: unknown setting 'rounds'; did you mean 'n_rounds'?", 'give exactly one of epsilon ...']
+    """
+    found = [*_of_file(table, "study"), *_of_rows(table), *_of_training(table)]
+    if isinstance(table.get("provenance"), Mapping):
+        found += problems(table["provenance"], origins(), "provenance")
+    if not any(each for each in found if not each.startswith("training: unknown")):
+        found += _raised(lambda: _training_from(table))
+    if not found:
+        found += _raised(lambda: study_from(table))
+    return [" ".join(each.removeprefix("study: ").split()) for each in found]
+
+
+def confirmations(table: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Sentences about values that wait to be confirmed -> the column's name, and the values.
+
+    They are among the problems where there is no other problem with the columns.
+    """
+    if "columns" not in table or "features" in table or rows_problems(table):
+        return {}
+    return {
+        " ".join(f"{who}: is this public, {_shown(about)}? Correct it, and say public = true".split()): (
+            about.get("name") or f"{about['column']} (label)",
+            _shown(about),
+        )
+        for who, about in unconfirmed(table)
+    }
+
+
+def origins() -> list[Parameter]:
+    """What ``[provenance]`` may say: an origin for each constant that people like to tune.
+
+    Chosen on private rows such a number would leak them, and nothing would count it.
+    """
+    return [Parameter(name, Origin, None, each.help) for name, each in _constants().items()]
+
+
+def _constants() -> dict[str, Parameter]:
+    """Every setting that is a number of a model or a method."""
+    counted = (*PRIVACY, "n_rounds")
+    return {
+        name: each
+        for name, each in flat_parameters(Training).items()
+        if each.base is float and name not in counted
+    }
+
+
+def _tables(training: Training) -> dict[str, dict[str, Any]]:
+    """The tables of a study's file that are about training; unset values are left out."""
+    chosen = {name: getattr(training, name) for name in REGISTRIES}
+    tables: dict[str, dict[str, Any]] = {
+        name: {"name": made.name, **{each.name: getattr(made, each.name) for each in parameters(type(made))}}
+        for name, made in chosen.items()
+    }
+    tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
+    return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+
+
+def _training_from(table: Mapping[str, Any]) -> Training:
+    """The training of a study's table that has no problem by itself."""
+    given: dict[str, Any] = {}
+    for name, registry in REGISTRIES.items():
+        for key, value in table.get(name, {}).items():
+            given[name if key == "name" else f"{registry.prefix}{key}"] = value
+    for name in TABLES:
+        given |= table.get(name, {})
+    return Training(**given)
+
+
+def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
+    """What is wrong with the frame of a study's table."""
+    found = [
+        f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}"
+        for name in table
+        if name not in KEYS
+    ]
+    if table.get("format") != FORMAT:
+        found.append(f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}')
+    if table.get("adjacency", ADJACENCY) != ADJACENCY:
+        found.append(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r:.60}')
+    if "name" not in table:
+        found.append(f"{where}: name is missing")
+    if ("columns" in table) == ("features" in table):
+        found.append(
+            f"{where}: give either [columns] with their public bounds and values, or a list of features"
+        )
+    if table.get("intercept_value", INTERCEPT) != INTERCEPT:
+        found.append(
+            f"{where}: its constant column is {table['intercept_value']!r:.60}, and {INTERCEPT} in this "
+            "version of dpadmm; all who take part need the same version"
+        )
+    return found
+
+
+def _of_rows(table: Mapping[str, Any]) -> list[str]:
+    if "columns" not in table or "features" in table:
+        return []
+    return rows_problems(table) or [*doubted(table), *confirmations(table)]
+
+
+def table_parameters(table: str, name: str | None = None) -> Sequence[Parameter]:
+    """What a table of a study's file about training may say; ``name`` is the class of a registry."""
+    if table in TABLES:
+        return [flat_parameters(Training)[each] for each in TABLES[table]]
+    return parameters(REGISTRIES[table].classes[name]) if name is not None else ()
+
+
+def _of_training(table: Mapping[str, Any]) -> list[str]:
+    """What is wrong with each table about training, by itself."""
+    found = []
+    for name, about in ((name, table[name]) for name in (*REGISTRIES, *TABLES) if name in table):
+        if not isinstance(about, Mapping):
+            found.append(f"{name} must be a table, such as [{name}], not {about!r:.60}")
+        elif name in TABLES:
+            found += problems(about, table_parameters(name), name)
+        elif not isinstance(about.get("name"), str) or about["name"] not in REGISTRIES[name].classes:
+            wrong, classes = about.get("name"), REGISTRIES[name].classes
+            found.append(f"{name} {wrong!r:.60} does not exist; {nearest(str(wrong), classes)}")
+        else:
+            given = {key: value for key, value in about.items() if key != "name"}
+            found += problems(given, table_parameters(name, about["name"]), name)
+    return found
+
+
+def _raised(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except StudyError as error:
+        return [str(error)]
+    return []
+
+
+def _shown(about: Mapping[str, Any]) -> str:
+    """The values that were read off a table."""
+    named = [(key, about[key]) for key in ("bounds", "values", "classes", "bins") if key in about]
+    return ", ".join(f"{key} {', '.join(map(str, value[:12]))}{_more(value)}" for key, value in named)
+
+
+def _more(value: Sequence[Any]) -> str:
+    return f" and {len(value) - 12} more" if len(value) > 12 else ""
+
+
+def _check_features(features: object) -> None:
+    """Names of columns, each once."""
+    if not isinstance(features, tuple) or not features:
+        raise StudyError("study: features must be a list of the columns' names, at least one")
+    seen: set[str] = set()
+    for each in features:
+        if not isinstance(each, str) or not each.strip() or len(each) > 200 or not each.isprintable():
+            raise StudyError(f"study: a feature must be the name of a column, on one line, not {each!r:.60}")
+        if each in seen:
+            raise StudyError(f"study: the feature {each!r} is named twice")
+        seen.add(each)
+
+
+def _checked_classes(classes: object) -> tuple[Any, ...] | None:
+    """Texts and numbers; 1.0 is written as 1, which means the same and must have the same hash."""
+    if classes is None:
+        return None
+    if not isinstance(classes, tuple):
+        raise StudyError(f"study: classes must be a list of the labels' values, not {classes!r:.60}")
+    for each in classes:
+        is_text = isinstance(each, str) and each.isprintable() and len(each) <= 200
+        if not is_text and not (isinstance(each, int | float) and abs(each) <= LARGEST):
+            raise StudyError(f"study: a class must be a short text or a number, not {each!r:.60}")
+    return tuple(int(each) if isinstance(each, float) and each.is_integer() else each for each in classes)

@@ -21,14 +21,6 @@ from dpadmm.privacy.plan import ReleasePlan, Tally
 from dpadmm.training.methods.base import Method, Round, State
 from dpadmm.training.oracles import Noise
 
-CURES = {
-    "dp_sgd": "a smaller learning_rate, a smaller reg_share, or less noise",
-    "dp_admm": "a smaller step_size (or the theorem's schedule), a larger rho, a smaller reg_share, or less "
-    "noise",
-}
-"""What keeps a method's weights in bounds; for the others, a stronger pull towards zero or the consensus."""
-OTHER_CURE = "a larger rho or reg_share, or less noise"
-
 AverageName = Literal["last", "all", "tail"]
 AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
 
@@ -49,6 +41,8 @@ class RoundView:
     """What the agents sent last (n, d, p); of an absent one, what it sent before."""
     active: Integers | None = None
     """Who took part; None: all."""
+    local_models: bool = True
+    """Whether agents have models of their own; else what is measured of them is the global model's."""
 
 
 Observer = Callable[[RoundView], None]
@@ -286,11 +280,13 @@ def train(
             state, consensus, done = new_state, new_consensus, k
             seconds += perf_counter() - started
             local = local_models(method, state, consensus)
-            view = RoundView(k, n_rounds, consensus, local, seconds, state, uploads, active)
+            view = RoundView(
+                k, n_rounds, consensus, local, seconds, state, uploads, active, method.local_models
+            )
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
             if not (np.isfinite(consensus).all() and np.isfinite(averages.consensus).all()):
-                raise Diverged(method.name, k, n_rounds, CURES.get(method.name, OTHER_CURE))
+                raise Diverged(method.name, k, n_rounds, method.cure)
             for observer in observers:
                 observer(view)
             if stop and stop(k, consensus, before):

@@ -115,8 +115,6 @@ class Metrics:
     every: int = 1
     average: AverageName = "last"
     """Which average of the rounds so far is the global model."""
-    own_models: bool = True
-    """Whether agents have models of their own; else what is measured of them is the global model's."""
     _table: list[dict[str, float]] = field(default_factory=list)
 
     def __call__(self, view: RoundView) -> None:
@@ -138,19 +136,21 @@ class Metrics:
         out = {
             "round": float(view.round),
             "seconds": view.seconds,
-            "train_loss_local": float(problem.losses(rows, view.released).mean()) if self.own_models else 0.0,
+            "train_loss_local": float(problem.losses(rows, view.released).mean())
+            if view.local_models
+            else 0.0,
             "train_loss_global": float((per_agent / rows.n_rows).mean()),
             "train_error_global": error(problem.loss, rows.labels, global_scores),
             "weight_norm_global": float(np.linalg.norm(weights)),
         }
-        if not self.own_models:
+        if not view.local_models:
             out["train_loss_local"] = out["train_loss_global"]
         penalty = problem.reg_share * float(problem.regularizer.value(weights))
         out["objective_global"] = out["train_loss_global"] + penalty
         if self.rho is not None:
             out["augmented_objective"] = self._augmented_objective(self.rho)
         if self.test is not None:
-            out |= self._on_test(self.test, view.released if self.own_models else weights[None], weights)
+            out |= self._on_test(self.test, view.released if view.local_models else weights[None], weights)
         return out
 
     def _augmented_objective(self, rho: float) -> float:

@@ -18,7 +18,7 @@ from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.baseline_calibration import ObjectivePlan
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, Release
 from dpadmm.training.loop import Outcome, train
-from dpadmm.training.methods import Method, ObjectivePerturbation, OutputPerturbation, minimizer
+from dpadmm.training.methods import Method, ObjectivePerturbationRounds, OutputPerturbationRounds, minimizer
 from dpadmm.training.methods.objective_noise import PURE_ROUNDING, ObjectiveNoise
 from dpadmm.training.oracles import SimulatedNoise
 
@@ -43,7 +43,7 @@ def empty_rows(n: int, m: int, d: int) -> Rows:
 
 def test_output_perturbation_is_every_agents_optimum_plus_noise() -> None:
     rows, z = cohort(Logistic()), np.array([1.0, 2.0, 0.5, 4.0])
-    outcome = run(OutputPerturbation(z, solver_tolerance=TIGHT), rows)
+    outcome = run(OutputPerturbationRounds(z, solver_tolerance=TIGHT), rows)
     numbers = SimulatedNoise(3, N, (D, 1)).draw(1)
     for i in range(N):
         expected = minimizer(PROBLEM, rows.agent(i)) + z[i] * 2.0 / (SIZES[i] * SHARE) * numbers[i]
@@ -53,7 +53,7 @@ def test_output_perturbation_is_every_agents_optimum_plus_noise() -> None:
 
 def test_objective_perturbation_is_stationary_with_its_noise() -> None:
     rows = cohort(Logistic())
-    outcome = run(ObjectivePerturbation(planned(1.5, 0.3), solver_tolerance=1e-12), rows)
+    outcome = run(ObjectivePerturbationRounds(planned(1.5, 0.3), solver_tolerance=1e-12), rows)
     xi = 1.5 * 2.0 / 20.0 * SimulatedNoise(3, N, (D, 1)).draw(1)
     for i in range(N):
         w = outcome.released[i]
@@ -64,7 +64,7 @@ def test_objective_perturbation_is_stationary_with_its_noise() -> None:
 @pytest.mark.parametrize("pure", [False, True])
 def test_output_noise_is_z_times_the_sensitivity_with_the_solvers_share(pure: bool) -> None:
     n, m, z, d, tolerance = 1500, 4, 2.0, 9, 0.5
-    noise = run(OutputPerturbation(np.full(n, z), pure, tolerance), empty_rows(n, m, d)).released
+    noise = run(OutputPerturbationRounds(np.full(n, z), pure, tolerance), empty_rows(n, m, d)).released
     scale = z * (2.0 / m) * (1.0 + 2.0 * tolerance) / SHARE
     lengths = np.linalg.norm(noise, axis=(1, 2)) / scale
     law: Any = stats.gamma(d) if pure else stats.chi(d)
@@ -73,7 +73,7 @@ def test_output_noise_is_z_times_the_sensitivity_with_the_solvers_share(pure: bo
 
 def test_objective_noise_covers_the_solvers_tolerance() -> None:
     n, m, d, share = 1500, 4, 50, 0.02
-    noise = run(ObjectivePerturbation(planned(2.0, 0.1, n, m), share), empty_rows(n, m, d)).released
+    noise = run(ObjectivePerturbationRounds(planned(2.0, 0.1, n, m), share), empty_rows(n, m, d)).released
     q = SHARE + 0.1
     inside, covering = 2.0 * (2.0 / m) / q, 40.0 * 2.0 * share * (2.0 / m) / q
     assert noise.std() == pytest.approx(np.hypot(inside, covering), rel=0.01)
@@ -81,9 +81,9 @@ def test_objective_noise_covers_the_solvers_tolerance() -> None:
 
 def test_releases_say_what_is_spent() -> None:
     z = np.array([4.0])
-    assert OutputPerturbation(z).plan(0, 1).at(1) == Release(4.0)
-    assert OutputPerturbation(z, pure=True).plan(0, 1).at(1) == PureRelease(0.25)
-    assert isinstance(ObjectivePerturbation(planned(2.0, 0.0)).plan(0, 1).at(1), ObjectiveRelease)
+    assert OutputPerturbationRounds(z).plan(0, 1).at(1) == Release(4.0)
+    assert OutputPerturbationRounds(z, pure=True).plan(0, 1).at(1) == PureRelease(0.25)
+    assert isinstance(ObjectivePerturbationRounds(planned(2.0, 0.0)).plan(0, 1).at(1), ObjectiveRelease)
 
 
 def totals(**options: Any) -> tuple[float, Floats]:

@@ -16,7 +16,7 @@ from dpadmm.data import known_optimum
 from dpadmm.optim.losses import Hinge, Logistic, Loss, SmoothedHinge, Softmax, Squared
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
-from dpadmm.training.methods import Centralized, Round, centralized, minimizer
+from dpadmm.training.methods import CentralizedRounds, Round, centralized, minimizer
 from dpadmm.training.oracles import SimulatedNoise
 
 EQUAL = (40, 40, 40, 40)  # scikit-learn counts every row the same, dpadmm every agent
@@ -156,7 +156,7 @@ def test_separable_rows_without_regularizer_end(recwarn: pytest.WarningsRecorder
 
 def test_the_method_is_one_round_at_the_optimum() -> None:
     loss = Logistic()
-    rows, problem, method = cohort(loss), Problem(loss, L2(), 0.01), Centralized()
+    rows, problem, method = cohort(loss), Problem(loss, L2(), 0.01), CentralizedRounds()
     state, uploads = method.step(
         method.init(problem, rows),
         Round(

@@ -17,7 +17,7 @@ from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regular
 from dpadmm.optim.schedules import Constant, theorem_schedule
 from dpadmm.privacy.accounting import Release
 from dpadmm.training.loop import Averages, Outcome, RandomParticipation, train
-from dpadmm.training.methods import DpAdmm, Round, minimizer
+from dpadmm.training.methods import DpAdmmRounds, Round, minimizer
 from dpadmm.training.oracles import SimulatedNoise
 
 QUIET = np.zeros(len(SIZES))
@@ -32,7 +32,7 @@ def run(
         problem, n_features=shape[0], n_rows=rows.n_rows, noise_multiplier=z, weight_radius=radius
     )
     noise = SimulatedNoise(seed, rows.n_agents, shape)
-    method = DpAdmm(rho, theorem_schedule(constants), constants.noise_multiplier)
+    method = DpAdmmRounds(rho, theorem_schedule(constants), constants.noise_multiplier)
     return train(method, problem, rows, n_rounds=rounds, noise=noise, **options)  # type: ignore[arg-type]
 
 
@@ -46,7 +46,7 @@ def released_noise(
     p = loss.n_outputs
     problem = Problem(loss, NoRegularizer(), 0.0)
     rows = make_rows(np.zeros((n * m, d)), np.zeros(n * m), offsets=np.arange(0, n * m + 1, m))
-    method = DpAdmm(rho, Constant(eta, n), np.full(n, z))
+    method = DpAdmmRounds(rho, Constant(eta, n), np.full(n, z))
     state, _ = method.step(
         method.init(problem, rows),
         Round(
@@ -80,7 +80,7 @@ def test_noise_differs_between_rounds_and_agents_have_their_own_z() -> None:
     rows, problem = cohort(loss), Problem(loss, NoRegularizer(), 0.0)
     z = np.array([0.0, 1.0, 2.0, 3.0])
     eta, rho = 0.5, 0.2
-    quiet, loud = (DpAdmm(rho, Constant(eta, 4), levels) for levels in (QUIET, z))
+    quiet, loud = (DpAdmmRounds(rho, Constant(eta, 4), levels) for levels in (QUIET, z))
     noise, found = SimulatedNoise(3, 4, (5, 1)), []
     state = quiet.init(problem, rows)
     for k in (1, 2):
@@ -97,7 +97,7 @@ def test_noise_differs_between_rounds_and_agents_have_their_own_z() -> None:
 def test_an_absent_agents_state_stays() -> None:
     loss = Logistic()
     rows, problem = cohort(loss), Problem(loss, L2(), 0.1)
-    method, noise = DpAdmm(0.2, Constant(0.5, 4), np.ones(4)), SimulatedNoise(3, 4, (5, 1))
+    method, noise = DpAdmmRounds(0.2, Constant(0.5, 4), np.ones(4)), SimulatedNoise(3, 4, (5, 1))
     everyone, _ = method.step(
         method.init(problem, rows),
         Round(number=1, problem=problem, rows=rows, consensus=np.zeros((5, 1)), noise=noise),
@@ -122,7 +122,7 @@ def test_an_absent_agents_state_stays() -> None:
 
 
 def test_releases_say_what_is_spent() -> None:
-    method = DpAdmm(0.2, Constant(0.5, 2), np.array([4.0, 0.0]))
+    method = DpAdmmRounds(0.2, Constant(0.5, 2), np.array([4.0, 0.0]))
     assert method.plan(0, 1).at(1) == Release(4.0)
     assert method.plan(1, 1).at(1) == Release(0.0)
 
@@ -130,7 +130,7 @@ def test_releases_say_what_is_spent() -> None:
 @pytest.mark.parametrize("rho", [0.0, -1.0, np.inf, np.nan])
 def test_bad_rho_is_named(rho: float) -> None:
     with pytest.raises(StudyError, match="rho"):
-        DpAdmm(rho, Constant(1.0, 1), np.zeros(1))
+        DpAdmmRounds(rho, Constant(1.0, 1), np.zeros(1))
 
 
 # --- without noise it reaches the optimum ------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dpadmm.optim.regularizers import L1, L2, NoRegularizer, Regularizer
 from dpadmm.runs.simulation import simulate
 from dpadmm.study.settings import NOT_PRIVATE, MethodName
 from dpadmm.study.study import METHODS, Study
-from dpadmm.training.methods import DpAdmm, DpSgd, local_solver
+from dpadmm.training.methods import DpAdmmRounds, DpSgdRounds, local_solver
 from dpadmm.training.methods.local_solver import LocalProblems, NotSolved, solve, tolerances
 
 
@@ -146,7 +146,7 @@ def test_no_method_that_solves_can_be_deployed() -> None:
     """Whether a solve ends well depends on rows; a study's agents must not be able to say so."""
     solving = [name for name in get_args(MethodName) if name not in METHODS]
     assert {"admm", "admm_pvp", "admm_dvp", "output_perturbation", "objective_perturbation"} < set(solving)
-    for method in (DpAdmm, DpSgd):
+    for method in (DpAdmmRounds, DpSgdRounds):
         assert method.name in METHODS
         assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
     for name in solving:

@@ -19,7 +19,7 @@ from dpadmm.optim.problem import Problem
 from dpadmm.optim.regularizers import L1, L2
 from dpadmm.privacy.baseline_calibration import ObjectivePlan, objective_plan, pure_objective_plan
 from dpadmm.privacy.releases import PureRelease
-from dpadmm.training.methods import AdmmDvp, AdmmPvp, ObjectivePerturbation, OutputPerturbation
+from dpadmm.training.methods import AdmmDvpRounds, AdmmPvpRounds, ObjectivePerturbationRounds, OutputPerturbationRounds
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 from dpadmm.training.methods.requirements import need_monotone_slopes, need_smooth, need_solvable
 
@@ -93,11 +93,11 @@ class Falling(Overflowing):
 @pytest.mark.parametrize("loss", [Overflowing(), TwoScores(), Falling()], ids=lambda loss: loss.name)
 def test_a_loss_that_breaks_the_sensitivity_of_minimisers_is_refused(loss: Loss) -> None:
     problem, rows = Problem(loss, L2(), SHARE), cohort(Logistic())
-    for method in (AdmmPvp(RHO, np.ones(N)), OutputPerturbation(np.ones(N))):
+    for method in (AdmmPvpRounds(RHO, np.ones(N)), OutputPerturbationRounds(np.ones(N))):
         with pytest.raises(StudyError, match=f"{method.name} does not apply: .* and {loss.name} has others"):
             method.init(problem, rows)
     with pytest.raises(StudyError, match="admm_dvp does not apply"):
-        AdmmDvp(RHO, plans(RHO)).init(problem, rows)
+        AdmmDvpRounds(RHO, plans(RHO)).init(problem, rows)
 
 
 # --- a plan is for one problem -----------------------------------------------------------------------------
@@ -125,7 +125,7 @@ PROBLEM = Problem(Logistic(), L2(), SHARE)
 
 
 @pytest.mark.parametrize("pure", [False, True])
-@pytest.mark.parametrize("make", [lambda p: AdmmDvp(RHO, p), ObjectivePerturbation], ids=["dvp", "objective"])
+@pytest.mark.parametrize("make", [lambda p: AdmmDvpRounds(RHO, p), ObjectivePerturbationRounds], ids=["dvp", "objective"])
 def test_noise_planned_for_another_problem_is_refused(make: Callable[[Any], Any], pure: bool) -> None:
     rows = cohort(Logistic())
     own = RHO if make(plans(RHO)).name == "admm_dvp" else 0.0
@@ -143,7 +143,7 @@ def test_plans_must_be_one_per_agent_and_of_one_kind() -> None:
     rows, good, other = cohort(Logistic()), plans(RHO).plans, plans(RHO, pure=True).plans
     for wrong in (good[:-1], (*good, good[0]), (*good[:-1], other[-1])):
         with pytest.raises(StudyError, match="one plan per agent, all Gaussian or all pure"):
-            AdmmDvp(RHO, ObjectiveNoise(tuple(wrong))).init(PROBLEM, rows)
+            AdmmDvpRounds(RHO, ObjectiveNoise(tuple(wrong))).init(PROBLEM, rows)
 
 
 def test_every_smooth_loss_of_one_score_is_meant() -> None:

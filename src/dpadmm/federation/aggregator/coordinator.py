@@ -404,8 +404,8 @@ def about_study(study: Study) -> dict[str, Any]:
     return {
         "name": study.name,
         "hash": study.hash,
-        "method": study.settings.method,
-        "loss": study.settings.loss,
+        "method": study.settings.method.name,
+        "loss": study.settings.loss.name,
         "n_rounds": rounds,
         "epsilon": float(exact_epsilon(rounds**0.5 / study.noise_multiplier, delta)),
         "delta": delta,

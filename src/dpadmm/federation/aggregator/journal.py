@@ -307,7 +307,7 @@ def result_of(journal: Journal) -> FederatedResult:
     groups = tuple(
         AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items()
     )
-    method, delta = study.settings.method, float(study.settings.delta)
+    method, delta = study.settings.method.name, float(study.settings.delta)
     privacy = PrivacyReport(
         [arrived[name] for name in names],
         [planned] * len(names),

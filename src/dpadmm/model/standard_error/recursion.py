@@ -12,12 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm.optim.problem import PublicSizes
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
-from dpadmm.study.assembly import make_method
 from dpadmm.study.study import Study
 from dpadmm.training.loop import AverageName
-from dpadmm.training.methods import DpAdmm, DpSgd
+from dpadmm.training.methods import DpAdmmRounds, DpSgdRounds
 
 
 @dataclass(frozen=True)
@@ -119,13 +117,12 @@ def recursion_of(study: Study, n_rows: Integers, rounds: int) -> Recursion:
     """The first ``rounds`` rounds of a study with agents of so many rows."""
     settings, loss = study.settings, study.problem.loss
     sizes, counts = np.unique(np.asarray(n_rows, dtype=np.int64), return_counts=True)
-    planned = np.full(len(sizes), settings.n_rounds)
-    method, _ = make_method(settings, study.problem, PublicSizes(sizes, study.shape[0]), planned, seed=0)
-    assert isinstance(method, DpAdmm | DpSgd)  # a study has no others
-    rho = method.rho if isinstance(method, DpAdmm) else None
+    method = study.method(*sizes.tolist())
+    assert isinstance(method, DpAdmmRounds | DpSgdRounds)  # a study has no others
+    rho = method.rho if isinstance(method, DpAdmmRounds) else None
     steps = [
         1.0 / (method.rho + 1.0 / method.schedule(k))
-        if isinstance(method, DpAdmm)
+        if isinstance(method, DpAdmmRounds)
         else np.full(len(sizes), method.learning_rate)
         for k in range(1, rounds + 1)
     ]

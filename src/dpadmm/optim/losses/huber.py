@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import check
 from dpadmm.optim.losses.base import Index, Task
 
 
@@ -19,7 +20,7 @@ class Huber:
     ``ℓ' = clip(r, −delta, delta)``, so c1 = delta; ``ℓ''`` is 0 or 1, so c3 = 1.
     """
 
-    delta: float = 1.0
+    delta: Annotated[float, Meta(gt=0, le=1e100), "Residuals beyond it count linearly."] = 1.0
 
     name: ClassVar[str] = "huber"
     task: ClassVar[Task] = "regression"
@@ -27,8 +28,7 @@ class Huber:
     smoothness: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.delta <= 1e100):
-            raise StudyError(f"huber: delta must be a positive number up to 1e100, not {self.delta!r}")
+        check(self)
 
     @property
     def lipschitz(self) -> float:

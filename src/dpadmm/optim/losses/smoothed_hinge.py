@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import Positive, check
 from dpadmm.optim.losses.base import Index, Task
 
 
@@ -20,7 +20,7 @@ class SmoothedHinge:
     It lies below the hinge by at most h/2.
     """
 
-    width: float = 1.0
+    width: Annotated[Positive, "Width of the parabola in place of the kink."] = 1.0
 
     name: ClassVar[str] = "smoothed_hinge"
     task: ClassVar[Task] = "binary"
@@ -28,8 +28,7 @@ class SmoothedHinge:
     lipschitz: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.width < np.inf):
-            raise StudyError(f"smoothed_hinge: width must be a positive number, not {self.width!r}")
+        check(self)
 
     @property
     def smoothness(self) -> float:

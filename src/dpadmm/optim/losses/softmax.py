@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import NOT_IN_FILE
 from dpadmm.optim.losses.base import Index, Task, exp
 
 
@@ -22,7 +23,7 @@ class Softmax:
     which bound its norm (Gershgorin).
     """
 
-    n_outputs: int
+    n_outputs: int = field(default=2, metadata=NOT_IN_FILE)  # as many as the labels have classes
 
     name: ClassVar[str] = "softmax"
     task: ClassVar[Task] = "multiclass"

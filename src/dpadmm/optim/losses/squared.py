@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import check
 from dpadmm.optim.losses.base import Index, Task
 
 
@@ -19,7 +21,7 @@ class Squared:
     [−1, 1] the default 2 never clips a row whose prediction also lies in [−1, 1].
     """
 
-    gradient_bound: float = 2.0
+    gradient_bound: Annotated[float, Meta(gt=0, le=1e100), "Rows' gradients are shortened to it."] = 2.0
 
     name: ClassVar[str] = "squared"
     task: ClassVar[Task] = "regression"
@@ -28,10 +30,7 @@ class Squared:
     parameters: ClassVar[tuple[float, ...]] = ()
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.gradient_bound <= 1e100):
-            raise StudyError(
-                f"squared: gradient_bound must be a positive number up to 1e100, not {self.gradient_bound!r}"
-            )
+        check(self)
 
     @property
     def lipschitz(self) -> float:

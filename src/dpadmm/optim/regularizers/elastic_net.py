@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import check
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,12 @@ class ElasticNet:
     c2 = ``r√(dp) + (1 − r) c_w`` on ``‖w‖ ≤ c_w`` (triangle inequality); c4 = ``1 − r`` only when r = 0.
     """
 
-    l1_ratio: float = 0.5
+    l1_ratio: Annotated[float, Meta(ge=0, le=1), "Share of L1; the rest is L2."] = 0.5
 
     name: ClassVar[str] = "elastic_net"
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.l1_ratio <= 1.0):
-            raise StudyError(f"elastic_net: l1_ratio must lie in [0, 1], not {self.l1_ratio!r}")
+        check(self)
 
     @property
     def smoothness(self) -> float | None:

@@ -23,7 +23,7 @@ from dpadmm._base.errors import ConvergenceWarning
 from dpadmm.optim.problem import make_rows
 from dpadmm.runs.planning.scenarios import Scenario
 from dpadmm.runs.planning.trial import Pool, run
-from dpadmm.study.settings import Settings
+from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.methods.centralized import minimizer
 from dpadmm.training.metrics import error
@@ -156,7 +156,7 @@ Errors = tuple[float, float]
 """Mean error on the rows tested on and on those trained on: wrong labels, or squared residuals."""
 
 
-def _private(study: Study, settings: Settings, train: Pool, test: Pool, sizes: Integers, seed: int) -> Errors:
+def _private(study: Study, settings: Training, train: Pool, test: Pool, sizes: Integers, seed: int) -> Errors:
     weights = run(settings, study.problem, train, sizes, seed=seed)
     return _error(study, test, weights), _error(study, train, weights)
 

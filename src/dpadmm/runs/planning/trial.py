@@ -13,9 +13,8 @@ import numpy as np
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm.optim.problem import Problem, PublicSizes, make_rows
 from dpadmm.privacy.releases import AnyRelease
-from dpadmm.study.assembly import make_method
-from dpadmm.study.settings import Settings
-from dpadmm.training.loop import train
+from dpadmm.runs.run import run as run_cohort
+from dpadmm.study.settings import Training
 from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
 
 MOST_AGENTS = 200
@@ -66,7 +65,7 @@ class PlannedNoise:
         return with_normals(scaled, self, self.n_rows)
 
 
-def run(settings: Settings, problem: Problem, pool: Pool, sizes: Integers, *, seed: int) -> Floats:
+def run(training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int) -> Floats:
     """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's."""
     n_weights = pool.features.shape[1] * problem.loss.n_outputs
     chosen = stand_ins(sizes, n_weights)
@@ -74,14 +73,11 @@ def run(settings: Settings, problem: Problem, pool: Pool, sizes: Integers, *, se
     dealt = pool.take(resampled(len(pool), int(computed(chosen, pool).sum()), rng))
     offsets = np.concatenate([[0], np.cumsum(computed(chosen, pool))])
     rows = make_rows(dealt.features, dealt.labels, offsets=offsets)
-    planned = np.full(len(chosen), settings.n_rounds)
-    method, _ = make_method(settings, problem, PublicSizes(chosen, rows.n_features), planned, seed=0)
     shape = (rows.n_features, problem.loss.n_outputs)
     noise = PlannedNoise(
         SimulatedNoise(seed, len(chosen), shape), chosen, scale=float(np.sqrt(len(chosen) / len(sizes)))
     )
-    outcome = train(method, problem, rows, n_rounds=settings.n_rounds, noise=noise)
-    return outcome.weights(settings.average)
+    return run_cohort(training, problem, rows, noise, sizes=PublicSizes(chosen, rows.n_features)).weights
 
 
 def stand_ins(sizes: Integers, n_weights: int = 1) -> Integers:

@@ -7,7 +7,6 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from importlib.resources import files
 from textwrap import wrap
 from typing import Any
@@ -15,8 +14,7 @@ from typing import Any
 from dpadmm._base.errors import StudyError
 from dpadmm.data.schema_file import problems
 from dpadmm.study.drafting.draft import Draft
-from dpadmm.study.settings import Settings
-from dpadmm.study.study import TRAINING
+from dpadmm.study.study import FORMAT, table_parameters
 
 CONFIRM = "# confirm: public?"
 NOTES = {"allow": "  # confirm: say true (without quotes), or leave the column out"}
@@ -55,7 +53,7 @@ def _head(draft: Draft, name: str) -> Iterator[str]:
         yield "# Bounds, values and classes were read off that table. Each must be public knowledge, never"
         yield "# what private rows happen to hold: look at every one, correct it, and say public = true."
     yield "# Check it with: dpadmm study check FILE"
-    yield 'format = "dpadmm-study/1"'
+    yield f'format = "{FORMAT}"'
     yield f"name = {_quoted(name)}"
 
 
@@ -85,25 +83,27 @@ def _written(key: str, value: Any, note: str) -> Iterator[str]:
 
 
 def _training(draft: Draft) -> Iterator[str]:
-    """The template's training, with the loss that fits the label; then all that it leaves out, as it is."""
+    """The template's tables about training, with the loss that fits the label, and as comments what is as usual."""
     template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
-    section = template[template.index("[training]") :].rstrip()
+    section = template[template.index("[method]") :].rstrip()
     n_classes = len(draft.label.get("classes", ()))
     loss = {0: "squared", 2: "logistic"}.get(n_classes, "softmax")
-    section = re.sub(r'(?m)^loss = "\w+" *', f'loss = "{loss}"'.ljust(23), section)
+    section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', section)
     if n_classes:
         for name, value in _of_classes(draft).items():
             section = re.sub(rf"(?m)^{name} = [0-9.]+ *", f"{name} = {value}".ljust(23), section)
-        section = section.replace("\n\n[provenance]", f"\n{PENALTY}\n\n[provenance]") + '\nrho = "assumed"'
-    training, _, provenance = section.partition("\n[provenance]")
-    said = tomllib.loads(training)["training"]
-    default = {each.name: each.default for each in fields(Settings)}
-    yield training.rstrip()
-    yield "# All else is as usual; a line without its # changes it:"
-    for name in TRAINING:
-        if name not in said and default[name] is not None:
-            yield f"# {name} = {_value(default[name])}"
-    yield f"\n[provenance]{provenance}"
+        section = section.replace("\n\n[loss]", f"\n{PENALTY}\n\n[loss]") + '\nrho = "assumed"'
+    said = tomllib.loads(section)
+    yield "# A line without its # changes what is as usual."
+    for block in section.split("\n\n"):
+        table = block[1 : block.index("]")]
+        yield block
+        if table == "provenance":
+            return
+        for each in table_parameters(table, said[table].get("name")):
+            if each.name not in said[table] and each.default is not None:
+                yield f"# {each.name} = {_value(each.default)}"
+        yield ""
 
 
 def _of_classes(draft: Draft) -> dict[str, str]:

@@ -1,26 +1,50 @@
-"""Training methods, one file each."""
+"""Training methods, one file each; ``METHODS`` names them for studies, simulations and the command line."""
 
-from dpadmm.training.methods.admm import Admm
-from dpadmm.training.methods.admm_dvp import AdmmDvp
-from dpadmm.training.methods.admm_pvp import AdmmPvp
-from dpadmm.training.methods.base import GradientMethod, Method, Round, State
-from dpadmm.training.methods.centralized import Centralized, minimizer
-from dpadmm.training.methods.dp_admm import DpAdmm
-from dpadmm.training.methods.dp_sgd import DpSgd
-from dpadmm.training.methods.objective_perturbation import ObjectivePerturbation
-from dpadmm.training.methods.output_perturbation import OutputPerturbation
+from dpadmm.training.methods.admm import Admm, AdmmRounds
+from dpadmm.training.methods.admm_dvp import AdmmDvp, AdmmDvpRounds
+from dpadmm.training.methods.admm_pvp import AdmmPvp, AdmmPvpRounds
+from dpadmm.training.methods.base import GradientMethod, Method, MethodSettings, Round, State
+from dpadmm.training.methods.centralized import Centralized, CentralizedRounds, minimizer
+from dpadmm.training.methods.dp_admm import DpAdmm, DpAdmmRounds
+from dpadmm.training.methods.dp_sgd import DpSgd, DpSgdRounds
+from dpadmm.training.methods.objective_perturbation import ObjectivePerturbation, ObjectivePerturbationRounds
+from dpadmm.training.methods.output_perturbation import OutputPerturbation, OutputPerturbationRounds
+
+METHODS: dict[str, type[MethodSettings]] = {
+    each.name: each
+    for each in (
+        DpAdmm,
+        Admm,
+        AdmmPvp,
+        AdmmDvp,
+        DpSgd,
+        OutputPerturbation,
+        ObjectivePerturbation,
+        Centralized,
+    )
+}
 
 __all__ = [
+    "METHODS",
     "Admm",
     "AdmmDvp",
+    "AdmmDvpRounds",
     "AdmmPvp",
+    "AdmmPvpRounds",
+    "AdmmRounds",
     "Centralized",
+    "CentralizedRounds",
     "DpAdmm",
+    "DpAdmmRounds",
     "DpSgd",
+    "DpSgdRounds",
     "GradientMethod",
     "Method",
+    "MethodSettings",
     "ObjectivePerturbation",
+    "ObjectivePerturbationRounds",
     "OutputPerturbation",
+    "OutputPerturbationRounds",
     "Round",
     "State",
     "minimizer",

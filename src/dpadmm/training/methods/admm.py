@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
@@ -13,14 +13,35 @@ from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.regularizers import NoRegularizer
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
-from dpadmm.training.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.admm_state import SolverState, advanced, next_dual, start_solver
+from dpadmm.training.methods.base import MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.requirements import need_solvable
 
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
+
 
 @dataclass(frozen=True)
-class Admm:
+class Admm(MethodSettings):
+    """The paper's Algorithm 2, without noise."""
+
+    rho: Rho = 0.1
+    split_regularizer: Annotated[
+        bool, "Put the regularizer into the consensus step, so that local problems are smooth."
+    ] = False
+    solver_tolerance: SolverTolerance = 1e-3
+
+    name: ClassVar[str] = "admm"
+    title: ClassVar[str] = "ADMM"
+    private: ClassVar[bool] = False
+
+    def rounds(self, setup: Setup) -> AdmmRounds:
+        return AdmmRounds(self.rho, self.split_regularizer, self.solver_tolerance)
+
+
+@dataclass(frozen=True)
+class AdmmRounds:
     """Algorithm 2.
 
     Attributes
@@ -39,10 +60,8 @@ class Admm:
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "admm"
+    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
     local_models: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_rho(self.rho)
 
     def init(self, problem: Problem, rows: Rows) -> SolverState:
         need_solvable(problem, self.name)

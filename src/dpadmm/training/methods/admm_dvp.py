@@ -7,20 +7,39 @@ release; :class:`dpadmm.privacy.releases.ObjectiveRelease` says how it is accoun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.training.methods.admm_state import SolverState, advanced, check_rho, next_dual, start_solver
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.admm_state import SolverState, advanced, next_dual, start_solver
+from dpadmm.training.methods.base import Mechanism, MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
+
 
 @dataclass(frozen=True)
-class AdmmDvp:
+class AdmmDvp(MethodSettings):
+    """ADMM with dual variable perturbation."""
+
+    rho: Rho = 0.1
+    mechanism: Mechanism = "gaussian"
+    solver_tolerance: SolverTolerance = 1e-3
+
+    name: ClassVar[str] = "admm_dvp"
+    title: ClassVar[str] = "DVP"
+
+    def rounds(self, setup: Setup) -> AdmmDvpRounds:
+        perturbation = setup.objective(self.name, rho=self.rho, pure=self.mechanism == "pure")
+        return AdmmDvpRounds(self.rho, perturbation, self.solver_tolerance)
+
+
+@dataclass(frozen=True)
+class AdmmDvpRounds:
     """Dual variable perturbation.
 
     Attributes
@@ -38,10 +57,8 @@ class AdmmDvp:
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "admm_dvp"
+    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
     local_models: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_rho(self.rho)
 
     def init(self, problem: Problem, rows: Rows) -> SolverState:
         self.perturbation.check(problem, rows, self.rho, self.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,18 +17,34 @@ from dpadmm.training.methods.admm_state import (
     SolverState,
     advanced,
     check_noise,
-    check_rho,
     next_dual,
     start_solver,
 )
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.base import MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.requirements import need_monotone_slopes, need_smooth
 from dpadmm.training.oracles import release
 
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
+
 
 @dataclass(frozen=True)
-class AdmmPvp:
+class AdmmPvp(MethodSettings):
+    """The paper's Algorithm 3: primal variable perturbation."""
+
+    rho: Rho = 0.1
+    solver_tolerance: SolverTolerance = 1e-3
+
+    name: ClassVar[str] = "admm_pvp"
+    title: ClassVar[str] = "PVP"
+
+    def rounds(self, setup: Setup) -> AdmmPvpRounds:
+        return AdmmPvpRounds(self.rho, setup.gaussian(), self.solver_tolerance)
+
+
+@dataclass(frozen=True)
+class AdmmPvpRounds:
     """Algorithm 3: ``w̃_i = argmin_w L_ρ,i(w) + N(0, (zΔ)²I)`` with ``Δ = (2c1/m_i + 2·tol)/(ρ + λc/n)``.
 
     Attributes
@@ -46,10 +62,10 @@ class AdmmPvp:
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "admm_pvp"
+    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
     local_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_rho(self.rho)
         check_noise(self.noise_multiplier)
 
     def init(self, problem: Problem, rows: Rows) -> SolverState:

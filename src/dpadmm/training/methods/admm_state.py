@@ -48,11 +48,6 @@ def start_solver(problem: Problem, rows: Rows) -> SolverState:
     return SolverState(zeros, zeros, zeros, np.zeros(rows.n_agents, dtype=np.int64))
 
 
-def check_rho(rho: float) -> None:
-    if not (0.0 < rho < np.inf):
-        raise StudyError(f"rho (the penalty ρ) must be a positive number, not {rho!r}")
-
-
 def check_noise(noise_multiplier: Floats) -> None:
     if not (np.isfinite(noise_multiplier).all() and np.all(noise_multiplier >= 0.0)):
         raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {noise_multiplier!r}")

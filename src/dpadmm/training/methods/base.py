@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.fields import Positive, check
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.oracles import Noise, Question
+
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
+
+Rho = Annotated[Positive, "Penalty ρ: how much agents are held together."]
+SolverTolerance = Annotated[
+    Positive,
+    "Exact local solves stop at this share of the mean gradient's sensitivity 2c1/m, which is paid for.",
+]
+Mechanism = Annotated[
+    Literal["gaussian", "pure"], "Noise: gaussian, or pure (density ∝ exp(−ζ‖ξ‖), δ = 0 in every round)."
+]
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """What a study or a simulation says of a method; one class a method, which owns its parameters.
+
+    The fields are parameters of the same name in Python, files and on the command line. ``rounds`` makes
+    the method itself, with noise for the budget.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """Its name in figures and tables."""
+    private: ClassVar[bool] = True
+    """Whether it adds noise; references that don't take no budget."""
+    one_round: ClassVar[bool] = False
+    """Whether every agent speaks once, whatever ``n_rounds`` says."""
+    deployable: ClassVar[bool] = False
+    """Whether agents say nothing but noisy sums over all their rows: what a guard can answer for."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def rounds(self, setup: Setup) -> Method[Any]:
+        """The method for a cohort, with its noise."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -91,6 +130,8 @@ class Method(Protocol[S]):
     """A training method, for a cohort of any number of agents."""
 
     name: ClassVar[str]
+    cure: ClassVar[str]
+    """What keeps its weights in bounds, for whoever sees it diverge."""
     local_models: ClassVar[bool]
     """Whether agents have models of their own (else everyone has the consensus)."""
 

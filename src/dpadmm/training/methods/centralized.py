@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import scipy  # its parts load when they are first used
@@ -22,8 +22,11 @@ from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.base import MethodSettings, Round
 from dpadmm.training.methods.hessian import data_hessian
+
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
 
 _WIDTHS = (1.0, 1e-1, 1e-2)
 _NEWTON_WEIGHTS = 2000  # beyond this many weights a Hessian is too large, and L-BFGS takes over
@@ -210,10 +213,24 @@ class PooledState:
 
 
 @dataclass(frozen=True)
-class Centralized:
+class Centralized(MethodSettings):
+    """The non-private optimum on pooled rows."""
+
+    name: ClassVar[str] = "centralized"
+    title: ClassVar[str] = "optimum"
+    private: ClassVar[bool] = False
+    one_round: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> CentralizedRounds:
+        return CentralizedRounds()
+
+
+@dataclass(frozen=True)
+class CentralizedRounds:
     """All rows in one place, solved in one round. Not private: a reference, never a release."""
 
     name: ClassVar[str] = "centralized"
+    cure: ClassVar[str] = "a larger reg_share"
     local_models: ClassVar[bool] = False
 
     def init(self, problem: Problem, rows: Rows) -> PooledState:

@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from dpadmm._base.arrays import Floats
+from dpadmm._base.fields import Positive
 from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Sizes
-from dpadmm.optim.schedules import Schedule
+from dpadmm.optim.schedules import Constant, Schedule, theorem_schedule
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
 from dpadmm.training.methods.admm_state import (
     AdmmState,
     check_noise,
-    check_rho,
     keep_absent,
     next_dual,
     zero_models,
 )
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.base import MethodSettings, Rho, Round
+
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
 
 
 @dataclass(frozen=True)
-class DpAdmm:
+class DpAdmm(MethodSettings):
+    """The paper's Algorithm 1."""
+
+    rho: Rho = 0.1
+    weight_radius: Annotated[
+        Positive, "c_w, a public guess of the norm of the best weights; it shapes step sizes, not privacy."
+    ] = 10.0
+    schedule: Annotated[
+        Literal["theorem", "constant"], "Step sizes of the theorem that applies, or step_size in every round."
+    ] = "theorem"
+    step_size: Annotated[Positive, "η of the constant schedule."] = 1.0
+
+    name: ClassVar[str] = "dp_admm"
+    title: ClassVar[str] = "DP-ADMM"
+    deployable: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> DpAdmmRounds:
+        z = setup.gaussian()
+        constants = setup.constants(self.weight_radius, z)
+        theorem = self.schedule == "theorem"
+        schedule = theorem_schedule(constants) if theorem else Constant(self.step_size, setup.n_agents)
+        return DpAdmmRounds(self.rho, schedule, z)
+
+
+@dataclass(frozen=True)
+class DpAdmmRounds:
     """Algorithm 1.
 
     Attributes
@@ -41,10 +69,12 @@ class DpAdmm:
     noise_multiplier: Floats
 
     name: ClassVar[str] = "dp_admm"
+    cure: ClassVar[str] = (
+        "a smaller step_size (or the theorem's schedule), a larger rho, a smaller reg_share, or less noise"
+    )
     local_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_rho(self.rho)
         check_noise(self.noise_multiplier)
 
     def init(self, problem: Problem, sizes: Sizes) -> AdmmState:

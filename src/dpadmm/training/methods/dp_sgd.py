@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import Positive, Probability
 from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.training.methods.admm_state import check_noise, zero_models
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.base import MethodSettings, Round
 from dpadmm.training.oracles import release
+
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,32 @@ class SgdState:
 
 
 @dataclass(frozen=True)
-class DpSgd:
+class DpSgd(MethodSettings):
+    """Distributed DP-SGD."""
+
+    learning_rate: Annotated[
+        Positive | None, "Step; 1/(c3 + λc4/n) if not given, which the theory allows."
+    ] = None
+    sampling: Annotated[Probability, "Share of its rows an agent uses in a round, each row by chance."] = 1.0
+
+    name: ClassVar[str] = "dp_sgd"
+    title: ClassVar[str] = "DPSGD"
+    deployable: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> DpSgdRounds:
+        rate = self._allowed_rate(setup.problem) if self.learning_rate is None else self.learning_rate
+        return DpSgdRounds(rate, setup.gaussian(self.sampling), self.sampling, setup.seed)
+
+    def _allowed_rate(self, problem: Problem) -> float:
+        if problem.loss.smoothness is None:
+            raise StudyError(
+                f"dp_sgd needs a learning_rate for the loss {problem.loss.name}, which has kinks; give one"
+            )
+        return 1.0 / (problem.loss.smoothness + problem.reg_share * (problem.regularizer.smoothness or 0.0))
+
+
+@dataclass(frozen=True)
+class DpSgdRounds:
     """Distributed DP-SGD.
 
     Attributes
@@ -52,14 +81,11 @@ class DpSgd:
     seed: int = 0
 
     name: ClassVar[str] = "dp_sgd"
+    cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
     local_models: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
-        if not (0.0 < self.learning_rate < np.inf):
-            raise StudyError(f"learning_rate must be a positive number, not {self.learning_rate!r}")
-        if not (0.0 < self.sampling <= 1.0):
-            raise StudyError(f"sampling must be a probability in (0, 1], not {self.sampling!r}")
 
     def init(self, problem: Problem, sizes: Sizes) -> SgdState:
         return SgdState(zero_models(problem, sizes))

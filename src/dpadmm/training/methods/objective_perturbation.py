@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
@@ -14,13 +14,32 @@ from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.training.methods.admm_state import keep_absent
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
+
 
 @dataclass(frozen=True)
-class ObjectivePerturbation:
+class ObjectivePerturbation(MethodSettings):
+    """The minimiser of every agent's own perturbed objective, averaged."""
+
+    mechanism: Mechanism = "gaussian"
+    solver_tolerance: SolverTolerance = 1e-3
+
+    name: ClassVar[str] = "objective_perturbation"
+    title: ClassVar[str] = "objective perturbation"
+    one_round: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> ObjectivePerturbationRounds:
+        perturbation = setup.objective(self.name, pure=self.mechanism == "pure")
+        return ObjectivePerturbationRounds(perturbation, self.solver_tolerance)
+
+
+@dataclass(frozen=True)
+class ObjectivePerturbationRounds:
     """Objective perturbation.
 
     Attributes
@@ -35,6 +54,7 @@ class ObjectivePerturbation:
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "objective_perturbation"
+    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
     local_models: ClassVar[bool] = True
 
     def init(self, problem: Problem, rows: Rows) -> AloneState:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -18,14 +18,34 @@ from dpadmm.privacy.releases import PureRelease, Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
 from dpadmm.training.methods.admm_state import check_noise, keep_absent
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Round
+from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.requirements import need_convex, need_monotone_slopes, need_solvable
 from dpadmm.training.oracles import release, spherical
 
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
+
 
 @dataclass(frozen=True)
-class OutputPerturbation:
+class OutputPerturbation(MethodSettings):
+    """Every agent's own minimiser with noise, averaged."""
+
+    mechanism: Mechanism = "gaussian"
+    solver_tolerance: SolverTolerance = 1e-3
+
+    name: ClassVar[str] = "output_perturbation"
+    title: ClassVar[str] = "output perturbation"
+    one_round: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> OutputPerturbationRounds:
+        pure = self.mechanism == "pure"
+        noise = 1.0 / setup.pure_epsilons() if pure else setup.gaussian()
+        return OutputPerturbationRounds(noise, pure, self.solver_tolerance)
+
+
+@dataclass(frozen=True)
+class OutputPerturbationRounds:
     """Output perturbation.
 
     Attributes
@@ -42,6 +62,7 @@ class OutputPerturbation:
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "output_perturbation"
+    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
     local_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
