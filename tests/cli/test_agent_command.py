@@ -16,14 +16,15 @@ from dpadmm.study.study import read_study
 from dpadmm.trusted.ledger import read_ledger
 
 STUDY = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "repayment of [red]loans[/red]"
 features = ["income", "age"]
 classes = ["no", "yes"]
 [training]
+n_rounds = 20
+[privacy]
 epsilon = 0.3
 delta = 1e-6
-n_rounds = 20
 """
 
 
@@ -340,7 +341,7 @@ def test_rows_that_a_study_cannot_use_are_told_to_the_owner(cli, begun, study_fi
 
 
 TABLE_STUDY = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "repayment"
 [label]
 column = "repaid"
@@ -355,9 +356,10 @@ values = ["note 1", "note 2"]
 kind = "number"
 bounds = [0, 1]
 [training]
+n_rounds = 20
+[privacy]
 epsilon = 0.3
 delta = 1e-6
-n_rounds = 20
 """
 
 

@@ -143,7 +143,11 @@ def test_a_bad_output_folder(cli, tmp_path):
 def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
     from dpadmm.training.methods import CentralizedRounds, DpAdmmRounds
 
-    method, at = {"optimum": (CentralizedRounds, 1), "first run": (DpAdmmRounds, 1), "second run": (DpAdmmRounds, 105)}[when]
+    method, at = {
+        "optimum": (CentralizedRounds, 1),
+        "first run": (DpAdmmRounds, 1),
+        "second run": (DpAdmmRounds, 105),
+    }[when]
     original, calls = method.step, 0
 
     def step(self, *args, **more):

@@ -26,7 +26,7 @@ print(json.dumps([code or 0, sorted(sys.modules)]), file=sys.stderr)
 """
 SITE = SITE_TOML.format(table="table.csv", label="ill", epsilon=2.0, delta=1e-5, max_rounds=100)
 STUDY = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "flu"
 [label]
 column = "ill"
@@ -35,9 +35,10 @@ classes = ["no", "yes"]
 kind = "number"
 bounds = [0, 100]
 [training]
+n_rounds = 20
+[privacy]
 epsilon = 0.3
 delta = 1e-6
-n_rounds = 20
 """
 
 

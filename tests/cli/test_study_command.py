@@ -19,12 +19,13 @@ def study_file(cli, tmp_path):
 
 
 PLAIN = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "Example: repayment of loans"
 features = ["income", "age"]
 classes = ["no", "yes"]
-[training]
-loss = "logistic"      # and more
+[loss]
+name = "logistic"      # and more
+[privacy]
 epsilon = 1.0
 """
 
@@ -113,7 +114,7 @@ def test_a_study_of_numbers(cli, plain_file):
     [
         ('weight_radius = "assumed"', "", ""),
         ("weight_radius = 10.0 ", "weight_radius = 5.0 ", ""),
-        ("epsilon = 1.0 ", "epsilon = nan ", "epsilon must be a finite number"),
+        ("epsilon = 1.0 ", "epsilon = nan ", "epsilon must be a positive number"),
         ("epsilon = 1.0 ", "epsilon = [1.0, 2.0] ", "one value"),
         ('"logistic"  ', '"logistik"  ', "did you mean 'logistic'"),
         ("n_rounds", "rounds", "did you mean 'n_rounds'"),
@@ -283,6 +284,5 @@ def test_problems_are_a_table_that_fits_the_screen(cli, study_file, columns):
     assert max(map(len, answer.out.splitlines())) <= columns
     assert "…" not in answer.out
     said = text_of(answer)
-    assert "training unknown setting 'epsilonn'; did you mean 'epsilon'?" in said
-    assert "the study give exactly one of epsilon" in said
+    assert "privacy unknown setting 'epsilonn'; did you mean 'epsilon'?" in said
     assert "a" * 20 in said

@@ -17,7 +17,6 @@ from dpadmm.optim.losses import Logistic, Loss
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.regularizers import L1, L2, Regularizer
 from dpadmm.optim.schedules import theorem_schedule
-from dpadmm.study.assembly import make_method
 from dpadmm.study.settings import Settings
 from dpadmm.training.loop import PlannedParticipation, RoundView, train
 from dpadmm.training.methods import DpAdmmRounds, Method, Round
@@ -113,12 +112,12 @@ def test_agents_alone_are_the_cohort_in_every_method(chosen: dict[str, Any]) -> 
     together: list[RoundView] = []
     planned = settings.planned_rounds
     train(
-        make_method(settings, task, rows, np.full(N, planned), 7)[0],
+        settings.rounds(task, rows, np.full(N, planned), seed=7),
         task,
         rows,
         n_rounds=planned,
         noise=SimulatedNoise(7, N, (D, 1)),
         observers=[together.append],
     )
-    methods = [make_method(settings, task, rows.agent(i), np.array([planned]), 7)[0] for i in range(N)]
+    methods = [settings.rounds(task, rows.agent(i), np.array([planned]), seed=7) for i in range(N)]
     check_alone(methods, task, rows, np.ones((planned, N), dtype=bool), together)

@@ -14,11 +14,11 @@ from guards import private
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.fields import parameters
 from dpadmm.optim import kernels
 from dpadmm.optim.losses import LOSSES, Logistic, Loss
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.site.agent import Agent
-from dpadmm.study.assembly import make_method
 from dpadmm.study.study import Study
 from dpadmm.training.methods import Round
 from dpadmm.training.oracles import ExactNoise
@@ -29,11 +29,6 @@ from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
 
 SIZES, D, ROUNDS = (7, 40, 300), 5, 6
-PARAMETER = {
-    "smoothed_hinge": ("loss_width", "width"),
-    "huber": ("loss_delta", "delta"),
-    "squared": ("gradient_bound", "gradient_bound"),
-}
 CLASSES: dict[str, Any] = {"binary": lambda p: (-1, 1), "multiclass": range, "regression": lambda p: None}
 
 
@@ -47,8 +42,7 @@ def seeded(agent: int, round: int) -> Draw:
 
 
 def study_for(loss: Loss, method: str, *, absences: bool) -> Study:
-    setting, attribute = PARAMETER.get(loss.name, ("", ""))
-    own = {setting: getattr(loss, attribute)} if setting else {}
+    own: dict[str, Any] = {f"loss_{each.name}": getattr(loss, each.name) for each in parameters(type(loss))}
     own |= {"learning_rate": 0.5} if method == "dp_sgd" else {}
     classes = CLASSES[loss.task](loss.n_outputs)
     return Study(
@@ -70,7 +64,7 @@ def rows_for(loss: Loss, *, sparse: bool) -> Rows:
 
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     """All that a cohort says, round by round, under the injected noise."""
-    method, _ = make_method(study.settings, study.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = study.settings.rounds(study.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
     state, consensus, said = method.init(study.problem, rows), np.zeros(study.shape), []
     uploads = np.zeros((len(SIZES), *study.shape))
     for k in range(1, ROUNDS + 1):

@@ -27,7 +27,7 @@ from dpadmm.trusted.ledger import read_ledger
 
 SITES, ROUNDS = ("east", "north", "west"), 8
 STUDY = f"""
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "three hospitals"
 absences = true
 quorum = 2
@@ -41,9 +41,10 @@ bounds = [0, 100]
 [columns.smokes]
 kind = "boolean"
 [training]
+n_rounds = {ROUNDS}
+[privacy]
 epsilon = 3.0
 delta = 1e-5
-n_rounds = {ROUNDS}
 """
 SITE = SITE_TOML.format(table="rows.csv", label="ill", epsilon=5.0, delta=1e-5, max_rounds=100)
 

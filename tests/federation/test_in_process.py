@@ -21,7 +21,6 @@ from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.responder import Responder
 from dpadmm.optim.losses import LOSSES, Logistic
 from dpadmm.optim.problem import Rows
-from dpadmm.study.assembly import make_method
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
 from dpadmm.training.oracles import ExactNoise
@@ -108,7 +107,7 @@ def sites(tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def reference(accepted: Study, rows: Rows, mask: np.ndarray) -> np.ndarray:
-    method, _ = make_method(accepted.settings, accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = accepted.settings.rounds(accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
     history: list[np.ndarray] = []
     train(
         method, accepted.problem, rows, n_rounds=ROUNDS, noise=ExactNoise(seeded),

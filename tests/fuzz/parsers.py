@@ -32,11 +32,10 @@ from dpadmm.federation.site.decisions import decisions, read_status
 from dpadmm.model.loading import load_model
 from dpadmm.privacy.statement_file import read_statement
 from dpadmm.site.site import read_site
-from dpadmm.study.check import confirmations, study_problems
 from dpadmm.study.drafting.dictionary import draft_from_dictionary
 from dpadmm.study.drafting.text import study_text
 from dpadmm.study.settings import settings_from
-from dpadmm.study.study import read_study, study_from
+from dpadmm.study.study import confirmations, read_study, study_from, study_problems
 
 CORPUS = Path(__file__).with_name("corpus")
 STUDY, SHAPE = "ab" * 32, (3, 2)
@@ -128,7 +127,7 @@ def _empty_journal(folder: Path) -> Path:
 
 
 SMALL_STUDY = {
-    "format": "dpadmm-study/1",
+    "format": "dpadmm-study/2",
     "name": "small",
     "features": ["age"],
     "classes": ["no", "yes"],

@@ -43,19 +43,19 @@ label = "y"
 rows = 1
 """
 _STUDY = """\
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "flu"
 features = ["age", "fever"]
 classes = ["no", "yes"]
 absences = true
 quorum = 2
 deadline = 60.0
-[training]
+[privacy]
 epsilon = 1.0
 delta = 1e-6
 """
 _COLUMNS = """\
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "c"
 row_norm = 1.5
 [label]
@@ -77,10 +77,13 @@ values = ["I", "II"]
 missing = "indicator"
 [columns.smoker]
 kind = "boolean"
-[training]
-loss = "huber"
-noise_multiplier = 20.0
+[method]
+name = "dp_admm"
 rho = 0.2
+[loss]
+name = "huber"
+[privacy]
+noise_multiplier = 20.0
 [provenance]
 rho = "public"
 """

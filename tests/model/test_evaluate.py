@@ -19,14 +19,14 @@ from dpadmm.reporting.evaluation import evaluation_figure
 
 RNG = np.random.default_rng(0)
 SCHEMA = Schema((Number("x", (-2.0, 2.0)), Number("y", (-2.0, 2.0))))
-TRAINING = {"loss_width": 0.5, "gradient_bound": 2.0, "loss_delta": 0.3}
+PARAMETERS = {"smoothed_hinge": {"width": 0.5}, "squared": {"gradient_bound": 2.0}, "huber": {"delta": 0.3}}
 
 
 def binary(loss: str = "logistic") -> Model:
     return Model(
         np.array([[3.0], [-2.0], [0.1]]), "binary", loss, classes=("no", "yes"), intercept=True,
         schema=SCHEMA, label=Label("z", classes=("no", "yes")), feature_names=SCHEMA.features,
-        study={"training": TRAINING},
+        study={"loss": {"name": loss, **PARAMETERS.get(loss, {})}},
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def several() -> Model:
 def number(loss: str = "squared") -> Model:
     return Model(
         np.array([[1.0], [-0.3]]), "regression", loss, schema=SCHEMA, label=Label("z", bounds=(0.0, 50.0)),
-        feature_names=SCHEMA.features, study={"training": TRAINING},
+        feature_names=SCHEMA.features, study={"loss": {"name": loss, **PARAMETERS.get(loss, {})}},
     )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.model import file as model_file
 from dpadmm.model.loading import load_model
 from dpadmm.model.model import FORMAT, Model, hash_of, model_of
-from dpadmm.runs.training import StudyResult, run_study
+from dpadmm.runs.run import Result
+from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, study_from
 from dpadmm.version import VERSION
 
@@ -333,7 +334,7 @@ def test_models_with_the_first_constant_column_predict_what_they_did(tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, StudyResult, Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Result, Path]:
     """A study that was run on 600 rows of 20 columns, and their file."""
     path = write_csv(tmp_path_factory.mktemp("table") / "t.csv", make_cells(600))
     study = make_study()
@@ -342,7 +343,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, StudyResul
 
 
 def test_a_study_s_model_keeps_all_that_is_public(
-    trained: tuple[Study, StudyResult, Path], tmp_path: Path
+    trained: tuple[Study, Result, Path], tmp_path: Path
 ) -> None:
     study, result, table = trained
     made = model_of(result)
@@ -357,7 +358,7 @@ def test_a_study_s_model_keeps_all_that_is_public(
     np.testing.assert_array_equal(again.predict_table(table), made.predict_table(table))
 
 
-def test_scores_of_a_table_are_those_of_training(trained: tuple[Study, StudyResult, Path]) -> None:
+def test_scores_of_a_table_are_those_of_training(trained: tuple[Study, Result, Path]) -> None:
     _, result, table = trained
     model = model_of(result)
     own = np.asarray(result.rows.features @ result.weights)[:, 0]
@@ -402,7 +403,7 @@ def test_columns_that_look_like_identifiers_are_no_longer_asked_about(tmp_path: 
     assert load_model(model.save(tmp_path / "m")).schema == schema
 
 
-STUDY: dict[str, object] = {"format": "dpadmm-study/1", "name": "s"}
+STUDY: dict[str, object] = {"format": "dpadmm-study/2", "name": "s"}
 GOOD2 = GOOD | {
     "format": FORMAT, "version": "0.1.0", "schema": None, "label": None, "study": STUDY,
     "study_hash": hash_of(STUDY), "statement": {},
@@ -487,7 +488,7 @@ def test_files_that_promise_too_much_are_refused_before_memory_is_taken(
 
 
 def test_a_model_loads_and_predicts_without_compiler_and_engine(
-    trained: tuple[Study, StudyResult, Path], tmp_path: Path
+    trained: tuple[Study, Result, Path], tmp_path: Path
 ) -> None:
     _, result, table = trained
     path = model_of(result).save(tmp_path / "m.dpadmm")

@@ -22,7 +22,6 @@ from dpadmm.model.standard_error.typical import TypicalTable
 from dpadmm.optim.problem import PublicSizes, make_rows
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.runs.training import run_study
-from dpadmm.study.assembly import make_method
 from dpadmm.study.study import Study
 from dpadmm.training.loop import AVERAGES, Averages, RoundView, train
 from dpadmm.training.oracles import SimulatedNoise
@@ -50,7 +49,7 @@ def final(study, n_rows, noise):
     ``noise`` (t, n) is added to the gradients.
     """
     sizes = PublicSizes(n_rows, 1)
-    method, _ = make_method(study.settings, study.problem, sizes, np.full(len(n_rows), 1), seed=0)
+    method = study.settings.rounds(study.problem, sizes, np.full(len(n_rows), 1), seed=0)
     state, consensus, averages = method.init(study.problem, sizes), np.zeros((1, 1)), Averages()
     for k, each in enumerate(noise, 1):
         gradient = CURVATURE * method.points(state, consensus) + each[:, None, None]
@@ -140,7 +139,7 @@ def test_the_estimate_agrees_with_many_runs_on_the_same_rows(table, training):
     found = explain(model)
     deal = of_codes(table.groups, table.owners)
     rows = make_rows(table.features, table.labels, order=deal.order, offsets=deal.offsets)
-    method, _ = make_method(study.settings, study.problem, rows, np.full(3, 40), seed=0)
+    method = study.settings.rounds(study.problem, rows, np.full(3, 40), seed=0)
     runs = []
     for seed in range(n_runs):
         noise = SimulatedNoise(seed, 3, study.shape)

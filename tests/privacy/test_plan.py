@@ -130,7 +130,7 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
     from dpadmm.optim.losses import Logistic
     from dpadmm.optim.problem import Problem
     from dpadmm.optim.regularizers import L2
-    from dpadmm.runs.simulation import report_of
+    from dpadmm.runs.run import Result
     from dpadmm.study.settings import Settings
     from dpadmm.training.loop import train
     from dpadmm.training.methods import DpSgdRounds
@@ -142,7 +142,7 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
     noise = SimulatedNoise(1, n, (rows.n_features, 1))
     outcome = train(method, problem, rows, n_rounds=9, noise=noise)  # type: ignore[arg-type]
     settings = Settings(method="dp_sgd", noise_multiplier=5.0, n_rounds=9)
-    report = report_of(method, noise, outcome, settings, ended_by_result=False)  # type: ignore[arg-type]
+    report = Result(settings, problem, rows, method, noise, outcome).privacy  # type: ignore[arg-type]
     assert report.n_releases.tolist() == [5] * n
     assert report.epsilon == exact_epsilon(math.sqrt(5) / 5.0, settings.delta)
 
@@ -166,7 +166,7 @@ class Correlated:
 
 def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
     from dpadmm.runs.preparation import as_dataset, prepare
-    from dpadmm.runs.simulation import run
+    from dpadmm.runs.simulation import run_prepared as run
     from dpadmm.study.settings import Settings
     from dpadmm.training.oracles import SimulatedNoise
 

@@ -27,9 +27,8 @@ from dpadmm.data.encoding import Report
 from dpadmm.optim.losses import LOSSES, Logistic, Softmax
 from dpadmm.optim.problem import make_rows
 from dpadmm.privacy.calibration import total_noise_multiplier
-from dpadmm.runs.simulation import run
+from dpadmm.runs.simulation import run_prepared as run
 from dpadmm.runs.training import run_study
-from dpadmm.study.assembly import make_method
 from dpadmm.study.study import Study
 from dpadmm.training.methods import DpAdmmRounds
 from dpadmm.training.oracles import ExactNoise
@@ -95,7 +94,7 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     result = run_study(study, table, seed=seed, observers=[seen])
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
-    method, _ = make_method(study.settings, study.problem, result.rows, planned, 0)
+    method = study.settings.rounds(study.problem, result.rows, planned, seed=0)
     assert isinstance(method, DpAdmmRounds)
     return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
 
@@ -119,7 +118,7 @@ def simulated(loss: str, **more: Any) -> Floats:
         observers=[seen],
         **more,
     )
-    method, _ = make_method(result.settings, result.problem, result.rows, np.full(len(SIZES), ROUNDS), 0)
+    method = result.settings.rounds(result.problem, result.rows, np.full(len(SIZES), ROUNDS), seed=0)
     assert isinstance(method, DpAdmmRounds)
     return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
 
@@ -136,7 +135,7 @@ class Fits:
         model.fit(features, labels, groups=owners())
         watcher, result = self.seen[-1]
         planned = np.full(len(SIZES), ROUNDS)
-        method, _ = make_method(result.settings, result.problem, result.rows, planned, 0)
+        method = result.settings.rounds(result.problem, result.rows, planned, seed=0)
         c1 = result.problem.loss.lipschitz
         return standard(gradients_said(watcher, method, result.problem), c1)
 

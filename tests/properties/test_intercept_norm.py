@@ -28,7 +28,7 @@ from dpadmm.optim import kernels
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept
 from dpadmm.optim.losses import Logistic, Softmax, Squared
 from dpadmm.optim.problem import Rows, make_rows
-from dpadmm.runs.simulation import run
+from dpadmm.runs.simulation import run_prepared as run
 from dpadmm.site.site import site_from
 from dpadmm.study.study import Study
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dpadmm import simulate
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
+from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import PureRelease
 from dpadmm.privacy.statement_file import read_statement
 from dpadmm.reporting.run_folder import (
@@ -29,7 +30,7 @@ from dpadmm.reporting.run_folder import (
     used_settings,
     write_run,
 )
-from dpadmm.runs.simulation import Result
+from dpadmm.runs.run import Result
 from dpadmm.study.settings import settings_from
 from dpadmm.training.metrics import Trace
 
@@ -105,8 +106,9 @@ def test_a_statement_for_every_run_with_gaussian_noise(result, tmp_path):
     assert list(group.n_rows.values()) == result.rows.n_rows.tolist()
     assert group.mu == pytest.approx(result.privacy.mu.max())
     assert stated[0].sampler == "simulated"
-    other = replace(result.privacy, released=[((PureRelease(0.1), 3),)] * 3)
-    write_run(tmp_path, {"1": replace(result, privacy=other)}, how={})
+    pure = replace(result.method, noise_multiplier=np.ones(3))
+    object.__setattr__(pure, "plan", lambda agent, rounds: ReleasePlan.constant(PureRelease(0.1), rounds))
+    write_run(tmp_path, {"1": replace(result, method=pure)}, how={})
     assert [path.name for path in tmp_path.glob("statement-*")] == ["statement-2.json"]
 
 

@@ -186,7 +186,7 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
     forecast = outlook(study, scenario, sizes, grid, seed=1)
     rows, other = (pool_of(study, planned.table(tmp_path / f"{k}.csv", 8000, seed=k)) for k in (2, 3))
     for cell in forecast.cells:
-        training = {**study.training, "epsilon": cell.epsilon}
+        training = study.training.changed(epsilon=cell.epsilon)
         again = Study(name="x", schema=study.schema, label=study.label, training=training)
         table = EncodedTable(rows.features, rows.labels, None, (), Report())
         reached = []

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from dpadmm import Dataset, Settings, simulate, synthetic
 from dpadmm._base.errors import DataError, Diverged, StudyError
 from dpadmm.privacy import exact_epsilon, exact_round_noise_multiplier, paper_noise_multiplier
-from dpadmm.runs.simulation import Result
+from dpadmm.runs.run import Result
 from dpadmm.training.loop import RoundView
 from dpadmm.training.methods import minimizer
 

@@ -19,7 +19,8 @@ from dpadmm._base.errors import DataError, Refusal, StudyError
 from dpadmm.optim.features import clip_rows
 from dpadmm.site.agent import Agent
 from dpadmm.site.site import read_site, site_from
-from dpadmm.study.study import METHODS, Study
+from dpadmm.study.study import DEPLOYABLE as METHODS
+from dpadmm.study.study import Study
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.policy import Policy
 from dpadmm.trusted.unit import PrivacyUnit, person_of

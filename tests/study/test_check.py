@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from dpadmm._base.errors import StudyError
-from dpadmm.study.check import study_problems
-from dpadmm.study.study import study_from
+from dpadmm.study.study import study_from, study_problems
 
 MANY = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "x"
 colour = "red"
 [label]
@@ -34,10 +33,12 @@ kind = "boolean"
 kind = "category"
 values = ["f"]
 value = 3
+[loss]
+name = "logistik"
 [training]
-epsilon = -1.0
 rounds = 5
-loss = "logistik"
+[privacy]
+epsilon = -1.0
 [provenance]
 colour = "public"
 """
@@ -53,9 +54,9 @@ def test_every_problem_is_a_sentence_with_its_column() -> None:
         "column 'bmi': bounds is missing",
         "column 'ward': a value must be text on one line",
         "column 'sex': unknown name 'value'; did you mean 'values'",
-        "training: unknown setting 'rounds'; did you mean 'n_rounds'",
-        "epsilon must be positive",
         "did you mean 'logistic'",
+        "privacy: epsilon must be a positive number",
+        "training: unknown setting 'rounds'; did you mean 'n_rounds'",
         "provenance: unknown setting 'colour'",
     ]
     assert len(found) == len(wanted)
@@ -65,7 +66,7 @@ def test_every_problem_is_a_sentence_with_its_column() -> None:
 
 
 DRAFTED = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "x"
 [label]
 column = "ill"
@@ -83,7 +84,7 @@ public = true
 kind = "category"
 values = ["f", "m"]
 public = false
-[training]
+[privacy]
 epsilon = 1.0
 """
 
@@ -112,7 +113,7 @@ def test_all_that_waits_to_be_confirmed_is_named_in_one_sentence() -> None:
         {"columns": {}, "features": []},
         {"columns": [{"name": 3}, 4], "label": {}},
         {"columns": {"a": {"kind": "number", "name": "b"}}, "label": {"column": "y"}},
-        {"training": {"epsilon": [1]}, "features": "a", "format": "dpadmm-study/1", "name": "x"},
+        {"training": {"epsilon": [1]}, "features": "a", "format": "dpadmm-study/2", "name": "x"},
         tomllib.loads(DRAFTED) | {"row_norm": "x"},
         {**tomllib.loads(DRAFTED), "columns": {}},
     ],

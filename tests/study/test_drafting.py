@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema_file import ASK
-from dpadmm.study.check import study_problems
 from dpadmm.study.drafting import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.study.drafting.table import friendly
-from dpadmm.study.study import Study, study_from
+from dpadmm.study.study import Study, study_from, study_problems
 
 N = 60
 COLUMNS: dict[str, list[Any]] = {
@@ -161,7 +160,7 @@ def test_labels(cells: list[str], wanted: dict[str, Any], loss: str, tmp_path: P
     draft = draft_from_table(csv_file(tmp_path, {"a": [i % 2 for i in range(len(cells))], "y": cells}), "y")
     assert draft.label == {"column": "y", **wanted}
     study = confirmed(draft)
-    assert study.settings.loss == loss
+    assert study.training.loss.name == loss
 
 
 @pytest.mark.parametrize(
@@ -300,6 +299,6 @@ def test_constants_suit_classes_and_grow_with_the_columns_and_those_of_numbers_a
     found = []
     for label in ({"classes": ("a", "b")}, {"classes": ("a", "b", "c")}, {"bounds": (0, 1)}):
         study = study_from(tomllib.loads(study_text(Draft(columns, {"column": "y", **label}, "t.csv"), "x")))
-        found.append((study.settings.weight_radius, study.settings.n_rounds, study.settings.rho))
+        found.append((study.training.method.weight_radius, study.training.n_rounds, study.training.method.rho))
         assert set(study.provenance.values()) == {"assumed"}
     assert found == [(30.0, 200, 0.01), (30.0, 200, 0.01), (10.0, 100, 0.1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields
 from importlib.resources import files
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 from dpadmm._base.errors import StudyError
 from dpadmm.data.schema_file import KINDS
 from dpadmm.study.json_schema import study_schema
-from dpadmm.study.settings import Settings
-from dpadmm.study.study import TRAINING, study_from
+from dpadmm.study.settings import REGISTRIES, Training, flat_parameters
+from dpadmm.study.study import TABLES, study_from
 
 TEMPLATE = tomllib.loads(
     files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
 )
-PLAIN = {"format": "dpadmm-study/1", "name": "x", "features": ["a", "b"], "training": {"epsilon": 1.0}}
+PLAIN = {"format": "dpadmm-study/2", "name": "x", "features": ["a", "b"], "privacy": {"epsilon": 1.0}}
 CHECK = jsonschema.Draft202012Validator(study_schema())
 
 
@@ -36,7 +35,7 @@ GOOD = {
     "features": PLAIN,
     "features as json": study_from(PLAIN).as_json(),
     "true": changed(TEMPLATE, "columns", "age", public=True, allow=False),
-    "whole epsilon": changed(TEMPLATE, "training", epsilon=1),
+    "whole epsilon": changed(TEMPLATE, "privacy", epsilon=1),
     "numbers as classes": changed(TEMPLATE, "label", classes=[0, 1]),
     "numbers as values": changed(TEMPLATE, "columns", "purpose", values=[1, 2, "3"]),
     "bins": changed(TEMPLATE, "columns", "age", bins=[30, 50.5]),
@@ -46,11 +45,11 @@ GOOD = {
     "plain": changed(TEMPLATE, "columns", purpose={"kind": "plain"}),
     "odd names": changed(TEMPLATE, columns={'a"b. ü': {"kind": "boolean"}}),
     "regression": changed(
-        changed(TEMPLATE, label={"column": "y", "bounds": [0, 1.5]}), "training", loss="huber"
+        TEMPLATE, label={"column": "y", "bounds": [0, 1.5]}, loss={"name": "huber", "delta": 1}
     ),
-    "softmax": changed(changed(PLAIN, classes=[1.5, "b", 3]), "training", loss="softmax"),
-    "classes of a number": changed(changed(PLAIN, classes=None), "training", loss="squared"),
-    "none": changed(PLAIN, "training", learning_rate=None, method=None),
+    "softmax": changed(PLAIN, classes=[1.5, "b", 3], loss={"name": "softmax"}),
+    "classes of a number": changed(PLAIN, classes=None, loss={"name": "squared"}),
+    "none": changed(PLAIN, method={"name": "dp_sgd", "learning_rate": None}),
     "adjacency": changed(PLAIN, adjacency="replace-one"),
     "provenance": changed(PLAIN, provenance={"rho": "assumed"}),
 }
@@ -75,13 +74,13 @@ BAD = {
     "neither": changed(PLAIN, features=...),
     "no columns": changed(TEMPLATE, columns={}),
     "no name": changed(PLAIN, name=...),
-    "no training": changed(PLAIN, training=...),
-    "loss": changed(PLAIN, "training", loss="logistik"),
-    "method": changed(PLAIN, "training", method="admm"),
-    "text for a number": changed(PLAIN, "training", delta="small"),
-    "list for a number": changed(PLAIN, "training", epsilon=[1.0, 2.0]),
-    "true for a number": changed(PLAIN, "training", rho=True),
-    "format": changed(PLAIN, format="dpadmm-study/2"),
+    "loss": changed(PLAIN, loss={"name": "logistik"}),
+    "a loss without a name": changed(PLAIN, loss={"delta": 1.0}),
+    "another's parameter": changed(PLAIN, loss={"name": "huber", "width": 1.0}),
+    "text for a number": changed(PLAIN, "privacy", delta="small"),
+    "a number below its least": changed(PLAIN, "privacy", delta=0),
+    "true for a number": changed(PLAIN, method={"name": "dp_admm", "rho": True}),
+    "format": changed(PLAIN, format="dpadmm-study/1"),
     "origin": changed(PLAIN, provenance={"rho": "tuned"}),
     "origin of what": changed(PLAIN, provenance={"epsilon": "public"}),
     "row norm": changed(TEMPLATE, row_norm=0),
@@ -92,7 +91,9 @@ ONLY_READING = {
     "an identifier": changed(TEMPLATE, "columns", patient_id={"kind": "boolean"}),
     "the label": changed(TEMPLATE, "columns", repaid={"kind": "boolean"}),
     "a line break": changed(TEMPLATE, "columns", "purpose", values=["a\nb"]),
-    "no budget": changed(PLAIN, training={}),
+    "no budget": changed(PLAIN, privacy={}),
+    "budgets of several agents": changed(PLAIN, "privacy", epsilon=[1.0, 2.0]),
+    "a method that solves": changed(PLAIN, method={"name": "admm_pvp"}),
 }
 
 
@@ -121,10 +122,16 @@ def test_it_is_laxer_where_json_schema_has_no_words(name: str) -> None:
 
 
 def test_defaults_and_words_come_from_the_classes() -> None:
-    training = study_schema()["properties"]["training"]["properties"]
-    default = {each.name: each.default for each in fields(Settings)}
-    assert sorted(training) == sorted(TRAINING)
-    assert all(each.get("default") == default[name] for name, each in training.items())
-    assert training["reg_share"]["description"].startswith("λ/n")
+    properties = study_schema()["properties"]
+    known = flat_parameters(Training)
+    for table, names in TABLES.items():
+        said = properties[table]["properties"]
+        assert sorted(said) == sorted(names)
+        assert all(each.get("default") == known[name].default for name, each in said.items())
+    assert properties["training"]["properties"]["reg_share"]["description"].startswith("λ/n")
+    for what, registry in REGISTRIES.items():
+        assert [each["properties"]["name"]["const"] for each in properties[what]["oneOf"]] == list(
+            registry.classes
+        )
     kinds = study_schema()["$defs"]["column"]["oneOf"]
     assert [each["properties"]["kind"]["const"] for each in kinds] == list(KINDS)

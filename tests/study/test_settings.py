@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -11,86 +10,102 @@ import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES
 
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import check_names, choices, nearest, parameters, wanted
 from dpadmm.optim.losses import LOSSES, Huber, SmoothedHinge, Softmax, Squared
 from dpadmm.optim.regularizers import REGULARIZERS, ElasticNet
-from dpadmm.study.settings import NOT_PRIVATE, Settings, check_names, nearest, settings_from
+from dpadmm.study.settings import (
+    BUDGETS,
+    REGISTRIES,
+    Settings,
+    Training,
+    flat_parameters,
+    settings_from,
+)
+from dpadmm.training.methods import METHODS
 
-POSITIVE = (
-    "partition_spread", "loss_width", "loss_delta", "gradient_bound", "rho", "weight_radius", "step_size",
-    "participation", "stop_tolerance", "learning_rate", "sampling", "solver_tolerance",
-)  # fmt: skip
-AT_LEAST_0 = ("l1_ratio", "reg_share", "test_rows")
-NAMES = ("method", "partition", "loss", "regularizer", "calibration", "schedule", "average", "mechanism")
-WHOLE = {"n_agents": 1, "n_rounds": 1, "metrics_every": 0, "seed": 0}
-FLAGS = ("intercept", "clip_rows", "split_regularizer")
-MAY_BE_LEFT_OUT = ("stop_tolerance", "learning_rate")
-BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
+KNOWN = flat_parameters(Settings)
+OWNERS = {
+    f"{registry.prefix}{own.name}": {what: name}
+    for what, registry in REGISTRIES.items()
+    for name, made in registry.classes.items()
+    for own in parameters(made)
+}
+"""A parameter, and one of the choices that have it."""
+
+NUMBERS = [n for n, each in KNOWN.items() if each.base is float and n not in BUDGETS]
+WHOLE = [name for name, each in KNOWN.items() if each.base is int]
+FLAGS = [name for name, each in KNOWN.items() if each.base is bool]
+NAMES = [name for name, each in KNOWN.items() if each.base is str]
 
 
 def made(**changes: Any) -> Settings:
-    if not set(BUDGETS) & set(changes) and changes.get("method") not in NOT_PRIVATE:
+    method = METHODS.get(str(changes.get("method")))
+    if not set(BUDGETS) & set(changes) and (method is None or method.private):
         changes["epsilon"] = 1.0
     return Settings(**changes)
 
 
-def refused(name: str, value: Any, **others: Any) -> None:
-    with pytest.raises(StudyError, match=rf"\b{name}\b"):
-        made(**{name: value}, **others)
+def refused(name: str, value: Any) -> str:
+    own = name.removeprefix("loss_").removeprefix("regularizer_")
+    with pytest.raises(StudyError, match=rf"\b{own}\b") as caught:
+        made(**{**OWNERS.get(name, {}), name: value})
+    return str(caught.value)
 
 
-def test_every_setting_is_tested_here() -> None:
-    known = {*POSITIVE, *AT_LEAST_0, *NAMES, *WHOLE, *FLAGS, *BUDGETS, "delta"}
-    assert known == {field.name for field in fields(Settings)}
+def test_every_setting_is_tested_here_and_has_help() -> None:
+    assert {*NUMBERS, *WHOLE, *FLAGS, *NAMES, *BUDGETS} == set(KNOWN)
+    assert all(each.help for each in KNOWN.values())
+    assert {"rho", "loss_delta", "regularizer_l1_ratio", "weight_radius", "delta"} <= set(NUMBERS)
 
 
-@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf, "1", None, True, [1.0]])
-@pytest.mark.parametrize("name", [*POSITIVE, *AT_LEAST_0, "delta"])
-def test_bad_numbers(name: str, bad: Any) -> None:
-    if name in MAY_BE_LEFT_OUT and bad is None:
-        return
-    refused(name, bad)
+def test_bad_numbers() -> None:
+    for name in NUMBERS:
+        for bad in (-1.0, np.nan, np.inf, "1", None, True, [1.0]):
+            if bad is not None or KNOWN[name].default is not None:
+                assert f"{bad!r}"[:20] in refused(name, bad) or isinstance(bad, list | bool)
 
 
-@pytest.mark.parametrize("name", [*POSITIVE, "delta"])
-def test_zero_where_a_positive_number_is_needed(name: str) -> None:
-    refused(name, 0.0)
+def test_zero_where_a_positive_number_is_needed() -> None:
+    zero = [
+        name
+        for name in NUMBERS
+        if "at least 0" not in wanted(KNOWN[name].kind) and name != "regularizer_l1_ratio"
+    ]
+    assert {"rho", "loss_width", "participation", "stop_tolerance", "delta"} <= set(zero)
+    for name in zero:
+        refused(name, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("name", "bad"), [("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5)]
-)
-def test_chances_above_1(name: str, bad: float) -> None:
+    ("name", "bad"),
+    [
+        ("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5), ("stop_tolerance", 1.0),
+        ("regularizer_l1_ratio", 1.1), ("loss_delta", 1e101), ("loss_gradient_bound", 1e101),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_their_range(name: str, bad: float) -> None:
     refused(name, bad)
 
 
-@pytest.mark.parametrize("bad", [1.1, 7.0])
-def test_l1_ratio_above_1_is_refused_whatever_the_regularizer(bad: float) -> None:
-    for regularizer in REGULARIZERS:
-        refused("l1_ratio", bad, regularizer=regularizer)
+def test_bad_whole_numbers() -> None:
+    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed"}
+    for name in WHOLE:
+        for bad in (1.5, "3", True, np.nan, -1):
+            refused(name, bad)
+    refused("n_agents", 0)
+    refused("n_rounds", 0)
 
 
-@pytest.mark.parametrize("bad", [1.0, 2.0])
-def test_stop_tolerance_from_1(bad: float) -> None:
-    refused("stop_tolerance", bad)
+def test_bad_flags() -> None:
+    for name in FLAGS:
+        for bad in (1, "yes", None):
+            assert "must be true or false" in refused(name, bad)
 
 
-@pytest.mark.parametrize("bad", [1.5, "3", True, np.nan])
-@pytest.mark.parametrize("name", WHOLE)
-def test_bad_whole_numbers(name: str, bad: Any) -> None:
-    refused(name, bad)
-    refused(name, WHOLE[name] - 1)
-
-
-@pytest.mark.parametrize("bad", [1, "yes", None])
-@pytest.mark.parametrize("name", FLAGS)
-def test_bad_flags(name: str, bad: Any) -> None:
-    refused(name, bad)
-
-
-@pytest.mark.parametrize("bad", ["", "nonsense", 3, None, ["l2"]])
-@pytest.mark.parametrize("name", NAMES)
-def test_bad_names(name: str, bad: Any) -> None:
-    refused(name, bad)
+def test_bad_names() -> None:
+    for name in NAMES:
+        for bad in ("", "nonsense", 3, None, ["l2"]):
+            refused(name, bad)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +120,10 @@ def test_the_nearest_name_is_suggested(name: str, typed: str, meant: str) -> Non
         made(**{name: typed})
 
 
-@pytest.mark.parametrize(
-    "bad", [0.0, -1.0, np.nan, np.inf, "1", True, [1.0, 0.0], [1.0, np.nan], [], [[1.0]]]
-)
-@pytest.mark.parametrize("name", ["epsilon", "round_epsilon"])
-def test_bad_budgets(name: str, bad: Any) -> None:
-    refused(name, bad)
+def test_bad_budgets() -> None:
+    for name in ("epsilon", "round_epsilon"):
+        for bad in (0.0, -1.0, np.nan, np.inf, "1", True, [1.0, 0.0], [1.0, np.nan], [], [[1.0]]):
+            refused(name, bad)
 
 
 def test_bad_noise_multiplier_but_zero_is_no_privacy() -> None:
@@ -129,7 +142,7 @@ def test_exactly_one_budget() -> None:
 @pytest.mark.parametrize("name", BUDGETS)
 def test_centralized_takes_no_budget(name: str) -> None:
     with pytest.raises(StudyError, match=f"takes no {name}"):
-        Settings(method="centralized", **{name: 1.0})  # type: ignore[arg-type]
+        Settings(method="centralized", **{name: 1.0})
     assert Settings(method="centralized").epsilon is None
 
 
@@ -138,6 +151,8 @@ def test_unknown_settings_suggest_the_nearest() -> None:
         settings_from({"epsilom": 1.0}, "study.toml")
     with pytest.raises(StudyError, match="known are"):
         settings_from({"qqqqqqqq": 1.0})
+    with pytest.raises(StudyError, match="unknown setting 'n_agents'"):
+        Training(epsilon=1.0, n_agents=5)
     check_names(["a"], ["a", "b"], "here")
     assert nearest("roh", ["rho", "delta"]) == "did you mean 'rho'?"
 
@@ -150,28 +165,70 @@ def test_numpy_values_become_plain_ones(budget: Any) -> None:
         epsilon=budget, n_agents=np.int64(2), rho=np.float32(0.5), seed=np.uint8(3), intercept=np.True_,
         loss=np.str_("logistic"),
     )  # fmt: skip
-    said = json.loads(json.dumps(asdict(settings), allow_nan=False))
+    said = json.loads(json.dumps(settings.flat(), allow_nan=False))
     assert said["n_agents"] == 2
     assert said["intercept"] is True
     assert np.array_equal(said["epsilon"], budget)
-    assert settings_from(asdict(settings)) == settings
-    assert hash(settings) == hash(settings_from(asdict(settings)))
+    again = settings_from(settings.flat())
+    assert again == settings
+    assert hash(again) == hash(settings)
 
 
 def test_losses_and_regularizers_get_their_parameters() -> None:
-    settings = made(loss_width=0.3, loss_delta=0.4, gradient_bound=5.0, l1_ratio=0.7)
-    wanted = {
+    given = {
+        "loss_width": 0.3, "loss_delta": 0.4, "loss_gradient_bound": 5.0, "regularizer_l1_ratio": 0.7,
+        "epsilon": 1.0,
+    }  # fmt: skip
+    expected = {
         "smoothed_hinge": SmoothedHinge(0.3), "huber": Huber(0.4), "squared": Squared(5.0),
         "softmax": Softmax(4),
     }  # fmt: skip
     for name in LOSSES:
-        problem = settings_from(asdict(settings) | {"loss": name}).problem(4)
+        problem = settings_from(given | {"loss": name}).problem(4)
         assert problem.loss.name == name
-        assert problem.loss == wanted.get(name, problem.loss)
+        assert problem.loss == expected.get(name, problem.loss)
     assert {case.values[0].name for case in LOSS_CASES} == set(LOSSES)
     for name in REGULARIZERS:
-        assert settings_from(asdict(settings) | {"regularizer": name}).problem(2).regularizer.name == name
-    elastic = settings_from(asdict(settings) | {"regularizer": "elastic_net", "reg_share": 0.25}).problem(2)
+        assert settings_from(given | {"regularizer": name}).problem(2).regularizer.name == name
+    elastic = settings_from(given | {"regularizer": "elastic_net", "reg_share": 0.25}).problem(2)
     assert elastic.regularizer == ElasticNet(0.7)
     assert elastic.reg_share == 0.25
     assert {case.values[0].name for case in REGULARIZER_CASES} == set(REGULARIZERS)
+
+
+def test_a_parameter_goes_to_the_methods_that_have_it() -> None:
+    given = {"rho": 0.3, "solver_tolerance": 0.5, "learning_rate": 2.0, "mechanism": "pure"}
+    for name, method in METHODS.items():
+        chosen = made(method=name, **given).method
+        own = {each.name for each in parameters(method)}
+        assert {key: getattr(chosen, key) for key in own & given.keys()} == {
+            key: value for key, value in given.items() if key in own
+        }
+
+
+def test_names_and_objects_are_the_same() -> None:
+    by_name = made(
+        loss="huber", loss_delta=0.5, regularizer="elastic_net", method="dp_sgd", learning_rate=2.0
+    )
+    by_object = made(loss=Huber(0.5), regularizer=ElasticNet(), method=METHODS["dp_sgd"](learning_rate=2.0))
+    assert by_name == by_object
+    assert by_name.changed(loss_delta=0.25).loss == Huber(0.25)
+    assert by_name.changed(loss="logistic").flat()["loss"] == "logistic"
+    assert "loss_delta" not in by_name.changed(loss="logistic").flat()
+
+
+def test_no_two_settings_share_a_name() -> None:
+    """A method's parameter stands beside the settings of a run, so it must not be called as one of them."""
+    own = {each.name for each in parameters(Settings)}
+    assert not own & OWNERS.keys()
+    for name, each in KNOWN.items():
+        defaults = {
+            getattr(parameter, "default", None)
+            for registry in REGISTRIES.values()
+            for made_ in registry.classes.values()
+            for parameter in parameters(made_)
+            if f"{registry.prefix}{parameter.name}" == name
+        }
+        assert len(defaults) <= 1, f"{name} has several defaults"
+        assert each.base in (bool, int, float, str)
+        assert each.base is not str or choices(each.kind), name

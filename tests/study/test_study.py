@@ -15,20 +15,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from studies import DEPLOYABLE_OWNERS, FIXED, tables
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.privacy import exact_epsilon
-from dpadmm.study.settings import Settings
-from dpadmm.study.study import FORMAT, METHODS, TRAINING, Study, read_study, study_from
-from dpadmm.study.values import CONSTANTS, PROVENANCE
+from dpadmm.study.settings import Training
+from dpadmm.study.study import DEPLOYABLE, FORMAT, Study, origins, read_study, study_from
+
+CONSTANTS = [each.name for each in origins() if each.name in FIXED]
+ORIGINS = ("public", "assumed", "derived from public data")
 
 BASE = {
     "format": FORMAT,
     "name": "flu",
     "features": ["age", "fever"],
     "classes": ["no", "yes"],
-    "training": {"epsilon": 1.0, "delta": 1e-6},
+    "privacy": {"epsilon": 1.0, "delta": 1e-6},
 }
 
 TOML = f"""
@@ -36,7 +39,7 @@ format = "{FORMAT}"
 name = "flu"
 features = ["age", "fever"]
 classes = ["no", "yes"]
-[training]
+[privacy]
 epsilon = 1.0
 delta = 1e-6
 """
@@ -46,9 +49,9 @@ OTHER = {
     "loss": "hinge",
     "loss_width": 2.0,
     "loss_delta": 2.0,
-    "gradient_bound": 1.0,
+    "loss_gradient_bound": 1.0,
     "regularizer": "none",
-    "l1_ratio": 0.25,
+    "regularizer_l1_ratio": 0.25,
     "reg_share": 0.5,
     "intercept": True,
     "epsilon": 0.5,
@@ -74,24 +77,34 @@ ODD = [
 ]
 
 
-def changed(**parts):
-    return study_from({**BASE, **parts})
+def changed(training=None, **parts):
+    """With other settings, by their flat names, or with other parts."""
+    if training is None:
+        return study_from({**BASE, **parts})
+    bare = {name: value for name, value in BASE.items() if name != "privacy"}
+    return study_from({**bare, **tables(training), **parts})
 
 
 def trained(**training):
     """With these settings in place of the base's; constants have an origin."""
     origins = dict.fromkeys(CONSTANTS, "assumed")
     budget = {} if {"round_epsilon", "noise_multiplier"} & training.keys() else {"epsilon": 1.0}
-    return changed(training={**budget, "delta": 1e-6, **training}, provenance=origins)
+    classes = None if training.get("loss") in ("huber", "squared") else ["no", "yes"]
+    return changed({**budget, "delta": 1e-6, **training}, provenance=origins, classes=classes)
+
+
+def owned(name, **training):
+    """With a setting, and the choice that has it."""
+    return {**DEPLOYABLE_OWNERS.get(name, {}), **training}
 
 
 def test_what_is_agreed_on():
     study = changed()
     assert study.shape == (2, 1)
     assert trained(intercept=True).shape == (3, 1)
-    assert changed(classes=[1, 2, 3], training={**BASE["training"], "loss": "softmax"}).shape == (2, 3)
+    assert changed(classes=[1, 2, 3], training={"epsilon": 1.0, "loss": "softmax"}).shape == (2, 3)
     assert study.terms.hash == study.hash
-    assert study.terms.plan.n_rounds == Settings.n_rounds
+    assert study.terms.plan.n_rounds == Training.n_rounds
     total = exact_epsilon(math.sqrt(study.terms.plan.n_rounds) / study.noise_multiplier, 1e-6)
     assert 0.999 < total <= 1.0
 
@@ -111,7 +124,7 @@ def test_it_goes_round_by_json_and_toml(tmp_path):
     st.one_of(
         st.none(), st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=3)), min_size=2, max_size=2)
     ),
-    st.sampled_from(METHODS),
+    st.sampled_from(DEPLOYABLE),
     st.floats(1e-3, 50.0),
     st.floats(1e-12, 1e-2),
     st.integers(1, 10_000),
@@ -130,7 +143,7 @@ def test_any_study_goes_round(features, classes, method, epsilon, delta, n_round
 
 def test_the_hash_is_the_same_in_every_process_and_order():
     backwards = {name: BASE[name] for name in reversed(BASE)}
-    backwards["training"] = dict(reversed(BASE["training"].items()))
+    backwards["privacy"] = dict(reversed(BASE["privacy"].items()))
     code = f"from dpadmm.study.study import study_from; print(study_from({backwards!r}).hash)"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -141,20 +154,18 @@ def test_the_hash_is_the_same_in_every_process_and_order():
     )
     assert done.stdout.strip() == changed().hash
     # Whoever changes what is hashed breaks every enrolled study: then FORMAT must change too
-    assert changed().hash == "aed09cab0c0071d69d8a4b3d3b4ea2d23abef8268ebe2937f15bb191dccf2d48"
+    assert changed().hash == "4a07b1c05f655c670ae43f673d8ff9a019353753e793dae9d8daa80ba683fb89"
 
 
 def test_what_means_the_same_has_the_same_hash():
-    default = {
-        name: getattr(Settings(epsilon=1), name) for name in TRAINING if name not in ("epsilon", "delta")
-    }
-    written_out = {name: value for name, value in default.items() if value is not None}
+    default = Training(epsilon=1).flat()
+    written_out = {k: v for k, v in default.items() if v is not None and k not in ("epsilon", "delta")}
     same = [
         changed(training={"epsilon": 1, "delta": 1e-6}),
         changed(training={"epsilon": np.float64(1.0), "delta": 1e-6}),
         changed(training={"epsilon": 1.0, "delta": 1e-6, **written_out}),
         changed(training={"epsilon": 1.0, "delta": 1e-6, "noise_multiplier": None}),
-        Study(name="flu", features=("age", "fever"), classes=["no", "yes"], training=BASE["training"]),
+        Study(name="flu", features=("age", "fever"), classes=["no", "yes"], training=BASE["privacy"]),
     ]
     assert {each.hash for each in same} == {changed().hash}
     assert changed(classes=[0, 1]).hash == changed(classes=[0.0, 1.0]).hash
@@ -173,10 +184,9 @@ def test_every_part_changes_the_hash():
         changed(provenance={"rho": "assumed"}).hash,
     }
     assert len(hashes) == 8
-    assert set(OTHER) == set(TRAINING)
-    base = trained().hash
-    settings = [trained(**{name: value}).hash for name, value in OTHER.items()]
-    assert len({base, *settings}) == 1 + len(TRAINING)
+    assert set(OTHER) == set(FIXED)
+    for name, value in OTHER.items():
+        assert trained(**owned(name, **{name: value})).hash != trained(**owned(name)).hash, name
 
 
 def test_a_study_cannot_be_changed_from_outside():
@@ -184,7 +194,8 @@ def test_a_study_cannot_be_changed_from_outside():
     study = changed(training=training)
     before = study.hash, study.terms
     training["epsilon"] = 100.0
-    study.training["epsilon"] = 100.0
+    with pytest.raises(AttributeError):
+        study.training.epsilon = 100.0
     assert (study.hash, study.terms) == before == (changed().hash, changed().terms)
     with pytest.raises(AttributeError):
         study.name = "other"
@@ -192,20 +203,21 @@ def test_a_study_cannot_be_changed_from_outside():
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_needs_an_origin(name):
-    training = {**BASE["training"], name: OTHER[name]}
+    training = {**BASE["privacy"], **owned(name, **{name: OTHER[name]})}
+    classes = None if training.get("loss") in ("huber", "squared") else ["no", "yes"]
     with pytest.raises(StudyError, match=rf"where does {name} = .* come from\?"):
-        changed(training=training)
-    for origin in PROVENANCE:
-        changed(training=training, provenance={name: origin})
+        changed(training=training, classes=classes)
+    for origin in ORIGINS:
+        changed(training=training, classes=classes, provenance={name: origin})
     for wrong in ("cross-validation", "", 1, None, ["public"]):
-        with pytest.raises(StudyError, match=f"provenance of {name}"):
-            changed(training=training, provenance={name: wrong})
+        with pytest.raises(StudyError, match=f"provenance: {name} must be one of public, assumed"):
+            changed(training=training, classes=classes, provenance={name: wrong})
 
 
 @pytest.mark.parametrize(
     ("parts", "complaint"),
     [
-        ({"format": "dpadmm-study/2"}, "format must be"),
+        ({"format": "dpadmm-study/1"}, "format must be"),
         ({"format": None}, "format must be"),
         ({"name": " "}, "name of one line"),
         ({"name": 5}, "name must be"),
@@ -235,22 +247,29 @@ def test_a_constant_needs_an_origin(name):
         ({"training": {"epsilon": 1.0, "n_agents": 5}}, "unknown setting 'n_agents'"),
         ({"training": {"epsilon": 1.0, "rounds": 5}}, "did you mean 'n_rounds'"),
         ({"training": {"epsilon": 1.0, "n_rounds": 10**400}}, "n_rounds"),
-        ({"training": [1]}, "training must be"),
+        ({"loss": [1]}, "loss must be a table"),
+        ({"loss": {"delta": 1.0}}, "loss None does not exist"),
+        ({"loss": {"name": "huber", "width": 1.0}}, "loss: unknown setting 'width'"),
+        ({"method": {"name": "dp_sgd", "sampling": 0.5}, "provenance": {"sampling": "public"}}, "agents release sums"),
         ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
         ({"absences": 1}, "absences must be"),
         ({"abscences": True}, "did you mean 'absences'"),
     ],
 )
 def test_a_mistake_is_one_sentence(parts, complaint):
+    base = BASE
+    if "training" in parts:
+        base = {name: value for name, value in BASE.items() if name != "privacy"}
+        parts = {**tables(parts["training"]), **{k: v for k, v in parts.items() if k != "training"}}
     with pytest.raises(StudyError, match="a study at hand: ") as caught:
-        study_from({**BASE, **parts}, "a study at hand")
+        study_from({**base, **parts}, "a study at hand")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["name", "features", "training"])
+@pytest.mark.parametrize("name", ["name", "features", "privacy"])
 def test_nothing_may_be_missing(name):
-    said = "give either" if name == "features" else f"{name} is missing"
+    said = {"features": "give either", "privacy": "exactly one of epsilon"}.get(name, f"{name} is missing")
     with pytest.raises(StudyError, match=said):
         study_from({key: value for key, value in BASE.items() if key != name})
 
@@ -262,14 +281,25 @@ def test_a_study_is_a_table(table):
 
 
 @pytest.mark.parametrize(
-    "place", [*(each.name for each in fields(Study)), "format", *TRAINING, "origin", "class"]
+    "place",
+    [
+        *(each.name for each in fields(Study)),
+        "format",
+        "loss",
+        "method",
+        "privacy",
+        *FIXED,
+        "origin",
+        "class",
+    ],
 )
 def test_whatever_is_written_there_is_a_study_or_one_sentence(place):
     for value in ODD:
         table = {**BASE, "provenance": dict.fromkeys(CONSTANTS, "public")}
-        if place in TRAINING:
+        if place in FIXED:
             budget = {} if place in ("round_epsilon", "noise_multiplier") else {"epsilon": 1.0}
-            table["training"] = {**budget, place: value}
+            table = {key: each for key, each in table.items() if key != "privacy"}
+            table |= tables({**budget, **owned(place, **{place: value})})
         elif place == "origin":
             table["provenance"] = {"rho": value}
         elif place == "class":

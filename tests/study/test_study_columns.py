@@ -16,7 +16,7 @@ from dpadmm.site.site import read_site
 from dpadmm.study.study import Study, study_from
 
 TOML = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "readmission"
 
 [label]
@@ -35,7 +35,7 @@ values = ["surgery", "medicine", 3]
 kind = "boolean"
 missing = "indicator"
 
-[training]
+[privacy]
 epsilon = 1.0
 delta = 1e-6
 """
@@ -118,7 +118,7 @@ def test_what_looks_like_an_identifier_may_be_allowed() -> None:
 
 def test_softmax_is_for_three_classes_or_more() -> None:
     with pytest.raises(StudyError, match="for two classes take the loss logistic"):
-        parsed(training={"loss": "softmax", "epsilon": 1.0})
+        parsed(loss={"name": "softmax"})
 
 
 def test_a_site_encodes_its_table_by_the_study_s_schema(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.schema import Boolean, Category, Column, Label, Number, Ordinal, Schema
-from dpadmm.study.study import Study
+from dpadmm.study.settings import REGISTRIES
+from dpadmm.study.study import TABLES, Study
 
 GRADES = ("low", "middle", "high")
 REGIONS = ("north", "east", "south", "west")
@@ -101,10 +102,6 @@ def to_toml(study: Study) -> str:
     for column in about["columns"]:
         lines.append(f"[columns.{json.dumps(column.pop('name'))}]")
         lines += [f"{k} = {json.dumps(v)}" for k, v in column.items() if v not in (None, [])]
-    lines += [
-        "[training]",
-        *(f"{k} = {json.dumps(v)}" for k, v in about["training"].items() if v is not None),
-    ]
-    if study.provenance:
-        lines += ["[provenance]", *(f"{k} = {json.dumps(v)}" for k, v in study.provenance.items())]
+    for table in (*REGISTRIES, *TABLES, "provenance"):
+        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in about[table].items())]
     return "\n".join(lines) + "\n"

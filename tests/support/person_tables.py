@@ -53,7 +53,7 @@ LABELS = {
     "squared": Label("outcome", bounds=(0.0, 10.0)),
     "huber": Label("outcome", bounds=(0.0, 10.0)),
 }
-BOUNDS = {"squared": {"gradient_bound": 0.5}, "huber": {"loss_delta": 0.2}}
+BOUNDS = {"squared": {"loss_gradient_bound": 0.5}, "huber": {"loss_delta": 0.2}}
 ROUNDS = 6
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 STUDY = """
-format = "dpadmm-study/1"
+format = "dpadmm-study/2"
 name = "Example: flu"
 [label]
 column = "ill"
@@ -23,10 +23,11 @@ values = ["north", "south", "west"]
 [columns.smoker]
 kind = "boolean"
 [training]
-epsilon = 1.0
-delta = 1e-5
 n_rounds = 20
 intercept = true
+[privacy]
+epsilon = 1.0
+delta = 1e-5
 """
 
 REGRESSION = (

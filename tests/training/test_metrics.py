@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpadmm import simulate
-from dpadmm.runs.simulation import Result
+from dpadmm.runs.run import Result
 from dpadmm.training.metrics import COLUMNS
 
 OPTIONS = {"n_agents": 4, "n_rounds": 10, "seed": 1, "epsilon": 2.0, "reg_share": 0.05, "test_rows": 0.2}

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+
+from msgspec import Meta
 
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import NOT_IN_FILE
 
 Transform = Literal["none", "log"]
 Missing = Literal["middle", "indicator"]
@@ -22,6 +25,14 @@ OTHER = "other"
 MOST_VALUES = 10_000
 ROW_NORMS = (1e-9, 1e9)
 """Between these, no cell divided by R is too large for a float32: else a cell could make a row unusable."""
+
+
+if TYPE_CHECKING:
+    Values = tuple[str, ...]
+else:  # whole numbers are names of values too, and become text
+    Values = Annotated[
+        tuple[str | int, ...], Meta(extra_json_schema={"maxItems": MOST_VALUES, "uniqueItems": True})
+    ]
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class Category:
     """One of public values -> one feature each, and one for everything else (and for missing cells)."""
 
     name: str
-    values: tuple[str, ...]
+    values: Values
 
     kind: ClassVar[str] = "category"
 
@@ -92,7 +103,7 @@ class Ordinal:
     """One of public values in their order -> −1 … 1 in equal steps; anything else is missing: the middle."""
 
     name: str
-    values: tuple[str, ...]
+    values: Values
     missing: Missing = "middle"
 
     kind: ClassVar[str] = "ordinal"
@@ -146,7 +157,7 @@ class Label:
     column: str
     classes: tuple[str | int, ...] | None = None
     bounds: tuple[float, float] | None = None
-    plain: bool = field(default=False, metadata={"file": False})
+    plain: bool = field(default=False, metadata=NOT_IN_FILE)
     """A number that is taken as it is; studies of plain features have it."""
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     >>> model = DPADMMRegressor(epsilon=1.0, bounds=(-1, 1), y_bounds=(15, 25)).fit(X, y)
     >>> bool(model.score(X, y) > 0.9)
     True
-    """  # noqa: E501
+    """
 
     def __init__(
         self,

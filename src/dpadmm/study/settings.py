@@ -66,7 +66,6 @@ class Training:
     (Huber(delta=0.5), 0.2, 1e-05)
     """
 
-    method: MethodSettings = field(default=DpAdmm())
     loss: Loss = field(default=Logistic())
     regularizer: Regularizer = field(default=L2())
     reg_share: Annotated[NotNegative, "λ/n: weight of the regularizer beside the mean loss."] = 1e-4
@@ -89,6 +88,7 @@ class Training:
     calibration: Annotated[
         Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
     ] = "paper"
+    method: MethodSettings = field(default=DpAdmm())
     n_rounds: Annotated[Count, "Rounds, t."] = 100
     average: Annotated[
         AverageName,

@@ -145,7 +145,7 @@ class Study:
         if not isinstance(self.provenance, Mapping):
             raise StudyError(f"study: provenance must be a table, not {self.provenance!r:.60}")
         object.__setattr__(self, "provenance", dict(self.provenance))
-        for sentence in problems(self.provenance, origins(), "study, provenance"):
+        for sentence in problems(self.provenance, origins(), "study: provenance"):
             raise StudyError(sentence)
         said = self.settings.flat()
         for name, each in _constants().items():
@@ -288,15 +288,12 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     --------
     >>> table = {"format": "dpadmm-study/2", "name": "x", "features": ["a"], "training": {"rounds": 3}}
     >>> study_problems(table)
-    ["training: unknown setting 'rounds'; did you mean 'n_rounds'?", 'give exactly one of epsilon ...']
+    ["training: unknown setting 'rounds'; did you mean 'n_rounds'?"]
     """
     found = [*_of_file(table, "study"), *_of_rows(table), *_of_training(table)]
     if isinstance(table.get("provenance"), Mapping):
         found += problems(table["provenance"], origins(), "provenance")
-    if not any(each for each in found if not each.startswith("training: unknown")):
-        found += _raised(lambda: _training_from(table))
-    if not found:
-        found += _raised(lambda: study_from(table))
+    found = found or _raised(lambda: study_from(table))
     return [" ".join(each.removeprefix("study: ").split()) for each in found]
 
 

@@ -17,7 +17,7 @@ from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regular
 from dpadmm.optim.schedules import Constant, theorem_schedule
 from dpadmm.privacy.accounting import Release
 from dpadmm.training.loop import Averages, Outcome, RandomParticipation, train
-from dpadmm.training.methods import DpAdmmRounds, Round, minimizer
+from dpadmm.training.methods import DpAdmm, DpAdmmRounds, Round, minimizer
 from dpadmm.training.oracles import SimulatedNoise
 
 QUIET = np.zeros(len(SIZES))
@@ -130,7 +130,7 @@ def test_releases_say_what_is_spent() -> None:
 @pytest.mark.parametrize("rho", [0.0, -1.0, np.inf, np.nan])
 def test_bad_rho_is_named(rho: float) -> None:
     with pytest.raises(StudyError, match="rho"):
-        DpAdmmRounds(rho, Constant(1.0, 1), np.zeros(1))
+        DpAdmm(rho=rho)
 
 
 # --- without noise it reaches the optimum ------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import Release, SampledRelease
 from dpadmm.training.loop import train
-from dpadmm.training.methods import DpSgdRounds, Round, minimizer
+from dpadmm.training.methods import DpSgd, DpSgdRounds, Round, minimizer
 from dpadmm.training.oracles import SimulatedNoise
 
 N, D = len(SIZES), 5
@@ -119,9 +119,9 @@ def test_releases_say_what_is_spent() -> None:
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
 def test_bad_numbers_are_named(bad: float) -> None:
     with pytest.raises(StudyError, match="learning_rate"):
-        DpSgdRounds(bad, np.ones(1))
+        DpSgd(learning_rate=bad)
     with pytest.raises(StudyError, match="sampling"):
-        DpSgdRounds(1.0, np.ones(1), bad)
+        DpSgd(sampling=bad)
 
 
 def test_the_default_step_is_one_over_the_smoothness() -> None:

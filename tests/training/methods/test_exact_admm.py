@@ -21,10 +21,19 @@ from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
 from dpadmm.privacy.baseline_calibration import ObjectivePlan
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, Release
-from dpadmm.study.assembly import make_method
 from dpadmm.study.settings import Settings
 from dpadmm.training.loop import Outcome, RandomParticipation, train
-from dpadmm.training.methods import AdmmRounds, AdmmDvpRounds, AdmmPvpRounds, Method, Round, minimizer
+from dpadmm.training.methods import (
+    Admm,
+    AdmmDvp,
+    AdmmDvpRounds,
+    AdmmPvp,
+    AdmmPvpRounds,
+    AdmmRounds,
+    Method,
+    Round,
+    minimizer,
+)
 from dpadmm.training.methods.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise
 from dpadmm.training.oracles import SimulatedNoise, spherical
 
@@ -257,9 +266,9 @@ def test_a_method_applies_or_refuses_with_a_reason(name: str, loss: Loss, regula
     planned = np.full(N, settings.planned_rounds)
     if refused:
         with pytest.raises(StudyError, match=rf"{name}.*\buse\b"):
-            run(make_method(settings, problem, rows, planned, 1)[0], problem, rows, settings.planned_rounds)
+            run(settings.rounds(problem, rows, planned, seed=1), problem, rows, settings.planned_rounds)
         return
-    method, _ = make_method(settings, problem, rows, planned, 1)
+    method = settings.rounds(problem, rows, planned, seed=1)
     outcome = run(method, problem, rows, settings.planned_rounds)
     assert np.isfinite(outcome.consensus).all()
     assert outcome.consensus.any()
@@ -267,13 +276,9 @@ def test_a_method_applies_or_refuses_with_a_reason(name: str, loss: Loss, regula
 
 @pytest.mark.parametrize("rho", [0.0, -1.0, np.inf, np.nan])
 def test_bad_rho_is_named(rho: float) -> None:
-    for make in (
-        lambda: AdmmRounds(rho),
-        lambda: AdmmPvpRounds(rho, np.ones(1)),
-        lambda: AdmmDvpRounds(rho, pure_noise(1.0, 9)),
-    ):
-        with pytest.raises(StudyError, match="rho"):
-            make()
+    for method in (Admm, AdmmPvp, AdmmDvp):
+        with pytest.raises(StudyError, match=f"{method.name}: rho must be a positive number"):
+            method(rho=rho)
 
 
 def test_dvp_with_a_ridge_solves_the_ridged_problem() -> None:

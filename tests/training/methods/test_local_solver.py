@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,9 +16,8 @@ from dpadmm.optim.losses import Logistic, Loss, SmoothedHinge, Squared
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2, NoRegularizer, Regularizer
 from dpadmm.runs.simulation import simulate
-from dpadmm.study.settings import NOT_PRIVATE, MethodName
-from dpadmm.study.study import METHODS, Study
-from dpadmm.training.methods import DpAdmmRounds, DpSgdRounds, local_solver
+from dpadmm.study.study import DEPLOYABLE, Study
+from dpadmm.training.methods import METHODS, DpAdmmRounds, DpSgdRounds, local_solver
 from dpadmm.training.methods.local_solver import LocalProblems, NotSolved, solve, tolerances
 
 
@@ -144,16 +142,16 @@ def test_a_curvature_that_cannot_be_factored_is_no_message_of_its_own(
 
 def test_no_method_that_solves_can_be_deployed() -> None:
     """Whether a solve ends well depends on rows; a study's agents must not be able to say so."""
-    solving = [name for name in get_args(MethodName) if name not in METHODS]
+    solving = [name for name in METHODS if name not in DEPLOYABLE]
     assert {"admm", "admm_pvp", "admm_dvp", "output_perturbation", "objective_perturbation"} < set(solving)
     for method in (DpAdmmRounds, DpSgdRounds):
-        assert method.name in METHODS
+        assert method.name in DEPLOYABLE
         assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
     for name in solving:
-        budget = {} if name in NOT_PRIVATE else {"epsilon": 1.0}
+        budget = {} if not METHODS[name].private else {"epsilon": 1.0}
         with pytest.raises(StudyError, match=f"agents can answer for dp_admm and dp_sgd, not for {name}"):
             Study(name="s", features=("x",), training={"method": name, "delta": 1e-6, **budget})
-    for name in sorted(set(solving) - set(NOT_PRIVATE)):
+    for name in (name for name in solving if METHODS[name].private):
         with pytest.raises(StudyError, match="exact noise is for sums over all rows"):
             simulate("synthetic", method=name, epsilon=1.0, reg_share=0.1, n_rounds=2, exact_noise=True)
 

@@ -19,7 +19,12 @@ from dpadmm.optim.problem import Problem
 from dpadmm.optim.regularizers import L1, L2
 from dpadmm.privacy.baseline_calibration import ObjectivePlan, objective_plan, pure_objective_plan
 from dpadmm.privacy.releases import PureRelease
-from dpadmm.training.methods import AdmmDvpRounds, AdmmPvpRounds, ObjectivePerturbationRounds, OutputPerturbationRounds
+from dpadmm.training.methods import (
+    AdmmDvpRounds,
+    AdmmPvpRounds,
+    ObjectivePerturbationRounds,
+    OutputPerturbationRounds,
+)
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 from dpadmm.training.methods.requirements import need_monotone_slopes, need_smooth, need_solvable
 
@@ -125,7 +130,9 @@ PROBLEM = Problem(Logistic(), L2(), SHARE)
 
 
 @pytest.mark.parametrize("pure", [False, True])
-@pytest.mark.parametrize("make", [lambda p: AdmmDvpRounds(RHO, p), ObjectivePerturbationRounds], ids=["dvp", "objective"])
+@pytest.mark.parametrize(
+    "make", [lambda p: AdmmDvpRounds(RHO, p), ObjectivePerturbationRounds], ids=["dvp", "objective"]
+)
 def test_noise_planned_for_another_problem_is_refused(make: Callable[[Any], Any], pure: bool) -> None:
     rows = cohort(Logistic())
     own = RHO if make(plans(RHO)).name == "admm_dvp" else 0.0

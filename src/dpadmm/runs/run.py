@@ -1,0 +1,267 @@
+"""One run of a method over a cohort of agents in this process, and what is left of it.
+
+Simulations, training, forecasts and estimators differ in rows, noise and observers; all go through :func:`run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import StudyError
+from dpadmm.data import Dataset
+from dpadmm.model.model import Model, model_of
+from dpadmm.optim.constants import Constants, constants_of
+from dpadmm.optim.problem import Problem, Rows, Sizes
+from dpadmm.privacy.report import PrivacyReport
+from dpadmm.privacy.statement import Statement, of_report
+from dpadmm.study.settings import Settings, Training
+from dpadmm.study.study import Study
+from dpadmm.training.loop import (
+    Averages,
+    Observer,
+    Outcome,
+    Participation,
+    PlannedParticipation,
+    RoundView,
+    StopRule,
+    train,
+)
+from dpadmm.training.methods import Method
+from dpadmm.training.metrics import Trace
+from dpadmm.training.oracles import ExactNoise, Noise, priced
+from dpadmm.version import VERSION
+
+MOST_HISTORY = 4_000_000
+"""Numbers of a history that are kept."""
+
+
+@dataclass
+class History:
+    """The consensus of every round, from the zeros of the start: all of it public."""
+
+    rounds: list[Floats] = field(default_factory=list)
+
+    def __call__(self, view: RoundView) -> None:
+        if not self.rounds:
+            self.rounds.append(np.zeros_like(view.consensus))
+        self.rounds.append(view.consensus.copy())
+
+    def as_array(self) -> Floats:
+        """(t + 1, d, p); empty where it would be very large."""
+        whole = np.array(self.rounds)
+        return whole if whole.size <= MOST_HISTORY else whole[:0]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is left of a finished (or interrupted) run.
+
+    Attributes
+    ----------
+    training : Training
+        As used; :class:`dpadmm.Settings` in a simulation.
+    rows : Rows
+        The training rows as the agents hold them. Private.
+    method : Method
+        With its noise.
+    outcome : Outcome
+        Last consensus, local models, averages.
+    planned : (rounds, n) bool, optional
+        Who was to take part when, if that was planned.
+    stopped_by_result : bool
+        Whether a rule that looked at the result could end it.
+    seconds : float
+        Time of calibration and rounds.
+    trace : Trace
+        The paper's measures by round, in a simulation.
+    history : (t + 1, d, p)
+        The consensus of every round, of a study; all of it public.
+    of_study, names, dataset
+        What was run, the agents' names, and the data of a simulation.
+    """
+
+    training: Training
+    problem: Problem
+    rows: Rows
+    method: Method[Any]
+    noise: Noise
+    outcome: Outcome
+    planned: NDArray[np.bool_] | None = None
+    stopped_by_result: bool = False
+    seconds: float = 0.0
+    trace: Trace = field(default_factory=lambda: Trace({}))
+    history: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    of_study: Study | None = None
+    names: tuple[str, ...] = ()
+    dataset: Dataset | None = None
+
+    @property
+    def study(self) -> Study:
+        """The study that was run."""
+        if self.of_study is None:
+            raise StudyError("a simulation is no run of a study; its settings are in .settings")
+        return self.of_study
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of a simulation, with the seed that was drawn."""
+        if not isinstance(self.training, Settings):
+            raise StudyError("only a simulation has settings; a study has training")
+        return self.training
+
+    @property
+    def n_rows(self) -> tuple[int, ...]:
+        """Rows of every agent, which is public."""
+        return tuple(self.rows.n_rows.tolist())
+
+    @property
+    def weights(self) -> Floats:
+        """The global model (d, p)."""
+        return self.outcome.weights(self.training.average)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the run early."""
+        return self.outcome.interrupted
+
+    @property
+    def iterations(self) -> float:
+        """Gradient passes of the exact local solves, per agent and round; 0 for methods without any."""
+        passes = getattr(self.outcome.state, "passes", np.zeros(1))
+        return float(np.mean(passes)) / max(1, self.outcome.rounds)
+
+    @property
+    def constants(self) -> Constants:
+        """c1..c4 and the rest, for :mod:`dpadmm.optim.bounds`."""
+        return constants_of(
+            self.problem,
+            n_features=self.rows.n_features,
+            n_rows=self.rows.n_rows,
+            noise_multiplier=getattr(self.method, "noise_multiplier", np.zeros(self.rows.n_agents)),
+            weight_radius=getattr(self.training.method, "weight_radius", 1.0),
+        )
+
+    @cached_property
+    def privacy(self) -> PrivacyReport:
+        """What every agent has given away, by the method's plans at the noise's prices."""
+        plans = [
+            priced(self.method.plan(agent, self.training.planned_rounds), self.noise)
+            for agent in range(self.rows.n_agents)
+        ]
+        planned = [
+            plan.tally(None if self.planned is None else np.flatnonzero(self.planned[:, i]) + 1)
+            for i, plan in enumerate(plans)
+        ]
+        return PrivacyReport(
+            self.outcome.tallies(plans),
+            planned,
+            self.training.delta,
+            self.method.name,
+            ended_by_result=self.interrupted or self.stopped_by_result,
+            exact_noise=isinstance(self.noise, ExactNoise),
+        )
+
+    @cached_property
+    def statement(self) -> Statement:
+        """What a study's run gave away, for others to verify."""
+        return of_report(
+            self.privacy,
+            self.n_rows,
+            name=self.study.name,
+            settings_hash=self.study.hash,
+            version=VERSION,
+            names=self.names,
+        )
+
+    @cached_property
+    def model(self) -> Model:
+        """The global model, ready to predict and save; nothing of the rows is in it but what was released."""
+        if self.of_study is not None:
+            return model_of(self)
+        settings, dataset = self.settings, self.dataset
+        return Model(
+            weights=self.weights,
+            task=self.problem.loss.task,
+            loss=self.problem.loss.name,
+            classes=dataset.classes if dataset else None,
+            intercept=settings.intercept,
+            clip=settings.clip_rows,
+            feature_names=dataset.feature_names if dataset else (),
+            privacy=self.privacy.as_json(),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for JSON: settings, rounds, measures at the end, privacy."""
+        return {
+            "settings": self.training.flat(),
+            "agents": self.rows.n_agents,
+            "rows": len(self.rows.labels),
+            "features": self.rows.n_features,
+            "rounds": self.outcome.rounds,
+            "interrupted": self.interrupted,
+            "seconds": self.seconds,
+            "measures": {k: v if np.isfinite(v) else None for k, v in self.trace.last().items()},
+            "privacy": self.privacy.as_json(),
+        }
+
+
+def run(
+    training: Training,
+    problem: Problem,
+    rows: Rows,
+    noise: Noise,
+    *,
+    sizes: Sizes | None = None,
+    participation: Participation | None = None,
+    stop: StopRule | None = None,
+    averages: Averages | None = None,
+    observers: Sequence[Observer] = (),
+    warm_start: Floats | None = None,
+    keep_interrupted: bool = False,
+    n_rounds: int | None = None,
+    seed: int = 0,
+) -> Result:
+    """Calibrate a method to its budget, and train.
+
+    Parameters
+    ----------
+    sizes : Sizes, optional
+        Public sizes that noise and steps are for, where they are not those of ``rows`` (forecasts).
+    warm_start : (d, p), optional
+        Public weights to start from; zero if left out.
+    keep_interrupted : bool
+        Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
+    n_rounds : int, optional
+        Rounds to do now, if fewer than are planned.
+    """
+    started = perf_counter()
+    mask = participation.mask if isinstance(participation, PlannedParticipation) else None
+    method = training.rounds(problem, sizes or rows, _planned(training, mask, rows.n_agents), seed=seed)
+    outcome = train(
+        method,
+        problem,
+        rows,
+        n_rounds=training.planned_rounds if n_rounds is None else n_rounds,
+        noise=noise,
+        participation=participation,
+        stop=stop,
+        averages=averages,
+        observers=observers,
+        warm_start=warm_start,
+        keep_interrupted=keep_interrupted,
+    )
+    found = Result(training, problem, rows, method, noise, outcome, mask, stop is not None)
+    return replace(found, seconds=perf_counter() - started)
+
+
+def _planned(training: Training, mask: NDArray[np.bool_] | None, n_agents: int) -> Integers:
+    """Rounds that every agent's noise must be calibrated for."""
+    return np.full(n_agents, training.planned_rounds) if mask is None else mask.sum(axis=0)

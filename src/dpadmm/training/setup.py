@@ -1,0 +1,167 @@
+"""What a method is made for, and how a budget becomes noise: public numbers only, before any row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.constants import Constants, constants_of
+from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.privacy.baseline_calibration import (
+    ObjectivePlan,
+    objective_plan,
+    objective_round_plan,
+    pure_objective_plan,
+    pure_round_epsilon,
+    sampled_noise_multiplier,
+)
+from dpadmm.privacy.calibration import (
+    exact_round_noise_multiplier,
+    paper_noise_multiplier,
+    total_noise_multiplier,
+)
+from dpadmm.privacy.releases import ObjectiveRelease, PureRelease
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.training.methods.objective_noise import (
+    PURE_ROUNDING,
+    ROUNDING,
+    ObjectiveNoise,
+    objective_smoothness,
+)
+from dpadmm.training.methods.requirements import need_convex, need_one_score, need_smooth
+
+Budget = float | Sequence[float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A problem, a cohort's public sizes, and its budget: ε in total or a round, or z itself.
+
+    ``planned`` (n,) are the rounds that every agent's noise is for. Agents with the same public numbers share
+    a calculation.
+    """
+
+    problem: Problem
+    sizes: Sizes
+    planned: Integers
+    epsilon: Budget = None
+    round_epsilon: Budget = None
+    noise_multiplier: Budget = None
+    delta: float = 1e-5
+    calibration: Literal["paper", "exact"] = "paper"
+    seed: int = 0
+
+    @property
+    def n_agents(self) -> int:
+        return self.sizes.n_agents
+
+    def constants(self, weight_radius: float, noise_multiplier: Floats) -> Constants:
+        """c1 to c4 and the rest of what both theorems need."""
+        return constants_of(
+            self.problem,
+            n_features=self.sizes.n_features,
+            n_rows=self.sizes.n_rows,
+            noise_multiplier=noise_multiplier,
+            weight_radius=weight_radius,
+        )
+
+    def gaussian(self, sampling: float = 1.0) -> Floats:
+        """z (n,) of a Gaussian release in every round, of a sample of the rows if need be."""
+        if self.noise_multiplier is not None:
+            return self._each("noise_multiplier")
+        if self.epsilon is None:
+            exact = self.calibration == "exact"
+            calibrate = exact_round_noise_multiplier if exact else paper_noise_multiplier
+            return np.asarray(calibrate(self._each("round_epsilon"), self.delta))
+        if sampling == 1.0:
+            return np.asarray(total_noise_multiplier(self._each("epsilon"), self.delta, self.planned))
+        return _shared(
+            lambda epsilon, rounds: sampled_noise_multiplier(epsilon, self.delta, int(rounds), sampling),
+            self._each("epsilon"),
+            self.planned,
+        )
+
+    def pure_epsilons(self) -> Floats:
+        """ε (n,) of one round of a pure mechanism."""
+        if self.noise_multiplier is not None:
+            raise StudyError("the pure mechanism has no noise_multiplier; give epsilon or round_epsilon")
+        if self.epsilon is None:
+            return self._each("round_epsilon")
+        each = self._each("epsilon")
+        return _shared(lambda e, k: pure_round_epsilon(e, self.delta, int(k)), each, self.planned)
+
+    def objective(self, method: str, *, rho: float = 0.0, pure: bool = False) -> ObjectiveNoise:
+        """ξ and Φ of a perturbed objective with penalty ρ (0: none)."""
+        problem, delta = self.problem, self.delta
+        need_smooth(problem, method)
+        need_one_score(problem, method)
+        need_convex(problem, method, rho)
+        own = rho + problem.reg_share * problem.regularizer.convexity
+        constants = {"lipschitz": problem.loss.lipschitz, "smoothness": objective_smoothness(problem)}
+
+        def of_pure(m: int, epsilon: float, rounds: int) -> ObjectivePlan:
+            plan = pure_objective_plan(
+                **constants, n_rows=m, strong_convexity=own, round_epsilon=epsilon * (1.0 - PURE_ROUNDING)
+            )
+            return replace(plan, release=PureRelease(epsilon))
+
+        def of_total(m: int, epsilon: float, rounds: int) -> ObjectivePlan:
+            return objective_plan(
+                **constants,
+                n_rows=m,
+                strong_convexity=own,
+                epsilon=epsilon,
+                delta=delta,
+                n_releases=rounds,
+                rounding_multiplier=ROUNDING * total_noise_multiplier(epsilon, delta, rounds),
+            )
+
+        def of_round(m: int, epsilon: float, rounds: int) -> ObjectivePlan:
+            if self.calibration == "exact":
+                return of_total(m, epsilon, 1)
+            return objective_round_plan(
+                **constants,
+                n_rows=m,
+                strong_convexity=own,
+                round_epsilon=epsilon,
+                delta=delta,
+                rounding_multiplier=ROUNDING * paper_noise_multiplier(epsilon, delta),
+            )
+
+        def of_multiplier(m: int, z: float, rounds: int) -> ObjectivePlan:
+            event = ObjectiveRelease(z, constants["smoothness"] / (m * own), ROUNDING * z)
+            return ObjectivePlan(event, z * mean_gradient_sensitivity(constants["lipschitz"], m), 0.0)
+
+        plan: Callable[[int, float, int], ObjectivePlan]
+        if pure:
+            plan, budgets = of_pure, self.pure_epsilons()
+        elif self.noise_multiplier is not None:
+            plan, budgets = of_multiplier, self._each("noise_multiplier")
+        elif self.epsilon is not None:
+            plan, budgets = of_total, self._each("epsilon")
+        else:
+            plan, budgets = of_round, self._each("round_epsilon")
+        agents = zip(self.sizes.n_rows.tolist(), budgets.tolist(), self.planned.tolist(), strict=True)
+        each = lru_cache(maxsize=None)(plan)
+        return ObjectiveNoise(tuple(each(*agent) for agent in agents))
+
+    def _each(self, name: str) -> Floats:
+        """The budget of every agent: (n,)."""
+        values = np.asarray(getattr(self, name), dtype=float)
+        if values.ndim and values.shape != (self.n_agents,):
+            raise StudyError(
+                f"{name} has {values.size} values, but there are {self.n_agents} agents; give one for each"
+            )
+        return np.broadcast_to(values, (self.n_agents,))
+
+
+def _shared(calculate: Callable[[float, float], float], *columns: Floats | Integers) -> Floats:
+    """``calculate`` of every agent, once for agents with the same numbers."""
+    unique, index = np.unique(np.stack(columns, axis=1).astype(float), axis=0, return_inverse=True)
+    return np.array([calculate(*row) for row in unique.tolist()])[index.ravel()]
