@@ -85,7 +85,7 @@ def test_a_listener_undoes_the_public_updates():
     listener = Listener()
     for round in range(1, 6):
         consensus, gradient = rng.standard_normal((N_FEATURES, 1)), rng.standard_normal((1, N_FEATURES, 1))
-        point = method.points(state, consensus)[0, :, 0]
+        point = method.parameters(state, consensus, round=round)[0, :, 0]
         state, uploads = method.advance(state, gradient, consensus, round=round, problem=STUDY.problem)
         heard = listener.hear(consensus, uploads[0])
         np.testing.assert_allclose(heard[0], point, atol=1e-10)

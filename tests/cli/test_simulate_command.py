@@ -169,7 +169,7 @@ BAD = {
     "more agents than rows": (_words("--data", "synthetic", "-n", "99999"), "99999 agents cannot share"),
     "one row each": (_words("--data", "synthetic", "-n", "16000"), "has one row"),
     "epsilon 0": (_words("--data", "synthetic", "-e", "0"), "epsilon must be a positive number .*, not 0.0"),
-    "epsilon negative": (_words("--data", "synthetic", "--epsilon=-1"), "epsilon must be a positive number .*, not -1.0"),
+    "epsilon negative": (_words("--data", "synthetic", "--epsilon=-1"), "epsilon must be a positive .*, not -1.0"),
     "epsilon NaN": (_words("--data", "synthetic", "-e", "nan"), "epsilon must be a positive number .*, not nan"),
     "epsilon text": (_words("--data", "synthetic", "-e", "much"), "epsilon must be a number, .*'much'"),
     "epsilon for others": (_words("--data", "synthetic", "-e", "1,2"), "epsilon has 2 values, .* 3 agents"),

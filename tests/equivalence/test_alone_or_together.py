@@ -84,7 +84,7 @@ def check_alone(
                 states[i], Round(number=k, problem=task, rows=own[i], consensus=consensus, noise=noises[i])
             )
             uploads[i] = sent[0]
-        consensus = methods[0].aggregate(uploads, consensus=consensus, problem=task)
+        consensus = methods[0].aggregate(uploads, consensus=consensus, round=k, problem=task)
         np.testing.assert_array_equal(together[k - 1].consensus, consensus)
         for i in range(N) if methods[0].local_models else ():
             np.testing.assert_array_equal(together[k - 1].released[i], states[i].released[0])

@@ -73,7 +73,7 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
         state, sent = method.step(state, now)
         uploads[active] = sent[active]
         said.append(uploads.copy())
-        consensus = method.aggregate(uploads, consensus=consensus, problem=study.problem)
+        consensus = method.aggregate(uploads, consensus=consensus, round=k, problem=study.problem)
     return said
 
 
@@ -112,7 +112,7 @@ def test_guards_and_cohort_upload_the_same_bits(
                 turn[:] = [99, 99]  # other noise, had there been any in the reply to the same again
                 assert np.array_equal(agents[i].step(k, consensus), uploads[i])
             assert np.array_equal(uploads, expected[k - 1])
-            consensus = aggregate(uploads, consensus=consensus, problem=study.problem)
+            consensus = aggregate(uploads, consensus=consensus, round=k, problem=study.problem)
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])

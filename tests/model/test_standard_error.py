@@ -52,9 +52,9 @@ def final(study, n_rows, noise):
     method = study.settings.rounds(study.problem, sizes, np.full(len(n_rows), 1), seed=0)
     state, consensus, averages = method.init(study.problem, sizes), np.zeros((1, 1)), Averages()
     for k, each in enumerate(noise, 1):
-        gradient = CURVATURE * method.points(state, consensus) + each[:, None, None]
+        gradient = CURVATURE * method.parameters(state, consensus, round=k) + each[:, None, None]
         state, uploads = method.advance(state, gradient, consensus, round=k, problem=study.problem)
-        consensus = method.aggregate(uploads, consensus=consensus, problem=study.problem)
+        consensus = method.aggregate(uploads, consensus=consensus, round=k, problem=study.problem)
         averages(RoundView(k, study.settings.n_rounds, consensus, state.released, 0.0))
     return averages.model(study.settings.average, consensus)[0, 0], state.released[:, 0, 0], consensus[0, 0]
 

@@ -122,7 +122,7 @@ def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> dict[int, Int
     method = study.method(m)
     state, out = method.init(problem, PublicSizes(np.array([m]), study.shape[0])), {}
     for round, (answer, heard) in answers.items():
-        point = np.array(method.points(state, heard)[0])
+        point = np.array(method.parameters(state, heard, round=round)[0])
         asked = enrolled.question(round)
         total = enrolled.rows.total(asked.statistic, point, asked.grid.row_bound)
         out[round] = answer - quantise(total, asked.grid)
@@ -188,6 +188,6 @@ class _Run:
                 if when == k:
                     agent = self._names.index(name)
                     uploads[agent] = sent_in[round][agent]
-            consensus = np.array(method.aggregate(uploads, consensus=consensus, problem=problem))
+            consensus = np.array(method.aggregate(uploads, consensus=consensus, round=k, problem=problem))
             history.append(consensus)
         return history

@@ -44,7 +44,7 @@ class Agent:
         again = type(round) is int and round <= self._last
         state = self._state_before(round) if again else self._state
         with np.errstate(all="ignore"):  # whoever sends absurd numbers gets absurd numbers
-            point = np.array(self._method.points(state, consensus)[0])
+            point = np.array(self._method.parameters(state, consensus, round=round)[0])
             answer = self._guard.answer(self._study.hash, round, point, consensus.astype("<f8").tobytes())
             state, uploads = self._advanced(state, round, answer, consensus)
         if not again:

@@ -35,7 +35,7 @@ from dpadmm.optim.problem import Problem, PublicSizes
 from dpadmm.privacy.plan import gaussian
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
-from dpadmm.training.methods import METHODS, GradientMethod
+from dpadmm.training.methods import METHODS, DeployableMethod
 from dpadmm.trusted.policy import Terms
 
 FORMAT = "dpadmm-study/2"
@@ -175,11 +175,11 @@ class Study:
         """z of every agent; the smallest, where rounds differ."""
         return min(gaussian(release).noise_multiplier for release, _ in self.terms.plan.tally())
 
-    def method(self, *n_rows: int) -> GradientMethod[Any]:
+    def method(self, *n_rows: int) -> DeployableMethod[Any]:
         """The method, as agents of so many rows run it."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
         rounds = np.full(len(n_rows), self.settings.n_rounds)
-        return cast(GradientMethod[Any], self.settings.rounds(self.problem, sizes, rounds))
+        return cast(DeployableMethod[Any], self.settings.rounds(self.problem, sizes, rounds))
 
     @cached_property
     def terms(self) -> Terms:

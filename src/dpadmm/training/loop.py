@@ -273,7 +273,7 @@ def train(
                 else:
                     uploads[active] = sent[active]
                 before = consensus
-                new_consensus = method.aggregate(uploads, consensus=consensus, problem=problem)
+                new_consensus = method.aggregate(uploads, consensus=consensus, round=k, problem=problem)
             if participation:  # charged first: an interruption may cost budget, never privacy
                 attended[k - 1, slice(None) if active is None else active] = True
             charged = k

@@ -250,8 +250,9 @@ class Coordinator:
         uploads = self._uploads.copy()
         for received in new:
             uploads[self._names.index(received.site)] = received.values
-        problem = self.study.problem
-        consensus: Floats = self._method.aggregate(uploads, consensus=self.consensus, problem=problem)
+        consensus: Floats = self._method.aggregate(
+            uploads, consensus=self.consensus, round=self.round, problem=self.study.problem
+        )
         if not np.isfinite(consensus).all():
             raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
         self._journal.close_round(self.round, consensus, new, seconds)

@@ -3,7 +3,7 @@
 from dpadmm.training.methods.admm import Admm, AdmmRounds
 from dpadmm.training.methods.admm_dvp import AdmmDvp, AdmmDvpRounds
 from dpadmm.training.methods.admm_pvp import AdmmPvp, AdmmPvpRounds
-from dpadmm.training.methods.base import GradientMethod, Method, MethodSettings, Round, State
+from dpadmm.training.methods.base import DeployableMethod, Method, MethodSettings, Round, State
 from dpadmm.training.methods.centralized import Centralized, CentralizedRounds, minimizer
 from dpadmm.training.methods.dp_admm import DpAdmm, DpAdmmRounds
 from dpadmm.training.methods.dp_sgd import DpSgd, DpSgdRounds
@@ -34,11 +34,11 @@ __all__ = [
     "AdmmRounds",
     "Centralized",
     "CentralizedRounds",
+    "DeployableMethod",
     "DpAdmm",
     "DpAdmmRounds",
     "DpSgd",
     "DpSgdRounds",
-    "GradientMethod",
     "Method",
     "MethodSettings",
     "ObjectivePerturbation",

@@ -86,7 +86,7 @@ class AdmmRounds:
         )
         return new, updates.upload(solved.weights, dual, self.rho)
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         mean = updates.consensus_step(uploads)
         return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean
 

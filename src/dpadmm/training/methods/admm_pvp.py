@@ -90,7 +90,7 @@ class AdmmPvpRounds:
         new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
         return new, updates.upload(released, dual, self.rho)
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         return updates.consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:

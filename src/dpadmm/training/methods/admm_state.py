@@ -10,6 +10,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Rows, Sizes
+from dpadmm.training.methods.base import keep_absent
 from dpadmm.training.methods.local_solver import Solved
 
 
@@ -77,12 +78,3 @@ def advanced(
         keep_absent(solved.weights - centers, state.offset, active),
         state.passes + solved.passes,
     )
-
-
-def keep_absent(new: Floats, old: Floats, active: Integers | None) -> Floats:
-    """The new values of the agents that took part, the old ones of the others."""
-    if active is None:
-        return new
-    out = old.copy()
-    out[active] = new[active]
-    return out

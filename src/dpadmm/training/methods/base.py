@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.fields import Positive, check
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.oracles import Noise, Question
@@ -100,30 +103,66 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
-class GradientMethod(Protocol[S]):
-    """A method whose agents say nothing of their rows but noisy mean gradients: what a guard can answer for.
+class DeployableMethod(Generic[S]):
+    """A method whose agents say nothing of their rows but noisy means of statistics: what a guard can answer for.
 
-    Its ``step`` is ``advance`` of the gradients at ``points``. Both know public values only.
+    Rounds may differ in what they ask for. ``step`` is ``advance`` of the answers to ``parameters``; all but the
+    answers is a function of public values, so that an agent can be rebuilt from its transcript.
     """
 
     name: ClassVar[str]
+    cure: ClassVar[str]
+    local_models: ClassVar[bool]
 
     def init(self, problem: Problem, sizes: Sizes) -> S:
         """The agents before round 1."""
+        raise NotImplementedError
 
-    def points(self, state: S, consensus: Floats) -> Floats:
-        """Where gradients are wanted in round k, after w^{k−1} was heard: (n, d, p)."""
+    def release(self, round: int) -> tuple[str, Floats]:
+        """The statistic that round k asks for, and every agent's noise multiplier z (n,)."""
+        raise NotImplementedError
+
+    def parameters(self, state: S, consensus: Floats, *, round: int) -> Floats:
+        """The statistic's public parameters in round k, after w^{k−1} was heard: (n, *parameter_shape)."""
+        raise NotImplementedError
 
     def advance(
-        self, state: S, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+        self, state: S, answers: Floats, consensus: Floats, *, round: int, problem: Problem
     ) -> tuple[S, Floats]:
-        """The agents after round k, and their uploads, from noisy mean gradients (n, d, p)."""
+        """The agents after round k, and their uploads (n, d, p), from noisy means (n, *shape)."""
+        raise NotImplementedError
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
+        raise NotImplementedError
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         """What agent i releases, round by round."""
+        asked = (self.release(k) for k in range(1, n_rounds + 1))
+        return ReleasePlan.of(Release(float(z[agent]), statistic=name) for name, z in asked)
+
+    def step(self, state: S, now: Round) -> tuple[S, Floats]:
+        """Round k at the agents of a cohort; those that are absent stay as they were."""
+        statistic, z = self.release(now.number)
+        asked = self.parameters(state, now.consensus, round=now.number)
+        answers = now.answers(asked, z, statistic)
+        new, uploads = self.advance(state, answers, now.consensus, round=now.number, problem=now.problem)
+        return new if now.active is None else _merged(new, state, now.active), uploads
+
+
+def keep_absent(new: Floats, old: Floats, active: Integers | None) -> Floats:
+    """The new values of the agents that took part, the old ones of the others."""
+    if active is None:
+        return new
+    out = old.copy()
+    out[active] = new[active]
+    return out
+
+
+def _merged(new: Any, old: Any, active: Integers) -> Any:
+    """A state whose arrays (n, ...) are new for the agents in ``active`` only."""
+    names = [each.name for each in fields(new) if isinstance(getattr(new, each.name), np.ndarray)]
+    return replace(new, **{name: keep_absent(getattr(new, name), getattr(old, name), active) for name in names})
 
 
 class Method(Protocol[S]):
@@ -145,7 +184,7 @@ class Method(Protocol[S]):
         not be used.
         """
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:

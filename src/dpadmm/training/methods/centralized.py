@@ -241,7 +241,7 @@ class CentralizedRounds:
         everywhere = np.broadcast_to(minimizer(problem, rows), state.released.shape)
         return PooledState(everywhere), everywhere
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         return consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:

@@ -12,14 +12,14 @@ from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.schedules import Constant, Schedule, theorem_schedule
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
+from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.admm_state import (
     AdmmState,
     check_noise,
-    keep_absent,
     next_dual,
     zero_models,
 )
-from dpadmm.training.methods.base import MethodSettings, Rho, Round
+from dpadmm.training.methods.base import DeployableMethod, MethodSettings, Rho
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -51,7 +51,7 @@ class DpAdmm(MethodSettings):
 
 
 @dataclass(frozen=True)
-class DpAdmmRounds:
+class DpAdmmRounds(DeployableMethod[AdmmState]):
     """Algorithm 1.
 
     Attributes
@@ -81,23 +81,19 @@ class DpAdmmRounds:
         zeros = zero_models(problem, sizes)
         return AdmmState(released=zeros, dual=zeros)
 
-    def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats]:
-        points = self.points(state, now.consensus)
-        gradient = now.answers(points, self.noise_multiplier)
-        new, uploads = self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
-        released = keep_absent(new.released, state.released, now.active)
-        return AdmmState(released, keep_absent(new.dual, state.dual, now.active)), uploads
+    def release(self, round: int) -> tuple[str, Floats]:
+        return Gradient.name, self.noise_multiplier
 
-    def points(self, state: AdmmState, consensus: Floats) -> Floats:
+    def parameters(self, state: AdmmState, consensus: Floats, *, round: int) -> Floats:
         """Where every agent's gradient is wanted: w̃_i^{k−1}."""
         return state.released
 
     def advance(
-        self, state: AdmmState, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+        self, state: AdmmState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
     ) -> tuple[AdmmState, Floats]:
         dual = next_dual(state, consensus, self.rho)
         released = updates.primal_step(
-            gradient,
+            answers,
             problem.reg_share * problem.regularizer.gradient(state.released),
             released=state.released,
             dual=dual,
@@ -107,7 +103,7 @@ class DpAdmmRounds:
         )
         return AdmmState(released, dual), updates.upload(released, dual, self.rho)
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         return updates.consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:

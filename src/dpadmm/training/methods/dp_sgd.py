@@ -18,8 +18,9 @@ from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.admm_state import check_noise, zero_models
-from dpadmm.training.methods.base import MethodSettings, Round
+from dpadmm.training.methods.base import DeployableMethod, MethodSettings, Round
 from dpadmm.training.oracles import release
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class DpSgd(MethodSettings):
 
 
 @dataclass(frozen=True)
-class DpSgdRounds:
+class DpSgdRounds(DeployableMethod[SgdState]):
     """Distributed DP-SGD.
 
     Attributes
@@ -90,22 +91,22 @@ class DpSgdRounds:
     def init(self, problem: Problem, sizes: Sizes) -> SgdState:
         return SgdState(zero_models(problem, sizes))
 
-    def step(self, state: SgdState, now: Round) -> tuple[SgdState, Floats]:
-        points = self.points(state, now.consensus)
-        if self.sampling < 1.0:
-            gradient = self._sampled_gradient(points, now)
-        else:
-            gradient = now.answers(points, self.noise_multiplier)
-        return self.advance(state, gradient, now.consensus, round=now.number, problem=now.problem)
+    def release(self, round: int) -> tuple[str, Floats]:
+        return Gradient.name, self.noise_multiplier
 
-    def points(self, state: SgdState, consensus: Floats) -> Floats:
+    def parameters(self, state: SgdState, consensus: Floats, *, round: int) -> Floats:
         """Where every agent's gradient is wanted: w^{k−1}."""
         return np.broadcast_to(consensus, state.released.shape)
 
     def advance(
-        self, state: SgdState, gradient: Floats, consensus: Floats, *, round: int, problem: Problem
+        self, state: SgdState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
     ) -> tuple[SgdState, Floats]:
-        return state, gradient
+        return state, answers
+
+    def step(self, state: SgdState, now: Round) -> tuple[SgdState, Floats]:
+        if self.sampling == 1.0:
+            return super().step(state, now)
+        return state, self._sampled_gradient(self.parameters(state, now.consensus, round=now.number), now)
 
     def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
         rows, loss = now.rows, now.problem.loss
@@ -119,7 +120,7 @@ class DpSgdRounds:
         noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
         return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         slope = uploads.mean(axis=0) + problem.reg_share * problem.regularizer.gradient(consensus)
         return np.asarray(consensus - self.learning_rate * slope)
 

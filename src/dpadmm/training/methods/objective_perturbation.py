@@ -12,9 +12,8 @@ from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.training.methods.admm_state import keep_absent
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance
+from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 
@@ -76,7 +75,7 @@ class ObjectivePerturbationRounds:
         kept = keep_absent(released, state.released, active)
         return AloneState(kept, state.passes + solved.passes), kept
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         return consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:

@@ -16,9 +16,9 @@ from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import PureRelease, Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
-from dpadmm.training.methods.admm_state import check_noise, keep_absent
+from dpadmm.training.methods.admm_state import check_noise
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance
+from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.requirements import need_convex, need_monotone_slopes, need_solvable
 from dpadmm.training.oracles import release, spherical
@@ -87,7 +87,7 @@ class OutputPerturbationRounds:
         kept = keep_absent(released, state.released, active)
         return AloneState(kept, state.passes + solved.passes), kept
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, problem: Problem) -> Floats:
+    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         return consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
