@@ -9,8 +9,8 @@ from scipy.sparse import csr_array
 
 from dpadmm._base.errors import StudyError
 from dpadmm.data import known_optimum, synthetic
-from dpadmm.data.scaling import shrink_rows
-from dpadmm.data.synthetic import true_weights
+from dpadmm.data.datasets.synthetic import true_weights
+from dpadmm.data.matrices import shrink_rows
 from dpadmm.optim.features import row_norms
 from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared, slopes
 

@@ -22,7 +22,7 @@ import numpy as np
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
 from dpadmm.cli.simulate_options import from_toml
-from dpadmm.data.npz import read_npz
+from dpadmm.data.tables import read_npz
 from dpadmm.experiments.grid import read_grid
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.pki.authority import all_approvals, read_settings

@@ -7,6 +7,7 @@ encodes owns. Caches of this module hold what a study says, and kinds of columns
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 from numpy.typing import NDArray
 
 from dpadmm._base.errors import DataError
-from dpadmm.data.batches import MISSING, no_number
+
+MISSING = ("", *(word for word in pyarrow.csv.ConvertOptions().null_values if word))
+"""Cells that say that there is no number."""
 
 NUMERIC = (
     pa.types.is_integer,
@@ -32,6 +36,20 @@ DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 FEW_WORDS = 256
 INK = bytes(range(ord("!"), ord("~") + 1))
 """Characters that are surely no blanks."""
+
+
+def no_number(name: str, row: int | None, cell: str) -> str:
+    """What to do about a cell that is no number; it may be private, so it is not quoted."""
+    which = "a cell" if row is None else f"the cell in row {row:,}"
+    return (
+        f"column {name!r}: {which} should be a number and is not{comma_hint(cell)}; correct it, or leave it "
+        "empty if the number is not known"
+    )
+
+
+def comma_hint(cell: str) -> str:
+    """What to do about a decimal comma."""
+    return "; decimals are written with a point" if re.search(r"\d,\d", cell) else ""
 
 
 class NoNumber(DataError):
@@ -85,23 +103,13 @@ class WordCache:
         return codes
 
 
-def codes_of(
-    cells: Any, values: tuple[str, ...], name: str, cache: WordCache, *, fold: bool = False
-) -> tuple[NDArray[Any], int]:
-    """The place of every cell among the values, −1 for all others; and how many cells are missing.
-
-    Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set.
-    """
-    codes, places = word_codes(cells, values, name, cache, fold=fold)
-    return np.maximum(codes, -1)[places], count_cells(codes == -2, places)
-
-
 def word_codes(
     cells: Any, values: tuple[str, ...], name: str, cache: WordCache, *, fold: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """As :func:`codes_of`, for every different cell once, with −2 for missing ones; and which each cell is.
+    """Places of the different cells among the values, −1 for others, −2 for missing; and which each cell is.
 
-    The last of the codes is that of cells without text: −1, the place of missing cells, points at it.
+    Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set. The last
+    of the codes is that of cells without text: −1, the place of missing cells, points at it.
     """
     words, places = as_words(cells, name)
     if len(words) <= FEW_WORDS:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Integers
-from dpadmm.data.batches import open_batches
 from dpadmm.data.cells import as_numbers, as_words
+from dpadmm.data.reader import open_batches
 
 LEAST_ROWS = 50
 LEAST_RARE = 5

@@ -24,8 +24,7 @@ import numpy as np
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.files import atomic_file
-from dpadmm.data.adult import adult_rows
-from dpadmm.data.adult_sources import COLUMNS, Row
+from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
 from dpadmm.federation.aggregator.coordinator import View
 from dpadmm.federation.aggregator.journal import Journal, result_of

@@ -17,7 +17,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
 from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
-from dpadmm.data.encoding import Report
+from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
 from dpadmm.model.model import Model
 from dpadmm.model.tables import Scorer, score_file

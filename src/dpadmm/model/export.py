@@ -15,7 +15,7 @@ from scipy.sparse import vstack
 
 from dpadmm._base.arrays import Features
 from dpadmm._base.errors import DataError
-from dpadmm.data.encoding import Encoder
+from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Schema
 from dpadmm.model.coefficients import split, units
 from dpadmm.model.file import require_finite

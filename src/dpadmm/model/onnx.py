@@ -18,7 +18,7 @@ import numpy as np
 
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
-from dpadmm.data.encoding import FALSE, TRUE
+from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
 from dpadmm.model.coefficients import split, units
 from dpadmm.model.file import require_finite
@@ -111,7 +111,7 @@ def _plain(graph: _Graph, model: Model) -> str:
 
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
-    """As :class:`dpadmm.data.encoding.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
+    """As :class:`dpadmm.data.encoder.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
     parts = [part for column in schema.columns for part in _column(graph, column)]
     rows = graph.add("Concat", *[graph.to("float", part) for part in parts], axis=1)
     rows = graph.add("Div", rows, graph.constant(np.float32(schema.scale)))

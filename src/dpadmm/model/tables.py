@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
-from dpadmm.data.batches import open_batches
+from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import as_numbers, placed
-from dpadmm.data.encoding import Encoder
-from dpadmm.data.raw_table import unknown_name
+from dpadmm.data.encoder import Encoder
+from dpadmm.data.reader import open_batches
 from dpadmm.data.schema import Number, Plain, Schema
 
 if TYPE_CHECKING:

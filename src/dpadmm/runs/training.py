@@ -17,8 +17,8 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.memmap import is_mapped
 from dpadmm.data.encoded import EncodedTable
+from dpadmm.data.matrices import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
-from dpadmm.data.regroup import grouped, moved
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.privacy.statement import Statement, of_report

@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.encoded import encode_table
-from dpadmm.data.encoding import Encoder
+from dpadmm.data.encoder import Encoder
 from dpadmm.data.leakage import Telltale, telltales
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.optim.features import clip_rows, with_intercept

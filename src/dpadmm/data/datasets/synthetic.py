@@ -10,9 +10,8 @@ from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import StudyError
-from dpadmm.data.compact import compact_csr
 from dpadmm.data.dataset import Dataset
-from dpadmm.data.scaling import shrink_rows
+from dpadmm.data.matrices import compact_csr, shrink_rows
 from dpadmm.optim.losses import Loss, Squared, Task, slopes
 
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking
