@@ -24,7 +24,7 @@ import pyarrow.parquet
 import pytest
 
 import dpadmm
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.reporting.run_folder import to_toml
 
 N_ROWS = 60

@@ -29,7 +29,7 @@ from dpadmm.federation.pki.authority import all_approvals, read_settings
 from dpadmm.federation.pki.joining import read_invitation, read_request
 from dpadmm.federation.protocol import packed, unpacked
 from dpadmm.federation.site.decisions import decisions, read_status
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.privacy.statement_file import read_statement
 from dpadmm.site.site import read_site
 from dpadmm.study.check import confirmations, study_problems

@@ -34,7 +34,7 @@ from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.pki.authority import Authority, url_of
 from dpadmm.federation.replay import Replay, replay
 from dpadmm.model.evaluate import evaluate
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.model.model import model_of
 from dpadmm.privacy.statement_file import cross_checks, read_statement
 from dpadmm.site.site import Site

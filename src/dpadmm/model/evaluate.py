@@ -19,8 +19,7 @@ from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
 from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
-from dpadmm.model.model import Model
-from dpadmm.model.tables import Scorer, score_file
+from dpadmm.model.model import Model, Scorer, score_file
 from dpadmm.optim.losses import LOSSES
 
 BINS = 10
@@ -95,10 +94,10 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     is_number = model.task == "regression"
     scores, truth = [], []
     numbers = frozenset([column] if is_number else [])
-    for each in score_file(scorer, path, beside=[column], numbers=numbers):
-        cells = each.beside.column(column)
-        truth.append(_truth(model, cells, column, scorer.report.rows - len(each.scores), path))
-        scores.append(each.scores)
+    for found, beside in score_file(scorer, path, beside=[column], numbers=numbers):
+        first = scorer.report.rows - len(found)
+        truth.append(_truth(model, beside.column(column), column, first, path))
+        scores.append(found)
     return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
-from dpadmm.model.coefficients import units
 from dpadmm.model.model import Model
 from dpadmm.model.standard_error import NoiseError, noise_error_of
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
@@ -132,7 +131,7 @@ def explain(model: Model) -> Explanation:
     """The coefficients of a model, in its columns' and its label's units; nothing of any row is needed."""
     schema = model.schema or Schema(tuple(map(Plain, model.feature_names or _numbered(model))), row_norm=1.0)
     share = BESIDE_INTERCEPT if model.intercept else 1.0
-    scale, shift = units(model) if model.task == "regression" else (1.0, 0.0)
+    scale, shift = model.label_units if model.task == "regression" else (1.0, 0.0)
     terms: list[_Term] = []
     constant = np.zeros(len(model.weights))
     for column, first in _places(schema):
@@ -296,4 +295,4 @@ def _noise_error(model: Model) -> tuple[str, NoiseError | None]:
 
 
 def _numbered(model: Model) -> list[str]:
-    return [f"feature {j + 1}" for j in range(len(model.weights) - model.intercept)]
+    return [f"feature {j + 1}" for j in range(model.n_features)]

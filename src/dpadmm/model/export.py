@@ -7,7 +7,7 @@ loss, LinearSVC for the hinges, LinearRegression for squared and Huber loss, in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,8 @@ from dpadmm._base.arrays import Features
 from dpadmm._base.errors import DataError
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Schema
-from dpadmm.model.coefficients import split, units
 from dpadmm.model.file import require_finite
-from dpadmm.model.tables import batches_of, is_table
+from dpadmm.model.model import Model, batches_of, is_table
 from dpadmm.optim.features import as_matrix, clip_rows
 
 try:
@@ -31,9 +30,6 @@ except ModuleNotFoundError:
     raise DataError(
         "to_sklearn() needs scikit-learn; install it with: pip install 'dpadmm[sklearn]'"
     ) from None
-
-if TYPE_CHECKING:
-    from dpadmm.model.model import Model
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):
@@ -99,10 +95,10 @@ def to_sklearn(model: Model) -> Pipeline:
 
 
 def _linear(model: Model) -> Any:
-    coefficients, constants = split(model)
+    coefficients, constants = model.coefficients
     if model.task == "regression":
         made = LinearRegression()
-        scale, shift = units(model)
+        scale, shift = model.label_units
         made.coef_ = coefficients[0] * scale
         made.intercept_ = float(constants[0] * scale + shift)
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +20,14 @@ from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
-from dpadmm.model.coefficients import split, units
 from dpadmm.model.file import require_finite
+from dpadmm.model.model import Model
 
 try:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 except ModuleNotFoundError:
     raise DataError("to_onnx() needs onnx; install it with: pip install 'dpadmm[onnx]'") from None
-
-if TYPE_CHECKING:
-    from dpadmm.model.model import Model
 
 OPSETS = {"": 18, "ai.onnx.ml": 3}
 IR_VERSION = 9
@@ -42,7 +39,7 @@ def to_onnx(model: Model, path: Path) -> Path:
     require_finite({"weights": model.weights}, f"{path} was not written")
     graph = _Graph()
     features = _encoded(graph, model.schema) if model.schema is not None else _plain(graph, model)
-    coefficients, constants = split(model)
+    coefficients, constants = model.coefficients
     scores = graph.add("MatMul", graph.to("double", features), graph.constant(coefficients.T))
     scores = graph.add("Add", scores, graph.constant(constants[None]))
     _answers(graph, model, scores)
@@ -106,7 +103,7 @@ class _Graph:
 
 
 def _plain(graph: _Graph, model: Model) -> str:
-    rows = graph.input("features", "double", len(model.weights) - model.intercept)
+    rows = graph.input("features", "double", model.n_features)
     return _shortened(graph, rows, "double", 2.0**-50) if model.clip else rows
 
 
@@ -192,7 +189,7 @@ def _one_hot(graph: _Graph, codes: str, width: int) -> str:
 
 def _answers(graph: _Graph, model: Model, scores: str) -> None:
     if model.task == "regression":
-        scale, shift = units(model)
+        scale, shift = model.label_units
         number = graph.add(
             "Add", graph.add("Mul", scores, graph.constant(scale)), graph.constant(float(shift))
         )
