@@ -123,7 +123,7 @@ def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers
     return _renamed(np.concatenate(numbers), places), names
 
 
-def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
+def encode_labels_of(label: Label, cells: Any, first: int) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
     values, bad = label_values(label, cells, WordCache())
     _check_labels(~bad, label, first)

@@ -7,7 +7,7 @@ filled in only after an outcome tells it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ MOST_CELLS, MOST_ROWS = 20_000_000, 100_000
 
 
 @dataclass(frozen=True)
-class Telltale:
+class LeakyColumn:
     """A column that tells the label in so many of the rows that were looked at."""
 
     name: str
@@ -43,15 +43,14 @@ class Telltale:
 
     @property
     def sentence(self) -> str:
-        """What to ask."""
         return (
             f"alone tells the label in {self.told:,} of {self.rows:,} rows: is it known before the outcome?"
         )
 
 
-def telltales(
+def leaky_columns(
     path: Path, columns: Collection[str], label: str, *, numbers: Collection[str], n_rows: int
-) -> list[Telltale]:
+) -> list[LeakyColumn]:
     """Those of the columns that alone tell the label; ``numbers`` are compared as such, others as text."""
     wanted = [name for name in columns if name != label]
     room = min(MOST_ROWS, MOST_CELLS // (len(wanted) + 1))
@@ -69,7 +68,7 @@ def telltales(
         rare = n - int(np.bincount(labels).max())
     if rare < LEAST_RARE:
         return []
-    found = [Telltale(name, tell(cells[name][has_label], labels), n) for name in wanted]
+    found = [LeakyColumn(name, tell(cells[name][has_label], labels), n) for name in wanted]
     return [each for each in found if n - each.told <= min(UNTOLD * n, UNTOLD_RARE * rare)]
 
 
@@ -146,7 +145,7 @@ def _near(labels: NDArray[Any], guess: NDArray[Any]) -> int:
     return int(np.count_nonzero(np.abs(labels - guess) <= NEAR * (labels.max() - labels.min())))
 
 
-def in_words(found: Collection[Telltale]) -> Iterator[str]:
+def leakage_warnings(found: Collection[LeakyColumn]) -> list[str]:
     """A warning for each."""
-    for each in found:
-        yield f"column {each.name!r} {each.sentence} If not, leave it out: a model of it knows nothing."
+    tail = "If not, leave it out: a model of it knows nothing."
+    return [f"column {each.name!r} {each.sentence} {tail}" for each in found]

@@ -131,8 +131,7 @@ def _header(path: Path) -> tuple[list[str], int]:
         text = raw.decode("utf-8-sig").strip("\r\n")
     except UnicodeDecodeError:
         raise DataError(f"{path}: the first line is not UTF-8 text; save it as CSV in UTF-8") from None
-    if "\r" in text:  # lines that end as on old Macintoshes, which pyarrow knows
-        text = text.partition("\r")[0]
+    text = text.partition("\r")[0]  # lines may end as on old Macintoshes, which pyarrow knows
     for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if separator in text and "," not in text:
             raise DataError(

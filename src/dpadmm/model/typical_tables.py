@@ -2,7 +2,7 @@
 
 A table is made from standard normal numbers, a few for every column: where within its bounds a number lies
 and how widely, how frequent every category is, how the column goes along with others. Drawn at random they
-show what ignorance is worth; ``posterior`` moves them to where they agree with the public transcript.
+show what ignorance is worth; ``standard_error`` moves them to where they agree with the public transcript.
 """
 
 from __future__ import annotations
