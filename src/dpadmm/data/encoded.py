@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,20 @@ def encode_table(
             except DataError as error:
                 raise placed(error, path, first, batch.num_rows) from None
 
-    with (
-        closing(_Growing(len(schema.features) + intercept, memory_bytes)) as growing,
-        closing(GrowingArray(np.float64, 1, memory_bytes=memory_bytes // 4)) as labels,
-        closing(GrowingArray(np.int32, 1)) as groups,  # 4 bytes a row count in a large table
-        closing(ahead(encoded())) as parts,
-    ):
-        for blocks, values, numbers_of_owners in parts:
-            growing.append(blocks)
+    width = len(schema.features) + intercept
+    stored = schema.n_stored + intercept if schema.sparse else width
+    kinds = (np.float32, np.int32) if schema.sparse else (np.float32,)  # entries, and their places
+    with ExitStack() as stack:
+
+        def growing(kind: type, width: int, limit: int) -> GrowingArray:
+            return stack.enter_context(closing(GrowingArray(kind, width, memory_bytes=limit)))
+
+        rows = [growing(kind, stored, memory_bytes // len(kinds)) for kind in kinds]
+        labels = growing(np.float64, 1, memory_bytes // 4)
+        groups = growing(np.int32, 1, MEMORY_BYTES)  # 4 bytes a row count in a large table
+        for blocks, values, numbers_of_owners in stack.enter_context(closing(ahead(encoded()))):
+            for part, block in zip(rows, blocks, strict=True):
+                part.append(block)
             if values is not None:
                 labels.append(values)
             if numbers_of_owners is not None:
@@ -102,7 +108,7 @@ def encode_table(
             raise DataError(f"{path} has no rows")
         places, names = owners.sorted() if owners else (None, ())
         return EncodedTable(
-            growing.finish(),
+            matrix_of(tuple(part.finish() for part in rows), width),
             labels.finish().reshape(-1),
             None if places is None else _renamed(groups.finish().reshape(-1), places),
             names,
@@ -164,18 +170,15 @@ class _Owners:
     def __init__(self, by: str, *, total: bool) -> None:
         self._by, self._total = by, total
         self._numbers: dict[str, int] = {}
-        self._spelt: dict[str | None, int] = {}
 
     def numbers_of(self, cells: Any) -> NDArray[np.int32]:
-        """The number of every row's owner, in the order of their first rows."""
+        """The number of every row's owner, by which no order is meant."""
         words, places = as_words(cells, self._by)
         texts = [*words.to_pylist(), None]  # the last is that of missing cells
-        known: NDArray[np.int32] = np.array([self._spelt.get(text, -1) for text in texts], dtype=np.int32)
-        new = np.zeros(len(texts), dtype=bool)
-        new[places] = True
-        for place in np.flatnonzero(new & (known < 0)).tolist():
-            known[place] = self._spelt[texts[place]] = self._number(texts[place])
-        numbers: NDArray[np.int32] = known[places]
+        by_word = np.empty(len(texts), dtype=np.int32)
+        for place in np.unique(places).tolist():
+            by_word[place] = self._number(texts[place])
+        numbers: NDArray[np.int32] = by_word[places]
         return numbers
 
     def _number(self, text: str | None) -> int:
@@ -197,28 +200,6 @@ def _renamed(numbers: NDArray[np.int32], places: NDArray[np.int32]) -> NDArray[A
     for start in range(0, len(numbers), 2**20):
         numbers[start : start + 2**20] = places[numbers[start : start + 2**20]]
     return numbers
-
-
-class _Growing:
-    """A matrix that grows: dense rows, or rows with a fixed number of stored entries and their places."""
-
-    def __init__(self, width: int, memory_bytes: int) -> None:
-        self._width, self._memory_bytes = width, memory_bytes
-        self._parts: list[GrowingArray] = []
-
-    def append(self, blocks: tuple[NDArray[Any], ...]) -> None:
-        if not self._parts:
-            limit = self._memory_bytes // len(blocks)
-            self._parts = [GrowingArray(b.dtype, b.shape[1], memory_bytes=limit) for b in blocks]
-        for part, block in zip(self._parts, blocks, strict=True):
-            part.append(block)
-
-    def close(self) -> None:
-        for part in self._parts:
-            part.close()
-
-    def finish(self) -> Features:
-        return matrix_of(tuple(part.finish() for part in self._parts), self._width)
 
 
 @dataclass
@@ -278,8 +259,16 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
         if open_columns and not survey.rows:
             survey.problems.append(f"{path} has no rows")
     survey.about_lines = line_warnings(path, survey.rows)
-    if label is not None:
-        survey.problems += _label_problems(label, survey.label)
+    if label is not None and survey.label.missing:
+        survey.problems.append(
+            f"the label {label.column!r} is missing in {survey.label.missing:,} rows; "
+            "correct them or leave them out"
+        )
+    if label is not None and survey.label.unknown:
+        classes = ", ".join(map(str, (label.classes or ())[:8]))
+        survey.problems.append(
+            f"the label {label.column!r} is none of the classes {classes} in {survey.label.unknown:,} rows"
+        )
     return survey
 
 
@@ -294,16 +283,6 @@ def _count(column: Column | Label, cells: Any, survey: Survey, words: WordCache)
             survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
     else:
         tallied(cells, tuple(map(str, column.classes)), column.column, survey.label, words)
-
-
-def _label_problems(label: Label, tally: Tally) -> Iterator[str]:
-    if tally.missing:
-        yield (
-            f"the label {label.column!r} is missing in {tally.missing:,} rows; correct them or leave them out"
-        )
-    if tally.unknown:
-        classes = ", ".join(map(str, (label.classes or ())[:8]))
-        yield f"the label {label.column!r} is none of the classes {classes} in {tally.unknown:,} rows"
 
 
 def plain_schema(features: tuple[str, ...]) -> Schema:

@@ -106,11 +106,7 @@ class GrowingArray:
 def grouped(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[Any], Integers]:
     """Where every row goes when those of an owner follow those of another, and where each of them begins.
 
-    Examples
-    --------
-    >>> places, offsets = grouped(np.array([1, 0, 1, 0]), 2)
-    >>> places.tolist(), offsets.tolist()
-    ([2, 0, 3, 1], [0, 2, 4])
+    Owners 1, 0, 1, 0 give places 2, 0, 3, 1 and offsets 0, 2, 4.
     """
     offsets = np.zeros(n_owners + 1, dtype=np.int64)
     pieces = [slice(start, start + _PIECE) for start in range(0, len(owners), _PIECE)]

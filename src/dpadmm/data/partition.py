@@ -124,14 +124,7 @@ def label_skewed(
 
 
 def by_group(groups: ArrayLike) -> Partition:
-    """One agent per distinct value, in sorted order; the value is the agent's name.
-
-    Examples
-    --------
-    >>> partition = by_group(["north", "south", "north"])
-    >>> partition.names, partition.rows(0).tolist()
-    (('north', 'south'), [0, 2])
-    """
+    """One agent per distinct value, in sorted order; the value is the agent's name."""
     values = np.asarray(groups)
     if values.ndim != 1 or len(values) == 0:
         raise DataError(f"groups must be one value per row, not an array of shape {values.shape}")

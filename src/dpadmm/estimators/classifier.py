@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,6 @@ from dpadmm.data import Dataset, encode_labels
 from dpadmm.estimators.base import PrivateLinearModel, as_groups, owned
 from dpadmm.estimators.encoding import positive
 from dpadmm.optim.losses.base import Task
-from dpadmm.privacy.budget import BudgetAccountant
 
 LOSSES = ("logistic", "hinge", "smoothed_hinge")
 
@@ -26,6 +26,7 @@ def _gives_probabilities(classifier: DPADMMClassifier) -> bool:
     return classifier.loss == "logistic"
 
 
+@dataclass(eq=False, repr=False)
 class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     """Logistic regression (or an SVM) by DP-ADMM: the whole fit is (ε, δ)-private for every single row.
 
@@ -89,38 +90,10 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     (True, 1.0, 'exact discrete Gaussian')
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-5,
-        data_norm: float | None = None,
-        bounds: Any = None,
-        classes: Sequence[Any] | None = None,
-        C: float = 1.0,
-        l1_ratio: float = 0.0,
-        loss: str = "logistic",
-        fit_intercept: bool = True,
-        max_iter: int = 100,
-        rho: float = 0.1,
-        weight_radius: float = 30.0,
-        random_state: Any = None,
-        accountant: BudgetAccountant | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.bounds = bounds
-        self.classes = classes
-        self.C = C
-        self.l1_ratio = l1_ratio
-        self.loss = loss
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.rho = rho
-        self.weight_radius = weight_radius
-        self.random_state = random_state
-        self.accountant = accountant
+    _: KW_ONLY
+    classes: Sequence[Any] | None = None
+    C: float = 1.0
+    loss: str = "logistic"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

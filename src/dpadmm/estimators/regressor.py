@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -12,11 +13,11 @@ from dpadmm._base.errors import StudyError
 from dpadmm.data import Dataset
 from dpadmm.estimators.base import PrivateLinearModel, as_groups, owned
 from dpadmm.estimators.encoding import label_scale, positive
-from dpadmm.privacy.budget import BudgetAccountant
 
 LOSSES = ("squared", "huber")
 
 
+@dataclass(eq=False, repr=False)
 class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     """Ridge regression (or lasso, or Huber's) by DP-ADMM: the whole fit is (ε, δ)-private for every single row.
 
@@ -60,40 +61,12 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     True
     """  # noqa: E501
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-5,
-        data_norm: float | None = None,
-        bounds: Any = None,
-        y_bounds: tuple[float, float] | None = None,
-        alpha: float = 1.0,
-        l1_ratio: float = 0.0,
-        loss: str = "squared",
-        gradient_bound: float = 1.0,
-        fit_intercept: bool = True,
-        max_iter: int = 100,
-        rho: float = 0.1,
-        weight_radius: float = 3.0,
-        random_state: Any = None,
-        accountant: BudgetAccountant | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.bounds = bounds
-        self.y_bounds = y_bounds
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.loss = loss
-        self.gradient_bound = gradient_bound
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.rho = rho
-        self.weight_radius = weight_radius
-        self.random_state = random_state
-        self.accountant = accountant
+    _: KW_ONLY
+    y_bounds: tuple[float, float] | None = None
+    alpha: float = 1.0
+    loss: str = "squared"
+    gradient_bound: float = 1.0
+    weight_radius: float = 3.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

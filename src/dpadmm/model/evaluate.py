@@ -44,19 +44,10 @@ class Bin:
 class Evaluation:
     """Figures by name (None where there is no such number), and what they were computed from.
 
-    Attributes
-    ----------
-    figures : mapping
-        accuracy, most_frequent_class, loss, auc, calibration_error; or rmse, mae, r2, loss.
-    confusion : (classes, classes)
-        Rows by true class (down) and predicted class (across); empty for numbers.
-    bins : sequence of Bin
-        Probability of the positive class (of the likeliest one where there are more than two), against how
-        often it was true; empty without probabilities.
-    truth, scores
-        Codes of the classes or numbers in the label's units, and scores (rows, p).
-    report : Report
-        What was clamped, unknown or missing.
+    ``figures`` are accuracy, most_frequent_class, loss, auc, calibration_error; or rmse, mae, r2, loss.
+    ``confusion`` has rows by true class (down) and predicted class (across); it is empty for numbers.
+    ``bins`` compare the probability of the positive class (of the likeliest one where there are more than
+    two) with how often it was true. ``truth`` are codes of the classes, or numbers in the label's units.
     """
 
     n_rows: int
@@ -69,7 +60,6 @@ class Evaluation:
     report: Report
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "rows": self.n_rows,
             **self.figures,
@@ -91,9 +81,8 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     scorer = Scorer(model)
     if column in scorer.columns:
         raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
-    is_number = model.task == "regression"
     scores, truth = [], []
-    numbers = frozenset([column] if is_number else [])
+    numbers = frozenset([column] if model.task == "regression" else [])
     for found, beside in score_file(scorer, path, beside=[column], numbers=numbers):
         first = scorer.report.rows - len(found)
         truth.append(_truth(model, beside.column(column), column, first, path))
@@ -128,13 +117,7 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
 
 
 def auc(positive: Any, scores: Floats) -> float | None:
-    """Chance that a positive row has a higher score than a negative one (ties count half).
-
-    Examples
-    --------
-    >>> auc(np.array([False, True, True]), np.array([0.1, 0.1, 0.9]))
-    0.75
-    """
+    """Chance that a positive row has a higher score than a negative one (ties count half)."""
     n = len(positive)
     n_positive = int(np.count_nonzero(positive))
     if n_positive in (0, n):
@@ -151,8 +134,7 @@ def mean_auc(codes: Integers, scores: Floats) -> float | None:
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances = exponentials / exponentials.sum(axis=1, keepdims=True)
     each = [auc(codes == k, chances[:, k]) for k in range(scores.shape[1])]
-    known = [value for value in each if value is not None]
-    return float(np.mean(known)) if len(known) == len(each) else None
+    return None if None in each else float(np.mean([value for value in each if value is not None]))
 
 
 def reliability(model: Model, codes: Integers, scores: Floats) -> list[Bin]:
@@ -204,8 +186,9 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Flo
     """Codes of classes, or numbers as they are."""
     try:
         if model.task != "regression":
-            label = Label(column, classes=tuple(_class_text(each) for each in model.class_names))
-            codes = encode_labels_of(label, cells, first)
+            # As a cell says it: 1, not 1.0
+            classes = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in model.class_names)
+            codes = encode_labels_of(Label(column, classes=classes), cells, first)
             return (codes + 1.0) / 2.0 if len(model.class_names) == 2 else codes
         numbers = as_numbers(cells, column)
         bad = np.flatnonzero(~np.isfinite(numbers))
@@ -216,11 +199,6 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Flo
         raise DataError(f"{path}: {error.at(first)}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-
-
-def _class_text(value: Any) -> str:
-    """As a cell says it: 1, not 1.0."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _as_trained(model: Model, truth: Floats) -> Floats:

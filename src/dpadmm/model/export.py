@@ -7,7 +7,7 @@ loss, LinearSVC for the hinges, LinearRegression for squared and Huber loss, in 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,18 @@ except ModuleNotFoundError:
     ) from None
 
 
-class TableEncoder(TransformerMixin, BaseEstimator):
+class _Fitted(TransformerMixin, BaseEstimator):
+    """A step that learns nothing from rows."""
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Nothing to do."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+class TableEncoder(_Fitted):
     """Tables -> features of length at most 1, by a public schema; nothing is ever learnt from rows.
 
     Takes pandas and polars data frames, Arrow tables and mappings of columns.
@@ -40,10 +51,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-
-    def fit(self, X: Any, y: Any = None) -> TableEncoder:
-        """Nothing to do."""
-        return self
 
     def transform(self, X: Any) -> Features:
         """(rows, features), dense or sparse as the schema says; scikit-learn's sparse is a matrix."""
@@ -60,16 +67,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         """The names of the features, in the order of the coefficients."""
         return np.array(self.schema.features, dtype=object)
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
-
-class RowShortener(TransformerMixin, BaseEstimator):
+class RowShortener(_Fitted):
     """Rows longer than 1 -> rows of length 1, as in training; the others stay as they are."""
-
-    def fit(self, X: Any, y: Any = None) -> RowShortener:
-        """Nothing to do."""
-        return self
 
     def transform(self, X: Any) -> Features:
         """(rows, features) of length at most 1."""
@@ -78,9 +78,6 @@ class RowShortener(TransformerMixin, BaseEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """The names that went in."""
         return np.asarray(input_features, dtype=object)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
 
 def to_sklearn(model: Model) -> Pipeline:

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from warnings import catch_warnings
 from zipfile import ZipInfo
 
@@ -39,6 +39,7 @@ BROKEN = (*BROKEN_ARCHIVE, KeyError, AttributeError)
 FIRST_INTERCEPT = math.sqrt(0.5)
 """The constant column of models whose file does not name it."""
 
+T = TypeVar("T")
 _INSTEAD = "; train again or restore a copy"
 
 
@@ -144,12 +145,12 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
     known: dict[str, Any] = {
         "weights": weights,
         "task": about["task"],
-        "loss": _text(about["loss"]),
+        "loss": _a(str, about["loss"]),
         "classes": tuple(about["classes"]) if about["classes"] is not None else None,
         "intercept": bool(about["intercept"]),
         "clip": bool(about["clip"]),
-        "feature_names": tuple(map(_text, about["feature_names"])),
-        "privacy": _table(about["privacy"]),
+        "feature_names": tuple(_a(str, name) for name in about["feature_names"]),
+        "privacy": _a(dict, about["privacy"]),
     }
     if about["format"] == FORMATS[0]:
         return Model(**known, version="")
@@ -157,12 +158,19 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
         **known,
         schema=_schema(about["schema"]),
         label=None if about["label"] is None else label_from(about["label"]),
-        study=_table(about["study"]),
-        statement=_table(about["statement"]),
+        study=_a(dict, about["study"]),
+        statement=_a(dict, about["statement"]),
         history=history,
-        version=_text(about["version"]),
+        version=_a(str, about["version"]),
     )
-    _check_parts(model, about["study_hash"])
+    if model.study_hash != about["study_hash"]:
+        raise ValueError("study")
+    if model.schema is not None:
+        width = len(model.schema.features) + model.intercept
+        if width != len(model.weights) or model.feature_names != model.schema.features:
+            raise ValueError("schema")
+    if model.label is not None and model.label.classes != model.classes:
+        raise ValueError("label")
     return model
 
 
@@ -198,27 +206,9 @@ def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None, his
         raise ValueError("history")
 
 
-def _check_parts(model: Model, study_hash: object) -> None:
-    """A ValueError where columns, label, study and weights are not of the same model."""
-    if model.study_hash != study_hash:
-        raise ValueError("study")
-    if model.schema is not None:
-        width = len(model.schema.features) + model.intercept
-        if width != len(model.weights) or model.feature_names != model.schema.features:
-            raise ValueError("schema")
-    if model.label is not None and model.label.classes != model.classes:
-        raise ValueError("label")
-
-
-def _table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("a table")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a text")
+def _a(kind: type[T], value: Any) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(kind.__name__)
     return value
 
 

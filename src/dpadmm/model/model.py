@@ -53,13 +53,10 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """Weights and what is needed to use them.
+    """Weights (d, p), one column per score, and what is needed to use them.
 
     Attributes
     ----------
-    weights : (d, p)
-        One column per score.
-    task : {"binary", "multiclass", "regression"}
     loss : str
         Name of the loss it was trained with; probabilities exist for logistic and softmax only.
     classes : tuple or None
@@ -68,14 +65,11 @@ class Model:
         The last weight belongs to a constant column, which ``predict`` adds by itself.
     clip : bool
         Rows longer than 1 were shortened to 1 in training, and are here too.
-    feature_names : tuple of str
-    privacy : mapping
-        The privacy report of the run, as JSON values.
     schema, label : optional
         The columns and the label of the study: with them the model takes tables, and answers in the label's
         own units.
-    study, statement : mapping
-        The study, and the privacy statement of the run, as JSON values.
+    privacy, study, statement : mapping
+        The privacy report of the run, the study, and the privacy statement, as JSON values.
     history : (t + 1, d, p)
         The public consensus of every round; empty where it was not kept.
     version : str

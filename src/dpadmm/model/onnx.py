@@ -10,7 +10,6 @@ or ``output_number`` in the label's units.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,11 @@ def to_onnx(model: Model, path: Path) -> Path:
     """Write the file; it appears whole or not at all."""
     require_finite({"weights": model.weights}, f"{path} was not written")
     graph = _Graph()
-    features = _encoded(graph, model.schema) if model.schema is not None else _plain(graph, model)
+    if model.schema is not None:
+        features = _encoded(graph, model.schema)
+    else:
+        features = graph.input("features", "double", model.n_features)
+        features = _shortened(graph, features, "double", 2.0**-50) if model.clip else features
     coefficients, constants = model.coefficients
     scores = graph.add("MatMul", graph.to("double", features), graph.constant(coefficients.T))
     scores = graph.add("Add", scores, graph.constant(constants[None]))
@@ -100,11 +103,6 @@ class _Graph:
         doubles = self.to("double", rows)
         squares = self.add("Mul", doubles, doubles)
         return self.add("Sqrt", self.add("ReduceSum", squares, self.constant([1])))
-
-
-def _plain(graph: _Graph, model: Model) -> str:
-    rows = graph.input("features", "double", model.n_features)
-    return _shortened(graph, rows, "double", 2.0**-50) if model.clip else rows
 
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
@@ -190,9 +188,8 @@ def _one_hot(graph: _Graph, codes: str, width: int) -> str:
 def _answers(graph: _Graph, model: Model, scores: str) -> None:
     if model.task == "regression":
         scale, shift = model.label_units
-        number = graph.add(
-            "Add", graph.add("Mul", scores, graph.constant(scale)), graph.constant(float(shift))
-        )
+        scaled = graph.add("Mul", scores, graph.constant(scale))
+        number = graph.add("Add", scaled, graph.constant(float(shift)))
         graph.output(graph.add("Squeeze", number, graph.constant([1])), "output_number", "double")
         return
     if model.task == "binary":
@@ -200,7 +197,8 @@ def _answers(graph: _Graph, model: Model, scores: str) -> None:
         chosen = graph.to("int64", graph.add("Greater", positive, graph.constant(0.0)))
     else:
         chosen = graph.add("ArgMax", scores, axis=1, keepdims=0)
-    names, kind = _class_names(model.class_names)
+    names = np.asarray(model.class_names)
+    kind = {"U": "string", "i": "int64", "b": "bool", "f": "double"}[names.dtype.kind]
     graph.output(graph.add("Gather", graph.constant(names), chosen), "output_label", kind)
     if not model.has_probabilities:
         graph.output(scores, "output_score", "double", model.weights.shape[1])
@@ -211,9 +209,3 @@ def _answers(graph: _Graph, model: Model, scores: str) -> None:
     else:
         chances = graph.add("Softmax", scores, axis=1)
     graph.output(chances, "output_probability", "double", len(model.class_names))
-
-
-def _class_names(classes: Sequence[Any]) -> tuple[np.ndarray[Any, Any], str]:
-    names = np.asarray(classes)
-    kind = {"U": "string", "i": "int64", "b": "bool", "f": "double"}[names.dtype.kind]
-    return names, kind

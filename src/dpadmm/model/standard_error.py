@@ -157,26 +157,13 @@ class Recursion:
     stands, plus a constant, plus noise of known size. All else is the method's public arithmetic, so the
     variance that all noise together leaves in the model is a function of h alone. Agents with the same number
     of rows are one group.
-
-    Attributes
-    ----------
-    counts : (g,)
-        Agents in every group.
-    noise_std : (g,)
-        Standard deviation of the noise on an agent's mean gradient, ``z·2c1/m``.
-    steps : (t, g)
-        How far a gradient moves an agent's model: ``1/(ρ + 1/η)``, or the learning rate.
-    rho : float, optional
-        ρ of DP-ADMM; None for DP-SGD.
-    average : (t,)
-        The model is ``Σ_k average_k x^k`` of the consensus of every round.
     """
 
-    counts: Integers
-    noise_std: Floats
-    steps: Floats
-    rho: float | None
-    average: Floats
+    counts: Integers  # (g,) agents in every group
+    noise_std: Floats  # (g,) of the noise on an agent's mean gradient, z·2c1/m
+    steps: Floats  # (t, g) how far a gradient moves an agent's model: 1/(ρ + 1/η), or the learning rate
+    rho: float | None  # of DP-ADMM; None for DP-SGD
+    average: Floats  # (t,) the model is Σ_k average_k x^k of the consensus of every round
 
     @property
     def n_agents(self) -> int:
