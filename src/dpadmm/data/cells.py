@@ -18,21 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
+from pyarrow import types
 
 from dpadmm._base.errors import DataError
 
 MISSING = ("", *(word for word in pyarrow.csv.ConvertOptions().null_values if word))
 """Cells that say that there is no number."""
 
-NUMERIC = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_boolean,
-    pa.types.is_null,
-)
-TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
+NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
+TEXT = (types.is_string, types.is_large_string, types.is_string_view)
+DATES = (types.is_date, types.is_timestamp, types.is_time)
 FEW_WORDS = 256
 INK = bytes(range(ord("!"), ord("~") + 1))
 """Characters that are surely no blanks."""
@@ -117,15 +112,6 @@ def word_codes(
     return cache.many(words, values, fold, name), places
 
 
-def count_cells(which: NDArray[np.bool_], places: NDArray[Any]) -> int:
-    """How many cells are one of these words, of which there are usually none or few."""
-    chosen = np.flatnonzero(which)
-    if len(chosen) > 3:
-        return int(np.count_nonzero(which[places]))
-    last = len(which) - 1
-    return sum(int(np.count_nonzero(places == (-1 if word == last else word))) for word in chosen.tolist())
-
-
 def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> NDArray[np.int64]:
     words = _normal(words)
     found = pc.index_in(pc.utf8_lower(words) if fold else words, value_set=_value_set(values))
@@ -135,42 +121,32 @@ def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> NDArray[np.in
 
 def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
     """The different cells of a column as text, and which of them each cell is: −1 for missing cells."""
-    coded = pa.types.is_dictionary(cells.type)
+    coded = types.is_dictionary(cells.type)
     kind = cells.type.value_type if coded else cells.type
     if not _is_any(kind, (*TEXT, *NUMERIC, *DATES)):
         raise DataError(
             f"column {name!r} holds {kind} values; the study wants text, whole numbers or true/false"
         )
     if not coded:
-        cells = (pc.cast(cells, pa.string()) if pa.types.is_string_view(kind) else cells).dictionary_encode()
+        cells = (pc.cast(cells, pa.string()) if types.is_string_view(kind) else cells).dictionary_encode()
     words, indices = cells.dictionary, cells.indices
     if indices.null_count:
-        indices = (
-            pc.cast(indices, pa.int64()) if pa.types.is_unsigned_integer(indices.type) else indices
-        ).fill_null(-1)
+        signed = pc.cast(indices, pa.int64()) if types.is_unsigned_integer(indices.type) else indices
+        indices = signed.fill_null(-1)
     places = np.asarray(indices)
     if len(words) > FEW_WORDS + 4 * len(places):  # those of a whole file, perhaps
-        words, places = _used(words, places)
-    if pa.types.is_floating(kind):  # not a number is no value
+        used, places = np.unique(places, return_inverse=True)
+        words, places = words.take(pa.array(used[used >= 0])), places - np.count_nonzero(used < 0)
+    if types.is_floating(kind):  # not a number is no value
         words = pc.if_else(pc.is_nan(words), pa.scalar(None, kind), words)
-    return words if pa.types.is_string(words.type) else pc.cast(words, pa.string()), places
-
-
-def _used(words: Any, places: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
-    """Only those words that there is a cell of."""
-    used = np.zeros(len(words) + 1, dtype=bool)
-    used[places] = True
-    used[-1] = False
-    numbers = np.cumsum(used) - 1
-    numbers[-1] = -1
-    return words.filter(pa.array(used[:-1])), numbers[places]
+    return words if types.is_string(words.type) else pc.cast(words, pa.string()), places
 
 
 def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.float64]:
     """A column as numbers; missing cells are NaN, and with ``total`` also those that are no number."""
-    cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
+    cells = cells.dictionary_decode() if types.is_dictionary(cells.type) else cells
     kind = cells.type
-    if pa.types.is_float64(kind):
+    if types.is_float64(kind):
         return np.asarray(cells.to_numpy(zero_copy_only=False))
     if _is_any(kind, TEXT):
         cells = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -195,7 +196,12 @@ def _key(value: Any) -> str | int | float | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     if isinstance(value, str):
-        value = _spelled(value.strip())
+        text = value.strip()
+        value = _TRUTH.get(text.lower(), text)
+        if value is text and "_" not in text:  # Python reads 1_000 as a number; data files do not mean that
+            for kind in (float, int):
+                with suppress(ValueError):
+                    value = kind(text)
     if isinstance(value, str):
         return value or None
     if isinstance(value, int):  # True counts as 1
@@ -203,20 +209,6 @@ def _key(value: Any) -> str | int | float | None:
     if isinstance(value, float | Decimal):
         return float(value) if math.isfinite(value) else None
     return None if value is None else str(value)
-
-
-def _spelled(text: str) -> str | int | float:
-    """The number or truth value that ``text`` spells, or else ``text``."""
-    if text.lower() in _TRUTH:
-        return _TRUTH[text.lower()]
-    if "_" in text:  # Python reads 1_000 as a number; data files do not mean that
-        return text
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _missing(raw: NDArray[Any], row: int) -> DataError:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Features
 from dpadmm._base.errors import DataError
-from dpadmm.data.cells import WordCache, as_numbers, count_cells, word_codes
+from dpadmm.data.cells import WordCache, as_numbers, word_codes
 from dpadmm.data.matrices import matrix_of
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
@@ -198,8 +198,9 @@ def tallied(
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Places of different cells among the values, negative where there is none; and which each cell is."""
     codes, places = word_codes(cells, values, name, words, fold=fold)
-    tally.missing += count_cells(codes == -2, places)
-    tally.unknown += count_cells(codes == -1, places)
+    found = codes[places]
+    tally.missing += int(np.count_nonzero(found == -2))
+    tally.unknown += int(np.count_nonzero(found == -1))
     return codes, places
 
 

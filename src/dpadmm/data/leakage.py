@@ -100,7 +100,9 @@ def _places(cells: Any, name: str, known: dict[str, int]) -> Integers:
 
 def _told(cells: NDArray[Any], labels: NDArray[Any]) -> int:
     """In how many rows a column's value tells the class."""
-    counts = _counted(cells, labels)
+    places = np.unique(cells, return_inverse=True)[1]  # values rise
+    counts = np.zeros((int(places.max()) + 1, int(labels.max()) + 1), dtype=np.int64)
+    np.add.at(counts, (places, labels), 1)
     by_value = _by_others(counts)
     if cells.dtype.kind != "f":
         return by_value
@@ -110,14 +112,6 @@ def _told(cells: NDArray[Any], labels: NDArray[Any]) -> int:
         return by_value
     by_threshold = int((below.max(axis=1) + (below[-1] - below).max(axis=1)).max())
     return max(by_value, by_threshold + _by_others(counts[len(filled) :]))
-
-
-def _counted(cells: NDArray[Any], labels: NDArray[Any]) -> Integers:
-    """Rows of every value (values rise) by label."""
-    places = np.unique(cells, return_inverse=True)[1]
-    counts = np.zeros((int(places.max()) + 1, int(labels.max()) + 1), dtype=np.int64)
-    np.add.at(counts, (places, labels), 1)
-    return counts
 
 
 def _by_others(counts: Integers) -> int:

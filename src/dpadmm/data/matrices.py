@@ -73,7 +73,8 @@ class GrowingArray:
         before, self._filled = self._filled, self._filled + block.size
         if self._file is None and self._filled * block.itemsize <= self._memory_bytes:
             if self._filled > self._memory.size:
-                self._resize(self._filled + self._filled // 8)
+                # Moved by the operating system without being there twice; there is no view of it
+                self._memory.resize(self._filled + self._filled // 8, refcheck=False)
             self._memory[before : self._filled] = block
             return
         if self._file is None:
@@ -85,17 +86,13 @@ class GrowingArray:
     def finish(self) -> NDArray[Any]:
         """All rows, (rows, width); of a file, a view that is paged in when it is looked at."""
         if self._file is None:
-            self._resize(self._filled)
+            self._memory.resize(self._filled, refcheck=False)
             return self._memory.reshape(-1, self._width)
         self._file.flush()
         shape = (self._filled // self._width, self._width)
         mapped = np.memmap(self._file, self._memory.dtype, "r+", shape=shape)
         self.close()
         return mapped
-
-    def _resize(self, size: int) -> None:
-        """Large arrays are moved by the operating system, without ever being there twice."""
-        self._memory.resize(size, refcheck=False)  # there is no view of it
 
     def close(self) -> None:
         """Let go of the file; what was mapped of it stays."""

@@ -194,15 +194,10 @@ def _fill_empty_agents(owners: Integers, n_agents: int, rng: np.random.Generator
 
 
 def _is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    if values.dtype.kind == "f":
-        return np.asarray(np.isnan(values))
-    if values.dtype.kind == "M":
-        return np.asarray(np.isnat(values))
+    missing = np.asarray(values != values, dtype=bool)  # NaN and NaT
     if values.dtype.kind in "OUS":
-        return np.array(
-            [value is None or value != value or value in ("", b"") for value in values], dtype=bool
-        )
-    return np.zeros(len(values), dtype=bool)
+        missing |= [value is None or value in ("", b"") for value in values]
+    return missing
 
 
 def _owners(sizes: Integers, rng: np.random.Generator) -> NDArray[np.int32]:

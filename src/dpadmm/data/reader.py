@@ -217,15 +217,6 @@ def line_warnings(path: Path, rows: int) -> list[str]:
 
     It is for the table's owner only. A line break within quotation marks is a part of its cell, so nothing is
     refused: whether a table is accepted may not depend on what is in a cell.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "t.csv")
-    ...     _ = path.write_text('age,ill\\n20,"no\\n21,yes\\n22,no\\n23,yes\\n24,no\\n')
-    ...     line_warnings(path, 1)
-    ['6 lines of the file make 1 row: is a quotation mark open, or do cells have line breaks?']
     """
     lines = count_lines(path) if _is_csv(path) else 0
     if lines - 1 - rows <= max(3, rows // 100):

@@ -31,7 +31,6 @@ from dpadmm.data.matrices import compact_csr
 from dpadmm.data.reader import PARSE, UNREADABLE, check_columns, reason_of, repeated
 from dpadmm.optim.losses.base import Task
 
-_BLOCK_CELLS = 2**20
 _LARGEST_INDEX = 2**31 - 2
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
 _TEXT = (pa.string(), pa.large_string())
@@ -385,13 +384,8 @@ def first_nonfinite(features: Features) -> tuple[int, int] | None:
             return None
         row = int(np.searchsorted(features.indptr, bad[0], side="right")) - 1
         return row, int(features.indices[bad[0]])
-    step = max(1, _BLOCK_CELLS // max(1, features.shape[1]))  # blocks, so that the mask stays small
-    for start in range(0, features.shape[0], step):
-        block = ~np.isfinite(features[start : start + step])
-        if block.any():
-            row, column = divmod(int(np.argmax(block)), features.shape[1])
-            return start + row, column
-    return None
+    finite = np.isfinite(features)
+    return None if finite.all() else divmod(int(np.argmin(finite)), features.shape[1])
 
 
 # svmlight / libsvm text: one line ``label index:value index:value ... # comment`` per row
@@ -420,9 +414,10 @@ def read_svmlight(
                     continue
                 where = f"{path}: row {len(labels) + 1}"
                 labels.append(words[0])
-                if by is not None:
-                    owners.append(_owner(words, where))
-                _append_entries(words, values, places, where)
+                owner = _append_entries(words, values, places, where)
+                if by is not None and not owner:
+                    raise DataError(f"{where} has no qid tag, so it has no owner")
+                owners.append(owner)
                 starts.append(len(values))
     except UnicodeDecodeError:
         raise DataError(f"{path} is not svmlight text: it holds bytes that are not UTF-8") from None
@@ -459,11 +454,13 @@ def _chosen(
     return values[kept][within], places[within], np.concatenate([[0], np.cumsum(counts)])
 
 
-def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> None:
-    last = -1
+def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> str:
+    """Append a row's entries; the owner, if a tag names one."""
+    last, owner = -1, ""
     for word in words[1:]:
         index, _, value = word.partition(":")
         if index == "qid":
+            owner = owner or value
             continue
         try:
             column, number = int(index), float(value)
@@ -476,13 +473,7 @@ def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> 
         columns.append(column)
         values.append(number)
         last = column
-
-
-def _owner(words: list[str], where: str) -> str:
-    for word in words[1:]:
-        if word.startswith("qid:") and len(word) > 4:
-            return word[4:]
-    raise DataError(f"{where} has no qid tag, so it has no owner")
+    return owner
 
 
 _READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None], RawTable]] = {

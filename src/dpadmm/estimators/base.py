@@ -126,27 +126,20 @@ class PrivateLinearModel(BaseEstimator):
 
     def _warn(self, leaks: Sequence[str]) -> None:
         """Call it from ``fit`` itself: warnings then point at whoever called that."""
-        if leaks:
-            warnings.warn(
-                f"read off the data, and not covered by epsilon: {', '.join(leaks)}",
-                PrivacyLeakWarning,
-                stacklevel=3,
-            )
+        said = [f"read off the data, and not covered by epsilon: {', '.join(leaks)}"] if leaks else []
         if self.random_state is not None:
-            warnings.warn(
+            said.append(
                 "random_state makes the noise reproducible, so it protects nobody; "
-                "random_state=None draws exact noise from the operating system",
-                PrivacyLeakWarning,
-                stacklevel=3,
+                "random_state=None draws exact noise from the operating system"
             )
         if _in_a_search():
             counted = self._accountants()
-            warnings.warn(
+            said.append(
                 "every fit of a search or cross-validation costs its own epsilon on the same rows; they are "
-                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant="),
-                PrivacyLeakWarning,
-                stacklevel=3,
+                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant=")
             )
+        for sentence in said:
+            warnings.warn(sentence, PrivacyLeakWarning, stacklevel=3)
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
         left_behind = [each for each in self.__dict__.get("_sent_from", ()) if not each.here]

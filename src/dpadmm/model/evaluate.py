@@ -96,7 +96,11 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
     classes = model.class_names
     if model.task == "regression":
         figures = _of_numbers(truth, np.asarray(model.answers(scores), float))
-        figures["loss"] = _mean_loss(model, _as_trained(model, truth), scores)
+        labels = truth
+        if model.label is not None and model.label.bounds is not None:  # −1 … 1, as the loss saw them
+            low, high = model.label.bounds
+            labels = (np.clip(truth, low, high) - low) / (high - low) * 2.0 - 1.0
+        figures["loss"] = _mean_loss(model, labels, scores)
         return Evaluation(len(truth), figures, (), np.empty((0, 0), int), (), truth, scores, report)
     codes, n_classes = truth.astype(int), len(classes)
     chosen = (scores[:, 0] > 0.0).astype(int) if model.task == "binary" else scores.argmax(axis=1)
@@ -199,11 +203,3 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Flo
         raise DataError(f"{path}: {error.at(first)}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-
-
-def _as_trained(model: Model, truth: Floats) -> Floats:
-    """Numbers as the loss saw them: −1 … 1 within public bounds."""
-    if model.label is None or model.label.bounds is None:
-        return truth
-    low, high = model.label.bounds
-    return (np.clip(truth, low, high) - low) / (high - low) * 2.0 - 1.0

@@ -98,12 +98,6 @@ class _Graph:
         shape: list[str | int | None] = ["rows"] if width is None else ["rows", width]
         self.outputs.append(helper.make_tensor_value_info(name, getattr(TensorProto, kind.upper()), shape))
 
-    def length(self, rows: str) -> str:
-        """L2 norm of every row, in doubles."""
-        doubles = self.to("double", rows)
-        squares = self.add("Mul", doubles, doubles)
-        return self.add("Sqrt", self.add("ReduceSum", squares, self.constant([1])))
-
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
     """As :class:`dpadmm.data.encoder.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
@@ -114,7 +108,9 @@ def _encoded(graph: _Graph, schema: Schema) -> str:
 
 
 def _shortened(graph: _Graph, rows: str, kind: str, slack: float) -> str:
-    length = graph.length(rows)
+    doubles = graph.to("double", rows)
+    squares = graph.add("Mul", doubles, doubles)
+    length = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.constant([1])))
     long = graph.add("Greater", length, graph.constant(1.0))
     factor = graph.add("Div", graph.constant(1.0 - slack), length)
     factor = graph.add("Where", long, factor, graph.constant(1.0))

@@ -98,7 +98,9 @@ def _covariance(
     matrix: Floats, relative: Floats, problem: Problem, recursion: Recursion, model: Floats
 ) -> Floats:
     """Covariance (dp, dp) of the weights if curvature is this matrix, of this relative size by round."""
-    smooth, kinks = _smooth_pull(problem), _kink(problem)
+    smooth, kinks = problem.reg_share * problem.regularizer.convexity, 0.0
+    if problem.regularizer.smoothness is None:  # λ/n times its slope on either side of zero
+        kinks = float(problem.reg_share * problem.regularizer.gradient(np.array([[1e-12]]))[0, 0])
     free = _propagated(matrix + smooth * np.eye(len(matrix)), recursion, relative)
     if not kinks:
         return free
@@ -106,7 +108,9 @@ def _covariance(
 
     def settled(center: Floats, out: Floats) -> Floats:
         for _ in range(KINK_PASSES):
-            pull = smooth + kinks * _kink_curvature(center, np.diag(out) + local)
+            spread = np.sqrt(np.diag(out) + local)  # mean curvature of |w| for w spread so: 2φ(w/τ)/τ
+            bend = np.sqrt(2.0 / np.pi) * np.exp(-0.5 * (center / spread) ** 2) / spread
+            pull = smooth + kinks * bend
             out = _propagated(matrix + np.diag(pull), recursion, relative)
         return out
 
@@ -123,7 +127,8 @@ def _propagated(curvature: Floats, recursion: Recursion, relative: Floats) -> Fl
 
 def _one_by_one(study: Study, recursion: Recursion, history: Floats) -> Floats:
     """Variances (dp,) without regard to how weights go together, which with so many hardly matters."""
-    pull, total = _smooth_pull(study.problem), np.zeros(history[0].size)
+    pull = study.problem.reg_share * study.problem.regularizer.convexity
+    total = np.zeros(history[0].size)
     spread = spread_of_agents(recursion, study.problem.loss, history.shape[1])
     for seed in range(TABLES):
         rng = np.random.default_rng(seed)
@@ -131,22 +136,6 @@ def _one_by_one(study: Study, recursion: Recursion, history: Floats) -> Floats:
         found = curvature_along(history, rows, loss=study.problem.loss, spread=spread, rng=rng)
         total += recursion.variance(mean_square(rows, found.of_rows) + pull, found.relative)
     return np.asarray(total / TABLES)
-
-
-def _smooth_pull(problem: Problem) -> float:
-    return problem.reg_share * problem.regularizer.convexity
-
-
-def _kink(problem: Problem) -> float:
-    """λ/n times the regularizer's slope on either side of zero, for those with a kink there."""
-    rise = problem.regularizer.gradient(np.array([[1e-12]]))[0, 0]
-    return float(problem.reg_share * rise) if problem.regularizer.smoothness is None else 0.0
-
-
-def _kink_curvature(model: Floats, variance: Floats) -> Floats:
-    """Mean curvature of |w| for w spread around the model: ``2φ(w/τ)/τ``."""
-    spread = np.sqrt(variance)
-    return np.asarray(np.sqrt(2.0 / np.pi) * np.exp(-0.5 * (model / spread) ** 2) / spread)
 
 
 @dataclass(frozen=True)
@@ -260,13 +249,7 @@ def recursion_of(study: Study, n_rows: Integers, rounds: int) -> Recursion:
 
 
 def average_weights(average: AverageName, rounds: int, planned: int) -> Floats:
-    """The share of every round's consensus in the model, as :class:`dpadmm.training.loop.Averages` has it.
-
-    Examples
-    --------
-    >>> average_weights("tail", 4, 4).tolist()
-    [0.0, 0.0, 0.5, 0.5]
-    """
+    """The share of every round's consensus in the model, as :class:`dpadmm.training.loop.Averages` has it."""
     numbers = np.arange(1, rounds + 1)
     used = {"last": numbers == rounds, "all": numbers > 0, "tail": 2 * numbers > planned}[average]
     chosen = used if used.any() else numbers > 0

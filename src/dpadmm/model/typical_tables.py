@@ -55,7 +55,9 @@ class TypicalTable:
         ends = np.cumsum(widths).tolist()
         self.places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
         self._intercept = study.settings.intercept
-        self._scale = study.schema.scale if study.schema else _unknown_scale(n_features)
+        square = 2.0 * np.exp(2.0 * WIDTH_SPREAD**2)  # of an unknown feature, on the average
+        unknown = float(np.sqrt(n_features * square / UNKNOWN_LENGTH))
+        self._scale = study.schema.scale if study.schema else unknown
         self._hidden = rng.normal(size=(N_ROWS, 2))
         self._own = rng.normal(size=(len(self.columns), N_ROWS))
         self._chance = rng.random((len(self.columns), N_ROWS))
@@ -143,12 +145,6 @@ def _center(column: Column, low: float) -> tuple[float, float]:
         if bottom == 0.0:
             return AMOUNT, AMOUNT_SPREAD
     return low, CENTER
-
-
-def _unknown_scale(n_features: int) -> float:
-    """What gives rows of unknown features their mean squared length."""
-    square = 2.0 * np.exp(2.0 * WIDTH_SPREAD**2)
-    return float(np.sqrt(n_features * square / UNKNOWN_LENGTH))
 
 
 def _ranks(values: Floats) -> Floats:

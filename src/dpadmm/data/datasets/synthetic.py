@@ -66,7 +66,7 @@ def synthetic(
 def true_weights(
     task: Task,
     *,
-    n_features: int = 20,
+    n_features: int,
     n_classes: int = 3,
     density: float = 1.0,
     signal: float = 3.0,
