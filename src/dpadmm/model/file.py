@@ -22,7 +22,6 @@ from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
-from dpadmm.data.schema import Schema
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.model.model import Model
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
@@ -154,9 +153,12 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
     }
     if about["format"] == FORMATS[0]:
         return Model(**known, version="")
+    schema = about["schema"]
+    if schema is not None:  # whether a name looks like an identifier was asked when the study was written
+        schema = schema_from([{**each, "allow": True} for each in schema["columns"]], schema["row_norm"])
     model = Model(
         **known,
-        schema=_schema(about["schema"]),
+        schema=schema,
         label=None if about["label"] is None else label_from(about["label"]),
         study=_a(dict, about["study"]),
         statement=_a(dict, about["statement"]),
@@ -183,13 +185,6 @@ def _rescaled(weights: Floats, constant: float) -> Floats:
     out = weights * (math.sqrt(1.0 - constant**2) / BESIDE_INTERCEPT)
     out[..., -1, :] = weights[..., -1, :] * (constant / INTERCEPT)
     return np.asarray(out)
-
-
-def _schema(table: Any) -> Schema | None:
-    if table is None:
-        return None
-    # Whether a name looks like an identifier was asked when the study was written
-    return schema_from([{**column, "allow": True} for column in table["columns"]], table["row_norm"])
 
 
 def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None, history: Floats) -> None:

@@ -85,7 +85,9 @@ class TypicalTable:
         if column is None:
             values = (shape + own[0]) * np.exp(WIDTH_SPREAD * own[1])
         elif _is_one_hot(column):
-            shares = np.append(_shares(own, listed=_most_frequent_first(column)) * (1.0 - missing), missing)
+            # Values that are not in the alphabet's order are rather in that of a draft: most frequent first
+            listed = isinstance(column, Category) and list(column.values) != sorted(column.values)
+            shares = np.append(_shares(own, listed=listed) * (1.0 - missing), missing)
             out = np.zeros((N_ROWS, len(shares)))
             place = np.searchsorted(np.cumsum(shares[self._order[j]])[:-1], _ranks(shape))
             out[np.arange(N_ROWS), self._order[j][place]] = 1.0
@@ -128,11 +130,6 @@ def _shares(normals: Floats, *, listed: bool = False) -> Floats:
     if listed:
         shares = np.sort(shares)[::-1]
     return np.asarray(shares / shares.sum())
-
-
-def _most_frequent_first(column: Column) -> bool:
-    """Whether values that are not in the alphabet's order are rather in that of a draft."""
-    return isinstance(column, Category) and list(column.values) != sorted(column.values)
 
 
 def _center(column: Column, low: float) -> tuple[float, float]:
