@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dpadmm.data.batches import open_batches
 from dpadmm.data.encoded import encode_table
+from dpadmm.data.reader import open_batches
 from dpadmm.data.schema import Boolean, Category, Column, Label, Number, Ordinal, Schema
 
 WORDS = tuple(f"value {k}" for k in range(6))

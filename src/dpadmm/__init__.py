@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         unequal,
     )
     from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
-    from dpadmm.model.loading import load_model
+    from dpadmm.model.file import load_model
     from dpadmm.model.model import Model
     from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
     from dpadmm.optim.problem import Problem, Rows, make_rows
@@ -147,7 +147,7 @@ _HOMES = {
     "dpadmm.training.methods": ("minimizer",),
     "dpadmm.training.metrics": ("Trace",),
     "dpadmm.model.model": ("Model",),
-    "dpadmm.model.loading": ("load_model",),
+    "dpadmm.model.file": ("load_model",),
     "dpadmm.privacy": (
         "affordable_rounds",
         "exact_delta",

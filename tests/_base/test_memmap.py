@@ -9,7 +9,7 @@ import pytest
 
 from dpadmm import Logistic, make_rows
 from dpadmm._base.memmap import is_nameless, portions
-from dpadmm.data.growing import GrowingArray
+from dpadmm.data.matrices import GrowingArray
 from dpadmm.optim import kernels
 from dpadmm.optim.features import row_norms
 

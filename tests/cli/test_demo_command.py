@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dpadmm.data import synthetic
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 
 module = importlib.import_module("dpadmm.cli.demo")  # the name in the package is the command
 

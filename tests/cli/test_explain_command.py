@@ -8,7 +8,7 @@ from mixed_tables import make_cells, make_study, write_csv
 
 from dpadmm.data.encoded import encode_table
 from dpadmm.model.explain import explain
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
 from dpadmm.runs.training import run_study
 

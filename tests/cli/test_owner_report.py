@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpadmm.cli import owner_report
-from dpadmm.data.encoding import Report, Tally
+from dpadmm.data.encoder import Report, Tally
 
 
 def test_lines_that_made_no_rows_and_columns_of_which_much_was_lost(tmp_path):

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from conftest import Cli
-from dpadmm.data import batches
+from dpadmm.data import reader
 from dpadmm.data.schema import Category, Label, Number, Schema
 from dpadmm.model.model import Model
 
@@ -56,7 +56,7 @@ def test_predictions_stand_beside_what_is_kept(cli: Cli, tmp_path: Path, model: 
 def test_many_batches_are_written_in_order(
     cli: Cli, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 200)
     rng = np.random.default_rng(0)
     cells = {"x": rng.uniform(0.0, 10.0, 300).round(3), "c": rng.choice(["a", "b"], 300)}
     pa.csv.write_csv(pa.table({"k": range(300), **cells}), tmp_path / "t.csv")
@@ -89,7 +89,7 @@ MISTAKES = {
 def test_mistakes_are_one_sentence_and_leave_nothing(
     name: str, cli: Cli, tmp_path: Path, model: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 4096)
     (tmp_path / "short.csv").write_text("x,d\n1,a\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "head.csv").write_text("x,c\n")

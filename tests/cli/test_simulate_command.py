@@ -23,7 +23,7 @@ import pyarrow.parquet
 import pytest
 
 import dpadmm
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.reporting.run_folder import to_toml
 from dpadmm.study.settings import flat_parameters
 

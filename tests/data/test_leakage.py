@@ -10,8 +10,8 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from dpadmm.data import leakage as telltale
-from dpadmm.data.leakage import in_words, telltales
+from dpadmm.data import leakage
+from dpadmm.data.leakage import leakage_warnings, leaky_columns
 
 N = 600
 RNG = np.random.default_rng(3)
@@ -26,7 +26,7 @@ def found(tmp_path, cells: Any, label: Any = ILL, *, numbers=("x",), kind="csv")
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    every = telltales(path, ["x", "age"], "y", numbers=[*numbers, "age"], n_rows=len(label))
+    every = leaky_columns(path, ["x", "age"], "y", numbers=[*numbers, "age"], n_rows=len(label))
     assert all(each.name == "x" for each in every)  # never the age, which knows nothing
     return [(each.told, each.rows) for each in every]
 
@@ -92,7 +92,7 @@ def test_numbers_are_told_by_a_line(tmp_path):
 
 
 def test_of_a_large_table_rows_are_left_out_evenly(tmp_path, monkeypatch):
-    monkeypatch.setattr(telltale, "MOST_ROWS", 100)
+    monkeypatch.setattr(leakage, "MOST_ROWS", 100)
     in_order = np.sort(ILL)  # the first hundred have one label
     assert found(tmp_path, in_order.astype(int), in_order) == [(100, 100)]
 
@@ -100,7 +100,7 @@ def test_of_a_large_table_rows_are_left_out_evenly(tmp_path, monkeypatch):
 def test_the_warning_says_what_to_do(tmp_path):
     path = tmp_path / "t.csv"
     pa.csv.write_csv(pa.table({"x": ILL.astype(int), "y": ILL.astype(int)}), path)
-    (warning,) = in_words(telltales(path, ["x"], "y", numbers=[], n_rows=N))
+    (warning,) = leakage_warnings(leaky_columns(path, ["x"], "y", numbers=[], n_rows=N))
     assert warning.startswith(
         "column 'x' alone tells the label in 600 of 600 rows: is it known before the outcome? If not, leave"
     )

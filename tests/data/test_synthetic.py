@@ -9,8 +9,8 @@ from scipy.sparse import csr_array
 
 from dpadmm._base.errors import StudyError
 from dpadmm.data import known_optimum, synthetic
-from dpadmm.data.scaling import shrink_rows
-from dpadmm.data.synthetic import true_weights
+from dpadmm.data.datasets.synthetic import true_weights
+from dpadmm.data.matrices import shrink_rows
 from dpadmm.optim.features import row_norms
 from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared, slopes
 
@@ -25,6 +25,8 @@ SMOOTH = [
     Huber(0.2),
     Softmax(4),
 ]
+
+DEFAULTS = {"n_features": 20, "n_classes": 3, "density": 1.0, "signal": 3.0, "seed": 0}
 
 
 @pytest.mark.parametrize("density", [1.0, 0.2])
@@ -57,7 +59,7 @@ def test_the_seed_decides() -> None:
 
 def test_labels_follow_the_true_weights() -> None:
     data = synthetic("binary", n_rows=100_000, n_features=4)
-    weights = true_weights("binary", n_features=4)
+    weights = true_weights("binary", **DEFAULTS | {"n_features": 4})
 
     def objective(w: np.ndarray) -> tuple[float, np.ndarray]:
         scores = data.features @ w[:, None]
@@ -71,7 +73,7 @@ def test_labels_follow_the_true_weights() -> None:
 def test_multiclass_labels_follow_the_true_weights() -> None:
     arguments = {"n_features": 5, "n_classes": 4}
     data = synthetic("multiclass", n_rows=20_000, **arguments)
-    scores = data.features @ true_weights("multiclass", **arguments)
+    scores = data.features @ true_weights("multiclass", **DEFAULTS | arguments)
     assert np.mean(scores.argmax(axis=1) == data.labels) > 0.7
     assert np.abs(slopes(Softmax(4), data.labels, scores).mean(axis=0)).max() < 0.01  # calibrated
 
@@ -79,7 +81,7 @@ def test_multiclass_labels_follow_the_true_weights() -> None:
 def test_no_signal_means_labels_of_pure_noise() -> None:
     data = synthetic("binary", n_rows=20_000, signal=0.0)
     assert abs(data.labels.mean()) < 0.03
-    assert not true_weights("binary", signal=0.0).any()
+    assert not true_weights("binary", **DEFAULTS | {"signal": 0.0}).any()
     assert np.abs(synthetic("regression", n_rows=20_000, signal=0.0).labels).mean() < 0.1
 
 

@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpadmm.data import cells
-from dpadmm.data.encoded import encode_table
-from dpadmm.data.encoding import Encoder
+from dpadmm.data.encoded import encode_table, survey_table
+from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Label, Ordinal, Schema
-from dpadmm.data.survey import survey_table
 from dpadmm.model.model import Model
 
 MANY = tuple(f"place {i}" for i in range(2 * cells.FEW_WORDS))

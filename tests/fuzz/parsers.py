@@ -22,14 +22,14 @@ import numpy as np
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
 from dpadmm.cli.simulate_options import from_toml
-from dpadmm.data.npz import read_npz
+from dpadmm.data.tables import read_npz
 from dpadmm.experiments.grid import read_grid
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.pki.authority import all_approvals, read_settings
 from dpadmm.federation.pki.joining import read_invitation, read_request
 from dpadmm.federation.protocol import packed, unpacked
 from dpadmm.federation.site.decisions import decisions, read_status
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.privacy.statement_file import read_statement
 from dpadmm.site.site import read_site
 from dpadmm.study.drafting.dictionary import draft_from_dictionary

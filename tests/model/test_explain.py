@@ -12,7 +12,7 @@ from mixed_tables import COLUMNS, GRADES, LABELS, SCHEMA, make_cells, make_study
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
 from dpadmm.model.explain import Coefficient, explain
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
 from dpadmm.runs.training import run_study
 

@@ -20,8 +20,8 @@ from dpadmm._base.errors import DataError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.model import file as model_file
-from dpadmm.model.loading import load_model
-from dpadmm.model.model import FORMAT, Model, hash_of, model_of
+from dpadmm.model.file import FORMAT, load_model
+from dpadmm.model.model import Model, hash_of, model_of
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, study_from

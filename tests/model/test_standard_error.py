@@ -14,11 +14,20 @@ from dpadmm.data.partition import of_codes
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
 from dpadmm.model.explain import explain
 from dpadmm.model.model import model_of
-from dpadmm.model.standard_error import NoiseError, noise_error_of
-from dpadmm.model.standard_error.curvature import curvature_along, mean_outer, mean_square, spread_of_agents
-from dpadmm.model.standard_error.recursion import average_weights, recursion_of
-from dpadmm.model.standard_error.transcript import evidence, start_variance, transcript_of
-from dpadmm.model.standard_error.typical import TypicalTable
+from dpadmm.model.standard_error import (
+    NoiseError,
+    average_weights,
+    curvature_along,
+    evidence,
+    mean_outer,
+    mean_square,
+    noise_error_of,
+    recursion_of,
+    spread_of_agents,
+    start_variance,
+    transcript_of,
+)
+from dpadmm.model.typical_tables import TypicalTable
 from dpadmm.optim.problem import PublicSizes, make_rows
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.runs.training import run_study

@@ -23,7 +23,7 @@ import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
 from dpadmm._base.arrays import Floats
 from dpadmm.data.encoded import EncodedTable
-from dpadmm.data.encoding import Report
+from dpadmm.data.encoder import Report
 from dpadmm.optim.losses import LOSSES, Logistic, Softmax
 from dpadmm.optim.problem import make_rows
 from dpadmm.privacy.calibration import total_noise_multiplier

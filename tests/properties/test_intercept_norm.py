@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
 from dpadmm._base.arrays import Features, Floats
-from dpadmm.data.encoding import Encoder
+from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Number, Plain, Schema
 from dpadmm.optim import kernels
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept

@@ -11,7 +11,7 @@ from questions import gradient_question
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.encoded import EncodedTable, encode_table
-from dpadmm.data.encoding import Report
+from dpadmm.data.encoder import Report
 from dpadmm.optim import kernels
 from dpadmm.optim.losses import Logistic
 from dpadmm.optim.problem import make_rows

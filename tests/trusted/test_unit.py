@@ -12,8 +12,7 @@ from scipy.sparse import csr_array
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.memmap import is_nameless
-from dpadmm.data.compact import compact_csr
-from dpadmm.data.growing import GrowingArray
+from dpadmm.data.matrices import GrowingArray, compact_csr
 from dpadmm.trusted.private_rows import OwnRows, protect
 from dpadmm.trusted.unit import NO_ID, ONE_ROW, Ids, PrivacyUnit, person_of
 

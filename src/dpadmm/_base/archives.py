@@ -16,10 +16,7 @@ BROKEN_ARCHIVE = (
 )  # fmt: skip
 """Of zipfile, of its ways to pack, and of NumPy's headers, which are read as Python literals."""
 
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def check_claim(archive: ZipFile, member: str) -> None:

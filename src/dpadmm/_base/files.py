@@ -16,15 +16,6 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary neighbour of ``path`` for writing and move it there at the end; folders are made.
 
     Whatever stops the writing, ``path`` is either what it was before or the whole new file.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with atomic_file(Path(folder, "a.txt")) as out:
-    ...         _ = out.write(b"whole")
-    ...     Path(folder, "a.txt").read_text(), len(os.listdir(folder))
-    ('whole', 1)
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -39,18 +30,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def expanded(path: str | os.PathLike[str], where: str = "") -> Path:
-    """A path that a user wrote, with ``~`` and ``~user`` as the home folder; ``where`` is where it stands.
-
-    Raises
-    ------
-    StudyError
-        There is no such user, or nobody knows where the user's home is.
-
-    Examples
-    --------
-    >>> expanded("table.csv").name, expanded("~").is_absolute()
-    ('table.csv', True)
-    """
+    """A path that a user wrote, with ``~`` and ``~user`` as the home folder; ``where`` is where it stands."""
     written = Path(path)
     try:
         return written.expanduser()

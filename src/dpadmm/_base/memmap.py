@@ -21,11 +21,6 @@ def portions(features: Features, sizes: Integers) -> Iterator[slice]:
     """Slices of consecutive units of ``sizes`` bytes: all at once, or about 64 MB each of a nameless file.
 
     Other mappings are somebody else's: to let go of a page can undo what was written to it (copy on write).
-
-    Examples
-    --------
-    >>> list(portions(np.ones((4, 2)), np.array([32, 32])))
-    [slice(0, 2, None)]
     """
     maps = list(_maps(features)) if is_nameless(features) else []
     if not maps:
@@ -59,13 +54,7 @@ def is_mapped(features: Features) -> bool:
 
 
 def is_nameless(features: Features) -> bool:
-    """Whether a matrix lives in mapped files without a name, to which nobody else can write.
-
-    Examples
-    --------
-    >>> is_nameless(np.ones((2, 2)))
-    False
-    """
+    """Whether a matrix lives in mapped files without a name, to which nobody else can write."""
     mapped = ([each for each in _chain(part) if isinstance(each, np.memmap)] for part in _parts(features))
     return all(maps and all(each.filename is None for each in maps) for maps in mapped)
 

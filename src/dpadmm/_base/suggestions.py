@@ -1,9 +1,11 @@
-"""The name that somebody meant."""
+"""Unknown names: the one that was meant, and what to say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+
+from dpadmm._base.errors import StudyError
 
 
 def near_name(name: object, known: Iterable[str]) -> str | None:
@@ -38,3 +40,18 @@ def near_name(name: object, known: Iterable[str]) -> str | None:
 
 def _letters(name: str) -> str:
     return "".join(each for each in name.casefold() if each.isalnum())
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str], where: object) -> StudyError:
+    """The error for a column or array that ``where`` does not have, with the nearest name that it has."""
+    near = near_name(name, known)
+    return StudyError(
+        f"{where} has no {kind} {name!r}: "
+        + (f"did you mean {near!r}?" if near else f"it has {listed(known)}")
+    )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a message shows them: quoted, the first few only."""
+    every = [repr(name)[:40] for name in names]
+    return ", ".join(every[:8]) + (f" and {len(every) - 8} more" if len(every) > 8 else "") or "nothing"

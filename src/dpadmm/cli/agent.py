@@ -410,9 +410,9 @@ def _ledger_text(policy: Policy, state: Book | None) -> str:
 
 
 def _warnings(site: Site, persons: Persons, state: Book | None) -> list[str]:
-    from dpadmm.data.lines import swallowed
+    from dpadmm.data.reader import line_warnings
 
-    found, used = swallowed(site.table, persons.n_rows), persons.n_used
+    found, used = line_warnings(site.table, persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
         found.append(f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}.")
     if site.policy.delta * used >= 1.0:

@@ -15,7 +15,7 @@ from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Schema
 from dpadmm.study.study import Study
 
 if TYPE_CHECKING:
-    from dpadmm.data.survey import Survey
+    from dpadmm.data.encoded import Survey
 
 MOST_SHOWN = 60
 
@@ -37,14 +37,14 @@ def columns_table(schema: Schema) -> Table:
 
 def surveyed(study: Study, path: Path, label: Label | None) -> Survey:
     """What a study would make of a table's cells."""
-    from dpadmm.data.survey import plain_schema, survey_table
+    from dpadmm.data.encoded import plain_schema, survey_table
 
     return survey_table(path, study.schema or plain_schema(study.features), label)
 
 
 def show_survey(console: Console, study: Study, survey: Survey) -> None:
     """Counts by column, and warnings: for the owner's eyes only."""
-    from dpadmm.data.survey import plain_schema
+    from dpadmm.data.encoded import plain_schema
 
     say(console, f"{survey.rows:,} rows. For your eyes only: what the study makes of their cells.")
     out = table("column", "clamped", "unknown", "missing")

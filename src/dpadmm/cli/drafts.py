@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpadmm._base.errors import StudyError
-from dpadmm.data.raw_table import listed, unknown_name
+from dpadmm._base.suggestions import listed, unknown_name
 
 if TYPE_CHECKING:
     from dpadmm.study.drafting import Draft
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
     """A draft from a table or a dictionary, whichever is given."""
-    from dpadmm.data.batches import column_names
+    from dpadmm.data.reader import column_names
     from dpadmm.study.drafting import draft_from_dictionary, draft_from_table
 
     if from_table is not None and dictionary is not None:

@@ -19,9 +19,8 @@ from dpadmm.model.evaluate import NOT_TO_PUBLISH, Evaluation
 from dpadmm.model.evaluate import evaluate as measure
 from dpadmm.model.explain import AGAINST_AVERAGE, Coefficient, Explanation
 from dpadmm.model.explain import explain as explanation_of
-from dpadmm.model.loading import load_model
-from dpadmm.model.model import Model
-from dpadmm.model.tables import Scorer
+from dpadmm.model.file import load_model
+from dpadmm.model.model import Model, Scorer
 
 ModelFile = Annotated[Path, typer.Argument(help="The model's file.", show_default=False, metavar="MODEL")]
 PREDICTION = "prediction"

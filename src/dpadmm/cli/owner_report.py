@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from dpadmm.cli.screen import say, table
-from dpadmm.data.encoding import Report, much
-from dpadmm.data.lines import swallowed
+from dpadmm.data.encoder import Report, much
+from dpadmm.data.reader import line_warnings
 
 OWNER_ONLY = "For the owner of the table only: these counts have no noise and must not be published."
 SHOWN = 20
@@ -23,7 +23,7 @@ def warnings(report: Report, path: Path) -> list[str]:
         "unknown": "none of the study's values; is it written as in the study?",
     }
     counts = {kind: much(report.columns, report.rows, kind) for kind in hints}
-    return swallowed(path, report.rows) + [
+    return line_warnings(path, report.rows) + [
         f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
         for name in report.columns
         for kind, hint in hints.items()

@@ -19,7 +19,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import Interrupted
 from dpadmm.cli.screen import AsJson, CtrlC, echo_json, progress_bar, rounded_up, say, say_path, table
-from dpadmm.data.leakage import in_words as leakage_warnings
+from dpadmm.data.leakage import leakage_warnings
 from dpadmm.runs.planning.costs import Costs, costs_of, measured_seconds
 from dpadmm.runs.planning.forecast import Grid, Outlook, Value, grid_of, n_runs
 from dpadmm.runs.planning.forecast import outlook as make_outlook

@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.data.dataset import Dataset, encode_labels
+from dpadmm.data.datasets.synthetic import known_optimum, synthetic
 from dpadmm.data.partition import Partition, by_group, equal, holdout, label_skewed, unequal
-from dpadmm.data.synthetic import known_optimum, synthetic
 
 if TYPE_CHECKING:
-    from dpadmm.data.adult import load_adult
+    from dpadmm.data.datasets.adult import load_adult
     from dpadmm.data.tables import read_table
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "unequal",
 ]
 
-_LATER = {"load_adult": "dpadmm.data.adult", "read_table": "dpadmm.data.tables"}
+_LATER = {"load_adult": "dpadmm.data.datasets.adult", "read_table": "dpadmm.data.tables"}
 """Readers of tables come when they are asked for: pyarrow takes a tenth of a second and 40 MB."""
 
 

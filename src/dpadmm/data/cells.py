@@ -7,6 +7,7 @@ encodes owns. Caches of this module hold what a study says, and kinds of columns
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,23 +16,35 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 from numpy.typing import NDArray
+from pyarrow import types
 
 from dpadmm._base.errors import DataError
-from dpadmm.data.batches import MISSING, no_number
 
-NUMERIC = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_boolean,
-    pa.types.is_null,
-)
-TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-DATES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
+MISSING = ("", *(word for word in pyarrow.csv.ConvertOptions().null_values if word))
+"""Cells that say that there is no number."""
+
+NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
+TEXT = (types.is_string, types.is_large_string, types.is_string_view)
+DATES = (types.is_date, types.is_timestamp, types.is_time)
 FEW_WORDS = 256
 INK = bytes(range(ord("!"), ord("~") + 1))
 """Characters that are surely no blanks."""
+
+
+def no_number(name: str, row: int | None, cell: str) -> str:
+    """What to do about a cell that is no number; it may be private, so it is not quoted."""
+    which = "a cell" if row is None else f"the cell in row {row:,}"
+    return (
+        f"column {name!r}: {which} should be a number and is not{comma_hint(cell)}; correct it, or leave it "
+        "empty if the number is not known"
+    )
+
+
+def comma_hint(cell: str) -> str:
+    """What to do about a decimal comma."""
+    return "; decimals are written with a point" if re.search(r"\d,\d", cell) else ""
 
 
 class NoNumber(DataError):
@@ -85,37 +98,18 @@ class WordCache:
         return codes
 
 
-def codes_of(
-    cells: Any, values: tuple[str, ...], name: str, cache: WordCache, *, fold: bool = False
-) -> tuple[NDArray[Any], int]:
-    """The place of every cell among the values, −1 for all others; and how many cells are missing.
-
-    Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set.
-    """
-    codes, places = word_codes(cells, values, name, cache, fold=fold)
-    return np.maximum(codes, -1)[places], count_cells(codes == -2, places)
-
-
 def word_codes(
     cells: Any, values: tuple[str, ...], name: str, cache: WordCache, *, fold: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """As :func:`codes_of`, for every different cell once, with −2 for missing ones; and which each cell is.
+    """Places of the different cells among the values, −1 for others, −2 for missing; and which each cell is.
 
-    The last of the codes is that of cells without text: −1, the place of missing cells, points at it.
+    Blanks around a cell do not count, nor do the zeros of 1.0, nor capitals where ``fold`` is set. The last
+    of the codes is that of cells without text: −1, the place of missing cells, points at it.
     """
     words, places = as_words(cells, name)
     if len(words) <= FEW_WORDS:
         return np.array([*cache.few(words, values, fold), -2], dtype=np.int64), places
     return cache.many(words, values, fold, name), places
-
-
-def count_cells(which: NDArray[np.bool_], places: NDArray[Any]) -> int:
-    """How many cells are one of these words, of which there are usually none or few."""
-    chosen = np.flatnonzero(which)
-    if len(chosen) > 3:
-        return int(np.count_nonzero(which[places]))
-    last = len(which) - 1
-    return sum(int(np.count_nonzero(places == (-1 if word == last else word))) for word in chosen.tolist())
 
 
 def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> NDArray[np.int64]:
@@ -127,42 +121,32 @@ def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> NDArray[np.in
 
 def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
     """The different cells of a column as text, and which of them each cell is: −1 for missing cells."""
-    coded = pa.types.is_dictionary(cells.type)
+    coded = types.is_dictionary(cells.type)
     kind = cells.type.value_type if coded else cells.type
     if not _is_any(kind, (*TEXT, *NUMERIC, *DATES)):
         raise DataError(
             f"column {name!r} holds {kind} values; the study wants text, whole numbers or true/false"
         )
     if not coded:
-        cells = (pc.cast(cells, pa.string()) if pa.types.is_string_view(kind) else cells).dictionary_encode()
+        cells = (pc.cast(cells, pa.string()) if types.is_string_view(kind) else cells).dictionary_encode()
     words, indices = cells.dictionary, cells.indices
     if indices.null_count:
-        indices = (
-            pc.cast(indices, pa.int64()) if pa.types.is_unsigned_integer(indices.type) else indices
-        ).fill_null(-1)
+        signed = pc.cast(indices, pa.int64()) if types.is_unsigned_integer(indices.type) else indices
+        indices = signed.fill_null(-1)
     places = np.asarray(indices)
     if len(words) > FEW_WORDS + 4 * len(places):  # those of a whole file, perhaps
-        words, places = _used(words, places)
-    if pa.types.is_floating(kind):  # not a number is no value
+        used, places = np.unique(places, return_inverse=True)
+        words, places = words.take(pa.array(used[used >= 0])), places - np.count_nonzero(used < 0)
+    if types.is_floating(kind):  # not a number is no value
         words = pc.if_else(pc.is_nan(words), pa.scalar(None, kind), words)
-    return words if pa.types.is_string(words.type) else pc.cast(words, pa.string()), places
-
-
-def _used(words: Any, places: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
-    """Only those words that there is a cell of."""
-    used = np.zeros(len(words) + 1, dtype=bool)
-    used[places] = True
-    used[-1] = False
-    numbers = np.cumsum(used) - 1
-    numbers[-1] = -1
-    return words.filter(pa.array(used[:-1])), numbers[places]
+    return words if types.is_string(words.type) else pc.cast(words, pa.string()), places
 
 
 def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.float64]:
     """A column as numbers; missing cells are NaN, and with ``total`` also those that are no number."""
-    cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
+    cells = cells.dictionary_decode() if types.is_dictionary(cells.type) else cells
     kind = cells.type
-    if pa.types.is_float64(kind):
+    if types.is_float64(kind):
         return np.asarray(cells.to_numpy(zero_copy_only=False))
     if _is_any(kind, TEXT):
         cells = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -22,30 +23,16 @@ _TRUTH = {"true": 1, "false": 0}
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows with encoded labels.
+    """Features (rows × d), dense or CSR, with encoded labels: ±1, 0..p−1 for p classes, or plain numbers.
 
-    Parameters
-    ----------
-    name
-        What reports call it.
-    features
-        Matrix (rows × d), dense or CSR.
-    labels
-        ±1 for binary tasks, 0..p−1 for multiclass, plain numbers for regression.
-    classes
-        What the encoded labels stand for: (negative, positive), or the p classes; None for regression.
-    groups
-        A value per row that names the row's owner, if the table has one.
-    feature_names
-        One name per column, or nothing.
+    ``classes`` are what labels stand for: (negative, positive), or the p classes; None for regression.
+    ``groups`` has a value per row that names its owner, if the table says so; ``feature_names`` may be empty.
 
     Examples
     --------
     >>> data = Dataset("two rows", np.eye(2), np.array([1.0, -1.0]), classes=("no", "yes"))
-    >>> data.n_rows, data.n_features
-    (2, 2)
-    >>> data.take(np.array([1])).labels.tolist()
-    [-1.0]
+    >>> data.n_rows, data.n_features, data.take(np.array([1])).labels.tolist()
+    (2, 2, [-1.0])
     """
 
     name: str
@@ -60,16 +47,12 @@ class Dataset:
             raise DataError(
                 f"{self.name}: features must be a matrix (rows × columns), not {self.features.ndim}-D"
             )
-        if self.labels.shape != (self.n_rows,):
-            raise DataError(
-                f"{self.name}: {self.n_rows} rows need {self.n_rows} labels in one dimension, "
-                f"not an array of shape {self.labels.shape}"
-            )
-        if self.groups is not None and self.groups.shape != (self.n_rows,):
-            raise DataError(
-                f"{self.name}: {self.n_rows} rows need {self.n_rows} groups in one dimension, "
-                f"not an array of shape {self.groups.shape}"
-            )
+        for what, values in (("labels", self.labels), ("groups", self.groups)):
+            if values is not None and values.shape != (self.n_rows,):
+                raise DataError(
+                    f"{self.name}: {self.n_rows} rows need {self.n_rows} {what} in one dimension, "
+                    f"not an array of shape {values.shape}"
+                )
         if self.feature_names and len(self.feature_names) != self.n_features:
             raise DataError(
                 f"{self.name}: {self.n_features} columns but {len(self.feature_names)} feature names"
@@ -77,7 +60,6 @@ class Dataset:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows."""
         return int(self.features.shape[0])
 
     @property
@@ -88,14 +70,8 @@ class Dataset:
     def take(self, indices: ArrayLike) -> Dataset:
         """The rows at ``indices``, in that order, as a new data set."""
         rows = np.asarray(indices)
-        return Dataset(
-            name=self.name,
-            features=self.features[rows],
-            labels=self.labels[rows],
-            classes=self.classes,
-            groups=None if self.groups is None else self.groups[rows],
-            feature_names=self.feature_names,
-        )
+        groups = None if self.groups is None else self.groups[rows]
+        return replace(self, features=self.features[rows], labels=self.labels[rows], groups=groups)
 
 
 def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...] | None:
@@ -131,22 +107,11 @@ def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...
 
 
 def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | None = None) -> Floats:
-    """Raw label values as the numbers the losses expect.
+    """Numbers, text or truth values, one per row, as the numbers the losses expect.
 
-    Parameters
-    ----------
-    values
-        One number, text or truth value per row.
-    task
-        "binary" gives ±1, "multiclass" 0..p−1 in the order of ``classes``, "regression" the numbers.
-    classes
-        Declared classes: (negative, positive) for binary, by default (−1, 1). The text "1" means
-        the same class as 1, 1.0 and True, so that classes can be given at the command line.
-
-    Returns
-    -------
-    Floats
-        One number per row.
+    A binary task gives ±1, multiclass 0..p−1 in the order of ``classes``, regression the numbers. Classes are
+    (negative, positive) for binary, by default (−1, 1). The text "1" means the same class as 1, 1.0 and True,
+    so that classes can be given at the command line.
 
     Raises
     ------
@@ -231,7 +196,12 @@ def _key(value: Any) -> str | int | float | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     if isinstance(value, str):
-        value = _spelled(value.strip())
+        text = value.strip()
+        value = _TRUTH.get(text.lower(), text)
+        if value is text and "_" not in text:  # Python reads 1_000 as a number; data files do not mean that
+            for kind in (float, int):
+                with suppress(ValueError):
+                    value = kind(text)
     if isinstance(value, str):
         return value or None
     if isinstance(value, int):  # True counts as 1
@@ -239,20 +209,6 @@ def _key(value: Any) -> str | int | float | None:
     if isinstance(value, float | Decimal):
         return float(value) if math.isfinite(value) else None
     return None if value is None else str(value)
-
-
-def _spelled(text: str) -> str | int | float:
-    """The number or truth value that ``text`` spells, or else ``text``."""
-    if text.lower() in _TRUTH:
-        return _TRUTH[text.lower()]
-    if "_" in text:  # Python reads 1_000 as a number; data files do not mean that
-        return text
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _missing(raw: NDArray[Any], row: int) -> DataError:

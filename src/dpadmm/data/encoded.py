@@ -1,10 +1,11 @@
-"""A table larger than memory, perhaps -> features, labels and owners, by the public schema alone."""
+"""A table file by its public schema: encoded as features, labels and owners, or surveyed for its owner."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Features, Floats, Integers
-from dpadmm._base.errors import DataError
-from dpadmm.data.ahead import ahead
-from dpadmm.data.batches import open_batches
-from dpadmm.data.cells import WordCache, as_numbers, as_words, placed, word_codes
-from dpadmm.data.compact import compact_csr
-from dpadmm.data.encoding import Encoder, Report
-from dpadmm.data.growing import MEMORY_BYTES, GrowingArray
-from dpadmm.data.schema import Label, Number, Plain, Schema
+from dpadmm._base.errors import DataError, DpadmmError
+from dpadmm._base.suggestions import unknown_name
+from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
+from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
+from dpadmm.data.matrices import MEMORY_BYTES, GrowingArray, matrix_of
+from dpadmm.data.reader import ahead, column_names, line_warnings, open_batches
+from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,19 +79,27 @@ def encode_table(
                     values, bad = label_values(label, batch.column(label.column), encoder.words, total=total)
                     _check_labels(~bad | total, label, first)
                     encoder.report.label.unknown += int(np.count_nonzero(bad))
-                blocks = _silent(encoder.encode_blocks(batch), bad)
+                blocks = encoder.encode_blocks(batch)
+                if bad is not None:  # rows of zeros, the constant column too: no gradient at any point
+                    blocks[0][bad] = 0.0
                 yield blocks, values, owners.numbers_of(batch.column(by)) if owners else None
             except DataError as error:
                 raise placed(error, path, first, batch.num_rows) from None
 
-    with (
-        closing(_Growing(len(schema.features) + intercept, memory_bytes)) as growing,
-        closing(GrowingArray(np.float64, 1, memory_bytes=memory_bytes // 4)) as labels,
-        closing(GrowingArray(np.int32, 1)) as groups,  # 4 bytes a row count in a large table
-        closing(ahead(encoded())) as parts,
-    ):
-        for blocks, values, numbers_of_owners in parts:
-            growing.append(blocks)
+    width = len(schema.features) + intercept
+    stored = schema.n_stored + intercept if schema.sparse else width
+    kinds = (np.float32, np.int32) if schema.sparse else (np.float32,)  # entries, and their places
+    with ExitStack() as stack:
+
+        def growing(kind: type, width: int, limit: int) -> GrowingArray:
+            return stack.enter_context(closing(GrowingArray(kind, width, memory_bytes=limit)))
+
+        rows = [growing(kind, stored, memory_bytes // len(kinds)) for kind in kinds]
+        labels = growing(np.float64, 1, memory_bytes // 4)
+        groups = growing(np.int32, 1, MEMORY_BYTES)  # 4 bytes a row count in a large table
+        for blocks, values, numbers_of_owners in stack.enter_context(closing(ahead(encoded()))):
+            for part, block in zip(rows, blocks, strict=True):
+                part.append(block)
             if values is not None:
                 labels.append(values)
             if numbers_of_owners is not None:
@@ -100,7 +108,7 @@ def encode_table(
             raise DataError(f"{path} has no rows")
         places, names = owners.sorted() if owners else (None, ())
         return EncodedTable(
-            growing.finish(),
+            matrix_of(tuple(part.finish() for part in rows), width),
             labels.finish().reshape(-1),
             None if places is None else _renamed(groups.finish().reshape(-1), places),
             names,
@@ -121,7 +129,7 @@ def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers
     return _renamed(np.concatenate(numbers), places), names
 
 
-def encode_labels_of(label: Label, cells: Any, first: int = 0) -> Floats:
+def encode_labels_of(label: Label, cells: Any, first: int) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
     values, bad = label_values(label, cells, WordCache())
     _check_labels(~bad, label, first)
@@ -146,13 +154,6 @@ def label_values(
     return by_word[places], (codes < 0)[places]
 
 
-def _silent(blocks: tuple[NDArray[Any], ...], bad: NDArray[np.bool_] | None) -> tuple[NDArray[Any], ...]:
-    """Rows without a label as zeros, the constant column too: their gradient is 0 at any point."""
-    if bad is not None and bad.any():
-        blocks[0][bad] = 0.0
-    return blocks
-
-
 def _check_labels(good: NDArray[np.bool_], label: Label, first: int) -> None:
     if not good.all():
         row = first + int(np.argmin(good)) + 1
@@ -169,18 +170,15 @@ class _Owners:
     def __init__(self, by: str, *, total: bool) -> None:
         self._by, self._total = by, total
         self._numbers: dict[str, int] = {}
-        self._spelt: dict[str | None, int] = {}
 
     def numbers_of(self, cells: Any) -> NDArray[np.int32]:
-        """The number of every row's owner, in the order of their first rows."""
+        """The number of every row's owner, by which no order is meant."""
         words, places = as_words(cells, self._by)
         texts = [*words.to_pylist(), None]  # the last is that of missing cells
-        known: NDArray[np.int32] = np.array([self._spelt.get(text, -1) for text in texts], dtype=np.int32)
-        new = np.zeros(len(texts), dtype=bool)
-        new[places] = True
-        for place in np.flatnonzero(new & (known < 0)).tolist():
-            known[place] = self._spelt[texts[place]] = self._number(texts[place])
-        numbers: NDArray[np.int32] = known[places]
+        by_word = np.empty(len(texts), dtype=np.int32)
+        for place in np.unique(places).tolist():
+            by_word[place] = self._number(texts[place])
+        numbers: NDArray[np.int32] = by_word[places]
         return numbers
 
     def _number(self, text: str | None) -> int:
@@ -204,28 +202,89 @@ def _renamed(numbers: NDArray[np.int32], places: NDArray[np.int32]) -> NDArray[A
     return numbers
 
 
-class _Growing:
-    """A matrix that grows: dense rows, or rows with a fixed number of stored entries and their places."""
+@dataclass
+class Survey(Report):
+    """What a schema would make of a table's cells, and sentences about what cannot be encoded."""
 
-    def __init__(self, width: int, memory_bytes: int) -> None:
-        self._width, self._memory_bytes = width, memory_bytes
-        self._parts: list[GrowingArray] = []
+    problems: list[str] = field(default_factory=list)
+    about_lines: list[str] = field(default_factory=list)
 
-    def append(self, blocks: tuple[NDArray[Any], ...]) -> None:
-        if not self._parts:
-            limit = self._memory_bytes // len(blocks)
-            self._parts = [GrowingArray(b.dtype, b.shape[1], memory_bytes=limit) for b in blocks]
-        for part, block in zip(self._parts, blocks, strict=True):
-            part.append(block)
+    def warnings(self, schema: Schema) -> Iterator[str]:
+        """Where much was clamped, or belongs to no value, or lines became no rows."""
+        yield from self.about_lines
+        clamped, unknown = (much(self.columns, self.rows, kind) for kind in ("clamped", "unknown"))
+        for column in schema.columns:
+            if isinstance(column, Number) and column.name in clamped:
+                low, high = column.bounds
+                yield (
+                    f"column {column.name!r}: {clamped[column.name] / self.rows:.0%} of the cells are beyond "
+                    f"[{low:g}, {high:g}] and clamped: other units?"
+                )
+            elif isinstance(column, Category | Ordinal) and column.name in unknown:
+                yield (
+                    f"column {column.name!r}: {unknown[column.name] / self.rows:.0%} of the cells are none "
+                    "of its values: other spellings?"
+                )
 
-    def close(self) -> None:
-        for part in self._parts:
-            part.close()
 
-    def finish(self) -> Features:
-        first, *rest = [part.finish() for part in self._parts]
-        if not rest:
-            return first
-        n, stored = first.shape
-        pointers = np.arange(0, n * stored + 1, stored)
-        return compact_csr(first.reshape(-1), rest[0].reshape(-1), pointers, (n, self._width))
+def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Survey:
+    """Read a table once, and count; where a column is wrong, the others are looked at all the same."""
+    survey, names, words = Survey(), column_names(path), WordCache()
+    counts = Counter(names)
+    open_columns: dict[str, Column | Label] = {}
+    for each in (*schema.columns, *([label] if label else [])):
+        name = each.column if isinstance(each, Label) else each.name
+        if name not in counts:
+            survey.problems.append(str(unknown_name("column", name, names, path.name)))
+        elif counts[name] > 1:
+            survey.problems.append(f"column {name!r} occurs more than once")
+        else:
+            open_columns[name] = each
+            survey.columns |= {} if isinstance(each, Label) else {name: Tally()}
+    try:
+        for batch in open_batches(path, list(open_columns)):
+            rows = f"rows {survey.rows + 1:,} to {survey.rows + batch.num_rows:,}"
+            for name, each in list(open_columns.items()):
+                try:
+                    _count(each, batch.column(name), survey, words)
+                except DataError as error:
+                    survey.problems.append(
+                        error.at(survey.rows) if isinstance(error, NoNumber) else f"{error} ({rows})"
+                    )
+                    del open_columns[name]
+            survey.rows += batch.num_rows
+    except DpadmmError as error:
+        survey.problems.append(str(error))
+    else:
+        if open_columns and not survey.rows:
+            survey.problems.append(f"{path} has no rows")
+    survey.about_lines = line_warnings(path, survey.rows)
+    if label is not None and survey.label.missing:
+        survey.problems.append(
+            f"the label {label.column!r} is missing in {survey.label.missing:,} rows; "
+            "correct them or leave them out"
+        )
+    if label is not None and survey.label.unknown:
+        classes = ", ".join(map(str, (label.classes or ())[:8]))
+        survey.problems.append(
+            f"the label {label.column!r} is none of the classes {classes} in {survey.label.unknown:,} rows"
+        )
+    return survey
+
+
+def _count(column: Column | Label, cells: Any, survey: Survey, words: WordCache) -> None:
+    if not isinstance(column, Label):
+        ENCODERS[column.kind](column, cells, survey.columns[column.name], words)
+    elif column.classes is None:
+        values = as_numbers(cells, column.column)
+        finite = values[np.isfinite(values)]
+        survey.label.missing += len(values) - len(finite)
+        if column.bounds is not None:
+            survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
+    else:
+        tallied(cells, tuple(map(str, column.classes)), column.column, survey.label, words)
+
+
+def plain_schema(features: tuple[str, ...]) -> Schema:
+    """The schema of a study that names columns of numbers, to be used as they are."""
+    return Schema(tuple(Plain(name) for name in features))

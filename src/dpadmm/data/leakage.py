@@ -7,7 +7,7 @@ filled in only after an outcome tells it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Integers
-from dpadmm.data.batches import open_batches
 from dpadmm.data.cells import as_numbers, as_words
+from dpadmm.data.reader import open_batches
 
 LEAST_ROWS = 50
 LEAST_RARE = 5
@@ -34,7 +34,7 @@ MOST_CELLS, MOST_ROWS = 20_000_000, 100_000
 
 
 @dataclass(frozen=True)
-class Telltale:
+class LeakyColumn:
     """A column that tells the label in so many of the rows that were looked at."""
 
     name: str
@@ -43,15 +43,14 @@ class Telltale:
 
     @property
     def sentence(self) -> str:
-        """What to ask."""
         return (
             f"alone tells the label in {self.told:,} of {self.rows:,} rows: is it known before the outcome?"
         )
 
 
-def telltales(
+def leaky_columns(
     path: Path, columns: Collection[str], label: str, *, numbers: Collection[str], n_rows: int
-) -> list[Telltale]:
+) -> list[LeakyColumn]:
     """Those of the columns that alone tell the label; ``numbers`` are compared as such, others as text."""
     wanted = [name for name in columns if name != label]
     room = min(MOST_ROWS, MOST_CELLS // (len(wanted) + 1))
@@ -69,7 +68,7 @@ def telltales(
         rare = n - int(np.bincount(labels).max())
     if rare < LEAST_RARE:
         return []
-    found = [Telltale(name, tell(cells[name][has_label], labels), n) for name in wanted]
+    found = [LeakyColumn(name, tell(cells[name][has_label], labels), n) for name in wanted]
     return [each for each in found if n - each.told <= min(UNTOLD * n, UNTOLD_RARE * rare)]
 
 
@@ -101,7 +100,9 @@ def _places(cells: Any, name: str, known: dict[str, int]) -> Integers:
 
 def _told(cells: NDArray[Any], labels: NDArray[Any]) -> int:
     """In how many rows a column's value tells the class."""
-    counts = _counted(cells, labels)
+    places = np.unique(cells, return_inverse=True)[1]  # values rise
+    counts = np.zeros((int(places.max()) + 1, int(labels.max()) + 1), dtype=np.int64)
+    np.add.at(counts, (places, labels), 1)
     by_value = _by_others(counts)
     if cells.dtype.kind != "f":
         return by_value
@@ -111,14 +112,6 @@ def _told(cells: NDArray[Any], labels: NDArray[Any]) -> int:
         return by_value
     by_threshold = int((below.max(axis=1) + (below[-1] - below).max(axis=1)).max())
     return max(by_value, by_threshold + _by_others(counts[len(filled) :]))
-
-
-def _counted(cells: NDArray[Any], labels: NDArray[Any]) -> Integers:
-    """Rows of every value (values rise) by label."""
-    places = np.unique(cells, return_inverse=True)[1]
-    counts = np.zeros((int(places.max()) + 1, int(labels.max()) + 1), dtype=np.int64)
-    np.add.at(counts, (places, labels), 1)
-    return counts
 
 
 def _by_others(counts: Integers) -> int:
@@ -146,7 +139,7 @@ def _near(labels: NDArray[Any], guess: NDArray[Any]) -> int:
     return int(np.count_nonzero(np.abs(labels - guess) <= NEAR * (labels.max() - labels.min())))
 
 
-def in_words(found: Collection[Telltale]) -> Iterator[str]:
+def leakage_warnings(found: Collection[LeakyColumn]) -> list[str]:
     """A warning for each."""
-    for each in found:
-        yield f"column {each.name!r} {each.sentence} If not, leave it out: a model of it knows nothing."
+    tail = "If not, leave it out: a model of it knows nothing."
+    return [f"column {each.name!r} {each.sentence} {tail}" for each in found]

@@ -1,29 +1,49 @@
-"""Reading a user's file: CSV, Parquet, NPZ or svmlight text -> Dataset."""
+"""A user's file in any format, read as a whole: CSV, Parquet, NPZ or svmlight text -> Dataset."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
+from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
-from dpadmm._base.errors import DataError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
+from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.files import expanded
-from dpadmm.data.columns import read_csv, read_parquet
+from dpadmm._base.suggestions import listed, unknown_name
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
-from dpadmm.data.npz import read_npz
-from dpadmm.data.raw_table import RawTable
-from dpadmm.data.svmlight import read_svmlight
+from dpadmm.data.matrices import compact_csr
+from dpadmm.data.reader import PARSE, UNREADABLE, check_columns, reason_of, repeated
 from dpadmm.optim.losses.base import Task
 
-_READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None], RawTable]] = {
-    ".csv": read_csv,
-    ".parquet": read_parquet,
-    ".npz": read_npz,
-    ".svm": read_svmlight,
-    ".libsvm": read_svmlight,
-    ".svmlight": read_svmlight,
-}
+_LARGEST_INDEX = 2**31 - 2
+_CSR_PARTS = ("data", "indices", "indptr", "shape")
+_TEXT = (pa.string(), pa.large_string())
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """What every format gives: features, labels as written, owners, names."""
+
+    features: Features
+    labels: NDArray[Any] | list[Any]
+    groups: NDArray[Any] | None = None
+    feature_names: tuple[str, ...] = ()
 
 
 def read_table(
@@ -34,31 +54,20 @@ def read_table(
     classes: Sequence[Any] | None = None,
     by: str | None = None,
 ) -> Dataset:
-    """Read rows and labels from a file; its ending says the format.
+    """Read rows and labels from a file; its ending says the format. Classes are as for ``encode_labels``.
 
-    Parameters
-    ----------
-    path
-        ``.csv`` or ``.parquet``: one column is the label, all others but ``by`` are numeric features.
-        ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``; a sparse matrix is stored as
-        ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as scipy.sparse.save_npz.
-        ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``; gives a sparse matrix.
-    task
-        "binary", "multiclass" or "regression".
-    label
-        Name of the label column (CSV, Parquet) or array (NPZ, by default ``labels``).
-    classes
-        Declared classes, as for ``encode_labels``.
-    by
-        Name of the column (CSV, Parquet), array (NPZ) or tag (svmlight: ``qid``) that says who owns a row.
+    ``.csv`` or ``.parquet``: one column is the ``label``, all others but ``by``, the owner, are numeric
+    features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a sparse
+    matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
+    scipy.sparse.save_npz does. ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``, where
+    the tag ``qid`` may be the owner; gives a sparse matrix.
 
     Raises
     ------
     DataError
         The file cannot be used; the message names the column and the row, counted from 1 without the header.
     StudyError
-        A needed setting is missing or names something that the file does not have, or the path begins with
-        ``~user`` and there is no such user.
+        A needed setting is missing or names something that the file does not have.
 
     Examples
     --------
@@ -128,3 +137,350 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path} does not exist") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+# CSV and Parquet: named columns, read by pyarrow
+
+
+def read_named(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None) -> RawTable:
+    """A CSV with a header line, or a Parquet file; all columns, or those chosen."""
+    wanted = None
+    if columns is not None:
+        wanted = list(dict.fromkeys(name for name in (*columns, label, by) if name is not None))
+    is_csv = path.suffix.lower() == ".csv"
+    try:
+        table = _csv_table(path, wanted, by) if is_csv else _parquet_table(path, wanted)
+    except DpadmmError:
+        raise
+    except UNREADABLE as error:
+        kind = "CSV" if is_csv else "Parquet"
+        raise DataError(f"{path} cannot be read as {kind}: {reason_of(error)}") from None
+    try:
+        names: list[str] = table.column_names
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read as table: {reason_of(error)}") from None
+    if twice := sorted(repeated(names)):
+        raise DataError(f"{path}: column {twice[0]!r} occurs more than once")
+    if label is None:
+        raise StudyError(
+            f"{path}: name the label column with label= or --label; the columns are {listed(names)}"
+        )
+    check_columns(path, names, [label] if by is None else [label, by])
+    if label == by:
+        raise StudyError(f"column {label!r} cannot be both the label and the owner of a row")
+    if table.num_rows == 0:
+        raise DataError(f"{path} has no rows")
+    others = tuple(name for name in names if name not in (label, by))
+    feature_names = others if columns is None else tuple(columns)
+    features = np.empty((table.num_rows, len(feature_names)))
+    for place, name in enumerate(feature_names):
+        _fill(features[:, place], table.column(name), f"{path}: column {name!r}")
+    bad = first_nonfinite(features)
+    if bad is not None:
+        raise DataError(
+            f"{path}: column {feature_names[bad[1]]!r}, row {bad[0] + 1}: the cell is not a finite number "
+            f"({features[bad]}): correct or remove the row"
+        )
+    groups = None if by is None else _groups(table.column(by), f"{path}: column {by!r}")
+    return RawTable(features, _values(table.column(label)), groups, feature_names)
+
+
+def _csv_table(path: Path, wanted: list[str] | None, by: str | None) -> Any:
+    chosen: dict[str, Any] = {}
+    if wanted is not None:
+        check_columns(path, _csv_names(path), wanted)
+        # As text: whether two rows have one owner must not depend on how the others are written
+        chosen = {"include_columns": wanted, "column_types": {by: pa.string()} if by else {}}
+    try:
+        return pa.csv.read_csv(path, parse_options=PARSE, convert_options=pa.csv.ConvertOptions(**chosen))
+    except pa.ArrowInvalid:
+        # A column's type is guessed from its beginning: whole numbers may be followed by fractions or
+        # text. Text always fits; the cells become numbers later, where a bad one can be named.
+        chosen["column_types"] = dict.fromkeys(wanted or _csv_names(path), pa.string())
+        return pa.csv.read_csv(path, parse_options=PARSE, convert_options=pa.csv.ConvertOptions(**chosen))
+
+
+def _csv_names(path: Path) -> list[str]:
+    with pa.csv.open_csv(path, parse_options=PARSE) as file:
+        return list(file.schema.names)
+
+
+def _parquet_table(path: Path, wanted: list[str] | None) -> Any:
+    with pa.parquet.ParquetFile(path) as file:
+        if wanted is None:
+            return file.read()
+        check_columns(path, file.schema_arrow.names, wanted)
+        return file.read(columns=wanted).select(wanted)
+
+
+def _fill(out: Floats, column: Any, where: str) -> None:
+    """Copy a column into the matrix, chunk by chunk."""
+    if column.null_count:
+        raise DataError(
+            f"{where}, row {_first(column.is_null()) + 1}: the cell is missing: fill it in or remove the row"
+        )
+    if column.type in _TEXT:
+        column = _parsed(column, where)
+    elif pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    elif not _is_plain(column.type):
+        raise DataError(f"{where} holds {column.type} values; a feature must be numeric or boolean")
+    start = 0
+    for chunk in column.chunks:
+        out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
+        start += len(chunk)
+
+
+def _parsed(column: Any, where: str) -> Any:
+    """Text as numbers, or as truth values; the first cell that is not a number is named."""
+    trimmed = pc.utf8_trim_whitespace(column)
+    for kind in (pa.float64(), pa.bool_()):
+        with suppress(pa.ArrowInvalid):
+            return trimmed.cast(kind)
+    good, end = 0, len(trimmed)  # the first bad cell lies in between: halve until one is left
+    while end - good > 1:
+        middle = (good + end) // 2
+        try:
+            trimmed.slice(good, middle - good).cast(pa.float64())
+            good = middle
+        except pa.ArrowInvalid:
+            end = middle
+    cell = trimmed[good].as_py()
+    problem = f"{cell[:40]!r} is text" if cell else "the cell is missing"
+    raise DataError(
+        f"{where}, row {good + 1}: {problem}; a feature must be numeric or boolean: "
+        "encode the column, leave it out of the file, or name it with --by if it says who owns a row"
+    )
+
+
+def _groups(column: Any, where: str) -> NDArray[Any]:
+    missing = column.is_null()
+    if column.type in _TEXT:
+        missing = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True)
+    if pc.any(missing).as_py():
+        raise DataError(f"{where}, row {_first(missing) + 1}: the cell is missing, so the row has no owner")
+    values = _values(column)
+    return values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
+
+
+def _values(column: Any) -> NDArray[Any] | list[Any]:
+    if _is_plain(column.type) and not column.null_count:
+        return np.asarray(column.to_numpy())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _is_plain(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _first(mask: Any) -> int:
+    return int(pc.index(mask, True).as_py())
+
+
+# NPZ: NumPy arrays, or the parts of a CSR matrix, in one archive
+
+
+def read_npz(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None) -> RawTable:
+    """Arrays ``features`` (or a CSR matrix's parts) and ``labels``, perhaps ``groups``."""
+    with path.open("rb") as file:  # NumPy would leave a damaged archive open
+        try:
+            archive = np.load(file, allow_pickle=False)
+        except BROKEN_ARCHIVE as error:
+            raise DataError(f"{path} cannot be read as NPZ: {reason_of(error)}") from None
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path} is a single array, not an NPZ archive: write it with numpy.savez")
+        names = list(archive.files)
+        label_name = label or "labels"
+        group_name = by or ("groups" if "groups" in names else None)
+        for name in (label_name, group_name):
+            if name is not None and name not in names:
+                raise unknown_name("array", name, names, path)
+        if "features" in names:
+            features = _dense(path, _array(path, archive, "features"))
+        elif all(name in names for name in _CSR_PARTS):
+            features = _csr(path, *(_array(path, archive, name) for name in _CSR_PARTS))
+        else:
+            raise StudyError(
+                f"{path} has no array 'features' (and no {', '.join(_CSR_PARTS)} of a CSR matrix)"
+            )
+        if columns is not None:
+            features = features[:, numbered(columns, features.shape[1], path)]
+        labels = _array(path, archive, label_name)
+        groups = None if group_name is None else _array(path, archive, group_name)
+    bad = first_nonfinite(features)
+    if bad is not None:
+        column = columns[bad[1]] if columns else bad[1] + 1
+        raise DataError(
+            f"{path}: array 'features', column {column}, row {bad[0] + 1}: the entry is not a finite number"
+        )
+    for name, values in ((label_name, labels), (group_name, groups)):
+        if values is not None and values.shape != (features.shape[0],):
+            raise DataError(
+                f"{path}: {features.shape[0]} rows need {features.shape[0]} {name} in one dimension, "
+                f"not an array of shape {values.shape}"
+            )
+    return RawTable(features, labels, groups, tuple(columns or ()))
+
+
+def _array(path: Path, archive: Any, name: str) -> NDArray[Any]:
+    try:
+        with catch_warnings(action="ignore"):  # of headers that Python 2 wrote
+            check_claim(archive.zip, name if name in archive.zip.namelist() else f"{name}.npy")
+            return np.asarray(archive[name])
+    except BROKEN_ARCHIVE as error:
+        raise DataError(f"{path}: array {name!r} cannot be read: {reason_of(error)}") from None
+
+
+def _dense(path: Path, values: NDArray[Any]) -> Features:
+    if values.ndim != 2:
+        raise DataError(f"{path}: array 'features' must be a matrix (rows × columns), not {values.ndim}-D")
+    return np.ascontiguousarray(_as_floats(path, "features", values))
+
+
+def _csr(
+    path: Path, data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: NDArray[Any]
+) -> Features:
+    values = _as_floats(path, "data", data)
+    if not all(part.dtype.kind in "iu" for part in (indices, indptr, shape)):
+        raise DataError(
+            f"{path}: the parts do not make a CSR matrix: indices, indptr and shape must be integers"
+        )
+    try:
+        n_rows, n_columns = (int(length) for length in shape)
+        matrix = compact_csr(values, indices, indptr, (n_rows, n_columns))
+        matrix.check_format(full_check=True)
+    except (ValueError, TypeError, IndexError) as error:
+        raise DataError(f"{path}: the parts do not make a CSR matrix: {reason_of(error)}") from None
+    matrix.sum_duplicates()
+    return matrix
+
+
+def _as_floats(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype.kind not in "fiub":
+        raise DataError(
+            f"{path}: array {name!r} holds {values.dtype} values; features must be numeric or boolean"
+        )
+    return values.astype(np.float32 if values.dtype == np.float32 else np.float64, copy=False)
+
+
+def numbered(columns: Sequence[str], n_columns: int | None, where: object) -> list[int]:
+    """Places (from 0) of columns that have no names of their own: x1, x2, ... in the order of the file."""
+    places = []
+    for name in columns:
+        found = re.fullmatch("x([1-9][0-9]{0,8})", name)
+        if found is None or (n_columns is not None and int(found[1]) > n_columns):
+            there = "" if n_columns is None else f" to x{n_columns}"
+            raise StudyError(f"{where} has no column {name!r}: its columns are called x1, x2{there}")
+        places.append(int(found[1]) - 1)
+    return places
+
+
+def first_nonfinite(features: Features) -> tuple[int, int] | None:
+    """Row and column (from 0) of the first NaN or infinity, or None."""
+    if isinstance(features, csr_array):
+        bad = np.flatnonzero(~np.isfinite(features.data))
+        if len(bad) == 0:
+            return None
+        row = int(np.searchsorted(features.indptr, bad[0], side="right")) - 1
+        return row, int(features.indices[bad[0]])
+    finite = np.isfinite(features)
+    return None if finite.all() else divmod(int(np.argmin(finite)), features.shape[1])
+
+
+# svmlight / libsvm text: one line ``label index:value index:value ... # comment`` per row
+
+
+def read_svmlight(
+    path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None
+) -> RawTable:
+    """Rows as CSR. Indices count from 1, or from 0 if an index 0 occurs; ``qid`` tags may name the owners.
+
+    Where ``columns`` are chosen, x1, x2, ... by their index, an index 0 is refused: one row with it would
+    change the meaning of all others.
+    """
+    if label is not None:
+        raise StudyError(f"{path}: the label is the first word of every line; leave label= / --label out")
+    if by not in (None, "qid"):
+        raise StudyError(f"{path}: only the tag 'qid' can name the owner of a row in this format, not {by!r}")
+    labels: list[str] = []
+    owners: list[str] = []
+    values, places, starts = array("d"), array("q"), array("q", [0])
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                words = line.partition("#")[0].split()
+                if not words:
+                    continue
+                where = f"{path}: row {len(labels) + 1}"
+                labels.append(words[0])
+                owner = _append_entries(words, values, places, where)
+                if by is not None and not owner:
+                    raise DataError(f"{where} has no qid tag, so it has no owner")
+                owners.append(owner)
+                starts.append(len(values))
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not svmlight text: it holds bytes that are not UTF-8") from None
+    entries = np.array(values, dtype=np.float64)
+    indices, offsets = np.array(places, dtype=np.int64), np.array(starts, dtype=np.int64)
+    n_columns = 0
+    if columns is not None:
+        zeros = np.flatnonzero(indices == 0)
+        if len(zeros):
+            row = int(np.searchsorted(offsets, zeros[0], side="right"))
+            raise DataError(f"{path}: row {row} has an index 0; here indices must count from 1")
+        entries, indices, offsets = _chosen(entries, indices - 1, offsets, numbered(columns, None, path))
+        n_columns = len(columns)
+    elif len(indices):
+        indices -= int(indices.min() > 0)
+        n_columns = int(indices.max()) + 1
+    features = compact_csr(entries, indices, offsets, (len(labels), n_columns))
+    groups = np.array(owners, dtype=object) if by is not None else None
+    return RawTable(features, labels, groups, tuple(columns or ()))
+
+
+def _chosen(
+    values: Floats, indices: Integers, offsets: Integers, wanted: list[int]
+) -> tuple[Floats, Integers, Integers]:
+    """The entries of the columns wanted, which may be many and far apart, in their new places."""
+    order = np.argsort(wanted)
+    ranked = np.asarray(wanted, dtype=np.int64)[order]
+    place = np.searchsorted(ranked, indices)
+    kept = np.append(ranked, -1)[place] == indices
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[kept]
+    places = order[place[kept]]
+    within = np.lexsort((places, rows))
+    counts = np.bincount(rows, minlength=len(offsets) - 1)
+    return values[kept][within], places[within], np.concatenate([[0], np.cumsum(counts)])
+
+
+def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> str:
+    """Append a row's entries; the owner, if a tag names one."""
+    last, owner = -1, ""
+    for word in words[1:]:
+        index, _, value = word.partition(":")
+        if index == "qid":
+            owner = owner or value
+            continue
+        try:
+            column, number = int(index), float(value)
+        except ValueError:
+            raise DataError(f"{where}: {word[:40]!r} is not of the form index:value") from None
+        if not math.isfinite(number):
+            raise DataError(f"{where}, column {column}: the value {value!r} is not a finite number")
+        if not (last < column <= _LARGEST_INDEX):
+            raise DataError(f"{where}: index {column} is out of order; indices must ascend from 0 or 1")
+        columns.append(column)
+        values.append(number)
+        last = column
+    return owner
+
+
+_READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None], RawTable]] = {
+    ".csv": read_named,
+    ".parquet": read_named,
+    ".npz": read_npz,
+    ".svm": read_svmlight,
+    ".libsvm": read_svmlight,
+    ".svmlight": read_svmlight,
+}

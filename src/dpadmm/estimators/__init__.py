@@ -13,7 +13,6 @@ except ModuleNotFoundError:
         name="sklearn",
     ) from None
 
-from dpadmm.estimators.classifier import DPADMMClassifier
-from dpadmm.estimators.regressor import DPADMMRegressor
+from dpadmm.estimators.linear_models import DPADMMClassifier, DPADMMRegressor
 
 __all__ = ["DPADMMClassifier", "DPADMMRegressor"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from traceback import walk_stack
 from typing import Any, Self
@@ -16,8 +17,7 @@ from sklearn.utils.validation import validate_data
 
 from dpadmm._base.errors import PrivacyLeakWarning, StudyError
 from dpadmm.data import Dataset
-from dpadmm.estimators.checking import told
-from dpadmm.estimators.encoding import Encoding, encoding_of, positive
+from dpadmm.estimators.encoding import Encoding, encoding_of, positive, refusal
 from dpadmm.optim.regularizers import ElasticNet
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.privacy.calibration import total_noise_multiplier
@@ -34,21 +34,24 @@ _ONE_AT_A_TIME = Lock()
 KINDS = (np.float64, np.float32)
 
 
+@dataclass(eq=False, repr=False)
 class PrivateLinearModel(BaseEstimator):
-    """Fitting with a budget, for estimators whose parameters include those of this class."""
+    """Fitting with a budget: the parameters that both estimators have, and what a fit does with them."""
 
-    epsilon: float
-    delta: float
-    data_norm: float | None
-    bounds: Any
-    l1_ratio: float
-    fit_intercept: bool
-    max_iter: int
-    rho: float
-    weight_radius: float
-    random_state: Any
-    accountant: BudgetAccountant | None
-    _encoding: Encoding
+    epsilon: float = 1.0
+    _: KW_ONLY
+    delta: float = 1e-5
+    data_norm: float | None = None
+    bounds: Any = None
+    l1_ratio: float = 0.0
+    fit_intercept: bool = True
+    max_iter: int = 100
+    rho: float = 0.1
+    weight_radius: float = 30.0
+    random_state: Any = None
+    accountant: BudgetAccountant | None = None
+    _encoding: Encoding = field(init=False)
+    _sent_from: tuple[BudgetAccountant, ...] = field(init=False)
 
     def _checked(self, X: Any, y: Any, **how: Any) -> tuple[Any, Any]:
         X, y = self._validated(X, y, ensure_min_samples=2, **how)
@@ -63,7 +66,7 @@ class PrivateLinearModel(BaseEstimator):
         try:
             return validate_data(self, X, *y, accept_sparse="csr", dtype=list(KINDS), **how)
         except ValueError as error:
-            raise told(error, X) from None
+            raise refusal(error, X) from None
 
     def _encoding_of(self, X: Any) -> tuple[Encoding, list[str]]:
         encoding, read_off = encoding_of(
@@ -75,11 +78,8 @@ class PrivateLinearModel(BaseEstimator):
         self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any
     ) -> Settings:
         """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
-        if (
-            isinstance(self.max_iter, bool)
-            or not isinstance(self.max_iter, int | np.integer)
-            or self.max_iter < 1
-        ):
+        whole = isinstance(self.max_iter, int | np.integer) and not isinstance(self.max_iter, bool)
+        if not whole or self.max_iter < 1:
             raise StudyError(f"max_iter must be a whole number of at least 1, not {self.max_iter!r}")
         seed = self.random_state
         return Settings(
@@ -102,10 +102,8 @@ class PrivateLinearModel(BaseEstimator):
         prepared = prepare(dataset, settings)
         if self.random_state is None:
             z = total_noise_multiplier(float(self.epsilon), settings.delta, settings.n_rounds)
-            loss, n_weights = (
-                prepared.problem.loss,
-                prepared.rows.n_features * prepared.problem.loss.n_outputs,
-            )
+            loss = prepared.problem.loss
+            n_weights = prepared.rows.n_features * loss.n_outputs
             try:
                 for m in np.unique(prepared.rows.n_rows).tolist():
                     Grid(loss.lipschitz, n_weights, m).noise_scale(z)
@@ -125,34 +123,27 @@ class PrivateLinearModel(BaseEstimator):
         self.n_iter_ = result.outcome.rounds
         self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
         if leaks:
-            self.privacy_["guarantee"] += "; it does not cover what was read off the data: " + ", ".join(
-                leaks
+            self.privacy_["guarantee"] += (
+                f"; it does not cover what was read off the data: {', '.join(leaks)}"
             )
         return result
 
     def _warn(self, leaks: Sequence[str]) -> None:
         """Call it from ``fit`` itself: warnings then point at whoever called that."""
-        if leaks:
-            warnings.warn(
-                f"read off the data, and not covered by epsilon: {', '.join(leaks)}",
-                PrivacyLeakWarning,
-                stacklevel=3,
-            )
+        said = [f"read off the data, and not covered by epsilon: {', '.join(leaks)}"] if leaks else []
         if self.random_state is not None:
-            warnings.warn(
+            said.append(
                 "random_state makes the noise reproducible, so it protects nobody; "
-                "random_state=None draws exact noise from the operating system",
-                PrivacyLeakWarning,
-                stacklevel=3,
+                "random_state=None draws exact noise from the operating system"
             )
         if _in_a_search():
             counted = self._accountants()
-            warnings.warn(
+            said.append(
                 "every fit of a search or cross-validation costs its own epsilon on the same rows; they are "
-                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant="),
-                PrivacyLeakWarning,
-                stacklevel=3,
+                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant=")
             )
+        for sentence in said:
+            warnings.warn(sentence, PrivacyLeakWarning, stacklevel=3)
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
         left_behind = [each for each in self.__dict__.get("_sent_from", ()) if not each.here]
@@ -175,8 +166,6 @@ class PrivateLinearModel(BaseEstimator):
         if "_sent_from" in self.__dict__:
             copy._sent_from = self._sent_from
         return copy
-
-    _sent_from: tuple[BudgetAccountant, ...]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -17,26 +17,25 @@ from dpadmm._base.arrays import Features, Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 
+_MISSING = (
+    "Input X contains NaN, and a cell must be a number: fill missing ones with the middle of their public "
+    "bounds, or use a study, which does so. An imputer fitted on the rows leaks, and nothing counts it"
+)
+_TEXT = (
+    "must be numbers: encode categories from a public list (OneHotEncoder with categories=), or use a study. "
+    "An encoder that is fitted on the rows leaks which values there are"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """How rows are scaled.
+    """How rows are scaled."""
 
-    Attributes
-    ----------
-    low, high : (d,)
-        Values are clamped to these; infinite without bounds.
-    centre, half : (d,)
-        They map bounds to [−1, 1]; 0 and 1 without bounds.
-    norm : float
-        Public bound of the norm of a row after that.
-    """
-
-    low: Floats
+    low: Floats  # (d,) values are clamped to these; infinite without bounds
     high: Floats
-    centre: Floats
+    centre: Floats  # (d,) with half, maps bounds to [−1, 1]; 0 and 1 without bounds
     half: Floats
-    norm: float
+    norm: float  # public bound of the norm of a row after that
 
     def rows(self, features: Any) -> Features:
         """Rows scaled; those beyond ``norm`` are still longer than 1."""
@@ -73,7 +72,8 @@ def encoding_of(features: Any, *, data_norm: Any, bounds: Any, centred: bool) ->
     centre, half, norm = np.zeros(d), np.ones(d), None
     if bounds is not None:
         low, high = _pair(bounds, d)
-        centre, half, norm = _middle(low, high, centred=centred and not sparse), np.ones(d), float(np.sqrt(d))
+        centre = 0.5 * low + 0.5 * high if centred and not sparse else np.zeros(d)
+        norm = float(np.sqrt(d))
         reach = np.maximum(high - centre, centre - low)
         half = np.where(reach > 0.0, reach, 1.0)
         if sparse and ((low > 0.0).any() or (high < 0.0).any()):
@@ -82,9 +82,12 @@ def encoding_of(features: Any, *, data_norm: Any, bounds: Any, centred: bool) ->
         norm = positive("data_norm", data_norm)
         if np.isinf(norm):
             raise StudyError("data_norm must be a finite number")
-    if norm is None:
-        return Encoding(low, high, centre, half, _longest(features)), True
-    return Encoding(low, high, centre, half, norm), False
+    if norm is not None:
+        return Encoding(low, high, centre, half, norm), False
+    longest = float(row_norms(as_matrix(features)).max())
+    if not np.isfinite(longest):
+        raise DataError("a row is too long for its norm to be a number; scale the columns, or give bounds")
+    return Encoding(low, high, centre, half, longest or 1.0), True
 
 
 def label_scale(values: Floats, bounds: Any, *, centred: bool) -> tuple[float, float, float, float]:
@@ -108,10 +111,6 @@ def positive(name: str, value: Any, *, or_zero: bool = False) -> float:
     return number
 
 
-def _middle(low: Floats, high: Floats, *, centred: bool) -> Floats:
-    return 0.5 * low + 0.5 * high if centred else np.zeros_like(low)
-
-
 def _pair(bounds: Any, d: int, name: str = "bounds") -> tuple[Floats, Floats]:
     try:
         low, high = (np.broadcast_to(np.asarray(each, dtype=float), (d,)) for each in bounds)
@@ -130,8 +129,24 @@ def _pair(bounds: Any, d: int, name: str = "bounds") -> tuple[Floats, Floats]:
     return low, high
 
 
-def _longest(features: Any) -> float:
-    longest = float(row_norms(as_matrix(features)).max())
-    if not np.isfinite(longest):
-        raise DataError("a row is too long for its norm to be a number; scale the columns, or give bounds")
-    return longest or 1.0
+def refusal(error: ValueError, rows: Any) -> ValueError:
+    """Rows that scikit-learn refuses, in words that do not lead to a leak; any other error as it is."""
+    said = str(error)
+    if said.startswith("Input X contains NaN"):
+        return DataError(_MISSING)
+    if said.startswith("could not convert string to float"):  # and it quotes the cell
+        columns = list(getattr(rows, "columns", ()))  # of a data frame; an array has no names
+        names = [str(name) for name in columns if not _is_number(rows[name])]
+        if not names and _is_number(rows):
+            return DataError("y must be numbers, and a label is text")
+        which = f"columns {', '.join(map(repr, names[:8]))} of X" if names else "all columns of X"
+        return DataError(f"{which} {_TEXT}")
+    return error
+
+
+def _is_number(cells: Any) -> bool:
+    try:
+        np.asarray(cells, dtype=float)
+    except (TypeError, ValueError):
+        return False
+    return True

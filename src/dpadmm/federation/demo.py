@@ -24,8 +24,7 @@ import numpy as np
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.files import atomic_file
-from dpadmm.data.adult import adult_rows
-from dpadmm.data.adult_sources import COLUMNS, Row
+from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
 from dpadmm.federation.aggregator.coordinator import View
 from dpadmm.federation.aggregator.journal import Journal, result_of
@@ -35,7 +34,7 @@ from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.pki.authority import Authority, url_of
 from dpadmm.federation.replay import Replay, replay
 from dpadmm.model.evaluate import evaluate
-from dpadmm.model.loading import load_model
+from dpadmm.model.file import load_model
 from dpadmm.model.model import model_of
 from dpadmm.privacy.statement_file import cross_checks, read_statement
 from dpadmm.site.site import Site

@@ -18,10 +18,9 @@ from dpadmm._base.errors import DataError
 from dpadmm._base.fields import parameters
 from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
-from dpadmm.data.encoding import Report
+from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
-from dpadmm.model.model import Model
-from dpadmm.model.tables import Scorer, score_file
+from dpadmm.model.model import Model, Scorer, score_file
 from dpadmm.optim.losses import LOSSES
 
 BINS = 10
@@ -46,19 +45,10 @@ class Bin:
 class Evaluation:
     """Figures by name (None where there is no such number), and what they were computed from.
 
-    Attributes
-    ----------
-    figures : mapping
-        accuracy, most_frequent_class, loss, auc, calibration_error; or rmse, mae, r2, loss.
-    confusion : (classes, classes)
-        Rows by true class (down) and predicted class (across); empty for numbers.
-    bins : sequence of Bin
-        Probability of the positive class (of the likeliest one where there are more than two), against how
-        often it was true; empty without probabilities.
-    truth, scores
-        Codes of the classes or numbers in the label's units, and scores (rows, p).
-    report : Report
-        What was clamped, unknown or missing.
+    ``figures`` are accuracy, most_frequent_class, loss, auc, calibration_error; or rmse, mae, r2, loss.
+    ``confusion`` has rows by true class (down) and predicted class (across); it is empty for numbers.
+    ``bins`` compare the probability of the positive class (of the likeliest one where there are more than
+    two) with how often it was true. ``truth`` are codes of the classes, or numbers in the label's units.
     """
 
     n_rows: int
@@ -71,7 +61,6 @@ class Evaluation:
     report: Report
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "rows": self.n_rows,
             **self.figures,
@@ -93,13 +82,12 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     scorer = Scorer(model)
     if column in scorer.columns:
         raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
-    is_number = model.task == "regression"
     scores, truth = [], []
-    numbers = frozenset([column] if is_number else [])
-    for each in score_file(scorer, path, beside=[column], numbers=numbers):
-        cells = each.beside.column(column)
-        truth.append(_truth(model, cells, column, scorer.report.rows - len(each.scores), path))
-        scores.append(each.scores)
+    numbers = frozenset([column] if model.task == "regression" else [])
+    for found, beside in score_file(scorer, path, beside=[column], numbers=numbers):
+        first = scorer.report.rows - len(found)
+        truth.append(_truth(model, beside.column(column), column, first, path))
+        scores.append(found)
     return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report)
 
 
@@ -109,7 +97,11 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
     classes = model.class_names
     if model.task == "regression":
         figures = _of_numbers(truth, np.asarray(model.answers(scores), float))
-        figures["loss"] = _mean_loss(model, _as_trained(model, truth), scores)
+        labels = truth
+        if model.label is not None and model.label.bounds is not None:  # −1 … 1, as the loss saw them
+            low, high = model.label.bounds
+            labels = (np.clip(truth, low, high) - low) / (high - low) * 2.0 - 1.0
+        figures["loss"] = _mean_loss(model, labels, scores)
         return Evaluation(len(truth), figures, (), np.empty((0, 0), int), (), truth, scores, report)
     codes, n_classes = truth.astype(int), len(classes)
     chosen = (scores[:, 0] > 0.0).astype(int) if model.task == "binary" else scores.argmax(axis=1)
@@ -130,13 +122,7 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
 
 
 def auc(positive: Any, scores: Floats) -> float | None:
-    """Chance that a positive row has a higher score than a negative one (ties count half).
-
-    Examples
-    --------
-    >>> auc(np.array([False, True, True]), np.array([0.1, 0.1, 0.9]))
-    0.75
-    """
+    """Chance that a positive row has a higher score than a negative one (ties count half)."""
     n = len(positive)
     n_positive = int(np.count_nonzero(positive))
     if n_positive in (0, n):
@@ -153,8 +139,7 @@ def mean_auc(codes: Integers, scores: Floats) -> float | None:
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances = exponentials / exponentials.sum(axis=1, keepdims=True)
     each = [auc(codes == k, chances[:, k]) for k in range(scores.shape[1])]
-    known = [value for value in each if value is not None]
-    return float(np.mean(known)) if len(known) == len(each) else None
+    return None if None in each else float(np.mean([value for value in each if value is not None]))
 
 
 def reliability(model: Model, codes: Integers, scores: Floats) -> list[Bin]:
@@ -200,8 +185,9 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Flo
     """Codes of classes, or numbers as they are."""
     try:
         if model.task != "regression":
-            label = Label(column, classes=tuple(_class_text(each) for each in model.class_names))
-            codes = encode_labels_of(label, cells, first)
+            # As a cell says it: 1, not 1.0
+            classes = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in model.class_names)
+            codes = encode_labels_of(Label(column, classes=classes), cells, first)
             return (codes + 1.0) / 2.0 if len(model.class_names) == 2 else codes
         numbers = as_numbers(cells, column)
         bad = np.flatnonzero(~np.isfinite(numbers))
@@ -212,16 +198,3 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Flo
         raise DataError(f"{path}: {error.at(first)}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-
-
-def _class_text(value: Any) -> str:
-    """As a cell says it: 1, not 1.0."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _as_trained(model: Model, truth: Floats) -> Floats:
-    """Numbers as the loss saw them: −1 … 1 within public bounds."""
-    if model.label is None or model.label.bounds is None:
-        return truth
-    low, high = model.label.bounds
-    return (np.clip(truth, low, high) - low) / (high - low) * 2.0 - 1.0

@@ -17,7 +17,6 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
-from dpadmm.model.coefficients import units
 from dpadmm.model.model import Model
 from dpadmm.model.standard_error import NoiseError, noise_error_of
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
@@ -34,21 +33,11 @@ PORTION = 256
 
 @dataclass(frozen=True)
 class Coefficient:
-    """One coefficient.
+    """The change of the score by one unit (``per``) of a column, or by a category, a bin or ``missing``.
 
-    Attributes
-    ----------
-    column, value : str
-        The column; and the category, the bin or ``missing`` where it is about one.
-    per : str
-        What a change by one means.
-    output : str
-        The class whose score it changes, where there is one score for each.
-    coefficient, standard_error : float
-        The change of the score; and its standard deviation over runs that differ in their noise alone, or
-        None where the transcript is not known.
-    span : float
-        How far the value can go: ``effect = coefficient · span``.
+    ``output`` is the class whose score it changes, where there is one score for each. The standard error is
+    over runs that differ in their noise alone, or None where the transcript is not known. ``span`` is how far
+    the value can go.
     """
 
     column: str
@@ -61,7 +50,6 @@ class Coefficient:
 
     @property
     def name(self) -> str:
-        """The column, with the value it is about."""
         return f"{self.column}={self.value}" if self.value else self.column
 
     @property
@@ -71,7 +59,6 @@ class Coefficient:
 
     @property
     def may_be_noise(self) -> bool | None:
-        """Whether it is smaller than twice its standard error; None where that is not known."""
         return None if self.standard_error is None else abs(self.coefficient) < NOISE * self.standard_error
 
     def as_json(self) -> dict[str, Any]:
@@ -130,17 +117,20 @@ class _Term(NamedTuple):
 
 def explain(model: Model) -> Explanation:
     """The coefficients of a model, in its columns' and its label's units; nothing of any row is needed."""
-    schema = model.schema or Schema(tuple(map(Plain, model.feature_names or _numbered(model))), row_norm=1.0)
+    names = model.feature_names or [f"feature {j + 1}" for j in range(model.n_features)]
+    schema = model.schema or Schema(tuple(map(Plain, names)), row_norm=1.0)
     share = BESIDE_INTERCEPT if model.intercept else 1.0
-    scale, shift = units(model) if model.task == "regression" else (1.0, 0.0)
+    scale, shift = model.label_units if model.task == "regression" else (1.0, 0.0)
     terms: list[_Term] = []
-    constant = np.zeros(len(model.weights))
-    for column, first in _places(schema):
-        terms += _terms(column, first)
-        constant[first : first + len(column.features)] = _offset(column) / schema.scale
+    constant, first = np.zeros(len(model.weights)), 0
+    for column in schema.columns:
+        found, offsets = _terms(column, first)
+        terms += found
+        constant[first : first + len(offsets)] = offsets / schema.scale
+        first += len(offsets)
     if model.intercept:
         constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
-    outputs, names = _outputs(model)
+    outputs, classes = _outputs(model)
     unknown, noise = _noise_error(model)
 
     def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0) -> Iterator[Coefficient]:
@@ -149,25 +139,19 @@ def explain(model: Model) -> Explanation:
         for h, mixture in enumerate(outputs):
             spreads = [None] * len(rows) if noise is None else noise.std_of(np.kron(rows, mixture)).tolist()
             for term, value, spread in zip(terms, values[:, h].tolist(), spreads, strict=True):
-                yield Coefficient(term.column, term.value, term.per, names[h], value, spread, term.span)
+                yield Coefficient(term.column, term.value, term.per, classes[h], value, spread, term.span)
 
-    found = [
-        each
-        for some in _portions(terms)
-        for each in coefficients(some, _rows(some, len(constant)) / schema.scale)
-    ]
+    every: list[Coefficient] = []
+    for start in range(0, len(terms), PORTION):
+        some = terms[start : start + PORTION]
+        every += coefficients(some, _rows(some, len(constant)) / schema.scale)
     return Explanation(
         score=_score(model),
-        coefficients=tuple(sorted(found, key=lambda each: -abs(each.effect))),
+        coefficients=tuple(sorted(every, key=lambda each: -abs(each.effect))),
         intercepts=tuple(coefficients([_Term("intercept", "", "", 1.0, 0, 1.0)], constant[None], shift)),
         unknown=unknown,
         shortened=_shortened(model),
     )
-
-
-def _portions(terms: list[_Term]) -> Iterator[list[_Term]]:
-    for first in range(0, len(terms), PORTION):
-        yield terms[first : first + PORTION]
 
 
 def _rows(terms: list[_Term], width: int) -> Floats:
@@ -181,24 +165,22 @@ def _rows(terms: list[_Term], width: int) -> Floats:
     return out
 
 
-def _places(schema: Schema) -> Iterator[tuple[Column, int]]:
-    first = 0
-    for column in schema.columns:
-        yield column, first
-        first += len(column.features)
-
-
-def _terms(column: Column, first: int) -> Iterator[_Term]:
-    """What a column's weights mean, in units of the column."""
+def _terms(column: Column, first: int) -> tuple[list[_Term], Floats]:
+    """What a column's weights mean, in its units; and its features at value 0, for the intercept."""
     if names := _values(column):
-        against = slice(first, first + len(names)), _average(column)
-        for place, name in enumerate(names, first):
-            yield _Term(column.name, name, AGAINST_AVERAGE, 1.0, place, 1.0, against)
-        return
-    slope, span, per = _slope(column)
-    yield _Term(column.name, "", per, span, first, slope)
+        # What is none of the public values counts only beside a single value
+        known = np.append(np.ones(len(names) - 1), 1.0 if len(names) == 2 else 0.0)
+        average = known / known.sum()
+        against = slice(first, first + len(names)), average
+        return [
+            _Term(column.name, name, AGAINST_AVERAGE, 1.0, place, 1.0, against)
+            for place, name in enumerate(names, first)
+        ], average
+    slope, offset, span, per = _line(column)
+    terms = [_Term(column.name, "", per, span, first, slope)]
     if len(column.features) == 2:
-        yield _Term(column.name, "missing", MISSING, 1.0, first + 1, 1.0)
+        terms.append(_Term(column.name, "missing", MISSING, 1.0, first + 1, 1.0))
+    return terms, np.array([offset, 0.0][: len(column.features)])
 
 
 def _values(column: Column) -> list[str]:
@@ -210,40 +192,17 @@ def _values(column: Column) -> list[str]:
     return []
 
 
-def _average(column: Column) -> Floats:
-    """The average over a column's public values; what is none of them counts only beside a single value."""
-    known = np.ones(len(column.features))
-    if len(known) > 2:
-        known[-1] = 0.0
-    return np.asarray(known / known.sum())
-
-
-def _slope(column: Column) -> tuple[float, float, str]:
-    """(change of the feature by one unit, units in the column's range, what a unit is)."""
+def _line(column: Column) -> tuple[float, float, float, str]:
+    """(slope, offset) of the feature by the column's value, units in the column's range, what a unit is."""
     if isinstance(column, Number):
         low, high = column.bounds
         if column.transform == "log":
-            span = math.log2(high) - math.log2(low)
-            return 2.0 / span, span, PER_DOUBLING
-        return 2.0 / (high - low), high - low, PER_UNIT
-    if isinstance(column, Ordinal):
-        return 2.0 / (len(column.values) - 1), len(column.values) - 1.0, PER_STEP
-    return (2.0, 1.0, TRUE_FALSE) if isinstance(column, Boolean) else (1.0, 1.0, PER_UNIT)
-
-
-def _offset(column: Column) -> Floats:
-    """The features of value 0, or the average of categories: what of a column goes into the intercept."""
-    if _values(column):
-        return _average(column)
-    out = np.zeros(len(column.features))
-    if isinstance(column, Ordinal | Boolean):
-        out[0] = -1.0
-    elif isinstance(column, Number):
-        low, high = column.bounds
-        if column.transform == "log":
             low, high = math.log2(low), math.log2(high)
-        out[0] = -(low + high) / (high - low)
-    return out
+        per = PER_DOUBLING if column.transform == "log" else PER_UNIT
+        return 2.0 / (high - low), -(low + high) / (high - low), high - low, per
+    if isinstance(column, Ordinal):
+        return 2.0 / (len(column.values) - 1), -1.0, len(column.values) - 1.0, PER_STEP
+    return (2.0, -1.0, 1.0, TRUE_FALSE) if isinstance(column, Boolean) else (1.0, 0.0, 1.0, PER_UNIT)
 
 
 def _outputs(model: Model) -> tuple[Floats, list[str]]:
@@ -283,7 +242,3 @@ def _noise_error(model: Model) -> tuple[str, NoiseError | None]:
     study = study_from(model.study)
     n_rows = [m for entry in model.statement["agents"] for m in entry["n_rows"].values()]
     return "", noise_error_of(study, model.history, np.array(n_rows))
-
-
-def _numbered(model: Model) -> list[str]:
-    return [f"feature {j + 1}" for j in range(len(model.weights) - model.intercept)]

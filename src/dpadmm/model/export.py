@@ -7,7 +7,7 @@ loss, LinearSVC for the hinges, LinearRegression for squared and Huber loss, in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,10 @@ from scipy.sparse import vstack
 
 from dpadmm._base.arrays import Features
 from dpadmm._base.errors import DataError
-from dpadmm.data.encoding import Encoder
+from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Schema
-from dpadmm.model.coefficients import split, units
 from dpadmm.model.file import require_finite
-from dpadmm.model.tables import batches_of, is_table
+from dpadmm.model.model import Model, batches_of, is_table
 from dpadmm.optim.features import as_matrix, clip_rows
 
 try:
@@ -32,11 +31,19 @@ except ModuleNotFoundError:
         "to_sklearn() needs scikit-learn; install it with: pip install 'dpadmm[sklearn]'"
     ) from None
 
-if TYPE_CHECKING:
-    from dpadmm.model.model import Model
+
+class _Fitted(TransformerMixin, BaseEstimator):
+    """A step that learns nothing from rows."""
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Nothing to do."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
 
 
-class TableEncoder(TransformerMixin, BaseEstimator):
+class TableEncoder(_Fitted):
     """Tables -> features of length at most 1, by a public schema; nothing is ever learnt from rows.
 
     Takes pandas and polars data frames, Arrow tables and mappings of columns.
@@ -44,10 +51,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-
-    def fit(self, X: Any, y: Any = None) -> TableEncoder:
-        """Nothing to do."""
-        return self
 
     def transform(self, X: Any) -> Features:
         """(rows, features), dense or sparse as the schema says; scikit-learn's sparse is a matrix."""
@@ -64,16 +67,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         """The names of the features, in the order of the coefficients."""
         return np.array(self.schema.features, dtype=object)
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
-
-class RowShortener(TransformerMixin, BaseEstimator):
+class RowShortener(_Fitted):
     """Rows longer than 1 -> rows of length 1, as in training; the others stay as they are."""
-
-    def fit(self, X: Any, y: Any = None) -> RowShortener:
-        """Nothing to do."""
-        return self
 
     def transform(self, X: Any) -> Features:
         """(rows, features) of length at most 1."""
@@ -82,9 +78,6 @@ class RowShortener(TransformerMixin, BaseEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """The names that went in."""
         return np.asarray(input_features, dtype=object)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
 
 def to_sklearn(model: Model) -> Pipeline:
@@ -99,10 +92,10 @@ def to_sklearn(model: Model) -> Pipeline:
 
 
 def _linear(model: Model) -> Any:
-    coefficients, constants = split(model)
+    coefficients, constants = model.coefficients
     if model.task == "regression":
         made = LinearRegression()
-        scale, shift = units(model)
+        scale, shift = model.label_units
         made.coef_ = coefficients[0] * scale
         made.intercept_ = float(constants[0] * scale + shift)
     else:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from warnings import catch_warnings
 from zipfile import ZipInfo
 
@@ -21,6 +22,9 @@ from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
+from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
+from dpadmm.model.model import Model
+from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 FORMAT = "dpadmm-model/2"
 FORMATS = ("dpadmm-model/1", FORMAT)
@@ -29,22 +33,41 @@ FORMATS = ("dpadmm-model/1", FORMAT)
 MOST_BYTES = 2**30
 
 BROKEN = (*BROKEN_ARCHIVE, KeyError, AttributeError)
-"""What NumPy, zipfile and JSON raise for files that are none of ours."""
+"""What NumPy, zipfile, JSON and the checks below raise for files that are none of ours."""
 
+FIRST_INTERCEPT = math.sqrt(0.5)
+"""The constant column of models whose file does not name it."""
 
+T = TypeVar("T")
 _INSTEAD = "; train again or restore a copy"
 
 
-def write_model(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Path:
+def save_model(model: Model, path: Path) -> Path:
     """Write one file; it appears whole or not at all, and never with numbers that are not finite."""
-    target = Path(path)
-    require_finite(arrays, f"{target} was not written")
-    text = json.dumps({"format": FORMAT, **about}, default=_plain)
+    arrays = {"weights": model.weights, "history": model.history}
+    require_finite(arrays, f"{path} was not written")
+    about = {
+        "format": FORMAT,
+        "version": model.version,
+        "task": model.task,
+        "loss": model.loss,
+        "classes": model.classes,
+        "intercept": model.intercept,
+        "intercept_value": INTERCEPT,
+        "clip": model.clip,
+        "feature_names": model.feature_names,
+        "privacy": dict(model.privacy),
+        "schema": None if model.schema is None else schema_as_json(model.schema),
+        "label": None if model.label is None else label_as_json(model.label),
+        "study": dict(model.study),
+        "study_hash": model.study_hash,
+        "statement": dict(model.statement),
+    }
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, about=np.array(text), **arrays)
-    with atomic_file(target) as out:
+    np.savez(buffer, allow_pickle=False, about=np.array(json.dumps(about, default=_plain)), **arrays)
+    with atomic_file(path) as out:
         out.write(buffer.getvalue())
-    return target
+    return path
 
 
 def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
@@ -56,42 +79,49 @@ def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
             )
 
 
-def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """The JSON and the arrays of a file of any known format; one sentence for any other."""
+def load_model(path: str | os.PathLike[str]) -> Model:
+    """Read a model that :meth:`Model.save` wrote, in this version or an earlier one."""
     try:
-        raw = _bytes(Path(path))
-        with catch_warnings(action="ignore"), np.load(io.BytesIO(raw), allow_pickle=False) as archive:
-            members = archive.zip.infolist()
-            if sum(each.file_size for each in members) > MOST_BYTES:
-                raise ValueError("too large")
-            _check_once(path, members)
-            check_claim(archive.zip, "about.npy")
-            about = json.loads(str(archive["about"]))
-            found = about["format"]
-            if found not in FORMATS:
-                raise DataError(
-                    f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it"
-                )
-            names = ("weights",) if found == FORMATS[0] else ("weights", "history")
-            _check_known(path, members, ("about", *names))
-            for name in names:
-                check_claim(archive.zip, f"{name}.npy")
-            arrays = {name: archive[name] for name in names}
-        if any(each.dtype.kind not in "fiu" for each in arrays.values()):
-            raise ValueError("not numbers")
-        arrays = {name: np.asarray(each, dtype=float) for name, each in arrays.items()}
-        return about, arrays
+        return _model_from(*_read(path))
     except DataError:
         raise
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
     except BROKEN:
-        raise damaged(path) from None
+        raise DataError(f"{path}: not a model file of dpadmm, or damaged{_INSTEAD}") from None
 
 
-def damaged(path: str | os.PathLike[str]) -> DataError:
-    """The sentence for a file that makes no model."""
-    return DataError(f"{path}: not a model file of dpadmm, or damaged{_INSTEAD}")
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Floats]]:
+    """The JSON and the arrays of a file of any known format."""
+    source = Path(path)
+    if source.exists() and (not source.is_file() or source.stat().st_size > MOST_BYTES):
+        raise ValueError("no plain file of a fair size")
+    raw = io.BytesIO(source.read_bytes())
+    with catch_warnings(action="ignore"), np.load(raw, allow_pickle=False) as archive:
+        members = archive.zip.infolist()
+        if sum(each.file_size for each in members) > MOST_BYTES:
+            raise ValueError("too large")
+        _check_once(path, members)
+        check_claim(archive.zip, "about.npy")
+        about = json.loads(str(archive["about"]))
+        found = about["format"]
+        if found not in FORMATS:
+            raise DataError(
+                f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it"
+            )
+        names = ("weights",) if found == FORMATS[0] else ("weights", "history")
+        known = {f"{name}.npy" for name in ("about", *names)}
+        for each in members:  # nothing rides along that no reader looks at
+            if each.filename not in known:
+                raise DataError(
+                    f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}"
+                )
+        for name in names:
+            check_claim(archive.zip, f"{name}.npy")
+        arrays = {name: archive[name] for name in names}
+    if any(each.dtype.kind not in "fiu" for each in arrays.values()):
+        raise ValueError("not numbers")
+    return about, {name: np.asarray(each, dtype=float) for name, each in arrays.items()}
 
 
 def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> None:
@@ -105,20 +135,76 @@ def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> Non
         seen.add(each.filename)
 
 
-def _check_known(path: str | os.PathLike[str], members: Sequence[ZipInfo], names: Sequence[str]) -> None:
-    """Nothing rides along that no reader looks at."""
-    known = {f"{name}.npy" for name in names}
-    for each in members:
-        if each.filename not in known:
-            raise DataError(
-                f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}"
-            )
+def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
+    weights, history = arrays["weights"], arrays.get("history", np.empty((0, 0, 0)))
+    _check_shapes(weights, about["task"], about["classes"], history)
+    if about["intercept"]:
+        constant = float(about.get("intercept_value", FIRST_INTERCEPT))
+        weights, history = _rescaled(weights, constant), _rescaled(history, constant)
+    known: dict[str, Any] = {
+        "weights": weights,
+        "task": about["task"],
+        "loss": _a(str, about["loss"]),
+        "classes": tuple(about["classes"]) if about["classes"] is not None else None,
+        "intercept": bool(about["intercept"]),
+        "clip": bool(about["clip"]),
+        "feature_names": tuple(_a(str, name) for name in about["feature_names"]),
+        "privacy": _a(dict, about["privacy"]),
+    }
+    if about["format"] == FORMATS[0]:
+        return Model(**known, version="")
+    schema = about["schema"]
+    if schema is not None:  # whether a name looks like an identifier was asked when the study was written
+        schema = schema_from([{**each, "allow": True} for each in schema["columns"]], schema["row_norm"])
+    model = Model(
+        **known,
+        schema=schema,
+        label=None if about["label"] is None else label_from(about["label"]),
+        study=_a(dict, about["study"]),
+        statement=_a(dict, about["statement"]),
+        history=history,
+        version=_a(str, about["version"]),
+    )
+    if model.study_hash != about["study_hash"]:
+        raise ValueError("study")
+    if model.schema is not None:
+        width = len(model.schema.features) + model.intercept
+        if width != len(model.weights) or model.feature_names != model.schema.features:
+            raise ValueError("schema")
+    if model.label is not None and model.label.classes != model.classes:
+        raise ValueError("label")
+    return model
 
 
-def _bytes(path: Path) -> bytes:
-    if path.exists() and (not path.is_file() or path.stat().st_size > MOST_BYTES):
-        raise ValueError("no plain file of a fair size")
-    return path.read_bytes()
+def _rescaled(weights: Floats, constant: float) -> Floats:
+    """Weights for rows ``[√(1−c²)·a, c]`` with another constant c, for rows as they are made now."""
+    if constant == INTERCEPT or weights.size == 0:
+        return weights
+    if not 0.0 < constant < 1.0:
+        raise ValueError("no such constant")
+    out = weights * (math.sqrt(1.0 - constant**2) / BESIDE_INTERCEPT)
+    out[..., -1, :] = weights[..., -1, :] * (constant / INTERCEPT)
+    return np.asarray(out)
+
+
+def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None, history: Floats) -> None:
+    """A ValueError where a file's parts do not make a model."""
+    if weights.ndim != 2 or 0 in weights.shape or not np.isfinite(weights).all():
+        raise ValueError("weights")
+    n_outputs = weights.shape[1]
+    n_classes = {"binary": 2, "multiclass": n_outputs, "regression": 0}[task]
+    if (task != "multiclass" and n_outputs != 1) or (classes is not None and len(classes) != n_classes):
+        raise ValueError("classes")
+    if isinstance(classes, str) or not all(isinstance(each, str | int | float) for each in classes or ()):
+        raise ValueError("classes")
+    if history.size and (history.shape[1:] != weights.shape or not np.isfinite(history).all()):
+        raise ValueError("history")
+
+
+def _a(kind: type[T], value: Any) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(kind.__name__)
+    return value
 
 
 def _plain(value: Any) -> Any:

@@ -8,25 +8,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Features, Floats
 from dpadmm._base.errors import DataError
-from dpadmm.data.schema import Label, Schema
-from dpadmm.data.schema_file import label_as_json, schema_as_json
-from dpadmm.model.coefficients import units
-from dpadmm.model.file import FORMAT as FORMAT
-from dpadmm.model.file import write_model
-from dpadmm.model.line import in_a_line
-from dpadmm.model.tables import Scorer, batches_of, is_table, score_file
-from dpadmm.optim.features import INTERCEPT, as_matrix, clip_rows, with_intercept
+from dpadmm._base.suggestions import unknown_name
+from dpadmm.data.cells import as_numbers, placed
+from dpadmm.data.encoded import plain_schema
+from dpadmm.data.encoder import Encoder
+from dpadmm.data.reader import open_batches
+from dpadmm.data.schema import Label, Number, Plain, Schema
+from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, clip_rows, with_intercept
 from dpadmm.optim.losses.base import Task
 from dpadmm.version import VERSION
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 PROBABILITIES = ("logistic", "softmax")
 """Losses whose scores are log odds."""
+
+MOST_CLASSES = 4
+"""Classes that ``repr`` names."""
 
 
 class Predicted(NamedTuple):
@@ -49,13 +53,10 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """Weights and what is needed to use them.
+    """Weights (d, p), one column per score, and what is needed to use them.
 
     Attributes
     ----------
-    weights : (d, p)
-        One column per score.
-    task : {"binary", "multiclass", "regression"}
     loss : str
         Name of the loss it was trained with; probabilities exist for logistic and softmax only.
     classes : tuple or None
@@ -64,14 +65,11 @@ class Model:
         The last weight belongs to a constant column, which ``predict`` adds by itself.
     clip : bool
         Rows longer than 1 were shortened to 1 in training, and are here too.
-    feature_names : tuple of str
-    privacy : mapping
-        The privacy report of the run, as JSON values.
     schema, label : optional
         The columns and the label of the study: with them the model takes tables, and answers in the label's
         own units.
-    study, statement : mapping
-        The study, and the privacy statement of the run, as JSON values.
+    privacy, study, statement : mapping
+        The privacy report of the run, the study, and the privacy statement, as JSON values.
     history : (t + 1, d, p)
         The public consensus of every round; empty where it was not kept.
     version : str
@@ -100,7 +98,35 @@ class Model:
     version: str = VERSION
 
     def __repr__(self) -> str:
-        return in_a_line(self)
+        """One line: of what, for which answers, at which ε; whatever its file says of itself."""
+        name = f"{_short(self.study['name'])!r}: " if self.study.get("name") else ""
+        count = self.n_features
+        features = f"{count:,} feature{'s' * (count != 1)}{' and a constant' * self.intercept}"
+        classes, answers = self.class_names, "predicts a number"
+        if classes:
+            few = len(classes) <= MOST_CLASSES
+            answers = f"classes {', '.join(map(_short, classes))}" if few else f"{len(classes)} classes"
+        return f"<Model {name}{self.loss}, {features}, {answers}, {_promise(self.privacy)}>"
+
+    @property
+    def n_features(self) -> int:
+        """Features of a row, without the constant column."""
+        return len(self.weights) - self.intercept
+
+    @property
+    def coefficients(self) -> tuple[Floats, Floats]:
+        """Coefficients (p, features) and constants (p,): with an intercept rows were ``[0.96·a, 0.28]``."""
+        if not self.intercept:
+            return np.ascontiguousarray(self.weights.T), np.zeros(self.weights.shape[1])
+        return np.ascontiguousarray(self.weights[:-1].T) * BESIDE_INTERCEPT, self.weights[-1] * INTERCEPT
+
+    @property
+    def label_units(self) -> tuple[float, float]:
+        """(scale, shift) from scores −1 … 1 to the label's units."""
+        if self.label is None or self.label.bounds is None:
+            return 1.0, 0.0
+        low, high = self.label.bounds
+        return 0.5 * (high - low), 0.5 * (high + low)
 
     @property
     def study_hash(self) -> str:
@@ -114,11 +140,15 @@ class Model:
         """
         if is_table(rows):
             scorer = Scorer(self)
-            return np.concatenate([scorer.scores(each) for each in _some(batches_of(rows, scorer.columns))])
+            batches = batches_of(rows, scorer.columns)
+            if not any(each.num_rows for each in batches):
+                raise DataError("the table has no rows")
+            return np.concatenate([scorer.scores(each) for each in batches])
         features: Features = as_matrix(rows)
-        wanted = len(self.weights) - self.intercept
-        if features.shape[1] != wanted:
-            raise DataError(f"the model has {wanted} features, but the rows have shape {features.shape}")
+        if features.shape[1] != self.n_features:
+            raise DataError(
+                f"the model has {self.n_features} features, but the rows have shape {features.shape}"
+            )
         if self.clip:
             features = clip_rows(features)
         if self.intercept:
@@ -167,7 +197,7 @@ class Model:
     def answers(self, scores: Floats) -> NDArray[Any]:
         """Scores (rows, p) -> labels or numbers (rows,)."""
         if self.task == "regression":
-            scale, shift = units(self)
+            scale, shift = self.label_units
             return np.asarray(scores[:, 0] * scale + shift)
         chosen = (scores[:, 0] > 0.0).astype(int) if self.task == "binary" else scores.argmax(axis=1)
         return np.asarray(np.asarray(self.class_names)[chosen])
@@ -181,23 +211,9 @@ class Model:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one file (NumPy archive without pickle); it appears whole or not at all."""
-        about = {
-            "version": self.version,
-            "task": self.task,
-            "loss": self.loss,
-            "classes": self.classes,
-            "intercept": self.intercept,
-            "intercept_value": INTERCEPT,
-            "clip": self.clip,
-            "feature_names": self.feature_names,
-            "privacy": dict(self.privacy),
-            "schema": None if self.schema is None else schema_as_json(self.schema),
-            "label": None if self.label is None else label_as_json(self.label),
-            "study": dict(self.study),
-            "study_hash": self.study_hash,
-            "statement": dict(self.statement),
-        }
-        return write_model(path, about, {"weights": self.weights, "history": self.history})
+        from dpadmm.model.file import save_model
+
+        return save_model(self, Path(path))
 
     def to_sklearn(self) -> Any:
         """A fitted scikit-learn pipeline that predicts the same; see :mod:`dpadmm.model.export`."""
@@ -254,7 +270,96 @@ def hash_of(study: Mapping[str, Any]) -> str:
     return sha256(text.encode("ascii")).hexdigest()
 
 
-def _some(batches: list[Any]) -> list[Any]:
-    if not any(each.num_rows for each in batches):
-        raise DataError("the table has no rows")
-    return batches
+def _promise(privacy: Mapping[str, Any]) -> str:
+    if not privacy:
+        return "privacy unknown"
+    epsilon, delta = privacy.get("epsilon"), privacy.get("delta")
+    if not (isinstance(epsilon, int | float) and isinstance(delta, int | float)):
+        return "not private"
+    simulated = "" if str(privacy.get("noise", "")).startswith("exact") else ", simulated noise"
+    return f"ε = {epsilon:.4g} at δ = {delta:g}{simulated}"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+class Scorer:
+    """Scores record batches; ``report`` counts what was clamped, unknown or missing, for the owner."""
+
+    def __init__(self, model: Model) -> None:
+        if model.schema is None and not model.feature_names:
+            raise DataError(
+                "the model does not know the names of its columns, so it can predict on matrices only"
+            )
+        self._model = model
+        schema = model.schema or plain_schema(model.feature_names)
+        self.columns = [column.name for column in schema.columns]
+        self.numbers = frozenset(c.name for c in schema.columns if isinstance(c, Number | Plain))
+        self._encoder = Encoder(schema, intercept=model.intercept)
+        self.report = self._encoder.report
+
+    def scores(self, batch: Any) -> Floats:
+        """A record batch with the model's columns -> (rows, p)."""
+        model = self._model
+        if model.schema is not None:
+            return np.asarray(self._encoder.encode(batch) @ model.weights, dtype=float)
+        cells = np.column_stack([as_numbers(batch.column(name), name) for name in self.columns])
+        bad = np.flatnonzero(~np.isfinite(cells).all(axis=0))
+        if len(bad):
+            raise DataError(f"column {self.columns[bad[0]]!r} has a missing or infinite cell")
+        self.report.rows += len(cells)
+        return model.decision_function(cells)
+
+
+def score_file(
+    scorer: Scorer, path: Path, *, beside: Sequence[str] = (), numbers: frozenset[str] = frozenset()
+) -> Iterator[tuple[Floats, Any]]:
+    """Scores (rows, p) of a CSV or Parquet file of any size, a few megabytes at a time.
+
+    The columns ``beside`` come along as they are: text in a CSV, unless they are among ``numbers``.
+    """
+    batches = open_batches(path, [*scorer.columns, *beside], numbers=scorer.numbers | numbers)
+    with closing(batches):  # type: ignore[type-var]  # a generator
+        for batch in batches:
+            first = scorer.report.rows
+            try:
+                scores = scorer.scores(batch)
+            except DataError as error:
+                raise placed(error, path, first, batch.num_rows) from None
+            yield scores, batch.select(list(beside))
+    if not scorer.report.rows:
+        raise DataError(f"{path} has no rows")
+
+
+def is_table(rows: object) -> bool:
+    """Whether rows have named columns: a data frame, an Arrow table, or a mapping of columns."""
+    return isinstance(rows, Mapping | pa.Table | pa.RecordBatch) or hasattr(rows, "columns")
+
+
+def batches_of(table: Any, names: Sequence[str]) -> list[Any]:
+    """Record batches with these columns, from pandas, polars, pyarrow or a mapping of columns."""
+    is_arrow = isinstance(table, pa.Table | pa.RecordBatch)
+    known = list(table.schema.names if is_arrow else table if isinstance(table, Mapping) else table.columns)
+    for name in names:
+        if name not in known:
+            raise unknown_name("column", name, [str(each) for each in known], "the table")
+        if known.count(name) > 1:
+            raise DataError(f"the table: column {name!r} occurs more than once")
+    if is_arrow:
+        chosen = table.select(list(names))
+    elif hasattr(table, "to_arrow"):  # polars
+        chosen = table.select(list(names)).to_arrow()
+    else:
+        chosen = pa.table({name: _array(table[name], name) for name in names})
+    whole = chosen.combine_chunks() if isinstance(chosen, pa.Table) else chosen
+    return whole.to_batches() if isinstance(whole, pa.Table) else [whole]
+
+
+def _array(cells: Any, name: str) -> Any:
+    try:
+        made = pa.array(cells, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        raise DataError(f"column {name!r} mixes kinds of values, or they are no plain values") from None
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made

@@ -10,27 +10,23 @@ or ``output_number`` in the label's units.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
-from dpadmm.data.encoding import FALSE, TRUE
+from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
-from dpadmm.model.coefficients import split, units
 from dpadmm.model.file import require_finite
+from dpadmm.model.model import Model
 
 try:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 except ModuleNotFoundError:
     raise DataError("to_onnx() needs onnx; install it with: pip install 'dpadmm[onnx]'") from None
-
-if TYPE_CHECKING:
-    from dpadmm.model.model import Model
 
 OPSETS = {"": 18, "ai.onnx.ml": 3}
 IR_VERSION = 9
@@ -41,8 +37,12 @@ def to_onnx(model: Model, path: Path) -> Path:
     """Write the file; it appears whole or not at all."""
     require_finite({"weights": model.weights}, f"{path} was not written")
     graph = _Graph()
-    features = _encoded(graph, model.schema) if model.schema is not None else _plain(graph, model)
-    coefficients, constants = split(model)
+    if model.schema is not None:
+        features = _encoded(graph, model.schema)
+    else:
+        features = graph.input("features", "double", model.n_features)
+        features = _shortened(graph, features, "double", 2.0**-50) if model.clip else features
+    coefficients, constants = model.coefficients
     scores = graph.add("MatMul", graph.to("double", features), graph.constant(coefficients.T))
     scores = graph.add("Add", scores, graph.constant(constants[None]))
     _answers(graph, model, scores)
@@ -98,20 +98,9 @@ class _Graph:
         shape: list[str | int | None] = ["rows"] if width is None else ["rows", width]
         self.outputs.append(helper.make_tensor_value_info(name, getattr(TensorProto, kind.upper()), shape))
 
-    def length(self, rows: str) -> str:
-        """L2 norm of every row, in doubles."""
-        doubles = self.to("double", rows)
-        squares = self.add("Mul", doubles, doubles)
-        return self.add("Sqrt", self.add("ReduceSum", squares, self.constant([1])))
-
-
-def _plain(graph: _Graph, model: Model) -> str:
-    rows = graph.input("features", "double", len(model.weights) - model.intercept)
-    return _shortened(graph, rows, "double", 2.0**-50) if model.clip else rows
-
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
-    """As :class:`dpadmm.data.encoding.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
+    """As :class:`dpadmm.data.encoder.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
     parts = [part for column in schema.columns for part in _column(graph, column)]
     rows = graph.add("Concat", *[graph.to("float", part) for part in parts], axis=1)
     rows = graph.add("Div", rows, graph.constant(np.float32(schema.scale)))
@@ -119,7 +108,9 @@ def _encoded(graph: _Graph, schema: Schema) -> str:
 
 
 def _shortened(graph: _Graph, rows: str, kind: str, slack: float) -> str:
-    length = graph.length(rows)
+    doubles = graph.to("double", rows)
+    squares = graph.add("Mul", doubles, doubles)
+    length = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.constant([1])))
     long = graph.add("Greater", length, graph.constant(1.0))
     factor = graph.add("Div", graph.constant(1.0 - slack), length)
     factor = graph.add("Where", long, factor, graph.constant(1.0))
@@ -192,10 +183,9 @@ def _one_hot(graph: _Graph, codes: str, width: int) -> str:
 
 def _answers(graph: _Graph, model: Model, scores: str) -> None:
     if model.task == "regression":
-        scale, shift = units(model)
-        number = graph.add(
-            "Add", graph.add("Mul", scores, graph.constant(scale)), graph.constant(float(shift))
-        )
+        scale, shift = model.label_units
+        scaled = graph.add("Mul", scores, graph.constant(scale))
+        number = graph.add("Add", scaled, graph.constant(float(shift)))
         graph.output(graph.add("Squeeze", number, graph.constant([1])), "output_number", "double")
         return
     if model.task == "binary":
@@ -203,7 +193,8 @@ def _answers(graph: _Graph, model: Model, scores: str) -> None:
         chosen = graph.to("int64", graph.add("Greater", positive, graph.constant(0.0)))
     else:
         chosen = graph.add("ArgMax", scores, axis=1, keepdims=0)
-    names, kind = _class_names(model.class_names)
+    names = np.asarray(model.class_names)
+    kind = {"U": "string", "i": "int64", "b": "bool", "f": "double"}[names.dtype.kind]
     graph.output(graph.add("Gather", graph.constant(names), chosen), "output_label", kind)
     if not model.has_probabilities:
         graph.output(scores, "output_score", "double", model.weights.shape[1])
@@ -214,9 +205,3 @@ def _answers(graph: _Graph, model: Model, scores: str) -> None:
     else:
         chances = graph.add("Softmax", scores, axis=1)
     graph.output(chances, "output_probability", "double", len(model.class_names))
-
-
-def _class_names(classes: Sequence[Any]) -> tuple[np.ndarray[Any, Any], str]:
-    names = np.asarray(classes)
-    kind = {"U": "string", "i": "int64", "b": "bool", "f": "double"}[names.dtype.kind]
-    return names, kind

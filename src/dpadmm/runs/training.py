@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.memmap import is_mapped
 from dpadmm.data.encoded import EncodedTable
+from dpadmm.data.matrices import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
-from dpadmm.data.regroup import grouped, moved
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.runs.run import History, Result, run
 from dpadmm.study.study import Study

@@ -14,13 +14,11 @@ import numpy as np
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.dataset import encode_labels
-from dpadmm.data.encoded import EncodedTable, encode_table, read_owners
-from dpadmm.data.encoding import Report, much
-from dpadmm.data.lines import swallowed
-from dpadmm.data.raw_table import RawTable
+from dpadmm.data.encoded import EncodedTable, Survey, encode_table, plain_schema, read_owners, survey_table
+from dpadmm.data.encoder import Report, much
+from dpadmm.data.reader import line_warnings
 from dpadmm.data.schema import Label, Schema
-from dpadmm.data.survey import Survey, plain_schema, survey_table
-from dpadmm.data.tables import read_columns
+from dpadmm.data.tables import RawTable, read_columns
 from dpadmm.optim.features import clip_rows, with_intercept
 from dpadmm.study.study import Study
 from dpadmm.trusted.private_rows import ProtectedRows, protect
@@ -85,7 +83,7 @@ class SiteRows:
         if study.hash not in self._reports:
             self.encoded(study)
         report, persons = self._reports[study.hash]
-        told = swallowed(self.table, report.rows)
+        told = line_warnings(self.table, report.rows)
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
             told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")

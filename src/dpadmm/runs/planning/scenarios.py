@@ -12,8 +12,8 @@ from scipy.special import expit, softmax
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.encoded import encode_table
-from dpadmm.data.encoding import Encoder
-from dpadmm.data.leakage import Telltale, telltales
+from dpadmm.data.encoder import Encoder
+from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.optim.features import clip_rows, with_intercept
 from dpadmm.runs.planning.trial import Pool
@@ -46,7 +46,7 @@ class Scenario:
     name: str
     folds: tuple[tuple[Pool, Pool], ...]
     distinct: int
-    telling: tuple[Telltale, ...] = ()
+    telling: tuple[LeakyColumn, ...] = ()
 
 
 def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Scenario:
@@ -76,7 +76,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     numbers = [each.name for each in study.schema.columns if isinstance(each, Number)]
     numbers += [study.label.column] if study.label.classes is None else []
     names = [each.name for each in study.schema.columns]
-    telling = telltales(table, names, study.label.column, numbers=numbers, n_rows=n)
+    telling = leaky_columns(table, names, study.label.column, numbers=numbers, n_rows=n)
     return Scenario("public rows", tuple(folds), sum(len(test) for _, test in folds), tuple(telling))
 
 

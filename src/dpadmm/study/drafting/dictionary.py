@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dpadmm._base.errors import DataError
-from dpadmm._base.suggestions import near_name
-from dpadmm.data.batches import column_names, repeated
-from dpadmm.data.raw_table import listed, unknown_name
+from dpadmm._base.suggestions import listed, near_name, unknown_name
+from dpadmm.data.reader import column_names, repeated
 from dpadmm.data.schema import OTHER
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpadmm._base.errors import DataError
-from dpadmm.data.batches import column_names, column_types, comma_hint, open_batches, repeated
-from dpadmm.data.cells import as_numbers, as_words
-from dpadmm.data.encoding import FALSE, TRUE
-from dpadmm.data.leakage import telltales
-from dpadmm.data.raw_table import unknown_name
+from dpadmm._base.suggestions import unknown_name
+from dpadmm.data.cells import as_numbers, as_words, comma_hint
+from dpadmm.data.encoder import FALSE, TRUE
+from dpadmm.data.leakage import leaky_columns
+from dpadmm.data.reader import column_names, column_types, open_batches, repeated
 from dpadmm.data.schema import OTHER, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
@@ -76,7 +76,7 @@ def draft_from_table(path: Path, label: str) -> Draft:
     about, note = _guess_label(label, seen[label], path)
     kept = {each.name: each.about for each in columns if each.about} | {label: about}
     numbers = [name for name, about in kept.items() if "bounds" in about]
-    found = telltales(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
+    found = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
     doubts = {each.name: each.sentence for each in found}
     columns = [each.doubted(doubts[each.name]) if each.name in doubts else each for each in columns]
     return Draft(tuple(columns), about, path.name, confirm=True, comments=(note,) if note else ())

@@ -1,21 +1,26 @@
-"""A CSV or Parquet file as a stream of batches: named columns only, a few megabytes at a time."""
+"""A CSV or Parquet file as a stream of record batches: named columns only, a few megabytes at a time."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
 from dpadmm._base.errors import DataError
-from dpadmm.data.ahead import ahead
-from dpadmm.data.raw_table import unknown_name
+from dpadmm._base.suggestions import unknown_name
+from dpadmm.data.cells import NoNumber, as_numbers, no_number
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 2**20
 """Of a CSV at a time: larger blocks are slower and need more memory; a row must fit into one."""
@@ -26,14 +31,16 @@ WIDE_HEADER, WIDE_BLOCK_BYTES = 2**9, 2**25
 LONGEST_HEADER = 2**24
 BATCH_ROWS = 2**14
 MOST_COLUMNS = 100_000
-MISSING = ("", *(word for word in pyarrow.csv.ConvertOptions().null_values if word))
-"""Cells that say that there is no number."""
-
 TEXT = pa.dictionary(pa.int32(), pa.string())
 """Text of a CSV: every different cell of a block once."""
 
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)  # what pyarrow raises for a bad file
-_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
+"""What pyarrow raises for a file that is not what its ending says."""
+
+PARSE = pa.csv.ParseOptions(newlines_in_values=True)
+"""A line break within quotes must not depend on where a block of the file happens to end."""
+
+CHUNK = 2**20
 
 
 def open_batches(
@@ -46,7 +53,7 @@ def open_batches(
     """
     names = column_names(path)
     wanted = list(dict.fromkeys(columns))
-    _check(path, names, wanted)
+    check_columns(path, names, wanted)
     return ahead(_csv(path, names, wanted, numbers) if _is_csv(path) else _parquet(path, wanted, numbers))
 
 
@@ -85,12 +92,10 @@ def _csv(path: Path, names: list[str], wanted: list[str], numbers: frozenset[str
     convert = pa.csv.ConvertOptions(include_columns=wanted, column_types=types)
     wide = _header(path)[1] // WIDE_HEADER
     options = pa.csv.ReadOptions(block_size=min(WIDE_BLOCK_BYTES, BLOCK_BYTES * max(1, wide)))
-    # A line break within quotes must not depend on where a block happens to end
-    parse = pa.csv.ParseOptions(newlines_in_values=True)
     try:
-        with pa.csv.open_csv(path, options, parse, convert) as reader:
+        with pa.csv.open_csv(path, options, PARSE, convert) as reader:
             yield from (batch for batch in reader if batch.num_rows)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _unreadable(path, error, names) from None
 
 
@@ -100,7 +105,7 @@ def _parquet(path: Path, wanted: list[str], numbers: frozenset[str]) -> Iterator
     try:
         with pa.parquet.ParquetFile(path, read_dictionary=words) as file:
             yield from file.iter_batches(batch_size=BATCH_ROWS, columns=wanted)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _unreadable(path, error) from None
 
 
@@ -108,7 +113,7 @@ def _parquet_schema(path: Path) -> Any:
     try:
         with pa.parquet.ParquetFile(path) as file:
             return file.schema_arrow
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _unreadable(path, error) from None
 
 
@@ -117,9 +122,8 @@ def _header(path: Path) -> tuple[list[str], int]:
     with path.open("rb") as file:
         start = file.read(4)
         file.seek(0)
-        encoding = _BOMS.get(start[:2]) or ("UTF-16" if b"\0" in start else None)
-        if encoding:
-            raise DataError(f"{path} is written in {encoding}; save it as CSV in UTF-8")
+        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in start:
+            raise DataError(f"{path} is written in UTF-16; save it as CSV in UTF-8")
         raw = file.readline(LONGEST_HEADER)
     if len(raw) == LONGEST_HEADER:
         raise DataError(f"{path}: the first line, which names the columns, has more than 16 million bytes")
@@ -127,8 +131,7 @@ def _header(path: Path) -> tuple[list[str], int]:
         text = raw.decode("utf-8-sig").strip("\r\n")
     except UnicodeDecodeError:
         raise DataError(f"{path}: the first line is not UTF-8 text; save it as CSV in UTF-8") from None
-    if "\r" in text:  # lines that end as on old Macintoshes, which pyarrow knows
-        text = text.partition("\r")[0]
+    text = text.partition("\r")[0]  # lines may end as on old Macintoshes, which pyarrow knows
     for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if separator in text and "," not in text:
             raise DataError(
@@ -149,7 +152,8 @@ def _is_csv(path: Path) -> bool:
     return path.suffix.lower() == ".csv"
 
 
-def _check(path: Path, names: list[str], wanted: Sequence[str]) -> None:
+def check_columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse columns that the file does not have, or has twice; its other columns do not matter."""
     counts = Counter(names)
     for name in wanted:
         if name not in counts:
@@ -159,7 +163,7 @@ def _check(path: Path, names: list[str], wanted: Sequence[str]) -> None:
 
 
 def _unreadable(path: Path, error: Exception, names: Sequence[str] = ()) -> DataError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    reason = reason_of(error)
     found = re.match(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): (.*)", reason)
     if found and int(found[1]) < len(names):
         name, row = names[int(found[1])], f", row {int(found[2]) - 1:,}" if found[2] else ""
@@ -172,19 +176,8 @@ def _unreadable(path: Path, error: Exception, names: Sequence[str] = ()) -> Data
     return DataError(f"{path} cannot be read as {path.suffix[1:].upper()}: {reason}")
 
 
-def no_number(name: str, row: int | None, cell: str) -> str:
-    """What to do about a cell that is no number; it may be private, so it is not quoted."""
-    which = "a cell" if row is None else f"the cell in row {row:,}"
-    return (
-        f"column {name!r}: {which} should be a number and is not{comma_hint(cell)}; correct it, or leave it "
-        "empty if the number is not known"
-    )
-
-
 def _no_number_of_file(path: Path, name: str, cell: str) -> str:
-    """The same with the row, for which the column is read again, as text."""
-    from dpadmm.data.cells import NoNumber, as_numbers
-
+    """The sentence for a cell that is no number, with its row: the column is read again, as text."""
     first = 0
     for batch in open_batches(path, [name]):
         try:
@@ -195,6 +188,52 @@ def _no_number_of_file(path: Path, name: str, cell: str) -> str:
     return no_number(name, None, cell)
 
 
-def comma_hint(cell: str) -> str:
-    """What to do about a decimal comma."""
-    return "; decimals are written with a point" if re.search(r"\d,\d", cell) else ""
+def reason_of(error: Exception) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def ahead(items: Iterator[T], count: int = 2) -> Generator[T, None, None]:
+    """The same items, up to ``count`` of them made beforehand in a thread; errors come in their place."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead") as worker:
+        coming: deque[Future[T]] = deque(worker.submit(next, items) for _ in range(count))
+        try:
+            while True:
+                try:
+                    item = coming.popleft().result()
+                except StopIteration:
+                    return
+                coming.append(worker.submit(next, items))
+                yield item
+                del item
+        finally:
+            worker.shutdown(cancel_futures=True)
+            if hasattr(items, "close"):
+                items.close()
+
+
+def line_warnings(path: Path, rows: int) -> list[str]:
+    """A warning where a CSV has clearly more lines than rows: an open quotation mark joins many lines.
+
+    It is for the table's owner only. A line break within quotation marks is a part of its cell, so nothing is
+    refused: whether a table is accepted may not depend on what is in a cell.
+    """
+    lines = count_lines(path) if _is_csv(path) else 0
+    if lines - 1 - rows <= max(3, rows // 100):
+        return []
+    made = f"{rows:,} row{'s' * (rows != 1)}"
+    return [
+        f"{lines:,} lines of the file make {made}: is a quotation mark open, or do cells have line breaks?"
+    ]
+
+
+def count_lines(path: Path) -> int:
+    """Lines that are not empty, the header among them."""
+    count, at_start = 0, True
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            marks = np.frombuffer(chunk, dtype=np.uint8)
+            breaks = (marks == ord("\n")) | (marks == ord("\r"))
+            count += int(np.count_nonzero(breaks[:-1] & ~breaks[1:])) + int(at_start and not breaks[0])
+            at_start = bool(breaks[-1])
+    return count

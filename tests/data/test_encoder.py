@@ -20,7 +20,7 @@ from dpadmm import Logistic, make_rows
 from dpadmm._base.arrays import Features, Floats
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm.data.encoded import EncodedTable, encode_table
-from dpadmm.data.encoding import Encoder
+from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import ROW_NORMS, Boolean, Category, Label, Number, Ordinal, Plain, Schema
 from dpadmm.optim import kernels
 from dpadmm.optim.features import row_norms
@@ -202,8 +202,8 @@ def test_no_row_changes_a_byte_of_another_across_borders_of_blocks_and_files(
     left_out = data.draw(st.integers(0, len(rows) - 1))
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         whole = [encode_table(path, schema, LABEL) for path in as_files(Path(name), rows)]
-        patch.setattr("dpadmm.data.batches.BLOCK_BYTES", block)
-        patch.setattr("dpadmm.data.batches.BATCH_ROWS", 2)
+        patch.setattr("dpadmm.data.reader.BLOCK_BYTES", block)
+        patch.setattr("dpadmm.data.reader.BATCH_ROWS", 2)
         whole += [encode_table(path, schema, LABEL) for path in as_files(Path(name), rows)]
         alone = [encode_table(as_files(Path(name), [row])[0], schema, LABEL) for row in rows]
         rest = rows[:left_out] + rows[left_out + 1 :]

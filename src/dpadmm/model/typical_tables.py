@@ -2,7 +2,7 @@
 
 A table is made from standard normal numbers, a few for every column: where within its bounds a number lies
 and how widely, how frequent every category is, how the column goes along with others. Drawn at random they
-show what ignorance is worth; ``posterior`` moves them to where they agree with the public transcript.
+show what ignorance is worth; ``standard_error`` moves them to where they agree with the public transcript.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class TypicalTable:
         ends = np.cumsum(widths).tolist()
         self.places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
         self._intercept = study.settings.intercept
-        self._scale = study.schema.scale if study.schema else _unknown_scale(n_features)
+        square = 2.0 * np.exp(2.0 * WIDTH_SPREAD**2)  # of an unknown feature, on the average
+        unknown = float(np.sqrt(n_features * square / UNKNOWN_LENGTH))
+        self._scale = study.schema.scale if study.schema else unknown
         self._hidden = rng.normal(size=(N_ROWS, 2))
         self._own = rng.normal(size=(len(self.columns), N_ROWS))
         self._chance = rng.random((len(self.columns), N_ROWS))
@@ -83,7 +85,9 @@ class TypicalTable:
         if column is None:
             values = (shape + own[0]) * np.exp(WIDTH_SPREAD * own[1])
         elif _is_one_hot(column):
-            shares = np.append(_shares(own, listed=_most_frequent_first(column)) * (1.0 - missing), missing)
+            # Values that are not in the alphabet's order are rather in that of a draft: most frequent first
+            listed = isinstance(column, Category) and list(column.values) != sorted(column.values)
+            shares = np.append(_shares(own, listed=listed) * (1.0 - missing), missing)
             out = np.zeros((N_ROWS, len(shares)))
             place = np.searchsorted(np.cumsum(shares[self._order[j]])[:-1], _ranks(shape))
             out[np.arange(N_ROWS), self._order[j][place]] = 1.0
@@ -128,11 +132,6 @@ def _shares(normals: Floats, *, listed: bool = False) -> Floats:
     return np.asarray(shares / shares.sum())
 
 
-def _most_frequent_first(column: Column) -> bool:
-    """Whether values that are not in the alphabet's order are rather in that of a draft."""
-    return isinstance(column, Category) and list(column.values) != sorted(column.values)
-
-
 def _center(column: Column, low: float) -> tuple[float, float]:
     """The mean of a number within −1 … 1, and how uncertain it is; near zero where that is well within."""
     if isinstance(column, Number) and column.transform == "none":
@@ -143,12 +142,6 @@ def _center(column: Column, low: float) -> tuple[float, float]:
         if bottom == 0.0:
             return AMOUNT, AMOUNT_SPREAD
     return low, CENTER
-
-
-def _unknown_scale(n_features: int) -> float:
-    """What gives rows of unknown features their mean squared length."""
-    square = 2.0 * np.exp(2.0 * WIDTH_SPREAD**2)
-    return float(np.sqrt(n_features * square / UNKNOWN_LENGTH))
 
 
 def _ranks(values: Floats) -> Floats:

@@ -10,9 +10,8 @@ from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import StudyError
-from dpadmm.data.compact import compact_csr
 from dpadmm.data.dataset import Dataset
-from dpadmm.data.scaling import shrink_rows
+from dpadmm.data.matrices import compact_csr, shrink_rows
 from dpadmm.optim.losses import Loss, Squared, Task, slopes
 
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking
@@ -33,22 +32,8 @@ def synthetic(
 
     Columns have unequal spreads (∝ 1/√j), as real ones do. Labels: binary ±1 with ``P(1) = σ(s)``, multiclass
     with ``P(h) = softmax(s)_h``, regression ``tanh(s/signal) + noise`` within [−1, 1], with scores
-    ``s = wᵀa``.
-
-    Parameters
-    ----------
-    task
-        "binary", "multiclass" or "regression".
-    n_rows, n_features
-        Shape of the matrix.
-    n_classes
-        p, for multiclass only.
-    density
-        Fraction of entries that are not 0; below 1 the matrix is CSR.
-    signal
-        Standard deviation of the scores: 0 gives labels of pure noise.
-    seed
-        The same seed gives the same data.
+    ``s = wᵀa`` of standard deviation ``signal``: 0 gives labels of pure noise. ``density`` is the fraction of
+    entries that are not 0; below 1 the matrix is CSR. ``n_classes`` is for multiclass only.
 
     Examples
     --------
@@ -81,19 +66,13 @@ def synthetic(
 def true_weights(
     task: Task,
     *,
-    n_features: int = 20,
+    n_features: int,
     n_classes: int = 3,
     density: float = 1.0,
     signal: float = 3.0,
     seed: int = 0,
 ) -> Floats:
-    """The weights (d × p) behind ``synthetic`` with the same arguments.
-
-    Examples
-    --------
-    >>> true_weights("multiclass", n_features=4, n_classes=3).shape
-    (4, 3)
-    """
+    """The weights (d × p) behind ``synthetic`` with the same arguments."""
     if task not in ("binary", "multiclass", "regression"):
         raise StudyError(f"unknown task {task!r}: choose binary, multiclass or regression")
     if n_features < 1:
@@ -108,9 +87,8 @@ def true_weights(
         raise StudyError(f"synthetic: seed must be at least 0, not {seed}")
     n_outputs = n_classes if task == "multiclass" else 1
     weights = np.random.default_rng([seed, 0]).standard_normal((n_features, n_outputs))
-    score_std = np.linalg.norm(_column_spreads(n_features, density)[:, None] * weights, axis=0) * np.sqrt(
-        density
-    )
+    spreads = _column_spreads(n_features, density)[:, None]
+    score_std = np.linalg.norm(spreads * weights, axis=0) * np.sqrt(density)
     scaled: Floats = signal * weights / score_std
     return scaled
 
@@ -118,30 +96,15 @@ def true_weights(
 def known_optimum(
     loss: Loss, *, n_features: int, rows_per_feature: int, l2: float = 0.0, seed: int = 0
 ) -> tuple[Dataset, Floats]:
-    """Data whose exact minimiser of ``mean loss + l2·½‖w‖²`` is known.
+    """Data whose exact minimiser of ``mean loss + l2·½‖w‖²`` is known, and these weights (d × p).
 
     The rows are the columns ``q_j`` of a random orthogonal matrix Q, each repeated with different labels.
     Then the problem separates: with ``w = Qu`` a row's scores are ``u_j``, and ``u_j`` is the root of
     ``mean_k ℓ'(b_jk, u_j)/d + l2·u_j``, found to machine precision.
 
-    Parameters
-    ----------
-    loss
-        Any loss without kinks.
-    n_features
-        d; the data has ``d · rows_per_feature`` rows.
-    rows_per_feature
-        Labels per direction; at least the number of classes, so that the optimum is finite.
-    l2
-        Strength of the L2 term. With 0 a softmax optimum is unique only up to a shift of all classes, and
-        a smoothed hinge optimum may be one of several.
-    seed
-        The same seed gives the same data.
-
-    Returns
-    -------
-    Dataset, Floats
-        The data and the optimal weights (d × p).
+    The loss must have no kinks. ``rows_per_feature`` is at least the number of classes, so that the optimum
+    is finite. Without ``l2`` a softmax optimum is unique only up to a shift of all classes, and a smoothed
+    hinge optimum may be one of several.
 
     Examples
     --------
@@ -173,9 +136,8 @@ def known_optimum(
     features = np.repeat(rotation.T, rows_per_feature, axis=0)[shuffled]
     shrink_rows(features)
     classes = {"binary": (-1, 1), "multiclass": tuple(range(n_classes)), "regression": None}[loss.task]
-    return Dataset(
-        f"known optimum of {loss.name}", features, labels.ravel()[shuffled], classes
-    ), rotation @ optimum
+    data = Dataset(f"known optimum of {loss.name}", features, labels.ravel()[shuffled], classes)
+    return data, rotation @ optimum
 
 
 def _column_spreads(n_features: int, density: float) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+import pyarrow.parquet as pq
 import pytest
 
 from dpadmm._base.errors import DpadmmError
-from dpadmm.data import batches
-from dpadmm.data.batches import column_names, open_batches
+from dpadmm.data import reader
 from dpadmm.data.cells import as_words
-from dpadmm.data.encoded import encode_table
+from dpadmm.data.encoded import encode_table, survey_table
+from dpadmm.data.reader import ahead, column_names, count_lines, line_warnings, open_batches
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
-from dpadmm.data.survey import survey_table
 
 SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
 LABEL = Label("y", classes=("no", "yes"))
@@ -125,7 +127,7 @@ def test_a_wide_table_is_read_where_rows_are_longer_than_a_block(tmp_path: Path)
     names = [f"column number {i}" for i in range(30_000)]
     cells = ["1234567890" * 6] * len(names)
     path = csv_file(tmp_path, f"{','.join(names)}\n{','.join(cells)}\n")
-    assert path.stat().st_size > 2 * batches.BLOCK_BYTES
+    assert path.stat().st_size > 2 * reader.BLOCK_BYTES
     assert [batch.num_rows for batch in open_batches(path, names[-1:])] == [1]
     assert column_names(path) == names
 
@@ -205,7 +207,7 @@ def test_columns_of_missing_cells_are_missing(tmp_path: Path) -> None:
 
 def test_words_of_a_whole_file_in_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a Parquet file hold the words of their row group, many more than there are cells."""
-    monkeypatch.setattr(batches, "BATCH_ROWS", 7)
+    monkeypatch.setattr(reader, "BATCH_ROWS", 7)
     texts = [f"v{k}" if k % 5 else None for k in np.random.default_rng(0).integers(0, 1200, 3000)]
     path = tmp_path / "table.parquet"
     pa.parquet.write_table(pa.table({"c": texts}), path, row_group_size=1500)
@@ -223,3 +225,104 @@ def test_words_with_unsigned_places() -> None:
     cells = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.uint32()), ["a", "b"])
     words, places = as_words(cells, "c")
     assert (words.to_pylist(), places.tolist()) == (["a", "b"], [0, -1, 1])
+
+
+# Items made beforehand
+
+
+def numbers(stop: int, made: list[int], closed: list[bool], error: Exception | None = None) -> Iterator[int]:
+    try:
+        for k in range(stop):
+            made.append(k)
+            yield k
+        if error is not None:
+            raise error
+    finally:
+        closed.append(True)
+
+
+def left_over() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("ahead")]
+
+
+def test_the_same_items_and_no_more_than_asked_for_beforehand() -> None:
+    made: list[int] = []
+    closed: list[bool] = []
+    for k, item in enumerate(ahead(numbers(50, made, closed), count=3)):
+        assert item == k
+        assert len(made) <= k + 4
+    assert made == list(range(50))
+    assert closed == [True]
+    assert not left_over()
+
+
+def test_an_error_comes_after_the_items_before_it() -> None:
+    made: list[int] = []
+    seen: list[int] = []
+    with pytest.raises(ValueError, match="here"):
+        seen.extend(ahead(numbers(5, made, [], ValueError("here"))))
+    items = ahead(numbers(5, made, [], ValueError("here")))
+    assert [next(items) for _ in range(5)] == list(range(5))
+    with pytest.raises(ValueError, match="here"):
+        next(items)
+    assert not left_over()
+
+
+def test_whoever_stops_looking_leaves_nothing_open() -> None:
+    closed: list[bool] = []
+    items = ahead(numbers(10**6, [], closed))
+    assert next(items) == 0
+    items.close()
+    assert closed == [True]
+    assert not left_over()
+
+
+# Lines that became no rows
+
+
+def rows_of(path: Path) -> int:
+    return sum(batch.num_rows for batch in open_batches(path, ["ill"]))
+
+
+def written(path: Path, cells: list[str], end: str = "\n") -> Path:
+    path.write_bytes(
+        f"age,ill{end}{end.join(f'{20 + k},{cell}' for k, cell in enumerate(cells))}{end}".encode()
+    )
+    return path
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("closed_at", [None, 30])
+def test_an_open_quotation_mark_in_the_last_column_is_seen(tmp_path, end, closed_at):
+    cells = ["no"] * 50
+    cells[10] = '"no'
+    if closed_at:
+        cells[closed_at] = 'no"'
+    path = written(tmp_path / "t.csv", cells, end)
+    rows = rows_of(path)
+    assert rows == (11 if closed_at is None else 30)
+    (sentence,) = line_warnings(path, rows)
+    assert sentence.startswith(f"51 lines of the file make {rows} rows: is a quotation mark open")
+
+
+def test_a_few_line_breaks_and_blank_lines_are_fine(tmp_path):
+    path = written(tmp_path / "t.csv", ["no", '"on\ntwo lines"', *["yes"] * 20])
+    path.write_text(path.read_text() + "\n" * 30)
+    assert rows_of(path) == 22
+    assert line_warnings(path, 22) == []
+
+
+def test_other_files_have_no_lines(tmp_path):
+    pq.write_table(pa.table({"age": [1]}), tmp_path / "t.parquet")
+    assert line_warnings(tmp_path / "t.parquet", 1) == []
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("", 0), ("a", 1), ("a\n", 1), ("\n\na\r\n\r\nb", 2), ("a\rb\r", 2), ("\r\n\n", 0), ("a\n\n\n\nb\n", 2)],
+)
+def test_lines_are_counted_in_pieces_of_any_size(tmp_path, monkeypatch, text, count, chunk):
+    monkeypatch.setattr(reader, "CHUNK", chunk)
+    (tmp_path / "t").write_bytes(text.encode())
+    assert count_lines(tmp_path / "t") == count

@@ -12,9 +12,8 @@ from scipy.sparse import csr_array
 from dpadmm._base import memmap as paging
 from dpadmm._base.errors import DataError
 from dpadmm.data.encoded import encode_table
-from dpadmm.data.growing import GrowingArray
+from dpadmm.data.matrices import GrowingArray, grouped, moved
 from dpadmm.data.partition import of_codes
-from dpadmm.data.regroup import grouped, in_order, moved
 from dpadmm.data.schema import Category, Number, Schema
 from dpadmm.optim.features import as_matrix, row_norms
 from dpadmm.runs.training import run_study
@@ -36,7 +35,7 @@ def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_come_in_the_order_that_was_asked_for() -> None:
     rng = np.random.default_rng(0)
     rows, order = rng.normal(size=(700, 5)).astype(np.float32), rng.permutation(700)
-    found = in_order(mapped(rows), order)
+    found = moved(mapped(rows), np.argsort(order))
     assert paging.is_mapped(found)
     assert paging.is_nameless(found)
     np.testing.assert_array_equal(found, rows[order])
@@ -63,13 +62,13 @@ def test_sparse_rows_too() -> None:
         (data.reshape(-1), indices.reshape(-1), np.arange(0, 1401, 2, dtype=np.int32)), (700, 9)
     )
     order = rng.permutation(700)
-    found = in_order(sparse, order)
+    found = moved(sparse, np.argsort(order))
     assert paging.is_mapped(found)
     np.testing.assert_array_equal(found.toarray(), sparse.toarray()[order])
     np.testing.assert_allclose(row_norms(sparse), np.linalg.norm(sparse.toarray(), axis=1))
     assert as_matrix(sparse) is sparse
     with pytest.raises(DataError, match="different numbers of entries"):
-        in_order(csr_array(np.tri(4)), np.arange(4))
+        moved(csr_array(np.tri(4)), np.arange(4))
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, WIDE])

@@ -17,15 +17,22 @@ from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Features
 from dpadmm._base.errors import DataError
-from dpadmm.data.cells import WordCache, as_numbers, count_cells, word_codes
-from dpadmm.data.compact import compact_csr
-from dpadmm.data.filling import DenseRows, SparseRows, Values
+from dpadmm.data.cells import WordCache, as_numbers, word_codes
+from dpadmm.data.matrices import matrix_of
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
+Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 ONE = np.float32(1.0)
 HUGE = 1e18
 """Plain numbers beyond are taken to be this: their rows are shortened to 1 anyway."""
+
+MUCH = 0.05
+"""A larger share of a column's cells than this is worth a word to the table's owner."""
+
+TILE = 64
+"""Features that are turned from columns into rows at a time: as many lines of memory stay close at hand."""
 
 
 @dataclass
@@ -35,10 +42,6 @@ class Tally:
     clamped: int = 0
     unknown: int = 0
     missing: int = 0
-
-
-MUCH = 0.05
-"""A larger share of a column's cells than this is worth a word to the table's owner."""
 
 
 def much(columns: Mapping[str, Tally], rows: int, kind: str) -> dict[str, int]:
@@ -81,13 +84,7 @@ class Encoder:
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        values, *places = self.encode_blocks(batch)
-        if not places:
-            return values
-        n, stored = values.shape
-        pointers = np.arange(0, n * stored + 1, stored)
-        width = len(self.schema.features) + self.intercept
-        return compact_csr(values.reshape(-1), places[0].reshape(-1), pointers, (n, width))
+        return matrix_of(self.encode_blocks(batch), len(self.schema.features) + self.intercept)
 
     def encode_blocks(self, batch: Any) -> tuple[NDArray[Any], ...]:
         """The same: dense rows, or as many stored entries for each row and their places."""
@@ -156,17 +153,17 @@ def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
 
 def _category(column: Category, cells: Any, tally: Tally, words: WordCache) -> Entries:
     # a cell that says "other" means that bucket, and is no unknown value
-    codes, places = _tallied(cells, (*column.values, OTHER), column.name, tally, words)
+    codes, places = tallied(cells, (*column.values, OTHER), column.name, tally, words)
     return [(np.where(codes < 0, len(column.values), codes)[places], ONE)]
 
 
 def _ordinal(column: Ordinal, cells: Any, tally: Tally, words: WordCache) -> Entries:
-    codes, places = _tallied(cells, column.values, column.name, tally, words)
+    codes, places = tallied(cells, column.values, column.name, tally, words)
     return _of_words(codes / (len(column.values) - 1) * 2.0 - 1.0, codes < 0, places, column)
 
 
 def _boolean(column: Boolean, cells: Any, tally: Tally, words: WordCache) -> Entries:
-    codes, places = _tallied(cells, (*TRUE, *FALSE), column.name, tally, words, fold=True)
+    codes, places = tallied(cells, (*TRUE, *FALSE), column.name, tally, words, fold=True)
     return _of_words(np.where(codes < len(TRUE), 1.0, -1.0), codes < 0, places, column)
 
 
@@ -196,11 +193,83 @@ def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Colu
     return [(0, value), (1, np.zeros_like(value) if missing is None else missing.astype(np.float32))]
 
 
-def _tallied(
+def tallied(
     cells: Any, values: tuple[str, ...], name: str, tally: Tally, words: WordCache, *, fold: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Places of different cells among the values, negative where there is none; and which each cell is."""
     codes, places = word_codes(cells, values, name, words, fold=fold)
-    tally.missing += count_cells(codes == -2, places)
-    tally.unknown += count_cells(codes == -1, places)
+    found = codes[places]
+    tally.missing += int(np.count_nonzero(found == -2))
+    tally.unknown += int(np.count_nonzero(found == -1))
     return codes, places
+
+
+# Rows are filled feature by feature. Every operation is on single cells in the same order, so that not even a
+# rounding depends on other rows.
+
+
+class DenseRows:
+    """All features of n rows; those that are not set are 0."""
+
+    def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
+        self._scale, self._intercept = np.float32(schema.scale), intercept
+        self._squares = None if schema.bounded else np.zeros(n)
+        self._columns = np.zeros((len(schema.features), n), dtype=np.float32)
+        self._each = np.arange(n)
+
+    def append(self, place: Any, value: Any) -> None:
+        """Set one feature of all rows, or another one in every row to the same value; divided by R."""
+        if isinstance(place, int):
+            scaled = np.divide(value, self._scale, out=self._columns[place])
+        else:
+            scaled = value / self._scale
+            self._columns.reshape(-1)[place * len(self._each) + self._each] = scaled
+        if self._squares is not None:
+            self._squares += np.multiply(scaled, scaled, dtype=np.float64)
+
+    def finish(self) -> tuple[Values]:
+        """Rows of length at most 1, (n, d)."""
+        d, n = self._columns.shape
+        _shorten(self._columns, self._squares)
+        out = np.empty((n, d + self._intercept), dtype=np.float32)
+        for start in range(0, d, TILE):
+            part = self._columns[start : start + TILE]
+            if self._intercept:
+                part *= np.float32(BESIDE_INTERCEPT)
+            out[:, start : start + len(part)] = part.T
+        if self._intercept:
+            out[:, -1] = INTERCEPT
+        return (out,)
+
+
+class SparseRows:
+    """As many stored entries in each of n rows, and their places."""
+
+    def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
+        self._scale, self._intercept = np.float32(schema.scale), intercept
+        self._squares = None if schema.bounded else np.zeros(n)
+        shape = (schema.n_stored + intercept, n)
+        self._columns, self._places = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        self._filled, self._last = 0, len(schema.features)
+
+    def append(self, place: Any, value: Any) -> None:
+        """Append an entry to every row: the value, divided by R."""
+        scaled = np.divide(value, self._scale)
+        self._columns[self._filled], self._places[self._filled] = scaled, place
+        self._filled += 1
+        if self._squares is not None:
+            self._squares += np.multiply(scaled, scaled, dtype=np.float64)
+
+    def finish(self) -> tuple[Values, NDArray[np.int32]]:
+        """Entries of rows of length at most 1, and their places, both (n, entries)."""
+        columns = self._columns[: self._filled]
+        _shorten(columns, self._squares)
+        if self._intercept:
+            columns *= np.float32(BESIDE_INTERCEPT)
+            self._columns[-1], self._places[-1] = INTERCEPT, self._last
+        return np.ascontiguousarray(self._columns.T), np.ascontiguousarray(self._places.T)
+
+
+def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> None:
+    if squares is not None and (long := squares > 1.0).any():
+        columns[:, long] *= ((1.0 - 2.0**-20) / np.sqrt(squares[long])).astype(np.float32)

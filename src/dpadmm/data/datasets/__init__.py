@@ -1,0 +1,1 @@
+"""Data sets with a name: UCI Adult, and made-up rows."""

