@@ -35,9 +35,13 @@ def journals(folder: Path) -> list[Path]:
     return sorted((folder / "studies").glob("*/journal.sqlite"))
 
 
-def chosen_members(authority: Authority, wanted: Sequence[str] | None) -> tuple[str, ...]:
+def _usable_sites(authority: Authority) -> set[str]:
+    return {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
+
+
+def _members(authority: Authority, wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The members of a study, sorted: the requested sites, or all approved ones."""
-    usable = {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
+    usable = _usable_sites(authority)
     if wanted is None:
         wanted = sorted(usable)
     if len(set(wanted)) != len(wanted):
@@ -56,7 +60,7 @@ def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> P
     """Create the journal of a study unless it exists; its members do not change afterwards."""
     path = journal_of(authority.folder, study.hash)
     if not path.exists():
-        members = chosen_members(authority, wanted)
+        members = _members(authority, wanted)
         study.quorum_of(len(members))
         Journal.begin(path, study, members)
     return path
@@ -122,8 +126,7 @@ class Server:
     async def _check_sites(self, coordinator: Coordinator, broker: Broker | None) -> None:
         """Exclude revoked sites at once, and keep the broker running."""
         while True:
-            now = datetime.now(UTC)
-            usable = {each.name for each in self.authority.sites() if each.usable(now)}
+            usable = _usable_sites(self.authority)
             for name in coordinator.members:
                 (coordinator.readmit if name in usable else coordinator.revoke)(name)
             if broker is not None:

@@ -11,9 +11,9 @@ import os
 import re
 import shutil
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
 from dpadmm.federation.pki import certificates as forms
+from dpadmm.federation.pki.certificates import x509
 from dpadmm.federation.pki.joining import Invitation, Request, client_context
 from dpadmm.federation.pki.private_files import (
     check_private,
@@ -31,7 +32,7 @@ from dpadmm.federation.pki.private_files import (
     read_short,
     write_private,
 )
-from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, MissingPackages, check_name, user_of
+from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, check_name, user_of
 
 FORMAT = "dpadmm-aggregator/1"
 LOOPBACK = "127.0.0.1"
@@ -58,11 +59,6 @@ class Settings:
     listen: str
     port: int
     hosts: tuple[str, ...]
-
-    @property
-    def url(self) -> str:
-        """The address to which sites connect."""
-        return url_of(self.hosts[0], self.port)
 
     @property
     def own_host(self) -> str:
@@ -115,12 +111,8 @@ def _host(host: object) -> str:
     except ValueError:
         pass
     labels = text.split(".")
-    if (
-        not isinstance(host, str)
-        or len(text) > 253
-        or not all(map(_LABEL.fullmatch, labels))
-        or labels[-1].isdigit()
-    ):
+    named = isinstance(host, str) and len(text) <= 253 and all(map(_LABEL.fullmatch, labels))
+    if not named or labels[-1].isdigit():
         raise StudyError(
             f"hosts: {text[:60]!r} is not a host name or address, such as study.example.org or 192.0.2.7"
         )
@@ -148,7 +140,7 @@ def read_settings(folder: Path) -> Settings:
         raise StudyError(f"{path}: {error}") from None
 
 
-def create_folder(folder: Path, settings: Settings, files: Mapping[str, bytes]) -> None:
+def _create_folder(folder: Path, settings: Settings, files: dict[str, bytes]) -> None:
     """Create a folder; ``aggregator.toml`` is written last, so a folder that has it is complete."""
     if (folder / "aggregator.toml").exists():
         raise StudyError(
@@ -163,19 +155,14 @@ def create_folder(folder: Path, settings: Settings, files: Mapping[str, bytes]) 
         os.chmod(folder, 0o700)
         for name in ("authority", "sites", "studies"):
             make_private_folder(folder / name)
-        for name, data in files.items():
-            write_private(folder / name, data)
         hosts = ", ".join(f'"{host}"' for host in settings.hosts)
         text = _TEXT.format(format=FORMAT, listen=settings.listen, port=settings.port, hosts=hosts)
-        write_private(folder / "aggregator.toml", text.encode())
+        for name, data in (*files.items(), ("aggregator.toml", text.encode())):
+            write_private(folder / name, data)
     except BaseException:
-        for entry in list(folder.iterdir()):
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        if new:
-            folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
+        if not new:
+            folder.mkdir(mode=0o700, exist_ok=True)
         raise
 
 
@@ -201,7 +188,6 @@ class ApprovedSite:
 
     @property
     def revoked(self) -> bool:
-        """Whether it was revoked."""
         return self.revoked_at is not None
 
     def usable(self, now: datetime) -> bool:
@@ -223,32 +209,16 @@ def all_approvals(folder: Path) -> list[ApprovedSite]:
 
 def write_approvals(folder: Path, approvals: list[ApprovedSite]) -> None:
     """Replace the file of a site."""
-    lines = [
-        {key: _as_json(value) for key, value in asdict(each).items() if key != "name"} for each in approvals
-    ]
-    table = {"format": APPROVALS_FORMAT, "name": approvals[0].name, "certificates": lines}
-    path = folder / "sites" / f"{approvals[0].name}.json"
-    write_private(path, (json.dumps(table, indent=2) + "\n").encode())
-
-
-def revoked_now(approvals: list[ApprovedSite], now: datetime) -> list[ApprovedSite]:
-    """The same certificates, all revoked."""
-    return [each if each.revoked else replace(each, revoked_at=now) for each in approvals]
-
-
-def without_expired(approvals: list[ApprovedSite], now: datetime) -> list[ApprovedSite]:
-    """Without certificates that expired unrevoked, so that files stay short over years of renewals."""
-    return [each for each in approvals if each.revoked or now < each.expires]
-
-
-def _as_json(value: object) -> object:
-    return value.isoformat() if isinstance(value, datetime) else value
+    name = approvals[0].name
+    lines = [{key: value for key, value in vars(each).items() if key != "name"} for each in approvals]
+    table = {"format": APPROVALS_FORMAT, "name": name, "certificates": lines}
+    text = json.dumps(table, indent=2, default=datetime.isoformat)
+    write_private(folder / "sites" / f"{name}.json", f"{text}\n".encode())
 
 
 def _read(path: Path, name: str) -> list[ApprovedSite]:
-    table = read_fields(
-        path, format=APPROVALS_FORMAT, what="a list of certificates", fields=("name", "certificates")
-    )
+    fields = ("name", "certificates")
+    table = read_fields(path, format=APPROVALS_FORMAT, what="a list of certificates", fields=fields)
     try:
         lines = table["certificates"]
         if table["name"] != name or not isinstance(lines, list) or not lines:
@@ -280,12 +250,6 @@ def _moment(text: object) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(text)
     return moment.astimezone(UTC)
-
-
-try:
-    from cryptography import x509
-except ImportError:
-    raise MissingPackages from None
 
 
 YEAR = 397
@@ -322,7 +286,7 @@ class Authority:
         files = {"authority/ca.pem": forms.pem(certificate), "authority/ca.key": forms.key_pem(key)}
         for name in OWN_CERTIFICATES:
             files |= _certified((certificate, key), settings, now, name)
-        create_folder(folder, settings, files)
+        _create_folder(folder, settings, files)
         return cls(folder, settings, certificate)
 
     @classmethod
@@ -332,11 +296,10 @@ class Authority:
         settings = read_settings(folder)
         for name in ("authority/ca.key", "server.key", "aggregator.key"):
             check_private(folder / name)
-        certificate = forms.read_certificate(read_short(folder / "authority" / "ca.pem"))
+        path = folder / "authority" / "ca.pem"
+        certificate = forms.read_certificate(read_short(path))
         if certificate is None or not forms.is_authority(certificate):
-            raise StudyError(
-                f"{folder / 'authority' / 'ca.pem'}: damaged, or not the certificate of an authority"
-            )
+            raise StudyError(f"{path}: damaged, or not the certificate of an authority")
         if forms.now_or(now) >= certificate.not_valid_after_utc:
             raise DpadmmError(
                 f"{folder}: the authority expired on {certificate.not_valid_after_utc:%Y-%m-%d}: create a "
@@ -354,7 +317,7 @@ class Authority:
     @property
     def url(self) -> str:
         """The address to which sites connect."""
-        return self.settings.url
+        return url_of(self.settings.hosts[0], self.settings.port)
 
     def own_url(self, port: int | None = None) -> str:
         """The address to which the aggregator itself connects."""
@@ -363,8 +326,8 @@ class Authority:
     def client_context(self) -> ssl.SSLContext:
         """The TLS context of the aggregator."""
         self.renew_certificates()
-        ca = self.folder / "authority" / "ca.pem"
-        return client_context(self.folder / "aggregator.key", self.folder / "aggregator.pem", ca)
+        files = ("aggregator.key", "aggregator.pem", "authority/ca.pem")
+        return client_context(*(self.folder / name for name in files))
 
     def approve(self, request: Request, *, days: int = YEAR, now: datetime | None = None) -> Invitation:
         """Certify the key of a site; compare its fingerprint with the site's owner first.
@@ -373,26 +336,19 @@ class Authority:
         key is never certified again, because others may have it.
         """
         now, name, fingerprint = forms.now_or(now), check_name(request.name), request.fingerprint
+        serial = forms.new_serial()
         certificate = forms.leaf_certificate(
-            self._signer(),
-            request.public_key,
-            name=name,
-            names=[x509.RFC822Name(user_of(name, f"{(serial := forms.new_serial()):x}"))],
-            serial=serial,
-            days=_days(days),
-            now=now,
-        )
+            self._signer(), request.public_key, name=name,
+            names=[x509.RFC822Name(user_of(name, f"{serial:x}"))],
+            serial=serial, days=_days(days), now=now,
+        )  # fmt: skip
         approval = ApprovedSite(
-            name=name,
-            serial=forms.serial_hex(certificate),
-            fingerprint=fingerprint,
-            expires=certificate.not_valid_after_utc,
-            approved_at=now,
-        )
+            name=name, serial=f"{serial:x}", fingerprint=fingerprint,
+            expires=certificate.not_valid_after_utc, approved_at=now,
+        )  # fmt: skip
         with self._lock():
             before = approvals_of(self.folder, name)
-            everyone = all_approvals(self.folder)
-            if any(each.revoked and each.fingerprint == fingerprint for each in everyone):
+            if any(each.revoked and each.fingerprint == fingerprint for each in all_approvals(self.folder)):
                 raise StudyError(
                     f"the key in this request was revoked and cannot be certified again: {name} must move "
                     "its network folder away and create a new key with dpadmm agent request"
@@ -402,13 +358,11 @@ class Authority:
                     f"{name} has a certificate for another key: if this request is really theirs, revoke the "
                     f"old one first (dpadmm aggregator revoke {name}), or let them choose another name"
                 )
-            write_approvals(self.folder, [*without_expired(before, now), approval])
-        return Invitation(
-            name,
-            self.url,
-            forms.pem(self.certificate).decode("ascii"),
-            forms.pem(certificate).decode("ascii"),
-        )
+            # without expired ones, so that files stay short over years of renewals
+            kept = [each for each in before if each.revoked or now < each.expires]
+            write_approvals(self.folder, [*kept, approval])
+        pems = (forms.pem(each).decode("ascii") for each in (self.certificate, certificate))
+        return Invitation(name, self.url, *pems)
 
     def revoke(self, name: str, *, now: datetime | None = None) -> None:
         """Revoke all certificates of a site; the broker closes its connections at the next reload."""
@@ -417,7 +371,10 @@ class Authority:
             if not before:
                 known = ", ".join(each.name for each in self.sites()) or "none yet"
                 raise StudyError(f"{name} is not a site of this aggregator; its sites: {known}")
-            write_approvals(self.folder, revoked_now(before, forms.now_or(now)))
+            at = forms.now_or(now)
+            write_approvals(
+                self.folder, [each if each.revoked else replace(each, revoked_at=at) for each in before]
+            )
 
     def sites(self) -> list[ApprovedSite]:
         """The latest certificate of every site."""

@@ -25,13 +25,7 @@ from dpadmm.federation.pki.private_files import (
     read_short,
     write_private,
 )
-from dpadmm.federation.protocol import MissingPackages, check_name, user_of
-
-try:
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-except ImportError:
-    raise MissingPackages from None
+from dpadmm.federation.protocol import check_name, user_of
 
 REQUEST_FORMAT = "dpadmm-request/1"
 INVITATION_FORMAT = "dpadmm-invitation/1"
@@ -48,9 +42,8 @@ class Request:
     def public_key(self) -> forms.PublicKey:
         """The key, after its signature was checked."""
         try:
-            csr = x509.load_pem_x509_csr(self.csr_pem.encode("ascii"))
-            key, named, signed = forms.public_key_of(csr), forms.common_name(csr), csr.is_signature_valid
-        except (ValueError, x509.InvalidVersion, InvalidSignature, UnsupportedAlgorithm):
+            key, named, signed = forms.read_csr(self.csr_pem.encode("ascii"))
+        except ValueError:
             raise StudyError("the certificate request is damaged") from None
         if key is None:
             raise StudyError("the key must be an EC P-256 key")
@@ -93,7 +86,7 @@ class Invitation:
     certificate_pem: str
 
     @cached_property
-    def authority(self) -> x509.Certificate:
+    def authority(self) -> forms.x509.Certificate:
         """The certificate of the aggregator's authority."""
         found = forms.read_certificate(self.ca_pem.encode("ascii", "replace"))
         if found is None or not forms.is_authority(found):
@@ -101,14 +94,14 @@ class Invitation:
         return found
 
     @cached_property
-    def certificate(self) -> x509.Certificate:
+    def certificate(self) -> forms.x509.Certificate:
         """The site's certificate: signed by the authority, for this name, as a client."""
         found = forms.read_certificate(self.certificate_pem.encode("ascii", "replace"))
         if found is None:
             raise StudyError("the certificate of the site is damaged")
         if not forms.signed_by(found, self.authority):
             raise StudyError("the certificate was not signed by the authority")
-        if forms.user_in(found) != user_of(self.name, forms.serial_hex(found)):
+        if forms.user_in(found) != user_of(self.name, f"{found.serial_number:x}"):
             raise StudyError(f"the certificate is not for the site {self.name}")
         return found
 
@@ -297,15 +290,11 @@ def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     try:
         context.load_verify_locations(cafile=str(ca))
-        context.load_cert_chain(str(certificate), str(key), password=_no_password)
+        context.load_cert_chain(str(certificate), str(key), password=lambda: "")  # never ask for one
     except (OSError, ValueError):  # ssl's own errors are OSErrors
         text = f"{key}, {certificate.name} and {ca.name} do not match, or one is missing or damaged"
         raise StudyError(text) from None
     return context
-
-
-def _no_password() -> str:
-    return ""
 
 
 def _own_key(network: Path) -> forms.Key:

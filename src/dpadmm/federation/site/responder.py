@@ -158,7 +158,7 @@ class Responder:
         return None
 
     def _log_limited(self, study: str, text: str, level: int = WARNING) -> None:
-        """Log what a message caused: a line at most once a minute, and few lines, so that none floods the log."""
+        """Log a line at most once a minute, and few different ones, so that nobody can flood the log."""
         now = monotonic()
         recent = {line: at for line, at in self._logged.get(study, {}).items() if now - at < LOG_AGAIN_AFTER}
         if text not in recent and len(recent) < MAX_LINES:
