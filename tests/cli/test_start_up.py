@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpadmm.cli import COMMANDS, loaded
-from dpadmm.federation.local import SITE_TOML
+from dpadmm.federation.demo import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """

@@ -67,17 +67,16 @@ class Link:
         """Receive messages on this subject, now and after every reconnection."""
         if subject not in self._subjects:
             self._subjects.add(subject)
-            if self.connected and self._client is not None:
+            if self._client is not None and self.connected:
                 with suppress(nats.errors.Error, OSError):  # the next connection subscribes again
                     await self._client.subscribe(subject, cb=self._on_nats_message)
 
     async def publish(self, subject: str, data: bytes) -> bool:
         """Send a message; returns whether it could be handed to the connection."""
-        client = self._client
-        if client is None or not client.is_connected:
+        if self._client is None or not self.connected:
             return False
         try:
-            await client.publish(subject, data)
+            await self._client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
             self._warn(f"a message could not be sent: {_reason(problem)}")
             return False
@@ -191,13 +190,12 @@ class Mailbox:
 
     async def take(self, timeout: float | None = None) -> tuple[str, bytes] | None:
         """The next message and its sender, or None after ``timeout`` seconds."""
-        if not self._waiting:
-            if timeout is not None and timeout <= 0.0:
-                await asyncio.sleep(0)
-            else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
-                        await self._some.wait()
+        if not self._waiting and timeout is not None and timeout <= 0.0:
+            await asyncio.sleep(0)
+        elif not self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
+                    await self._some.wait()
         if not self._waiting:
             return None
         sender = next(iter(self._waiting))
@@ -211,11 +209,10 @@ class Mailbox:
 
 
 class NatsTransport:
-    """The ``Transport`` of one study over a ``Link``."""
+    """The ``Transport`` of one study over a ``Link``, which hands its messages to ``received``."""
 
     def __init__(self, study: str) -> None:
-        self._down = f"dpadmm.{study}.down"
-        self.subject = f"dpadmm.{study}.up.*"
+        self._down, self.subject = f"dpadmm.{study}.down", f"dpadmm.{study}.up.*"
         self._mail = Mailbox(most=8)
         self.link: Any = None
 

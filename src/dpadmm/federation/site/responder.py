@@ -66,8 +66,7 @@ class Responder:
         """Start to answer a study; returns the reason, for the owner only, if that is refused."""
         with self._lock:
             self._accepted[study.hash] = study
-            refusal = self._enrol(study)
-            if refusal is None:
+            if (refusal := self._enrol(study)) is None:
                 self._left.discard(study.hash)
             return refusal
 
@@ -127,10 +126,9 @@ class Responder:
     def _reply(self, active: ActiveStudy, digest: str, data: bytes) -> bytes | None:
         study = active.study
         asked = unpacked(data, study=study.hash, shape=study.shape, from_site=False)
-        k = min(self._rows_per_person, active.agent.n_rows)
-        answer = Message(
-            Kind.PRESENT, study.hash, digest=digest, n_rows=active.agent.n_rows, rows_per_person=k
-        )
+        n_rows = active.agent.n_rows
+        k = min(self._rows_per_person, n_rows)
+        answer = Message(Kind.PRESENT, study.hash, digest=digest, n_rows=n_rows, rows_per_person=k)
         if asked.kind is Kind.CALL:
             return packed(answer)
         if asked.values is None:  # the study has ended
