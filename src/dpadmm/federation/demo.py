@@ -123,7 +123,6 @@ class AgentProcess:
 
     @property
     def output(self) -> str:
-        """What the process printed."""
         return self._output.read_text(encoding="utf-8", errors="replace")
 
     def running(self) -> bool:
@@ -223,7 +222,6 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut_all(self) -> None:
-        """Reset every connection."""
         for pair in list(self._pairs):
             self._cut(pair)
 

@@ -235,7 +235,6 @@ class Coordinator:
         return self.study.absences and limit is not None and waited >= limit
 
     def begin(self) -> None:
-        """Start the first round."""
         self.called = True
         for member in self.members.values():
             if member.name not in self._present and not member.out and self.study.absences:
@@ -286,7 +285,6 @@ class Coordinator:
             observer(event)
 
     def mark_late(self, sites: Collection[str]) -> None:
-        """Mark sites that have not answered for a while."""
         for name in sites:
             if self.members[name].state == "present":
                 self.members[name].state = "late"
@@ -345,18 +343,14 @@ SHOWN_EVENTS = 200
 class View:
     """A read-only view of a running study; ``snapshot`` may be called from any thread."""
 
-    def __init__(self, coordinator: Coordinator, events: Sequence[Event], clock: Callable[[], float]) -> None:
-        self._coordinator, self._clock = coordinator, clock
+    def __init__(self, run: Coordinator, events: Sequence[Event], clock: Callable[[], float]) -> None:
+        self.run, self._clock = run, clock
         self.events = deque(events, maxlen=SHOWN_EVENTS)
         self.stopped = ""
         """Why the run stopped early."""
 
-    @property
-    def rounds_done(self) -> int:
-        return self._coordinator.rounds_done
-
     def snapshot(self) -> dict[str, Any]:
-        now, run, deadline = self._clock(), self._coordinator, self._coordinator.study.deadline
+        now, run, deadline = self._clock(), self.run, self.run.study.deadline
         ends = None if deadline is None or run.opened is None else run.opened + deadline
         state = "done" if run.done else "stopped" if self.stopped else "running" if run.called else "waiting"
         usual = median(run.seconds[-50:]) if run.seconds else None

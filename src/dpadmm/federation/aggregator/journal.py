@@ -154,7 +154,6 @@ class Journal(AbstractContextManager["Journal"]):
                 yield self._numbers(blob)
 
     def last_uploads(self) -> dict[str, Received]:
-        """The latest upload of every site."""
         query = "SELECT site, MAX(round), upload, n_rows, rows_per_person FROM uploads GROUP BY site"
         return {row[0]: self._received(*row) for row in self._rows(query)}
 
@@ -177,7 +176,6 @@ class Journal(AbstractContextManager["Journal"]):
         self._rows("INSERT INTO sites VALUES (?, ?, ?)", (site, n_rows, rows_per_person))
 
     def answered(self) -> dict[str, list[int]]:
-        """The rounds that each site answered."""
         rounds: dict[str, list[int]] = {}
         for site, round in self._rows("SELECT site, round FROM uploads ORDER BY round"):
             rounds.setdefault(site, []).append(round)
@@ -189,7 +187,6 @@ class Journal(AbstractContextManager["Journal"]):
         return [Event(*row) for row in reversed(rows)]
 
     def note(self, level: str, text: str) -> Event:
-        """Record an event."""
         at = _now()
         with _as_journal_errors(self._path):
             cursor = self._database.execute(
@@ -209,7 +206,6 @@ class Journal(AbstractContextManager["Journal"]):
             database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", row)
 
     def seconds(self) -> list[float]:
-        """The duration of every round."""
         return [each for (each,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:

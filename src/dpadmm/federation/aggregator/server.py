@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from logging import Logger
+from logging import Logger, getLevelNamesMapping
 from pathlib import Path
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, View, run_rounds
 from dpadmm.federation.aggregator.journal import Event, Journal
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import Link, NatsTransport, cancelled
+from dpadmm.federation.nats.link import NatsTransport, cancelled
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.study.study import Study
 
@@ -87,29 +87,22 @@ class Server:
             view = View(coordinator, journal.events(), time.monotonic)
             coordinator.observers.extend((view.events.append, self._log_event))
             broker = self._broker(resources)
-            transport = NatsTransport(coordinator.study.hash)
-            transport.link = link = Link(
-                self.broker_url or self.authority.own_url(self.port),
-                self.authority.client_context,
-                transport.received,
-                self.log,
-                name="aggregator",
-            )
-            await link.subscribe(transport.subject)
-            await resources.enter_async_context(link)
+            url, context = self.broker_url or self.authority.own_url(self.port), self.authority.client_context
+            transport = NatsTransport(coordinator.study.hash, url, context, self.log)
+            await resources.enter_async_context(transport)
             on_start(view)
-            checking = asyncio.create_task(self._check_sites(coordinator, broker))
-            running = asyncio.create_task(run_rounds(coordinator, transport))
+            work = (run_rounds(coordinator, transport), self._check_sites(coordinator, broker))
+            tasks = [asyncio.create_task(each) for each in work]
             try:
-                await asyncio.wait([checking, running], return_when=asyncio.FIRST_COMPLETED)
-                for task in (running, checking):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
                     if task.done():
                         task.result()
             except DpadmmError as problem:
                 view.stopped = str(problem)
                 raise
             finally:
-                await cancelled(running, checking)
+                await cancelled(*tasks)
             return view
 
     def _broker(self, resources: AsyncExitStack) -> Broker | None:
@@ -141,9 +134,7 @@ class Server:
             await asyncio.sleep(CHECK_EVERY)
 
     def _log_event(self, event: Event) -> None:
-        """Write an event to the log of this process."""
-        level = {"info": 20, "warning": 30, "error": 40}[event.level]
-        self.log.log(level, "%s", event.text)
+        self.log.log(getLevelNamesMapping()[event.level.upper()], "%s", event.text)
 
 
 def _stop_if_last(broker: Broker, lock: int) -> None:

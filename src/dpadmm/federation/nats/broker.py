@@ -82,11 +82,9 @@ class Broker:
         return changed
 
     def alive(self) -> bool:
-        """Whether the broker of this folder is running."""
         return self._pid() is not None
 
     def stop(self) -> None:
-        """Stop the broker of this folder if it is running."""
         with self._lock():
             self._stop()
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from logging import Logger, getLogger
-from typing import Any
+from typing import Any, Self
 
 from dpadmm.federation.protocol import MissingPackages
 
@@ -52,7 +52,7 @@ class Link:
     def connected(self) -> bool:
         return self._client is not None and self._client.is_connected
 
-    async def __aenter__(self) -> Link:
+    async def __aenter__(self) -> Self:
         getLogger("asyncio").addFilter(self._log_filter)
         self._task = asyncio.create_task(self._stay_connected())
         return self
@@ -208,20 +208,20 @@ class Mailbox:
         return sender, data
 
 
-class NatsTransport:
-    """The ``Transport`` of one study over a ``Link``, which hands its messages to ``received``."""
+class NatsTransport(Link):
+    """The aggregator's connection, as the ``Transport`` of one study."""
 
-    def __init__(self, study: str) -> None:
-        self._down, self.subject = f"dpadmm.{study}.down", f"dpadmm.{study}.up.*"
-        self._mail = Mailbox(most=8)
-        self.link: Any = None
+    def __init__(self, study: str, url: str, context: Context, log: Logger) -> None:
+        super().__init__(url, context, self._put, log, name="aggregator")
+        self._mail, self._down = Mailbox(most=8), f"dpadmm.{study}.down"
+        self._subjects.add(f"dpadmm.{study}.up.*")
 
-    def received(self, subject: str, data: bytes) -> None:
+    def _put(self, subject: str, data: bytes) -> None:
         """Keep a message of a site; the broker guarantees that its subject is its own."""
         self._mail.put(subject.rpartition(".")[2], data)
 
     async def send(self, data: bytes) -> None:
-        await self.link.publish(self._down, data)
+        await self.publish(self._down, data)
 
     async def receive(self, timeout: float) -> tuple[str, bytes] | None:
         return await self._mail.take(timeout)

@@ -21,17 +21,10 @@ from pathlib import Path
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
 from dpadmm.federation.pki import certificates as forms
+from dpadmm.federation.pki import private_files
 from dpadmm.federation.pki.certificates import x509
 from dpadmm.federation.pki.joining import Invitation, Request, client_context
-from dpadmm.federation.pki.private_files import (
-    check_private,
-    check_unchanged_by_others,
-    exclusive_lock,
-    make_private_folder,
-    read_fields,
-    read_short,
-    write_private,
-)
+from dpadmm.federation.pki.private_files import check_private, read_fields, read_short, write_private
 from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, check_name, user_of
 
 FORMAT = "dpadmm-aggregator/1"
@@ -75,13 +68,7 @@ class Settings:
 
 
 def url_of(host: str, port: int) -> str:
-    """``tls://host:port``.
-
-    Examples
-    --------
-    >>> url_of("2001:db8::1", 4222)
-    'tls://[2001:db8::1]:4222'
-    """
+    """``tls://host:port``, or ``tls://[2001:db8::1]:4222``."""
     return f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
 
 
@@ -127,8 +114,8 @@ def read_settings(folder: Path) -> Settings:
             f"{folder}: not the folder of an aggregator; check --folder, or create a new aggregator with "
             "dpadmm aggregator init"
         )
-    check_unchanged_by_others(folder)
-    check_unchanged_by_others(path)
+    private_files.check_unchanged_by_others(folder)
+    private_files.check_unchanged_by_others(path)
     table = read_toml(path)
     if table.get("format") != FORMAT:
         raise StudyError(f'{path}: format must be "{FORMAT}"')
@@ -150,11 +137,11 @@ def _create_folder(folder: Path, settings: Settings, files: dict[str, bytes]) ->
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StudyError(f"{folder}: not empty; choose a new or an empty folder")
     new = not folder.exists()
-    make_private_folder(folder)
+    private_files.make_private_folder(folder)
     try:
         os.chmod(folder, 0o700)
         for name in ("authority", "sites", "studies"):
-            make_private_folder(folder / name)
+            private_files.make_private_folder(folder / name)
         hosts = ", ".join(f'"{host}"' for host in settings.hosts)
         text = _TEXT.format(format=FORMAT, listen=settings.listen, port=settings.port, hosts=hosts)
         for name, data in (*files.items(), ("aggregator.toml", text.encode())):
@@ -183,7 +170,6 @@ class ApprovedSite:
 
     @property
     def user(self) -> str:
-        """The user name at the broker."""
         return user_of(self.name, self.serial)
 
     @property
@@ -270,15 +256,9 @@ class Authority:
 
     @classmethod
     def create(
-        cls,
-        folder: Path,
-        *,
-        hosts: Sequence[str],
-        port: int,
-        listen: str | None = None,
-        days: int = 3650,
-        now: datetime | None = None,
-    ) -> Authority:
+        cls, folder: Path, *, hosts: Sequence[str], port: int, listen: str | None = None,
+        days: int = 3650, now: datetime | None = None,
+    ) -> Authority:  # fmt: skip
         """Create an authority in a new or empty folder, valid for ``days``."""
         folder, settings = folder.absolute(), settings_of(hosts, port, listen)
         now, key = forms.now_or(now), forms.new_key()
@@ -324,7 +304,6 @@ class Authority:
         return url_of(self.settings.own_host, port or self.settings.port)
 
     def client_context(self) -> ssl.SSLContext:
-        """The TLS context of the aggregator."""
         self.renew_certificates()
         files = ("aggregator.key", "aggregator.pem", "authority/ca.pem")
         return client_context(*(self.folder / name for name in files))
@@ -398,9 +377,7 @@ class Authority:
 
     def _is_current(self, name: str, now: datetime, names: Sequence[x509.GeneralName]) -> bool:
         path = self.folder / name
-        if not path.exists():
-            return False
-        certificate = forms.read_certificate(read_short(path))
+        certificate = forms.read_certificate(read_short(path)) if path.exists() else None
         if certificate is None or not forms.signed_by(certificate, self.certificate):
             return False
         key = forms.read_key(read_short(path.with_suffix(".key")))
@@ -418,7 +395,7 @@ class Authority:
         return self.certificate, key
 
     def _lock(self) -> AbstractContextManager[None]:
-        return exclusive_lock(self.folder / "authority" / "lock")
+        return private_files.exclusive_lock(self.folder / "authority" / "lock")
 
 
 def _certified(

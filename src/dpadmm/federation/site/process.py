@@ -105,7 +105,6 @@ class SiteProcess:
             await asyncio.sleep(CHECK_EVERY)
 
     def _apply_decisions(self) -> None:
-        """Apply decisions that are new since the last check."""
         seen = _fingerprint(self._folder / "studies")
         if seen == self._studies_seen:
             return

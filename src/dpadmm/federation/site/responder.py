@@ -57,7 +57,6 @@ class Responder:
             self._guard = self._resources.enter_context(self._open_guard())
 
     def close(self) -> None:
-        """Release the ledger."""
         with self._lock:
             self._active, self._guard = {}, None
             self._resources.close()
@@ -91,7 +90,6 @@ class Responder:
                     raise
 
     def rounds(self) -> dict[str, int]:
-        """The last answered round of every study."""
         with self._lock:
             return {name: active.agent.last_round for name, active in self._active.items()}
 
