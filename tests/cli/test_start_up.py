@@ -92,6 +92,15 @@ def test_an_agent_is_imported_without_readers_compiler_or_solvers():
     assert not found.intersection([*HEAVY, "pyarrow", "scipy.linalg", "typer", "rich"])
 
 
+def test_an_agent_that_runs_loads_no_other_command_and_no_statement():
+    found = modules_after(
+        "import json, sys, dpadmm.cli.agent, dpadmm.federation.site.process, dpadmm.site.table\n"
+        "print(json.dumps([0, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    commands = {f"dpadmm.cli.{name}" for name in ("study", "ledger", "columns", "drafts", "problems")}
+    assert not found.intersection([*HEAVY, *commands, "dpadmm.privacy.statement", "pandas"])
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_what_the_command_says(name):
     own = inspect.cleandoc(loaded(name).help).split("\n\n")[0]

@@ -17,9 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpadmm._base.errors import Refusal, StudyError
-from dpadmm.cli.ledger import ENDED_EARLY, chosen_study, left_in
 from dpadmm.cli.screen import AsJson, echo_json, rounded_down, rounded_up, say, say_path, table
-from dpadmm.cli.study import StudyFile, figures, in_words, write_template
 from dpadmm.federation.site import decisions
 from dpadmm.site.accounts import broken_promises
 from dpadmm.site.site import Site, counted, read_site
@@ -36,6 +34,9 @@ agent_app = typer.Typer(
     help="For data owners: your table, your limits, and the studies you take part in.", no_args_is_help=True
 )
 
+StudyFile = Annotated[
+    Path, typer.Argument(help="The study's TOML file.", show_default=False, metavar="STUDY")
+]
 SiteFile = Annotated[Path, typer.Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
 SiteOption = Annotated[Path, typer.Option("--site", help="Your site.toml.", metavar="SITE")]
 
@@ -47,6 +48,8 @@ def init(
     ],
 ) -> None:
     """Write a commented site.toml to fill in. Existing files are kept."""
+    from dpadmm.cli.study import write_template
+
     file = folder / "site.toml"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are private
     write_template("site", file)
@@ -127,6 +130,8 @@ def review(
     Exit code 0: you can enrol it. 2: it would be refused; the message gives the reason. The agent may run
     at the same time.
     """
+    from dpadmm.cli.study import figures
+
     if accepted and declined:
         raise StudyError("a study can be accepted or declined, not both")
     study, site = read_study(study_file), _opened(site_file)
@@ -204,6 +209,8 @@ def leave(
     Released answers stay spent, and a study that was left cannot be enrolled again. A running agent stops to
     answer it.
     """
+    from dpadmm.cli.ledger import ENDED_EARLY, chosen_study
+
     site = _opened(site_file)
     state = read_ledger(site.ledger)
     chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(state, study)
@@ -468,6 +475,8 @@ def _line(limit: str, asked: Any, allowed: Any, left: Any, holds: bool) -> dict[
 
 def _left(policy: Policy, promised: Fraction) -> Fraction:
     """Σμ² that is neither spent nor reserved."""
+    from dpadmm.cli.ledger import left_in
+
     return left_in(Fraction(policy.cap), promised)
 
 
@@ -485,6 +494,8 @@ def _epsilon_left(promised: Fraction, policy: Policy) -> str:
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
+    from dpadmm.cli.study import in_words
+
     console, policy = Console(), site.policy
     say(console, study.name, style="bold")
     say_path(console, study.hash)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.plan import plan_from_json
-from dpadmm.privacy.statement import EXACT, AgentGroup, Statement, stated_releases
 from dpadmm.trusted.ledger_state import Account, Book
 from dpadmm.trusted.policy import Policy, Terms
+
+if TYPE_CHECKING:
+    from dpadmm.privacy.statement import Statement
 
 
 def broken_promises(policy: Policy, book: Book) -> list[str]:
@@ -72,6 +75,8 @@ _LEDGER_KEYS = ("name", "method", "plan", "delta", "n_rows", "rows_per_person")
 
 def of_account(study: str, account: Account, *, site: str, version: str) -> Statement:
     """The statement of one site about one study of its ledger."""
+    from dpadmm.privacy.statement import EXACT, AgentGroup, Statement, stated_releases  # an agent needs none
+
     about = account.about
     if missing := [key for key in _LEDGER_KEYS if key not in about]:
         raise StudyError(
