@@ -182,11 +182,9 @@ def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_j
     done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
     say(console, f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
     say_path(console, study.hash)
-    say(
-        console,
-        f"Reserved: ε {_epsilon(reserved, site.policy)} of {rounded_up(site.policy.epsilon)} at "
-        f"δ = {site.policy.delta:g}; left for other studies: {_epsilon_left(state.promised, site.policy)}.",
-    )
+    whole = f"{rounded_up(site.policy.epsilon)} at δ = {site.policy.delta:g}"
+    rest = _epsilon_left(state.promised, site.policy)
+    say(console, f"Reserved: ε {_epsilon(reserved, site.policy)} of {whole}; left for other studies: {rest}.")
     _show_warnings(study, site, state)
     say(console, "Do not change the table until the study has ended: changed rows are refused.")
     return None
@@ -503,11 +501,8 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     console.print(_limits_table(policy, lines))
     who = "with one row" if policy.unit.rows == 1 else f"with up to {policy.unit.rows} rows"
     cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
-    say(
-        console,
-        f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}; "
-        "Σμ² of several studies adds up, ε does not.",
-    )
+    text = f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}"
+    say(console, f"{text}; Σμ² of several studies adds up, ε does not.")
 
 
 def _limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:
@@ -516,11 +511,8 @@ def _limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:
     for column in out.columns:
         column.overflow = "fold"
     for line in limits:
-        out.add_row(
-            names.get(line["limit"], line["limit"]),
-            *(_cell(line["limit"], name, line[name]) for name in ("asked", "allowed", "left")),
-            "yes" if line["holds"] else "no",
-        )
+        cells = (_cell(line["limit"], name, line[name]) for name in ("asked", "allowed", "left"))
+        out.add_row(names.get(line["limit"], line["limit"]), *cells, "yes" if line["holds"] else "no")
     return out
 
 

@@ -251,10 +251,8 @@ class Proxy:
             return
         pair = (writer, far_writer)
         self._pairs.add(pair)
-        ways = [
-            asyncio.create_task(self._carry(reader, far_writer, pair, slow)),
-            asyncio.create_task(self._carry(far_reader, writer, pair, slow)),
-        ]
+        both = (self._carry(reader, far_writer, pair, slow), self._carry(far_reader, writer, pair, slow))
+        ways = [asyncio.create_task(way) for way in both]
         for task in ways:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -154,12 +154,11 @@ def security_headers(nonce: str = "") -> dict[str, str]:
 
 def document(name: str) -> str:
     """An HTML page of this package, with placeholders such as {{live.css}} replaced by the files."""
-    folder = files("dpadmm.federation").joinpath("live")
-    return re.sub(
-        r"\{\{([a-z]+\.(?:css|js))\}\}",
-        lambda found: folder.joinpath(found[1]).read_text(encoding="utf-8"),
-        folder.joinpath(name).read_text(encoding="utf-8"),
-    )
+
+    def text(name: str) -> str:
+        return files("dpadmm.federation").joinpath("live", name).read_text(encoding="utf-8")
+
+    return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda found: text(found[1]), text(name))
 
 
 STREAMS = 16

@@ -396,10 +396,8 @@ def _about_study(study: Study) -> dict[str, Any]:
 
 
 def _sites(study: Study, members: Sequence[Member], now: float) -> list[dict[str, Any]]:
-    people = [1 if member.sizes is None else member.sizes[1] for member in members]
-    mu = [
-        k * member.answered**0.5 / study.noise_multiplier for k, member in zip(people, members, strict=True)
-    ]
+    z = study.noise_multiplier
+    mu = [(1 if each.sizes is None else each.sizes[1]) * each.answered**0.5 / z for each in members]
     epsilons = exact_epsilon(np.array(mu), np.full(len(mu), float(study.settings.delta))).tolist()
     return [
         {

@@ -159,11 +159,9 @@ class Journal(AbstractContextManager["Journal"]):
 
     def uploads(self) -> Iterator[tuple[int, Received]]:
         """All uploads, each with the first round whose mean includes it."""
-        columns = "entered, site, round, upload, n_rows, rows_per_person"
+        query = "SELECT entered, site, round, upload, n_rows, rows_per_person FROM uploads"
         with _as_journal_errors(self._path):
-            for entered, *row in self._database.execute(
-                f"SELECT {columns} FROM uploads ORDER BY entered, site"
-            ):
+            for entered, *row in self._database.execute(f"{query} ORDER BY entered, site"):
                 yield entered, self._received(*row)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -187,12 +185,9 @@ class Journal(AbstractContextManager["Journal"]):
         return [Event(*row) for row in reversed(rows)]
 
     def note(self, level: str, text: str) -> Event:
-        at = _now()
+        row, query = (_now(), level, text), "INSERT INTO events (at, level, text) VALUES (?, ?, ?)"
         with _as_journal_errors(self._path):
-            cursor = self._database.execute(
-                "INSERT INTO events (at, level, text) VALUES (?, ?, ?)", (at, level, text)
-            )
-        return Event(int(cursor.lastrowid or 0), at, level, text)
+            return Event(int(self._database.execute(query, row).lastrowid or 0), *row)
 
     def close_round(self, round: int, consensus: Floats, uploads: Sequence[Received], seconds: float) -> None:
         """Record w^k and its new uploads in one durable transaction."""
@@ -279,14 +274,8 @@ def result_of(journal: Journal) -> FederatedResult:
         AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items()
     )
     method, delta = study.settings.method, float(study.settings.delta)
-    privacy = PrivacyReport(
-        [arrived[name] for name in names],
-        [planned] * len(names),
-        delta,
-        method,
-        ended_by_result=True,
-        exact_noise=True,
-    )
+    released, whole = [arrived[name] for name in names], [planned] * len(names)
+    privacy = PrivacyReport(released, whole, delta, method, ended_by_result=True, exact_noise=True)
     return FederatedResult(
         study=study,
         weights=averages.model(study.settings.average, history[-1]),

@@ -61,11 +61,6 @@ class Settings:
             return LOOPBACK if address.version == 4 else "::1"
         return self.listen
 
-    @property
-    def certified(self) -> list[str]:
-        """All names and addresses in the broker's certificate."""
-        return list(dict.fromkeys([*self.hosts, self.own_host]))
-
 
 def url_of(host: str, port: int) -> str:
     """``tls://host:port``, or ``tls://[2001:db8::1]:4222``."""
@@ -351,9 +346,8 @@ class Authority:
                 known = ", ".join(each.name for each in self.sites()) or "none yet"
                 raise StudyError(f"{name} is not a site of this aggregator; its sites: {known}")
             at = forms.now_or(now)
-            write_approvals(
-                self.folder, [each if each.revoked else replace(each, revoked_at=at) for each in before]
-            )
+            revoked = [each if each.revoked else replace(each, revoked_at=at) for each in before]
+            write_approvals(self.folder, revoked)
 
     def sites(self) -> list[ApprovedSite]:
         """The latest certificate of every site."""
@@ -412,7 +406,9 @@ def _certified(
 
 
 def _names(settings: Settings, file: str) -> list[x509.GeneralName]:
-    return forms.broker_names(settings.certified) if file == "server" else [x509.RFC822Name(AGGREGATOR_USER)]
+    if file == "aggregator":
+        return [x509.RFC822Name(AGGREGATOR_USER)]
+    return forms.broker_names(list(dict.fromkeys([*settings.hosts, settings.own_host])))
 
 
 def _days(days: int) -> int:
