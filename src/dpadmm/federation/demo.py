@@ -100,6 +100,7 @@ def program() -> list[str]:
 
 
 def free_port() -> int:
+    """A port of this machine that nobody uses."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         return int(tried.getsockname()[1])
@@ -315,7 +316,6 @@ class DemoPlan:
     n_rounds: int
     epsilon: float
     faults: bool
-    port: int | None = None
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -396,7 +396,7 @@ async def demonstrate(
     study = adult_study(rows, plan)
     summary = Summary(study, plan.n_sites, len(parts[0]))
     write_table(folder / "held_out.csv", held_out)
-    authority = Authority.create(folder / "aggregator", hosts=[HOST], port=plan.port or free_port())
+    authority = Authority.create(folder / "aggregator", hosts=[HOST], port=free_port())
     async with AsyncExitStack() as resources:
         proxy = None
         if plan.faults:
@@ -476,13 +476,11 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
     model = folder / "model.dpadmm"
     model_of(result).save(model)
     measured = evaluate(load_model(model), folder / "held_out.csv").figures
-    summary.accuracy, summary.most_frequent = (
-        float(measured[name] or 0.0) for name in ("accuracy", "most_frequent_class")
-    )
+    summary.accuracy = float(measured["accuracy"] or 0.0)
+    summary.most_frequent = float(measured["most_frequent_class"] or 0.0)
     with atomic_file(folder / "model.statement.json") as out:
         out.write(result.statement.as_bytes())
-    verified = read_statement(folder / "model.statement.json")
-    cross_checks(verified)
+    cross_checks(read_statement(folder / "model.statement.json"))
     summary.epsilon = result.privacy.epsilon
     for name, site in sites.items():
         ledger = read_ledger(site.ledger)  # verifies every record

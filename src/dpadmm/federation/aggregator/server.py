@@ -17,7 +17,7 @@ from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, View, run_rounds
 from dpadmm.federation.aggregator.journal import Event, Journal
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import NatsTransport, cancelled
+from dpadmm.federation.nats.link import NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.study.study import Study
 
@@ -92,17 +92,11 @@ class Server:
             await resources.enter_async_context(transport)
             on_start(view)
             work = (run_rounds(coordinator, transport), self._check_sites(coordinator, broker))
-            tasks = [asyncio.create_task(each) for each in work]
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in tasks:
-                    if task.done():
-                        task.result()
+                await until_one_ends(*work)
             except DpadmmError as problem:
                 view.stopped = str(problem)
                 raise
-            finally:
-                await cancelled(*tasks)
             return view
 
     def _broker(self, resources: AsyncExitStack) -> Broker | None:

@@ -9,7 +9,7 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from logging import Logger, getLogger
 from typing import Any, Self
@@ -225,6 +225,18 @@ class NatsTransport(Link):
 
     async def receive(self, timeout: float) -> tuple[str, bytes] | None:
         return await self._mail.take(timeout)
+
+
+async def until_one_ends(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one ends or fails, then cancel the others."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(*tasks)
+    for task in tasks:
+        if task in done:
+            task.result()
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:

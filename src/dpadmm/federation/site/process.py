@@ -19,7 +19,7 @@ from typing import Any
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm._base.files import atomic_file
-from dpadmm.federation.nats.link import Link, Mailbox, cancelled
+from dpadmm.federation.nats.link import Link, Mailbox, until_one_ends
 from dpadmm.federation.pki.joining import site_identity
 from dpadmm.federation.site.decisions import STATUS, Decision, decisions
 from dpadmm.federation.site.responder import Responder
@@ -54,12 +54,8 @@ class SiteProcess:
         try:
             url, name = identity.url, identity.name
             async with Link(url, self._context, self._received, self._log, name=name) as link:
-                work = (stop.wait(), self._follow_decisions(link, pool), self._answer(link, pool))
-                tasks: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in work]
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                await cancelled(*tasks)
-                for task in done:
-                    task.result()  # the last two end only by an error
+                answering = (self._follow_decisions(link, pool), self._answer(link, pool))
+                await until_one_ends(stop.wait(), *answering)  # answering ends only by an error
         finally:
             pool.shutdown(wait=True)
             self._responder.close()
