@@ -29,6 +29,9 @@ FIRST_PAUSE, LAST_PAUSE = 0.2, 30.0
 CHECK_EVERY = 0.5
 """Seconds between checks of the connection."""
 
+MAX_WARNINGS = 20
+"""Different warnings that are logged between two connections."""
+
 OnMessage = Callable[[str, bytes], None]
 Context = Callable[[], ssl.SSLContext]
 """Called for every connection, since certificates are renewed."""
@@ -44,7 +47,7 @@ class Link:
         self._client: Client | None = None
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._last_warning = ""
+        self._warned: set[str] = set()
         # nats-py starts TLS in a way that makes asyncio warn whenever a connection is lost
         self._log_filter = lambda record: "eof_received" not in record.getMessage()
 
@@ -94,7 +97,7 @@ class Link:
             except Exception as problem:  # nats-py raises many types; try again after any
                 self._warn(f"no connection to {self._url}: {_reason(problem)}")
             else:
-                self._last_warning = ""
+                self._warned.clear()
                 self._log.info("connected to %s", self._url)
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
@@ -159,9 +162,10 @@ class Link:
         self._closed.set()
 
     def _warn(self, text: str) -> None:
-        if text != self._last_warning:  # one line, even if the broker is away for hours
-            self._last_warning = text
-            self._log.warning(text)
+        """Log a line once per connection, and few different ones, even if the broker is away for hours."""
+        if text not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add(text)
+            self._log.warning("%s", text)
 
 
 def _reason(problem: BaseException) -> str:
