@@ -19,8 +19,9 @@ import numpy as np
 
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.server import Server, begin
-from dpadmm.federation.local import SITE_TOML, AgentProcess, accept, free_port, invite
+from dpadmm.federation.demo import SITE_TOML, AgentProcess, free_port, invite
 from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.site.decisions import accept
 from dpadmm.site.site import read_site
 from dpadmm.study.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian

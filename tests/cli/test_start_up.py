@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpadmm.cli import COMMANDS, loaded
-from dpadmm.federation.local import SITE_TOML
+from dpadmm.federation.demo import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """
@@ -91,6 +91,15 @@ def test_an_agent_is_imported_without_readers_compiler_or_solvers():
     )
     assert "dpadmm.trusted.guard" in found
     assert not found.intersection([*HEAVY, "pyarrow", "scipy.linalg", "typer", "rich"])
+
+
+def test_an_agent_that_runs_loads_no_other_command_and_no_statement():
+    found = modules_after(
+        "import json, sys, dpadmm.cli.agent, dpadmm.federation.site.process, dpadmm.site.table\n"
+        "print(json.dumps([0, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    commands = {f"dpadmm.cli.{name}" for name in ("study", "ledger", "columns", "drafts", "problems")}
+    assert not found.intersection([*HEAVY, *commands, "dpadmm.privacy.statement", "pandas"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

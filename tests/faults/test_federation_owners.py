@@ -11,7 +11,7 @@ import pytest
 from federations import Federation, small_study, wait_for
 
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.local import AgentProcess
+from dpadmm.federation.demo import AgentProcess
 from dpadmm.federation.site.decisions import decide
 from dpadmm.site.site import read_site
 from dpadmm.trusted.ledger import DATABASE, read_ledger

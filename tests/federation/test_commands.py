@@ -20,7 +20,7 @@ from brokers import free_port
 
 from dpadmm import load_model
 from dpadmm.cli import main
-from dpadmm.federation.local import SITE_TOML
+from dpadmm.federation.demo import SITE_TOML
 from dpadmm.federation.site.decisions import decide
 from dpadmm.study.study import read_study
 from dpadmm.trusted.ledger import read_ledger

@@ -14,11 +14,11 @@ from guards import STUDY, guarded
 from guards import study as other_study
 
 from dpadmm._base.errors import Refusal
-from dpadmm.federation.local import accept, free_port, invite, new_site
+from dpadmm.federation.demo import free_port, invite, new_site
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.protocol import Kind, Message, packed, unpacked
 from dpadmm.federation.site import responder as responder_module
-from dpadmm.federation.site.decisions import decide
+from dpadmm.federation.site.decisions import accept, decide
 from dpadmm.federation.site.process import SiteProcess
 from dpadmm.federation.site.responder import Responder
 from dpadmm.site import table

@@ -124,3 +124,18 @@ def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
 
     asyncio.run(run())
     assert len(heard) == 3
+
+
+def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
+    site: Identity, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def flood() -> None:
+        link = Link(site.url, site.client_context, lambda *_: None, LOG, name="a")
+        for n in range(300):
+            link._warn(f"error {n % 2}")
+        assert len(caplog.records) == 2
+        for n in range(300):
+            link._warn(f"error {n}")
+        assert len(caplog.records) == nats_link.MAX_WARNINGS
+
+    asyncio.run(flood())

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dpadmm.federation.local import NO_FAULTS, Faults, Proxy
+from dpadmm.federation.demo import NO_FAULTS, Faults, Proxy
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from dpadmm.federation.nats.link import _reason
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.site.decisions import decide, decisions
 from dpadmm.federation.site.process import make_log
-from dpadmm.federation.site.responder import Responder
+from dpadmm.federation.site.responder import MAX_LINES, Responder
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
 
@@ -103,6 +103,26 @@ def test_who_sends_much_cannot_fill_the_log(tmp_path: Path, heard: Listener) -> 
         refused = said(responder.answer(STUDY.hash, b"garbage"))
         assert (refused.code, refused.digest) == ("request-malformed", digest_of(b"garbage"))
     assert len(heard.lines) == before + 1
+    responder.close()
+
+
+def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
+    tmp_path: Path, heard: Listener, clock: Clock
+) -> None:
+    responder = responder_over(tmp_path)
+    responder.accept(STUDY)
+    heard.lines.clear()
+    ends = [packed(Message(Kind.END, STUDY.hash, k)) for k in (1, 2)]
+    for _ in range(100):
+        for data in (b"garbage", b"rubbish!", *ends):
+            responder.answer(STUDY.hash, data)
+    assert len(heard.lines) == 4
+    for n in range(500):
+        assert said(responder.answer(STUDY.hash, bytes(9 + n % 100))).code == "request-malformed"
+    assert len(heard.lines) == MAX_LINES
+    clock.now = 60.0  # a minute later the owner is told again
+    responder.answer(STUDY.hash, b"garbage")
+    assert len(heard.lines) == MAX_LINES + 1
     responder.close()
 
 

@@ -143,7 +143,7 @@ def _journal(data: bytes, folder: Path) -> object:
             "UPDATE about SET value = ? WHERE name = 'study'", (data.decode("utf-8", "replace"),)
         )
     with Journal.open(path, read_only=True) as journal:
-        return journal.study, journal.members, journal.last_consensus()
+        return journal.study, journal.members, list(journal.consensus())
 
 
 def _model_about(data: bytes, folder: Path) -> object:

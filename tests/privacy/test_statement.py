@@ -27,7 +27,7 @@ from dpadmm.privacy.statement import (
     of_report,
 )
 from dpadmm.privacy.statement_file import read_statement
-from dpadmm.site.statement import of_account
+from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.ledger_state import Account, Record
 

@@ -21,7 +21,7 @@ import pytest
 from federations import small_study
 from guards import memory_folder
 
-from dpadmm.federation.local import new_site
+from dpadmm.federation.demo import new_site
 from dpadmm.federation.protocol import (
     HEAD,
     MAGIC,

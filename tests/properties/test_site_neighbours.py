@@ -34,8 +34,8 @@ from dpadmm.federation.pki.joining import join, make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed, unpacked
 from dpadmm.federation.site.decisions import decide
 from dpadmm.federation.site.process import STATUS, SiteProcess
+from dpadmm.site.accounts import of_account
 from dpadmm.site.site import FORMAT, Site, read_site
-from dpadmm.site.statement import of_account
 from dpadmm.study.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, quantise
 from dpadmm.trusted.guard import Enrolled, Guard

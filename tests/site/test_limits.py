@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpadmm.site.limits import broken_promises
+from dpadmm.site.accounts import broken_promises
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.policy import Policy
 from dpadmm.trusted.unit import PrivacyUnit

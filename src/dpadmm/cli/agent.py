@@ -17,13 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dpadmm._base.errors import Refusal, StudyError
-from dpadmm.cli.columns import counts_of, show_survey
-from dpadmm.cli.ledger import ENDED_EARLY, chosen_study, left_in
 from dpadmm.cli.screen import AsJson, echo_json, rounded_down, rounded_up, say, say_path, table
-from dpadmm.cli.study import StudyFile, figures, in_words, write_template
 from dpadmm.federation.site import decisions
-from dpadmm.site.limits import broken_promises
-from dpadmm.site.site import Site, read_site
+from dpadmm.site.accounts import broken_promises
+from dpadmm.site.site import Site, counted, read_site
 from dpadmm.study.study import Study, read_study
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.ledger_state import Book
@@ -37,6 +34,9 @@ agent_app = typer.Typer(
     help="For data owners: your table, your limits, and the studies you take part in.", no_args_is_help=True
 )
 
+StudyFile = Annotated[
+    Path, typer.Argument(help="The study's TOML file.", show_default=False, metavar="STUDY")
+]
 SiteFile = Annotated[Path, typer.Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
 SiteOption = Annotated[Path, typer.Option("--site", help="Your site.toml.", metavar="SITE")]
 
@@ -48,16 +48,21 @@ def init(
     ],
 ) -> None:
     """Write a commented site.toml to fill in. Existing files are kept."""
+    from dpadmm.cli.study import write_template
+
     file = folder / "site.toml"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are private
     write_template("site", file)
     console = Console()
-    say_path(console, f"Written: {file}")
-    say(console, "1. Fill it in: your table, its label, the rows per person, your limits.")
-    say_path(console, f"2. Check it:                 dpadmm agent check {file}")
-    say_path(console, f"3. Create the ledger, once:  dpadmm agent begin {file}")
-    say_path(console, f"4. Review each study:        dpadmm agent review STUDY --site {file}")
-    say_path(console, f"5. Take part in a study:     dpadmm agent enrol STUDY --site {file}")
+    for line in (
+        f"Written: {file}",
+        "1. Fill it in: your table, its label, the rows per person, your limits.",
+        f"2. Check it:                 dpadmm agent check {file}",
+        f"3. Create the ledger, once:  dpadmm agent begin {file}",
+        f"4. Review each study:        dpadmm agent review STUDY --site {file}",
+        f"5. Take part in a study:     dpadmm agent enrol STUDY --site {file}",
+    ):
+        say_path(console, line)
 
 
 @agent_app.command("check")
@@ -74,6 +79,8 @@ def check(
     With --study, also count the cells outside the bounds of the study, with unknown values, or missing. An
     agent replaces such cells silently, as the study defines. The counts are exact: do not publish them.
     """
+    from dpadmm.cli.columns import counts_of, show_survey
+
     site, study = _opened(site_file), read_study(study_file) if study_file else None
     persons, state = site.rows.persons(), _ledger_state(site)
     survey = site.rows.survey(study) if study else None
@@ -123,6 +130,8 @@ def review(
     Exit code 0: you can enrol it. 2: it would be refused; the message gives the reason. The agent may run
     at the same time.
     """
+    from dpadmm.cli.study import figures
+
     if accepted and declined:
         raise StudyError("a study can be accepted or declined, not both")
     study, site = read_study(study_file), _opened(site_file)
@@ -173,11 +182,9 @@ def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_j
     done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
     say(console, f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
     say_path(console, study.hash)
-    say(
-        console,
-        f"Reserved: ε {_epsilon(reserved, site.policy)} of {rounded_up(site.policy.epsilon)} at "
-        f"δ = {site.policy.delta:g}; left for other studies: {_epsilon_left(state.promised, site.policy)}.",
-    )
+    whole = f"{rounded_up(site.policy.epsilon)} at δ = {site.policy.delta:g}"
+    rest = _epsilon_left(state.promised, site.policy)
+    say(console, f"Reserved: ε {_epsilon(reserved, site.policy)} of {whole}; left for other studies: {rest}.")
     _show_warnings(study, site, state)
     say(console, "Do not change the table until the study has ended: changed rows are refused.")
     return None
@@ -200,6 +207,8 @@ def leave(
     Released answers stay spent, and a study that was left cannot be enrolled again. A running agent stops to
     answer it.
     """
+    from dpadmm.cli.ledger import ENDED_EARLY, chosen_study
+
     site = _opened(site_file)
     state = read_ledger(site.ledger)
     chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(state, study)
@@ -274,9 +283,7 @@ def run(
     """
     from dpadmm.federation.site.process import SiteProcess, make_log
 
-    os.environ.setdefault(
-        "ARROW_DEFAULT_MEMORY_POOL", "system"
-    )  # returns the memory of tables that were read
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # gives memory of tables back
     site = read_site(site_file)
     for warning in (*site.worries(), *broken_promises(site.policy, read_ledger(site.ledger))):
         typer.echo(f"dpadmm: warning: {warning}", err=True)
@@ -304,9 +311,9 @@ def _without_pandas() -> Iterator[None]:
 
 
 async def _run_until_signal(process: SiteProcess) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await process.run(stop)
 
 
@@ -352,7 +359,6 @@ def _opened(path: Path) -> Site:
 
 
 def _ledger_state(site: Site) -> Book | None:
-    """The state of the ledger; None before it is created."""
     try:
         return read_ledger(site.ledger)
     except Refusal as refusal:
@@ -373,23 +379,16 @@ def _rows_text(site: Site, persons: Persons) -> list[str]:
     if persons.n_used == persons.n_rows:
         return [counts, f"Nobody has more than {rows}."]
     reasons = [
-        (persons.n_above, f"{_count(persons.n_above, 'person has', 'persons have')} more than {rows}"),
-        (persons.n_without_id, f"{_count(persons.n_without_id, 'row has', 'rows have')} no id"),
-        (
-            persons.n_ambiguous,
-            f"{_count(persons.n_ambiguous, 'id is', 'ids are')} written in different ways (7 and 007)",
-        ),
+        (persons.n_above, "person has", "persons have", f"more than {rows}"),
+        (persons.n_without_id, "row has", "rows have", "no id"),
+        (persons.n_ambiguous, "id is", "ids are", "written in different ways (7 and 007)"),
     ]
-    why = "; ".join(text for count, text in reasons if count)
+    why = "; ".join(f"{counted(n, one, several)} {what}" for n, one, several, what in reasons if n)
     return [counts, f"The others count as rows of zeros: {why}."]
 
 
-def _count(n: int, one: str, several: str) -> str:
-    return f"{n:,} {one if n == 1 else several}"
-
-
 def _limits_text(policy: Policy) -> list[str]:
-    rows = _count(policy.unit.rows, "row", "rows")
+    rows = counted(policy.unit.rows, "row", "rows")
     return [
         f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({rows}), over all studies.",
         f"Allowed: {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at "
@@ -403,7 +402,7 @@ def _ledger_text(policy: Policy, state: Book | None) -> str:
         return "Not created yet."
     n_open = sum(not account.closed for account in state.accounts.values())
     return (
-        f"{_count(len(state.accounts), 'study', 'studies')}, {n_open} of them open; ε "
+        f"{counted(len(state.accounts), 'study', 'studies')}, {n_open} of them open; ε "
         f"{_epsilon(state.spent, policy)} spent, {_epsilon(state.promised, policy)} spent or reserved, "
         f"{_epsilon_left(state.promised, policy)} left."
     )
@@ -474,6 +473,8 @@ def _line(limit: str, asked: Any, allowed: Any, left: Any, holds: bool) -> dict[
 
 def _left(policy: Policy, promised: Fraction) -> Fraction:
     """Σμ² that is neither spent nor reserved."""
+    from dpadmm.cli.ledger import left_in
+
     return left_in(Fraction(policy.cap), promised)
 
 
@@ -491,6 +492,8 @@ def _epsilon_left(promised: Fraction, policy: Policy) -> str:
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
+    from dpadmm.cli.study import in_words
+
     console, policy = Console(), site.policy
     say(console, study.name, style="bold")
     say_path(console, study.hash)
@@ -498,11 +501,8 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     console.print(_limits_table(policy, lines))
     who = "with one row" if policy.unit.rows == 1 else f"with up to {policy.unit.rows} rows"
     cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
-    say(
-        console,
-        f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}; "
-        "Σμ² of several studies adds up, ε does not.",
-    )
+    text = f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}"
+    say(console, f"{text}; Σμ² of several studies adds up, ε does not.")
 
 
 def _limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:
@@ -511,11 +511,8 @@ def _limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:
     for column in out.columns:
         column.overflow = "fold"
     for line in limits:
-        out.add_row(
-            names.get(line["limit"], line["limit"]),
-            *(_cell(line["limit"], name, line[name]) for name in ("asked", "allowed", "left")),
-            "yes" if line["holds"] else "no",
-        )
+        cells = (_cell(line["limit"], name, line[name]) for name in ("asked", "allowed", "left"))
+        out.add_row(names.get(line["limit"], line["limit"]), *cells, "yes" if line["holds"] else "no")
     return out
 
 

@@ -121,8 +121,7 @@ def revoke(
     authority = Authority.open(folder)
     authority.revoke(name)
     broker = Broker(authority)
-    running = broker.alive()
-    if running:
+    if running := broker.alive():
         broker.reload()
     say(Console(), f"Revoked: {name}." + (" The broker has closed its connections." if running else ""))
 
@@ -134,12 +133,10 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
 
     from dpadmm.federation.pki.authority import Authority
 
-    found, now = Authority.open(folder).sites(), datetime.now(UTC)
-    state = {True: "approved", False: "expired"}
-    rows = [
-        (each.name, "revoked" if each.revoked else state[each.usable(now)], f"{each.expires:%Y-%m-%d}")
-        for each in found
-    ]
+    rows, now = [], datetime.now(UTC)
+    for each in Authority.open(folder).sites():
+        state = "revoked" if each.revoked else "approved" if each.usable(now) else "expired"
+        rows.append((each.name, state, f"{each.expires:%Y-%m-%d}"))
     if as_json:
         return echo_json([dict(zip(("name", "state", "expires"), row, strict=True)) for row in rows])
     out = table("site", "state", "valid until")
@@ -296,13 +293,10 @@ def _run(server: Server, folder: Path, study: Path | None, page_port: int | None
 
 def follow_rounds(view: View, bar: Progress, n_rounds: int) -> None:
     """Update a progress bar a few times a second, as long as the event loop runs."""
-    task, loop = (
-        bar.add_task("rounds", total=n_rounds, completed=view.rounds_done),
-        asyncio.get_running_loop(),
-    )
+    task, loop = bar.add_task("rounds", total=n_rounds), asyncio.get_running_loop()
 
     def update() -> None:
-        bar.update(task, completed=view.rounds_done)
+        bar.update(task, completed=view.run.rounds_done)
         loop.call_later(0.2, update)
 
     update()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,14 +46,10 @@ def demo(
     plan, began, console = DemoPlan(sites, rounds, epsilon, faults), time.monotonic(), Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")
-    with ExitStack() as resources:
-        if keep is None:
-            temporary = tempfile.TemporaryDirectory(prefix="dpadmm-federation-")
-            folder = Path(resources.enter_context(temporary))
-        else:
-            folder = keep
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _show(console, _run(plan, folder, console, quiet=quiet), plan)
+    if keep is not None:
+        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with nullcontext(keep) if keep else TemporaryDirectory(prefix="dpadmm-federation-") as folder:
+        _show(console, _run(plan, Path(folder), console, quiet=quiet), plan)
     say(console, f"Total: {time.monotonic() - began:.1f} s")
     if keep is not None:
         say_path(console, f"Files: {keep}")
@@ -87,35 +83,30 @@ def _show(console: Console, summary: Summary, plan: DemoPlan) -> None:
     assert summary.replay is not None
     replay, study = summary.replay, summary.study
     say(console, study.name, style="bold")
-    say(
-        console,
-        f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}, "
-        f"{replay.n_rounds} rounds; noise multiplier {study.noise_multiplier:.4g}",
-    )
-    out = table("checked", "")
-    out.add_row(
-        "accuracy on 5,222 held-out rows",
-        f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
-    )
-    out.add_row(
-        "privacy statement, recomputed",
-        f"correct: ε = {epsilon_text(summary.epsilon)} at δ = {study.settings.delta:g}",
-    )
-    out.add_row(
-        "ledgers",
-        f"{summary.n_sites} of {summary.n_sites} intact: {summary.records:,} records, "
-        f"{summary.releases:,} releases, none over budget",
-    )
+    sites = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
+    say(console, f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.noise_multiplier:.4g}")
+    intact = f"{summary.n_sites} of {summary.n_sites} intact"
+    rows = {
+        "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} "
+        f"(most frequent class: {summary.most_frequent:.1%})",
+        "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
+        f"at δ = {study.settings.delta:g}",
+        "ledgers": f"{intact}: {summary.records:,} records, {summary.releases:,} releases, none over budget",
+    }
     if plan.faults:
         network = f"{summary.connections} connections, {summary.cuts} cut, {summary.stalls} stalls"
-        out.add_row("network", network)
-        out.add_row("late and lost uploads", f"{replay.n_late}, {replay.n_lost}")
-    out.add_row("set-up", f"{summary.set_up:.1f} s")
-    out.add_row("start of the agents, until the first round", f"{summary.started:.1f} s")
-    out.add_row("median round", f"{1000 * summary.median_round:.0f} ms")
-    out.add_row("all rounds", f"{summary.rounds:.1f} s")
-    out.add_row("checks", f"{summary.checks:.1f} s")
+        rows |= {"network": network, "late and lost uploads": f"{replay.n_late}, {replay.n_lost}"}
+    rows |= {
+        "set-up": f"{summary.set_up:.1f} s",
+        "start of the agents, until the first round": f"{summary.started:.1f} s",
+        "median round": f"{1000 * summary.median_round:.0f} ms",
+        "all rounds": f"{summary.rounds:.1f} s",
+        "checks": f"{summary.checks:.1f} s",
+    }
     if summary.memory:
-        out.add_row("peak memory of an agent", f"{max(summary.memory):.0f} MB")
+        rows["peak memory of an agent"] = f"{max(summary.memory):.0f} MB"
+    out = table("checked", "")
+    for row in rows.items():
+        out.add_row(*row)
     console.print(out)
     say(console, f"Identical to a run in one process, bit by bit: {'yes' if replay.equal else 'NO'}")

@@ -20,7 +20,7 @@ from dpadmm.cli.screen import AsJson, echo_json, rounded_down, say, say_path, ta
 from dpadmm.cli.screen import rounded_up as rounded_up
 from dpadmm.privacy.accounting import exact_epsilon, require_delta
 from dpadmm.privacy.statement import Statement
-from dpadmm.site.statement import of_account
+from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, read_ledger
 from dpadmm.trusted.ledger_state import START, Account, Book
 

@@ -39,16 +39,12 @@ def as_json(report: Report, path: Path) -> dict[str, Any]:
 
 def show(console: Console, report: Report, path: Path) -> None:
     """Show columns with changed cells, and warnings."""
-    changed = {
-        name: tally
-        for name, tally in report.columns.items()
-        if tally.clamped or tally.unknown or tally.missing
-    }
+    counted = {name: (each.clamped, each.unknown, each.missing) for name, each in report.columns.items()}
+    changed = {name: counts for name, counts in counted.items() if any(counts)}
     if changed:
         out = table("cells of column", "clamped", "unknown", "missing")
         out.columns[0].overflow = "fold"
-        for name, tally in list(changed.items())[:SHOWN]:
-            counts = (tally.clamped, tally.unknown, tally.missing)
+        for name, counts in list(changed.items())[:SHOWN]:
             out.add_row(Text(name), *(_share(count, report.rows) for count in counts))
         if len(changed) > SHOWN:
             out.caption = f"and {len(changed) - SHOWN} more columns; --json has them all"

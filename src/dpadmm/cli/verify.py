@@ -15,7 +15,7 @@ from dpadmm.cli.screen import AsJson, echo_json, number_range, rounded_up, say, 
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import SIMULATED, Statement
 from dpadmm.privacy.statement_file import Check, Verified, cross_checks, read_statement
-from dpadmm.site.statement import of_account
+from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import read_ledger
 
 SHOWN = 12

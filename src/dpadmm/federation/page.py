@@ -74,43 +74,34 @@ class EventFeed:
             whole = _json(taken)
             if whole == before.whole:
                 return before
-            page = {
-                **taken,
-                "changes": thinned(taken.get("changes", ())),
-                "events": taken.get("events", [])[-EVENTS:],
-            }
-            data = _json({"at": time.time(), "snapshot": page})
+            changes, events = thinned(taken.get("changes", ())), taken.get("events", [])[-EVENTS:]
+            shown = {**taken, "changes": changes, "events": events}
+            message = _event("snapshot", {"at": time.time(), "snapshot": shown})
         except Exception as error:  # the page must survive any error of the run
             if before.whole is None and before.number:
                 return before
             _log.warning("the live page could not read the state of the run (%s)", type(error).__name__)
-            return Update(before.number + 1, None, message("trouble", b"{}"))
-        return Update(before.number + 1, whole, message("snapshot", data))
+            return Update(before.number + 1, None, _event("trouble"))
+        return Update(before.number + 1, whole, message)
 
 
-def message(kind: str, data: bytes) -> bytes:
-    """One server-sent event; ``data`` is JSON in one line."""
-    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+def _event(kind: str, value: Any = None) -> bytes:
+    """One server-sent event."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), _json(value or {}))
 
 
 def clean(value: Any) -> Any:
-    """The same value for JSON: NaN and infinities become null.
-
-    Examples
-    --------
-    >>> clean({"changes": (1.5, float("nan")), "round": 2})
-    {'changes': [1.5, None], 'round': 2}
-    """
+    """The same value for JSON: NaN and infinities become null."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):  # most values of a snapshot: before the slower checks
-        return float(value) if math.isfinite(value) else None
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): clean(each) for key, each in value.items()}
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else None
+        return clean(float(value))
     if isinstance(value, Sequence):
         return [clean(each) for each in value]
     raise TypeError(f"a snapshot cannot hold a {type(value).__name__}")
@@ -143,13 +134,7 @@ def _json(value: Any) -> bytes:
 
 
 def security_headers(nonce: str = "") -> dict[str, str]:
-    """HTTP headers that forbid caching, framing and all scripts and styles without the nonce.
-
-    Examples
-    --------
-    >>> security_headers("abc")["Content-Security-Policy"].split("; ")[:3]
-    ["default-src 'none'", "script-src 'nonce-abc'", "style-src 'nonce-abc'"]
-    """
+    """HTTP headers that forbid caching, framing and all scripts and styles without the nonce."""
     own = f"'nonce-{nonce}'" if nonce else "'none'"
     policy = (
         f"default-src 'none'; script-src {own}; style-src {own}; img-src data:; connect-src 'self'; "
@@ -168,27 +153,18 @@ def security_headers(nonce: str = "") -> dict[str, str]:
 
 
 def document(name: str) -> str:
-    """An HTML page of this package, with placeholders such as {{live.css}} replaced by the files.
+    """An HTML page of this package, with placeholders such as {{live.css}} replaced by the files."""
 
-    Examples
-    --------
-    >>> "EventSource" in document("live.html"), "src=" in document("live.html")
-    (True, False)
-    """
-    folder = files("dpadmm.federation").joinpath("live")
-    return re.sub(
-        r"\{\{([a-z]+\.(?:css|js))\}\}",
-        lambda found: folder.joinpath(found[1]).read_text(encoding="utf-8"),
-        folder.joinpath(name).read_text(encoding="utf-8"),
-    )
+    def text(name: str) -> str:
+        return files("dpadmm.federation").joinpath("live", name).read_text(encoding="utf-8")
+
+    return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda found: text(found[1]), text(name))
 
 
 STREAMS = 16
 """The maximum number of open pages."""
 CONNECTIONS = 64
 """The maximum number of connections; beyond it, the oldest one without a token is closed."""
-HEADER_SECONDS = 3.0
-"""Connections that have not sent the token after this time are closed."""
 HEARTBEAT = 10.0
 """Seconds between messages to a page, which can thus tell a lost connection from a slow run."""
 
@@ -198,15 +174,13 @@ _NO_TOKEN = "Open this page with the full address that the aggregator printed, i
 
 
 class Page:
-    """Serves snapshots of a run until :meth:`close`; ``url`` contains the secret token."""
+    """Serves snapshots of a run until :meth:`close`; ``url`` contains the secret token.
+
+    Connections that have not sent the token after ``header_seconds`` are closed.
+    """
 
     def __init__(
-        self,
-        snapshot: Snapshot,
-        *,
-        port: int = 0,
-        token: str | None = None,
-        header_seconds: float = HEADER_SECONDS,
+        self, snapshot: Snapshot, *, port: int = 0, token: str | None = None, header_seconds: float = 3.0
     ) -> None:
         self._token = secrets.token_urlsafe(24) if token is None else token
         if not _TOKEN.fullmatch(self._token):
@@ -231,7 +205,6 @@ class Page:
         return f"http://127.0.0.1:{self.port}/?token={self._token}"
 
     def start(self) -> None:
-        """Start to serve, in daemon threads."""
         self._thread.start()
 
     def close(self, *, timeout: float = 2.0) -> None:
@@ -332,12 +305,10 @@ def _shut_down(connection: socket.socket) -> None:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    """One request."""
-
     server: _Server
     protocol_version = "HTTP/1.1"
     timeout = 10.0  # of a connection that sends nothing
-    _routes: ClassVar[dict[str, str]] = {"/": "_page", "/events": "_events", "/snapshot": "_snapshot"}
+    _routes: ClassVar[dict[str, str]] = {"/": "_send_page", "/events": "_events", "/snapshot": "_snapshot"}
 
     def parse_request(self) -> bool:
         """Refuse requests for other hosts and other methods."""
@@ -345,10 +316,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
             return False
         host = self.headers.get_all("Host", [])
         if len(host) != 1 or not _HOST.fullmatch(host[0]):
-            self._send_text(
-                HTTPStatus.FORBIDDEN,
-                "This page is available on this machine only, as 127.0.0.1 or localhost.",
-            )
+            text = "This page is available on this machine only, as 127.0.0.1 or localhost."
+            self._send_text(HTTPStatus.FORBIDDEN, text)
         elif self.command not in ("GET", "HEAD"):
             self._send_text(HTTPStatus.METHOD_NOT_ALLOWED, "This page is read-only.", Allow="GET, HEAD")
         else:
@@ -363,11 +332,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         address = urlsplit(self.path)
-        route = self._routes.get(address.path)
-        if route is None:
+        if (route := self._routes.get(address.path)) is None:
             self._send_text(HTTPStatus.NOT_FOUND, "Page not found.")
         elif not self._has_token(address.query):
-            if route == "_page" and "text/html" in self.headers.get("Accept", ""):
+            if route == "_send_page" and "text/html" in self.headers.get("Accept", ""):
                 self._send_page("again.html", HTTPStatus.FORBIDDEN, sentence=_NO_TOKEN)
             else:
                 self._send_text(HTTPStatus.FORBIDDEN, _NO_TOKEN)
@@ -382,10 +350,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
             return False
         return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "replace"), self.server.token)
 
-    def _page(self) -> None:
-        self._send_page("live.html", HTTPStatus.OK)
-
-    def _send_page(self, name: str, status: HTTPStatus, *, sentence: str = "") -> None:
+    def _send_page(
+        self, name: str = "live.html", status: HTTPStatus = HTTPStatus.OK, *, sentence: str = ""
+    ) -> None:
         nonce = secrets.token_urlsafe(18)
         text = document(name).replace("{{nonce}}", nonce).replace("{{sentence}}", sentence)
         self._send(status, "text/html; charset=utf-8", text.encode(), nonce=nonce)
@@ -393,9 +360,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
     def _snapshot(self) -> None:
         whole = self.server.feed.latest().whole
         if whole is None:
-            self._send_text(
-                HTTPStatus.SERVICE_UNAVAILABLE, "The state of the run could not be read. Try again."
-            )
+            text = "The state of the run could not be read. Try again."
+            self._send_text(HTTPStatus.SERVICE_UNAVAILABLE, text)
         else:
             self._send(HTTPStatus.OK, "application/json", whole)
 
@@ -421,15 +387,14 @@ class _RequestHandler(BaseHTTPRequestHandler):
                 self.wfile.write(update.message)
                 sent, heard = update.number, time.monotonic()
             elif time.monotonic() - heard >= HEARTBEAT:
-                self.wfile.write(b": nothing new\n" + message("beat", b"{}"))
+                self.wfile.write(b": nothing new\n" + _event("beat"))
                 heard = time.monotonic()
             server.closing.wait(server.feed.period)
         if server.closing.is_set():  # how the run ended
             update = server.feed.latest(now=True)
-            self.wfile.write((update.message if update.number != sent else b"") + message("bye", b"{}"))
+            self.wfile.write((update.message if update.number != sent else b"") + _event("bye"))
 
     def _disconnected(self) -> bool:
-        """Whether the client has disconnected."""
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)

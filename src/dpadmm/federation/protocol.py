@@ -24,13 +24,7 @@ _NAME = re.compile("[a-z0-9][a-z0-9-]{0,39}")
 
 
 def check_name(name: str) -> str:
-    """Return a valid site name, or raise ``StudyError``.
-
-    Examples
-    --------
-    >>> check_name("north-hospital-2")
-    'north-hospital-2'
-    """
+    """Return a valid site name, such as ``north-hospital-2``, or raise ``StudyError``."""
     if not _NAME.fullmatch(name):
         raise StudyError(
             f"{name[:60]!r} is not a valid site name: use 1 to 40 lowercase letters, digits and hyphens, "
@@ -46,14 +40,11 @@ def user_of(name: str, serial: str) -> str:
     return f"{name}.{serial}@dpadmm"
 
 
-def may_publish(name: str) -> str:
-    """The subjects that a user may publish to, of any study."""
-    return "dpadmm.*.down" if name == AGGREGATOR else f"dpadmm.*.up.{name}"
-
-
-def may_subscribe(name: str) -> str:
-    """The subjects that a user may subscribe to, of any study."""
-    return "dpadmm.*.up.*" if name == AGGREGATOR else "dpadmm.*.down"
+def subjects_of(name: str) -> tuple[str, str]:
+    """The subjects that a user may publish and subscribe to, of any study."""
+    if name == AGGREGATOR:
+        return "dpadmm.*.down", "dpadmm.*.up.*"
+    return f"dpadmm.*.up.{name}", "dpadmm.*.down"
 
 
 class MissingPackages(DpadmmError, ImportError):

@@ -32,35 +32,25 @@ from dpadmm.trusted.private_rows import OwnRows, ProtectedRows
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a repeated run.
-
-    Attributes
-    ----------
-    first_difference : int
-        The first round whose consensus differs from the journal; 0 if none does.
-    n_rounds, n_releases : int
-        Rounds compared, and releases in the ledgers.
-    n_late, n_lost : int
-        Releases that entered a later mean than that of their round, and that never arrived.
-    noise_scale : float
-        Root mean square of the noise, in units of its promised standard deviation: about 1.
-    """
+    """The result of a repeated run: ``n_releases`` are in the ledgers, ``n_lost`` of them never arrived."""
 
     first_difference: int
+    """The first round whose consensus differs from the journal; 0 if none does."""
     n_rounds: int
     n_releases: int
     n_late: int
+    """Releases that entered a later mean than that of their round."""
     n_lost: int
     noise_scale: float
+    """Root mean square of the noise, in units of its promised standard deviation: about 1."""
+    n_numbers: int = 1
+    """The number of values in ``noise_scale``."""
 
     @property
     def equal(self) -> bool:
         """Whether every consensus is identical, and the noise has its promised size."""
         spread = 8.0 / np.sqrt(2.0 * max(1, self.n_numbers))
         return self.first_difference == 0 and abs(self.noise_scale - 1.0) <= spread
-
-    n_numbers: int = 1
-    """The number of values in ``noise_scale``."""
 
 
 def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
@@ -72,9 +62,8 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     entered = {(each.site, each.round): k for k, each in journal.uploads()}
     for name, round in entered:
         if round not in answers[names.index(name)]:
-            raise DataError(
-                f"the journal has an upload of {name} for round {round} that is not in its ledger"
-            )
+            text = f"an upload of {name} for round {round} that is not in its ledger"
+            raise DataError(f"the journal has {text}")
     reached, done = list(journal.consensus()), journal.rounds_done
     run = _Run(study, _cohort(parts), noise, names)
     said = {(names[i], k) for i, each in enumerate(noise) for k in each if k <= done}
@@ -133,11 +122,8 @@ def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> dict[int, Int
 
 def _cohort(parts: list[ProtectedRows]) -> Rows:
     features = [clip_rows(each.features) for each in parts]
-    together = (
-        csr_array(vstack(features, format="csr"))
-        if isinstance(features[0], csr_array)
-        else np.concatenate(features)
-    )
+    sparse = isinstance(features[0], csr_array)
+    together = csr_array(vstack(features, format="csr")) if sparse else np.concatenate(features)
     labels = [each.labels for each in parts]
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in labels])])
     return make_rows(together, np.concatenate(labels), offsets=offsets)

@@ -46,25 +46,17 @@ MOST = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """An owner's table and limits; read it with :func:`read_site`.
-
-    Attributes
-    ----------
-    path : Path
-        The ``site.toml``.
-    table, ledger : Path
-        The file with the rows, and the folder of the ledger.
-    label : str or None
-        The column that says the outcome.
-    policy : Policy
-        The limits; ``policy.unit`` says whose rows go together, and how many of them are used.
-    """
+    """An owner's table and limits; read it with :func:`read_site`."""
 
     path: Path
+    """The ``site.toml``."""
     table: Path
     ledger: Path
+    """The folder of the ledger."""
     label: str | None
+    """The column with the outcome."""
     policy: Policy
+    """The limits; ``policy.unit`` says whose rows go together, and how many of them are used."""
 
     @cached_property
     def rows(self) -> SiteRows:
@@ -86,10 +78,8 @@ class Site:
     def begin(self) -> None:
         """Begin the ledger: refused where there is one, since a new one would forget what was spent."""
         if (self.ledger / MARK).exists() and (self.ledger / MARK).stat().st_size:
-            text = (
-                f"there is a ledger in {self.ledger}; it is kept, since a new one would forget what was spent"
-            )
-            raise Refusal("ledger-exists", text)
+            text = "it is kept, since a new one would forget what was spent"
+            raise Refusal("ledger-exists", f"there is a ledger in {self.ledger}; {text}")
         with self.guard(create=True):
             pass
 
@@ -132,6 +122,11 @@ class _Rehearsal(Ledger):
 
     def _append(self, record: Record, *payload: bytes) -> None:
         self.status().check(record)
+
+
+def counted(n: int, one: str, several: str) -> str:
+    """``1 row``, ``2,000 rows``."""
+    return f"{n:,} {one if n == 1 else several}"
 
 
 def read_site(path: Path) -> Site:
@@ -211,9 +206,8 @@ class _Entries:
             raise self._wrong(name, f"a list with some of {', '.join(known)}", value)
         for each in value:
             if each not in known:
-                raise StudyError(
-                    f"{self._path}: {name} has {each!r}, which agents do not know; {nearest(each, known)}"
-                )
+                text = f"has {each!r}, which agents do not know; {nearest(each, known)}"
+                raise StudyError(f"{self._path}: {name} {text}")
         return frozenset(value)
 
     def _wrong(self, name: str, wanted: str, value: object) -> StudyError:

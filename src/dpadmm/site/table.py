@@ -20,6 +20,7 @@ from dpadmm.data.reader import line_warnings
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.tables import RawTable, read_columns
 from dpadmm.optim.features import clip_rows, with_intercept
+from dpadmm.site.site import counted
 from dpadmm.study.study import Study
 from dpadmm.trusted.private_rows import ProtectedRows, protect
 from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
@@ -88,8 +89,8 @@ class SiteRows:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
             told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")
         if persons.n_without_id or persons.n_ambiguous:
-            without = _counted(persons.n_without_id, "row has", "rows have")
-            ambiguous = _counted(persons.n_ambiguous, "id is", "ids are")
+            without = counted(persons.n_without_id, "row has", "rows have")
+            ambiguous = counted(persons.n_ambiguous, "id is", "ids are")
             told.append(
                 f"{without} no id, and {ambiguous} written in different ways; "
                 "such rows count as rows of zeros."
@@ -154,7 +155,3 @@ class SiteRows:
 
 def _ids_of(encoded: EncodedTable) -> Ids | None:
     return None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
-
-
-def _counted(n: int, one: str, several: str) -> str:
-    return f"{n:,} {one if n == 1 else several}"

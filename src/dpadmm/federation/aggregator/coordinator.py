@@ -73,11 +73,7 @@ class Coordinator:
             self.members[name].sizes = sizes
         for name, rounds in journal.answered().items():
             self.members[name].answered = len(rounds)
-        self.rounds_done = journal.rounds_done
-        self.consensus = journal.last_consensus()
-        self.changes = journal.changes()
         self.seconds = journal.seconds()
-        self.called = self.rounds_done > 0
         self.opened: float | None = None
         """When the open round was first requested, by the clock of the event loop."""
         self._events: dict[str, set[str]] = {}
@@ -86,10 +82,15 @@ class Coordinator:
         self._present: set[str] = set()
         self._digests: dict[int, str] = {}
         """The digest of the request of every round, to recognise late answers."""
-        before = np.zeros(self.study.shape)
-        for k, consensus in enumerate(journal.consensus(), 1):
-            asked = Message(Kind.REQUEST, self.study.hash, k, before)
-            self._digests[k], before = digest_of(packed(asked)), consensus
+        self.consensus, self.rounds_done = np.zeros(self.study.shape), 0
+        self.changes: list[float] = []
+        """``‖w^k − w^{k−1}‖`` of all rounds."""
+        for self.rounds_done, consensus in enumerate(journal.consensus(), 1):
+            asked = Message(Kind.REQUEST, self.study.hash, self.rounds_done, self.consensus)
+            self._digests[self.rounds_done] = digest_of(packed(asked))
+            self.changes.append(float(np.linalg.norm(consensus - self.consensus)))
+            self.consensus = consensus
+        self.called = self.rounds_done > 0
         self.request = self._request()
 
     # Requests
@@ -191,16 +192,16 @@ class Coordinator:
 
     def revoke(self, site: str) -> None:
         """Exclude a site whose certificate is no longer valid."""
-        member = self.members.get(site)
-        if member is not None and member.state != "revoked":
+        member = self.members[site]
+        if member.state != "revoked":
             member.state, member.out = "revoked", True
             self._present.discard(site)
             self.note("warning", site, "its certificate was revoked or has expired; it no longer takes part")
 
     def readmit(self, site: str) -> None:
         """Include a site again that has a new certificate."""
-        member = self.members.get(site)
-        if member is not None and member.state == "revoked":
+        member = self.members[site]
+        if member.state == "revoked":
             member.state, member.out = "absent", False
             self.note("info", site, "has a valid certificate again")
 
@@ -215,19 +216,17 @@ class Coordinator:
     def missing(self) -> set[str]:
         """The sites to wait for: all that can answer and did not miss the previous round."""
         skipped = ("absent", "refused") if self.study.absences else ()
-        waited = {
-            name for name, member in self.members.items() if not member.out and member.state not in skipped
-        }
-        return waited - self.answered_now()
+        able = {each.name for each in self.members.values() if not each.out and each.state not in skipped}
+        return able - self.answered_now()
 
     def over(self, waited: float) -> bool:
         """Whether all sites have answered, or the quorum has and the deadline has passed."""
         able = sum(not member.out for member in self.members.values())
         if able < self.quorum:
-            text = (
-                f"only {able} of {len(self._names)} sites can still answer, but the quorum is {self.quorum}"
+            raise Stopped(
+                f"the study stops before round {self.rounds_done + 1}: only {able} of {len(self._names)} "
+                f"sites can still answer, but the quorum is {self.quorum}"
             )
-            raise Stopped(f"the study stops before round {self.rounds_done + 1}: {text}")
         if len(self.answered_now()) < self.quorum:
             return False
         if not self.missing():
@@ -236,7 +235,6 @@ class Coordinator:
         return self.study.absences and limit is not None and waited >= limit
 
     def begin(self) -> None:
-        """Start the first round."""
         self.called = True
         for member in self.members.values():
             if member.name not in self._present and not member.out and self.study.absences:
@@ -288,7 +286,6 @@ class Coordinator:
             observer(event)
 
     def mark_late(self, sites: Collection[str]) -> None:
-        """Mark sites that have not answered for a while."""
         for name in sites:
             if self.members[name].state == "present":
                 self.members[name].state = "late"
@@ -347,59 +344,43 @@ SHOWN_EVENTS = 200
 class View:
     """A read-only view of a running study; ``snapshot`` may be called from any thread."""
 
-    def __init__(self, coordinator: Coordinator, events: Sequence[Event], clock: Callable[[], float]) -> None:
-        self._coordinator, self._clock = coordinator, clock
+    def __init__(self, run: Coordinator, events: Sequence[Event], clock: Callable[[], float]) -> None:
+        self.run, self._clock = run, clock
         self.events = deque(events, maxlen=SHOWN_EVENTS)
         self.stopped = ""
         """Why the run stopped early."""
 
-    @property
-    def rounds_done(self) -> int:
-        return self._coordinator.rounds_done
-
     def snapshot(self) -> dict[str, Any]:
-        now, run = self._clock(), self._coordinator
-        waited = None if run.opened is None else now - run.opened
-        deadline = run.study.deadline
+        now, run, deadline = self._clock(), self.run, self.run.study.deadline
+        ends = None if deadline is None or run.opened is None else run.opened + deadline
         state = "done" if run.done else "stopped" if self.stopped else "running" if run.called else "waiting"
-        members = list(run.members.values())
+        usual = median(run.seconds[-50:]) if run.seconds else None
+        left = None if usual is None else usual * (run.study.settings.n_rounds - len(run.seconds))
         return {
-            "study": about_study(run.study),
+            "study": _about_study(run.study),
             "state": state,
             "round": 0 if run.done else run.round,
             "rounds_done": run.rounds_done,
-            "deadline_in": None if deadline is None or waited is None else max(0.0, deadline - waited),
+            "deadline_in": None if ends is None else max(0.0, ends - now),
             "quorum": run.quorum,
-            "sites": _sites(run.study, members, [_ago(member.last_seen, now) for member in members]),
+            "sites": _sites(run.study, list(run.members.values()), now),
             "changes": list(run.changes),
             "events": [event._asdict() for event in list(self.events)],
-            **_times(run.study, list(run.seconds)),
+            "median_seconds": usual,
+            "seconds_left": left,
         }
 
 
 def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
     """A snapshot from the journal alone, of a run that may be active in another process."""
-    study, done = journal.study, journal.rounds_done
-    last, answered, sizes = journal.last_uploads(), journal.answered(), journal.sizes()
-    members = []
-    for name in journal.members:
-        state = "unseen" if name not in last else "present" if last[name].round == done else "absent"
-        members.append(Member(name, state, len(answered.get(name, ())), sizes=sizes.get(name)))
-    return {
-        "study": about_study(study),
-        "state": "done" if done == study.settings.n_rounds else "running" if done else "waiting",
-        "round": 0 if done == study.settings.n_rounds else done + 1,
-        "rounds_done": done,
-        "deadline_in": None,
-        "quorum": study.quorum_of(len(journal.members)),
-        "sites": _sites(study, members, [None] * len(members)),
-        "changes": journal.changes(),
-        "events": [event._asdict() for event in journal.events(SHOWN_EVENTS)],
-        **_times(study, journal.seconds()),
-    }
+    run = Coordinator(journal)
+    for name, received in journal.last_uploads().items():
+        run.members[name].state = "present" if received.round == run.rounds_done else "absent"
+    seen = View(run, journal.events(SHOWN_EVENTS), lambda: 0.0).snapshot()
+    return seen | {"round": 0 if run.done else run.rounds_done + 1}
 
 
-def about_study(study: Study) -> dict[str, Any]:
+def _about_study(study: Study) -> dict[str, Any]:
     """A summary of a study; ε is that of all rounds at its own δ."""
     rounds, delta = study.settings.n_rounds, float(study.settings.delta)
     return {
@@ -415,11 +396,9 @@ def about_study(study: Study) -> dict[str, Any]:
     }
 
 
-def _sites(study: Study, members: Sequence[Member], seen: Sequence[str | None]) -> list[dict[str, Any]]:
-    people = [1 if member.sizes is None else member.sizes[1] for member in members]
-    mu = [
-        k * member.answered**0.5 / study.noise_multiplier for k, member in zip(people, members, strict=True)
-    ]
+def _sites(study: Study, members: Sequence[Member], now: float) -> list[dict[str, Any]]:
+    z = study.noise_multiplier
+    mu = [(1 if each.sizes is None else each.sizes[1]) * each.answered**0.5 / z for each in members]
     epsilons = exact_epsilon(np.array(mu), np.full(len(mu), float(study.settings.delta))).tolist()
     return [
         {
@@ -428,17 +407,11 @@ def _sites(study: Study, members: Sequence[Member], seen: Sequence[str | None]) 
             "answered": member.answered,
             "rows": None if member.sizes is None else member.sizes[0],
             "epsilon": epsilon,
-            "last_seen": last,
+            "last_seen": _ago(member.last_seen, now),
             "code": member.code or None,
         }
-        for member, epsilon, last in zip(members, epsilons, seen, strict=True)
+        for member, epsilon in zip(members, epsilons, strict=True)
     ]
-
-
-def _times(study: Study, seconds: Sequence[float]) -> dict[str, float | None]:
-    usual = median(seconds[-50:]) if seconds else None
-    left = None if usual is None else usual * (study.settings.n_rounds - len(seconds))
-    return {"median_seconds": usual, "seconds_left": left}
 
 
 def _ago(seen: float | None, now: float) -> str | None:

@@ -76,7 +76,6 @@ class Journal(AbstractContextManager["Journal"]):
         try:
             self.study: Study = study_from(json.loads(about["study"]), str(path))
             self.members: tuple[str, ...] = tuple(json.loads(about["members"]))
-            self.begun_at: str = about["begun_at"]
         except DpadmmError:
             raise
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
@@ -128,7 +127,6 @@ class Journal(AbstractContextManager["Journal"]):
         return journal
 
     def close(self) -> None:
-        """Close the journal."""
         self._held.close()
 
     def __exit__(self, *_: object) -> None:
@@ -155,26 +153,16 @@ class Journal(AbstractContextManager["Journal"]):
             for (blob,) in self._database.execute("SELECT consensus FROM rounds ORDER BY round"):
                 yield self._numbers(blob)
 
-    def last_consensus(self) -> Floats:
-        """w^k of the last round; zeros before the first."""
-        last = self._rows("SELECT consensus FROM rounds ORDER BY round DESC LIMIT 1")
-        return self._numbers(last[0][0]) if last else np.zeros(self.study.shape)
-
     def last_uploads(self) -> dict[str, Received]:
-        """The latest upload of every site."""
-        rows = self._rows(
-            "SELECT site, MAX(round), upload, n_rows, rows_per_person FROM uploads GROUP BY site"
-        )
-        return {site: Received(site, round, self._numbers(blob), m, k) for site, round, blob, m, k in rows}
+        query = "SELECT site, MAX(round), upload, n_rows, rows_per_person FROM uploads GROUP BY site"
+        return {row[0]: self._received(*row) for row in self._rows(query)}
 
     def uploads(self) -> Iterator[tuple[int, Received]]:
         """All uploads, each with the first round whose mean includes it."""
-        every = (
-            "SELECT entered, site, round, upload, n_rows, rows_per_person FROM uploads ORDER BY entered, site"
-        )
+        query = "SELECT entered, site, round, upload, n_rows, rows_per_person FROM uploads"
         with _as_journal_errors(self._path):
-            for entered, site, round, blob, n_rows, k in self._database.execute(every):
-                yield entered, Received(site, round, self._numbers(blob), n_rows, k)
+            for entered, *row in self._database.execute(f"{query} ORDER BY entered, site"):
+                yield entered, self._received(*row)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Rows, and rows per person, of every site that ever took part."""
@@ -186,19 +174,10 @@ class Journal(AbstractContextManager["Journal"]):
         self._rows("INSERT INTO sites VALUES (?, ?, ?)", (site, n_rows, rows_per_person))
 
     def answered(self) -> dict[str, list[int]]:
-        """The rounds that each site answered."""
         rounds: dict[str, list[int]] = {}
         for site, round in self._rows("SELECT site, round FROM uploads ORDER BY round"):
             rounds.setdefault(site, []).append(round)
         return rounds
-
-    def changes(self) -> list[float]:
-        """``‖w^k − w^{k−1}‖`` of all rounds."""
-        before, out = np.zeros(self.study.shape), []
-        for now in self.consensus():
-            out.append(float(np.linalg.norm(now - before)))
-            before = now
-        return out
 
     def events(self, last: int = 200) -> list[Event]:
         """The latest events, oldest first."""
@@ -206,41 +185,30 @@ class Journal(AbstractContextManager["Journal"]):
         return [Event(*row) for row in reversed(rows)]
 
     def note(self, level: str, text: str) -> Event:
-        """Record an event."""
-        at = _now()
+        row, query = (_now(), level, text), "INSERT INTO events (at, level, text) VALUES (?, ?, ?)"
         with _as_journal_errors(self._path):
-            cursor = self._database.execute(
-                "INSERT INTO events (at, level, text) VALUES (?, ?, ?)", (at, level, text)
-            )
-        return Event(int(cursor.lastrowid or 0), at, level, text)
+            return Event(int(self._database.execute(query, row).lastrowid or 0), *row)
 
     def close_round(self, round: int, consensus: Floats, uploads: Sequence[Received], seconds: float) -> None:
         """Record w^k and its new uploads in one durable transaction."""
-        with _as_journal_errors(self._path):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                self._database.executemany(
-                    "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?)",
-                    [
-                        (round, each.site, each.round, each.n_rows, each.rows_per_person, _blob(each.values))
-                        for each in uploads
-                    ],
-                )
-                row = (round, _now(), seconds, _blob(consensus))
-                self._database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", row)
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+        with _as_journal_errors(self._path), self._database as database:  # commits, or rolls back
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany(
+                "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?)",
+                ((round, each.site, each.round, *each[3:], _blob(each.values)) for each in uploads),
+            )
+            row = (round, _now(), seconds, _blob(consensus))
+            database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", row)
 
     def seconds(self) -> list[float]:
-        """The duration of every round."""
         return [each for (each,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with _as_journal_errors(self._path):
             return self._database.execute(query, values).fetchall()
+
+    def _received(self, site: str, round: int, blob: bytes, n_rows: int, rows_per_person: int) -> Received:
+        return Received(site, round, self._numbers(blob), n_rows, rows_per_person)
 
     def _numbers(self, blob: bytes) -> Floats:
         if len(blob) != 8 * self.study.shape[0] * self.study.shape[1]:
@@ -263,10 +231,8 @@ def _as_journal_errors(path: Path) -> Iterator[None]:
     except BlockingIOError:
         raise JournalError(f"{path} is in use by another aggregator") from None
     except (sqlite3.Error, OSError) as error:
-        text = (
-            f"the journal {path} cannot be used ({error}); closed rounds are safe: fix the cause, then resume"
-        )
-        raise JournalError(text) from error
+        text = "closed rounds are safe: fix the cause, then resume"
+        raise JournalError(f"the journal {path} cannot be used ({error}); {text}") from error
 
 
 @dataclass(frozen=True)
@@ -308,14 +274,8 @@ def result_of(journal: Journal) -> FederatedResult:
         AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items()
     )
     method, delta = study.settings.method.name, float(study.settings.delta)
-    privacy = PrivacyReport(
-        [arrived[name] for name in names],
-        [planned] * len(names),
-        delta,
-        method,
-        ended_by_result=True,
-        exact_noise=True,
-    )
+    released, whole = [arrived[name] for name in names], [planned] * len(names)
+    privacy = PrivacyReport(released, whole, delta, method, ended_by_result=True, exact_noise=True)
     return FederatedResult(
         study=study,
         weights=averages.model(study.settings.average, history[-1]),

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from logging import Logger
+from logging import Logger, getLevelNamesMapping
 from pathlib import Path
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, View, run_rounds
 from dpadmm.federation.aggregator.journal import Event, Journal
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import Link, NatsTransport, cancelled
+from dpadmm.federation.nats.link import NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.study.study import Study
 
@@ -35,9 +35,13 @@ def journals(folder: Path) -> list[Path]:
     return sorted((folder / "studies").glob("*/journal.sqlite"))
 
 
-def chosen_members(authority: Authority, wanted: Sequence[str] | None) -> tuple[str, ...]:
+def _usable_sites(authority: Authority) -> set[str]:
+    return {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
+
+
+def _members(authority: Authority, wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The members of a study, sorted: the requested sites, or all approved ones."""
-    usable = {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
+    usable = _usable_sites(authority)
     if wanted is None:
         wanted = sorted(usable)
     if len(set(wanted)) != len(wanted):
@@ -56,7 +60,7 @@ def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> P
     """Create the journal of a study unless it exists; its members do not change afterwards."""
     path = journal_of(authority.folder, study.hash)
     if not path.exists():
-        members = chosen_members(authority, wanted)
+        members = _members(authority, wanted)
         study.quorum_of(len(members))
         Journal.begin(path, study, members)
     return path
@@ -83,29 +87,16 @@ class Server:
             view = View(coordinator, journal.events(), time.monotonic)
             coordinator.observers.extend((view.events.append, self._log_event))
             broker = self._broker(resources)
-            transport = NatsTransport(coordinator.study.hash)
-            transport.link = link = Link(
-                self.broker_url or self.authority.own_url(self.port),
-                self.authority.client_context,
-                transport.received,
-                self.log,
-                name="aggregator",
-            )
-            await link.subscribe(transport.subject)
-            await resources.enter_async_context(link)
+            url, context = self.broker_url or self.authority.own_url(self.port), self.authority.client_context
+            transport = NatsTransport(coordinator.study.hash, url, context, self.log)
+            await resources.enter_async_context(transport)
             on_start(view)
-            checking = asyncio.create_task(self._check_sites(coordinator, broker))
-            running = asyncio.create_task(run_rounds(coordinator, transport))
+            work = (run_rounds(coordinator, transport), self._check_sites(coordinator, broker))
             try:
-                await asyncio.wait([checking, running], return_when=asyncio.FIRST_COMPLETED)
-                for task in (running, checking):
-                    if task.done():
-                        task.result()
+                await until_one_ends(*work)
             except DpadmmError as problem:
                 view.stopped = str(problem)
                 raise
-            finally:
-                await cancelled(running, checking)
             return view
 
     def _broker(self, resources: AsyncExitStack) -> Broker | None:
@@ -122,8 +113,7 @@ class Server:
     async def _check_sites(self, coordinator: Coordinator, broker: Broker | None) -> None:
         """Exclude revoked sites at once, and keep the broker running."""
         while True:
-            now = datetime.now(UTC)
-            usable = {each.name for each in self.authority.sites() if each.usable(now)}
+            usable = _usable_sites(self.authority)
             for name in coordinator.members:
                 (coordinator.readmit if name in usable else coordinator.revoke)(name)
             if broker is not None:
@@ -138,9 +128,7 @@ class Server:
             await asyncio.sleep(CHECK_EVERY)
 
     def _log_event(self, event: Event) -> None:
-        """Write an event to the log of this process."""
-        level = {"info": 20, "warning": 30, "error": 40}[event.level]
-        self.log.log(level, "%s", event.text)
+        self.log.log(getLevelNamesMapping()[event.level.upper()], "%s", event.text)
 
 
 def _stop_if_last(broker: Broker, lock: int) -> None:

@@ -17,20 +17,14 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from pathlib import Path
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.private_files import exclusive_lock, write_private
-from dpadmm.federation.protocol import (
-    AGGREGATOR,
-    AGGREGATOR_USER,
-    MissingPackages,
-    may_publish,
-    may_subscribe,
-)
+from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, MissingPackages, subjects_of
 
 _TIMEOUT = 10.0
 _LISTEN = re.compile(r'^listen: ".*:([0-9]+)"$', re.MULTILINE)
@@ -72,46 +66,38 @@ class Broker:
         port does not change, unless this ``Broker`` was created with another one.
         """
         with self._lock():
-            self._port = self._requested_port or self._found_port() or self._authority.settings.port
+            self._find_port()
             self._write_config()
-            pid = self._pid()
-            if pid is not None and not self._reloaded(pid):
+            if (pid := self._pid()) is not None and not self._reloaded(pid):
                 self._stop()
                 self._start()
 
     def refresh(self) -> bool:
         """Reload if approvals or certificates changed; cheap enough to call every second."""
-        self._port = self._requested_port or self._found_port() or self._authority.settings.port
-        renewed = self._authority.renew_certificates()
-        if (
-            not renewed
-            and self._config.exists()
-            and self._config.read_text(encoding="utf-8") == self._current_config()
-        ):
-            return False
-        self.reload()
-        return True
+        self._find_port()
+        written = self._config.read_text(encoding="utf-8") if self._config.exists() else ""
+        changed = self._authority.renew_certificates() or written != self._current_config()
+        if changed:
+            self.reload()
+        return changed
 
     def alive(self) -> bool:
-        """Whether the broker of this folder is running."""
         return self._pid() is not None
 
     def stop(self) -> None:
-        """Stop the broker of this folder if it is running."""
         with self._lock():
             self._stop()
 
     def _start(self) -> None:
         program = nats_server()
         self._write_config()
-        pid = self._pid()
-        if pid is not None:
+        if (pid := self._pid()) is not None:
             if self._reloaded(pid) and self._responds():
                 return
             self._stop()  # it hangs, or has another address than requested
         (self._authority.folder / "broker.pid").unlink(missing_ok=True)
         seen = self._log_size()
-        self._process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [program, "-c", str(self._config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -119,7 +105,6 @@ class Broker:
             cwd=self._authority.folder,
             start_new_session=True,  # Ctrl-C reaches the aggregator only, which stops the broker
         )
-        process = self._process
         _CHILDREN.append(process)
         _wait(lambda: process.poll() is not None or (self._pid() is not None and self._responds()))
         if process.poll() is None and self._responds():
@@ -145,9 +130,8 @@ class Broker:
             return False
         line = re.compile(rf"^\[{pid}\] \S+ \S+ \[\w+\] ({_RELOADED}|{_NOT_RELOADED})", re.MULTILINE)
         _wait(lambda: line.search(self._log_since(seen)) is not None)
-        return line.findall(self._log_since(seen)) == [
-            _RELOADED
-        ]  # whole lines: the log contains names of clients
+        # whole lines: the log contains names of clients
+        return line.findall(self._log_since(seen)) == [_RELOADED]
 
     def _responds(self) -> bool:
         """Whether this folder's broker listens there and accepts the aggregator's certificate."""
@@ -163,14 +147,14 @@ class Broker:
             return False
 
     def _reason(self, said: str) -> str:
-        where = f"{self._authority.settings.listen}:{self._port}"
+        address = self._authority.settings.listen
+        where = f"{address}:{self._port}"
         if "address already in use" in said:
             return (
                 f"the broker cannot listen on {where}: port {self._port} is in use by another program; stop "
                 "that program, or choose another port (--port, or aggregator.toml)"
             )
         if "cannot assign requested address" in said:
-            address = self._authority.settings.listen
             return f"this machine has no address {address}: change listen in aggregator.toml"
         if "permission denied" in said:
             return f"this user may not listen on {where}: choose a port of 1024 or above"
@@ -185,12 +169,11 @@ class Broker:
             return None
         return pid if pid > 1 and str(self._config) in _command_line(pid) else None
 
-    def _found_port(self) -> int | None:
-        """The port of the running broker, which another process may have chosen."""
-        if not self.alive():
-            return None
-        found = _LISTEN.search(self._config.read_text(encoding="utf-8"))
-        return int(found[1]) if found else None
+    def _find_port(self) -> None:
+        """The requested port, or that of the running broker, which another process may have chosen."""
+        found = _LISTEN.search(self._config.read_text(encoding="utf-8")) if self.alive() else None
+        running = int(found[1]) if found else None
+        self._port = self._requested_port or running or self._authority.settings.port
 
     def _current_config(self) -> str:
         return broker_config(self._authority, port=self._port)
@@ -225,24 +208,20 @@ def nats_server() -> str:
 
 def _command_line(pid: int) -> list[str]:
     """The command line of a process; empty if it has ended."""
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-    except OSError:
-        pass
     if Path("/proc/self").exists():
         return []
-    shown = subprocess.run(
-        ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
+    command = ["ps", "-o", "command=", "-p", str(pid)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
     return shown.stdout.strip().split(" -c ")
 
 
 def _signal(pid: int, number: int) -> bool:
-    try:
+    with suppress(OSError):
         os.kill(pid, number)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _wait(done: Callable[[], bool]) -> None:
@@ -289,13 +268,10 @@ authorization {{
 """
 
 
-def broker_config(
-    authority: Authority, *, listen: str | None = None, port: int | None = None, now: datetime | None = None
-) -> str:
+def broker_config(authority: Authority, *, port: int | None = None, now: datetime | None = None) -> str:
     """The configuration of a folder's broker, with all sites that may connect."""
     folder, settings = authority.folder, authority.settings
-    host = settings.listen if listen is None else listen
-    address = f"[{host}]" if ":" in host else host
+    address = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
     users = [(AGGREGATOR_USER, AGGREGATOR), *((each.user, each.name) for each in authority.users(now=now))]
     return _TEXT.format(
         listen=_quoted(f"{address}:{port or settings.port}"),
@@ -310,10 +286,9 @@ def broker_config(
 
 
 def _user(user: str, name: str) -> str:
-    return (
-        f"    {{user: {_quoted(user)}, permissions: "
-        f"{{publish: [{_quoted(may_publish(name))}], subscribe: [{_quoted(may_subscribe(name))}]}}}}"
-    )
+    publish, subscribe = map(_quoted, subjects_of(name))
+    permissions = f"{{publish: [{publish}], subscribe: [{subscribe}]}}"
+    return f"    {{user: {_quoted(user)}, permissions: {permissions}}}"
 
 
 def _quoted(text: str | Path) -> str:

@@ -9,10 +9,10 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from logging import Logger, getLogger
-from typing import Any
+from typing import Any, Self
 
 from dpadmm.federation.protocol import MissingPackages
 
@@ -29,6 +29,9 @@ FIRST_PAUSE, LAST_PAUSE = 0.2, 30.0
 CHECK_EVERY = 0.5
 """Seconds between checks of the connection."""
 
+MAX_WARNINGS = 20
+"""Different warnings that are logged between two connections."""
+
 OnMessage = Callable[[str, bytes], None]
 Context = Callable[[], ssl.SSLContext]
 """Called for every connection, since certificates are renewed."""
@@ -44,7 +47,7 @@ class Link:
         self._client: Client | None = None
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._last_warning = ""
+        self._warned: set[str] = set()
         # nats-py starts TLS in a way that makes asyncio warn whenever a connection is lost
         self._log_filter = lambda record: "eof_received" not in record.getMessage()
 
@@ -52,7 +55,7 @@ class Link:
     def connected(self) -> bool:
         return self._client is not None and self._client.is_connected
 
-    async def __aenter__(self) -> Link:
+    async def __aenter__(self) -> Self:
         getLogger("asyncio").addFilter(self._log_filter)
         self._task = asyncio.create_task(self._stay_connected())
         return self
@@ -67,17 +70,16 @@ class Link:
         """Receive messages on this subject, now and after every reconnection."""
         if subject not in self._subjects:
             self._subjects.add(subject)
-            if self.connected and self._client is not None:
+            if self._client is not None and self.connected:
                 with suppress(nats.errors.Error, OSError):  # the next connection subscribes again
                     await self._client.subscribe(subject, cb=self._on_nats_message)
 
     async def publish(self, subject: str, data: bytes) -> bool:
         """Send a message; returns whether it could be handed to the connection."""
-        client = self._client
-        if client is None or not client.is_connected:
+        if self._client is None or not self.connected:
             return False
         try:
-            await client.publish(subject, data)
+            await self._client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
             self._warn(f"a message could not be sent: {_reason(problem)}")
             return False
@@ -95,7 +97,7 @@ class Link:
             except Exception as problem:  # nats-py raises many types; try again after any
                 self._warn(f"no connection to {self._url}: {_reason(problem)}")
             else:
-                self._last_warning = ""
+                self._warned.clear()
                 self._log.info("connected to %s", self._url)
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
@@ -160,9 +162,10 @@ class Link:
         self._closed.set()
 
     def _warn(self, text: str) -> None:
-        if text != self._last_warning:  # one line, even if the broker is away for hours
-            self._last_warning = text
-            self._log.warning(text)
+        """Log a line once per connection, and few different ones, even if the broker is away for hours."""
+        if text not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add(text)
+            self._log.warning("%s", text)
 
 
 def _reason(problem: BaseException) -> str:
@@ -191,13 +194,12 @@ class Mailbox:
 
     async def take(self, timeout: float | None = None) -> tuple[str, bytes] | None:
         """The next message and its sender, or None after ``timeout`` seconds."""
-        if not self._waiting:
-            if timeout is not None and timeout <= 0.0:
-                await asyncio.sleep(0)
-            else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
-                        await self._some.wait()
+        if not self._waiting and timeout is not None and timeout <= 0.0:
+            await asyncio.sleep(0)
+        elif not self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
+                    await self._some.wait()
         if not self._waiting:
             return None
         sender = next(iter(self._waiting))
@@ -210,24 +212,35 @@ class Mailbox:
         return sender, data
 
 
-class NatsTransport:
-    """The ``Transport`` of one study over a ``Link``."""
+class NatsTransport(Link):
+    """The aggregator's connection, as the ``Transport`` of one study."""
 
-    def __init__(self, study: str) -> None:
-        self._down = f"dpadmm.{study}.down"
-        self.subject = f"dpadmm.{study}.up.*"
-        self._mail = Mailbox(most=8)
-        self.link: Any = None
+    def __init__(self, study: str, url: str, context: Context, log: Logger) -> None:
+        super().__init__(url, context, self._put, log, name="aggregator")
+        self._mail, self._down = Mailbox(most=8), f"dpadmm.{study}.down"
+        self._subjects.add(f"dpadmm.{study}.up.*")
 
-    def received(self, subject: str, data: bytes) -> None:
+    def _put(self, subject: str, data: bytes) -> None:
         """Keep a message of a site; the broker guarantees that its subject is its own."""
         self._mail.put(subject.rpartition(".")[2], data)
 
     async def send(self, data: bytes) -> None:
-        await self.link.publish(self._down, data)
+        await self.publish(self._down, data)
 
     async def receive(self, timeout: float) -> tuple[str, bytes] | None:
         return await self._mail.take(timeout)
+
+
+async def until_one_ends(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one ends or fails, then cancel the others."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(*tasks)
+    for task in tasks:
+        if task in done:
+            task.result()
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:

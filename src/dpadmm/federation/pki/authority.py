@@ -11,9 +11,9 @@ import os
 import re
 import shutil
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,17 +21,11 @@ from pathlib import Path
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
 from dpadmm.federation.pki import certificates as forms
+from dpadmm.federation.pki import private_files
+from dpadmm.federation.pki.certificates import x509
 from dpadmm.federation.pki.joining import Invitation, Request, client_context
-from dpadmm.federation.pki.private_files import (
-    check_private,
-    check_unchanged_by_others,
-    exclusive_lock,
-    make_private_folder,
-    read_fields,
-    read_short,
-    write_private,
-)
-from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, MissingPackages, check_name, user_of
+from dpadmm.federation.pki.private_files import check_private, read_fields, read_short, write_private
+from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, check_name, user_of
 
 FORMAT = "dpadmm-aggregator/1"
 LOOPBACK = "127.0.0.1"
@@ -60,11 +54,6 @@ class Settings:
     hosts: tuple[str, ...]
 
     @property
-    def url(self) -> str:
-        """The address to which sites connect."""
-        return url_of(self.hosts[0], self.port)
-
-    @property
     def own_host(self) -> str:
         """The address to which the aggregator itself connects."""
         address = ip_address(self.listen)
@@ -72,20 +61,9 @@ class Settings:
             return LOOPBACK if address.version == 4 else "::1"
         return self.listen
 
-    @property
-    def certified(self) -> list[str]:
-        """All names and addresses in the broker's certificate."""
-        return list(dict.fromkeys([*self.hosts, self.own_host]))
-
 
 def url_of(host: str, port: int) -> str:
-    """``tls://host:port``.
-
-    Examples
-    --------
-    >>> url_of("2001:db8::1", 4222)
-    'tls://[2001:db8::1]:4222'
-    """
+    """``tls://host:port``, or ``tls://[2001:db8::1]:4222``."""
     return f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
 
 
@@ -115,12 +93,8 @@ def _host(host: object) -> str:
     except ValueError:
         pass
     labels = text.split(".")
-    if (
-        not isinstance(host, str)
-        or len(text) > 253
-        or not all(map(_LABEL.fullmatch, labels))
-        or labels[-1].isdigit()
-    ):
+    named = isinstance(host, str) and len(text) <= 253 and all(map(_LABEL.fullmatch, labels))
+    if not named or labels[-1].isdigit():
         raise StudyError(
             f"hosts: {text[:60]!r} is not a host name or address, such as study.example.org or 192.0.2.7"
         )
@@ -135,8 +109,8 @@ def read_settings(folder: Path) -> Settings:
             f"{folder}: not the folder of an aggregator; check --folder, or create a new aggregator with "
             "dpadmm aggregator init"
         )
-    check_unchanged_by_others(folder)
-    check_unchanged_by_others(path)
+    private_files.check_unchanged_by_others(folder)
+    private_files.check_unchanged_by_others(path)
     table = read_toml(path)
     if table.get("format") != FORMAT:
         raise StudyError(f'{path}: format must be "{FORMAT}"')
@@ -148,7 +122,7 @@ def read_settings(folder: Path) -> Settings:
         raise StudyError(f"{path}: {error}") from None
 
 
-def create_folder(folder: Path, settings: Settings, files: Mapping[str, bytes]) -> None:
+def _create_folder(folder: Path, settings: Settings, files: dict[str, bytes]) -> None:
     """Create a folder; ``aggregator.toml`` is written last, so a folder that has it is complete."""
     if (folder / "aggregator.toml").exists():
         raise StudyError(
@@ -158,24 +132,19 @@ def create_folder(folder: Path, settings: Settings, files: Mapping[str, bytes]) 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StudyError(f"{folder}: not empty; choose a new or an empty folder")
     new = not folder.exists()
-    make_private_folder(folder)
+    private_files.make_private_folder(folder)
     try:
         os.chmod(folder, 0o700)
         for name in ("authority", "sites", "studies"):
-            make_private_folder(folder / name)
-        for name, data in files.items():
-            write_private(folder / name, data)
+            private_files.make_private_folder(folder / name)
         hosts = ", ".join(f'"{host}"' for host in settings.hosts)
         text = _TEXT.format(format=FORMAT, listen=settings.listen, port=settings.port, hosts=hosts)
-        write_private(folder / "aggregator.toml", text.encode())
+        for name, data in (*files.items(), ("aggregator.toml", text.encode())):
+            write_private(folder / name, data)
     except BaseException:
-        for entry in list(folder.iterdir()):
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        if new:
-            folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
+        if not new:
+            folder.mkdir(mode=0o700, exist_ok=True)
         raise
 
 
@@ -196,12 +165,10 @@ class ApprovedSite:
 
     @property
     def user(self) -> str:
-        """The user name at the broker."""
         return user_of(self.name, self.serial)
 
     @property
     def revoked(self) -> bool:
-        """Whether it was revoked."""
         return self.revoked_at is not None
 
     def usable(self, now: datetime) -> bool:
@@ -223,32 +190,16 @@ def all_approvals(folder: Path) -> list[ApprovedSite]:
 
 def write_approvals(folder: Path, approvals: list[ApprovedSite]) -> None:
     """Replace the file of a site."""
-    lines = [
-        {key: _as_json(value) for key, value in asdict(each).items() if key != "name"} for each in approvals
-    ]
-    table = {"format": APPROVALS_FORMAT, "name": approvals[0].name, "certificates": lines}
-    path = folder / "sites" / f"{approvals[0].name}.json"
-    write_private(path, (json.dumps(table, indent=2) + "\n").encode())
-
-
-def revoked_now(approvals: list[ApprovedSite], now: datetime) -> list[ApprovedSite]:
-    """The same certificates, all revoked."""
-    return [each if each.revoked else replace(each, revoked_at=now) for each in approvals]
-
-
-def without_expired(approvals: list[ApprovedSite], now: datetime) -> list[ApprovedSite]:
-    """Without certificates that expired unrevoked, so that files stay short over years of renewals."""
-    return [each for each in approvals if each.revoked or now < each.expires]
-
-
-def _as_json(value: object) -> object:
-    return value.isoformat() if isinstance(value, datetime) else value
+    name = approvals[0].name
+    lines = [{key: value for key, value in vars(each).items() if key != "name"} for each in approvals]
+    table = {"format": APPROVALS_FORMAT, "name": name, "certificates": lines}
+    text = json.dumps(table, indent=2, default=datetime.isoformat)
+    write_private(folder / "sites" / f"{name}.json", f"{text}\n".encode())
 
 
 def _read(path: Path, name: str) -> list[ApprovedSite]:
-    table = read_fields(
-        path, format=APPROVALS_FORMAT, what="a list of certificates", fields=("name", "certificates")
-    )
+    fields = ("name", "certificates")
+    table = read_fields(path, format=APPROVALS_FORMAT, what="a list of certificates", fields=fields)
     try:
         lines = table["certificates"]
         if table["name"] != name or not isinstance(lines, list) or not lines:
@@ -282,12 +233,6 @@ def _moment(text: object) -> datetime:
     return moment.astimezone(UTC)
 
 
-try:
-    from cryptography import x509
-except ImportError:
-    raise MissingPackages from None
-
-
 YEAR = 397
 """Default validity of certificates in days: a year and a month."""
 
@@ -306,15 +251,9 @@ class Authority:
 
     @classmethod
     def create(
-        cls,
-        folder: Path,
-        *,
-        hosts: Sequence[str],
-        port: int,
-        listen: str | None = None,
-        days: int = 3650,
-        now: datetime | None = None,
-    ) -> Authority:
+        cls, folder: Path, *, hosts: Sequence[str], port: int, listen: str | None = None,
+        days: int = 3650, now: datetime | None = None,
+    ) -> Authority:  # fmt: skip
         """Create an authority in a new or empty folder, valid for ``days``."""
         folder, settings = folder.absolute(), settings_of(hosts, port, listen)
         now, key = forms.now_or(now), forms.new_key()
@@ -322,7 +261,7 @@ class Authority:
         files = {"authority/ca.pem": forms.pem(certificate), "authority/ca.key": forms.key_pem(key)}
         for name in OWN_CERTIFICATES:
             files |= _certified((certificate, key), settings, now, name)
-        create_folder(folder, settings, files)
+        _create_folder(folder, settings, files)
         return cls(folder, settings, certificate)
 
     @classmethod
@@ -332,11 +271,10 @@ class Authority:
         settings = read_settings(folder)
         for name in ("authority/ca.key", "server.key", "aggregator.key"):
             check_private(folder / name)
-        certificate = forms.read_certificate(read_short(folder / "authority" / "ca.pem"))
+        path = folder / "authority" / "ca.pem"
+        certificate = forms.read_certificate(read_short(path))
         if certificate is None or not forms.is_authority(certificate):
-            raise StudyError(
-                f"{folder / 'authority' / 'ca.pem'}: damaged, or not the certificate of an authority"
-            )
+            raise StudyError(f"{path}: damaged, or not the certificate of an authority")
         if forms.now_or(now) >= certificate.not_valid_after_utc:
             raise DpadmmError(
                 f"{folder}: the authority expired on {certificate.not_valid_after_utc:%Y-%m-%d}: create a "
@@ -354,17 +292,16 @@ class Authority:
     @property
     def url(self) -> str:
         """The address to which sites connect."""
-        return self.settings.url
+        return url_of(self.settings.hosts[0], self.settings.port)
 
     def own_url(self, port: int | None = None) -> str:
         """The address to which the aggregator itself connects."""
         return url_of(self.settings.own_host, port or self.settings.port)
 
     def client_context(self) -> ssl.SSLContext:
-        """The TLS context of the aggregator."""
         self.renew_certificates()
-        ca = self.folder / "authority" / "ca.pem"
-        return client_context(self.folder / "aggregator.key", self.folder / "aggregator.pem", ca)
+        files = ("aggregator.key", "aggregator.pem", "authority/ca.pem")
+        return client_context(*(self.folder / name for name in files))
 
     def approve(self, request: Request, *, days: int = YEAR, now: datetime | None = None) -> Invitation:
         """Certify the key of a site; compare its fingerprint with the site's owner first.
@@ -373,26 +310,19 @@ class Authority:
         key is never certified again, because others may have it.
         """
         now, name, fingerprint = forms.now_or(now), check_name(request.name), request.fingerprint
+        serial = forms.new_serial()
         certificate = forms.leaf_certificate(
-            self._signer(),
-            request.public_key,
-            name=name,
-            names=[x509.RFC822Name(user_of(name, f"{(serial := forms.new_serial()):x}"))],
-            serial=serial,
-            days=_days(days),
-            now=now,
-        )
+            self._signer(), request.public_key, name=name,
+            names=[x509.RFC822Name(user_of(name, f"{serial:x}"))],
+            serial=serial, days=_days(days), now=now,
+        )  # fmt: skip
         approval = ApprovedSite(
-            name=name,
-            serial=forms.serial_hex(certificate),
-            fingerprint=fingerprint,
-            expires=certificate.not_valid_after_utc,
-            approved_at=now,
-        )
+            name=name, serial=f"{serial:x}", fingerprint=fingerprint,
+            expires=certificate.not_valid_after_utc, approved_at=now,
+        )  # fmt: skip
         with self._lock():
             before = approvals_of(self.folder, name)
-            everyone = all_approvals(self.folder)
-            if any(each.revoked and each.fingerprint == fingerprint for each in everyone):
+            if any(each.revoked and each.fingerprint == fingerprint for each in all_approvals(self.folder)):
                 raise StudyError(
                     f"the key in this request was revoked and cannot be certified again: {name} must move "
                     "its network folder away and create a new key with dpadmm agent request"
@@ -402,13 +332,11 @@ class Authority:
                     f"{name} has a certificate for another key: if this request is really theirs, revoke the "
                     f"old one first (dpadmm aggregator revoke {name}), or let them choose another name"
                 )
-            write_approvals(self.folder, [*without_expired(before, now), approval])
-        return Invitation(
-            name,
-            self.url,
-            forms.pem(self.certificate).decode("ascii"),
-            forms.pem(certificate).decode("ascii"),
-        )
+            # without expired ones, so that files stay short over years of renewals
+            kept = [each for each in before if each.revoked or now < each.expires]
+            write_approvals(self.folder, [*kept, approval])
+        pems = (forms.pem(each).decode("ascii") for each in (self.certificate, certificate))
+        return Invitation(name, self.url, *pems)
 
     def revoke(self, name: str, *, now: datetime | None = None) -> None:
         """Revoke all certificates of a site; the broker closes its connections at the next reload."""
@@ -417,7 +345,9 @@ class Authority:
             if not before:
                 known = ", ".join(each.name for each in self.sites()) or "none yet"
                 raise StudyError(f"{name} is not a site of this aggregator; its sites: {known}")
-            write_approvals(self.folder, revoked_now(before, forms.now_or(now)))
+            at = forms.now_or(now)
+            revoked = [each if each.revoked else replace(each, revoked_at=at) for each in before]
+            write_approvals(self.folder, revoked)
 
     def sites(self) -> list[ApprovedSite]:
         """The latest certificate of every site."""
@@ -441,9 +371,7 @@ class Authority:
 
     def _is_current(self, name: str, now: datetime, names: Sequence[x509.GeneralName]) -> bool:
         path = self.folder / name
-        if not path.exists():
-            return False
-        certificate = forms.read_certificate(read_short(path))
+        certificate = forms.read_certificate(read_short(path)) if path.exists() else None
         if certificate is None or not forms.signed_by(certificate, self.certificate):
             return False
         key = forms.read_key(read_short(path.with_suffix(".key")))
@@ -461,7 +389,7 @@ class Authority:
         return self.certificate, key
 
     def _lock(self) -> AbstractContextManager[None]:
-        return exclusive_lock(self.folder / "authority" / "lock")
+        return private_files.exclusive_lock(self.folder / "authority" / "lock")
 
 
 def _certified(
@@ -478,7 +406,9 @@ def _certified(
 
 
 def _names(settings: Settings, file: str) -> list[x509.GeneralName]:
-    return forms.broker_names(settings.certified) if file == "server" else [x509.RFC822Name(AGGREGATOR_USER)]
+    if file == "aggregator":
+        return [x509.RFC822Name(AGGREGATOR_USER)]
+    return forms.broker_names(list(dict.fromkeys([*settings.hosts, settings.own_host])))
 
 
 def _days(days: int) -> int:

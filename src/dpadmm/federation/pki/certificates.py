@@ -10,12 +10,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from ipaddress import ip_address
 
 from dpadmm.federation.protocol import MissingPackages
 
 try:
-    from cryptography import x509
+    from cryptography import x509 as x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -35,12 +37,11 @@ PublicKey = ec.EllipticCurvePublicKey
 
 
 def now_or(moment: datetime | None) -> datetime:
-    """The given time, or the current one, in whole seconds as in certificates."""
+    """The given or the current time, in whole seconds as in certificates."""
     return (moment or datetime.now(UTC)).replace(microsecond=0)
 
 
 def new_key() -> Key:
-    """A new private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -49,21 +50,10 @@ def new_serial() -> int:
     return secrets.randbits(127) | 1 << 127
 
 
-def serial_hex(certificate: x509.Certificate) -> str:
-    """The serial number as in user names."""
-    return f"{certificate.serial_number:x}"
-
-
 def fingerprint_of(thing: x509.Certificate | PublicKey) -> str:
     """SHA-256 of a certificate or a public key as ``AB:CD:...``, for people to compare."""
-    if isinstance(thing, x509.Certificate):
-        digest = thing.fingerprint(hashes.SHA256())
-    else:
-        form = serialization.PublicFormat.SubjectPublicKeyInfo
-        hashed = hashes.Hash(hashes.SHA256())
-        hashed.update(thing.public_bytes(serialization.Encoding.DER, form))
-        digest = hashed.finalize()
-    return digest.hex(":").upper()
+    form = () if isinstance(thing, x509.Certificate) else (serialization.PublicFormat.SubjectPublicKeyInfo,)
+    return sha256(thing.public_bytes(serialization.Encoding.DER, *form)).digest().hex(":").upper()
 
 
 def key_pem(key: Key) -> bytes:
@@ -113,16 +103,20 @@ def new_request(key: Key, name: str) -> x509.CertificateSigningRequest:
     return x509.CertificateSigningRequestBuilder().subject_name(_common_name(name)).sign(key, hashes.SHA256())
 
 
-def common_name(signed: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """The common name of a certificate or request, or an empty string."""
-    named = signed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(named[0].value) if len(named) == 1 else ""
+def read_csr(data: bytes) -> tuple[PublicKey | None, str, bool]:
+    """The key and the name in a certificate request, and whether it is signed with that key."""
+    try:
+        csr = x509.load_pem_x509_csr(data)
+        named = csr.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return public_key_of(csr), str(named[0].value) if len(named) == 1 else "", csr.is_signature_valid
+    except (x509.InvalidVersion, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise ValueError(str(error)) from None
 
 
 def user_in(certificate: x509.Certificate) -> str:
     """The broker user of a client certificate; empty unless there is exactly one."""
     try:
-        names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        names = names_in(certificate)
         usage = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except _NO_EXTENSION:
         return ""
@@ -156,18 +150,14 @@ def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> boo
 
 def authority_certificate(key: Key, *, days: int, now: datetime) -> x509.Certificate:
     """The self-signed certificate that everyone in a federation trusts."""
-    named = _common_name(f"dpadmm authority {secrets.token_hex(4)}")
-    usage = _usage("key_cert_sign", "crl_sign")
-    return (
-        x509.CertificateBuilder(issuer_name=named, subject_name=named, public_key=key.public_key())
+    named, public_key = _common_name(f"dpadmm authority {secrets.token_hex(4)}"), key.public_key()
+    builder = (
+        x509.CertificateBuilder(issuer_name=named, subject_name=named, public_key=public_key)
         .serial_number(new_serial())
-        .not_valid_before(now - SKEW)
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
     )
+    return _signed(builder, key, public_key, now, "key_cert_sign", "crl_sign")
 
 
 def broker_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
@@ -196,33 +186,34 @@ def leaf_certificate(
     issuer, key = authority
     usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
     issuer_key = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    return (
-        x509.CertificateBuilder(
-            issuer_name=issuer.subject, subject_name=_common_name(name), public_key=public_key
-        )
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key)
+    builder = (
+        x509.CertificateBuilder(issuer.subject, _common_name(name), public_key)
         .serial_number(serial)
-        .not_valid_before(now - SKEW)
         .not_valid_after(min(now + timedelta(days=days), issuer.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(issued_by, critical=False)
+    )
+    return _signed(builder, key, public_key, now, "digital_signature")
+
+
+def _signed(
+    builder: x509.CertificateBuilder, key: Key, public_key: PublicKey, now: datetime, *allowed: str
+) -> x509.Certificate:
+    """Sign a certificate whose key may be used in the ``allowed`` ways only."""
+    uses = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    )  # fmt: skip
+    return (
+        builder.not_valid_before(now - SKEW)
+        .add_extension(x509.KeyUsage(**{use: use in allowed for use in uses}), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key), critical=False
-        )
         .sign(key, hashes.SHA256())
     )
 
 
 def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _usage(*allowed: str) -> x509.KeyUsage:
-    """A key usage extension that allows only these uses."""
-    uses = (
-        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
-    )  # fmt: skip
-    return x509.KeyUsage(**{use: use in allowed for use in uses})

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -17,21 +19,9 @@ from urllib.parse import urlsplit
 
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.pki import certificates as forms
-from dpadmm.federation.pki.private_files import (
-    check_private,
-    check_unchanged_by_others,
-    make_private_folder,
-    read_fields,
-    read_short,
-    write_private,
-)
-from dpadmm.federation.protocol import MissingPackages, check_name, user_of
-
-try:
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-except ImportError:
-    raise MissingPackages from None
+from dpadmm.federation.pki import private_files
+from dpadmm.federation.pki.private_files import check_private, read_fields, read_short, write_private
+from dpadmm.federation.protocol import check_name, user_of
 
 REQUEST_FORMAT = "dpadmm-request/1"
 INVITATION_FORMAT = "dpadmm-invitation/1"
@@ -48,9 +38,8 @@ class Request:
     def public_key(self) -> forms.PublicKey:
         """The key, after its signature was checked."""
         try:
-            csr = x509.load_pem_x509_csr(self.csr_pem.encode("ascii"))
-            key, named, signed = forms.public_key_of(csr), forms.common_name(csr), csr.is_signature_valid
-        except (ValueError, x509.InvalidVersion, InvalidSignature, UnsupportedAlgorithm):
+            key, named, signed = forms.read_csr(self.csr_pem.encode("ascii"))
+        except ValueError:
             raise StudyError("the certificate request is damaged") from None
         if key is None:
             raise StudyError("the key must be an EC P-256 key")
@@ -66,20 +55,15 @@ class Request:
         return forms.fingerprint_of(self.public_key)
 
     def as_bytes(self) -> bytes:
-        """The contents of the file."""
         return _file({"format": REQUEST_FORMAT, "name": self.name, "request": self.csr_pem})
 
 
 def read_request(path: Path) -> Request:
     """Read a request and check its signature."""
     what = "a request from dpadmm agent request"
-    table = read_fields(path, format=REQUEST_FORMAT, what=what, fields=("name", "request"))
-    name, csr = _texts(path, table, "name", "request")
-    try:
+    with _texts(path, REQUEST_FORMAT, what, "name", "request") as (name, csr):
         request = Request(check_name(name), csr)
         _ = request.public_key
-    except StudyError as error:
-        raise StudyError(f"{path}: not {what}: {error}") from None
     return request
 
 
@@ -93,22 +77,21 @@ class Invitation:
     certificate_pem: str
 
     @cached_property
-    def authority(self) -> x509.Certificate:
-        """The certificate of the aggregator's authority."""
+    def authority(self) -> forms.x509.Certificate:
         found = forms.read_certificate(self.ca_pem.encode("ascii", "replace"))
         if found is None or not forms.is_authority(found):
             raise StudyError("the certificate of the authority is damaged")
         return found
 
     @cached_property
-    def certificate(self) -> x509.Certificate:
+    def certificate(self) -> forms.x509.Certificate:
         """The site's certificate: signed by the authority, for this name, as a client."""
         found = forms.read_certificate(self.certificate_pem.encode("ascii", "replace"))
         if found is None:
             raise StudyError("the certificate of the site is damaged")
         if not forms.signed_by(found, self.authority):
             raise StudyError("the certificate was not signed by the authority")
-        if forms.user_in(found) != user_of(self.name, forms.serial_hex(found)):
+        if forms.user_in(found) != user_of(self.name, f"{found.serial_number:x}"):
             raise StudyError(f"the certificate is not for the site {self.name}")
         return found
 
@@ -119,28 +102,21 @@ class Invitation:
 
     @property
     def key_fingerprint(self) -> str:
-        """SHA-256 of the site's public key."""
         key = forms.public_key_of(self.certificate)
         assert key is not None  # read_certificate checks it
         return forms.fingerprint_of(key)
 
     def as_bytes(self) -> bytes:
-        """The contents of the file."""
         table = {"format": INVITATION_FORMAT, "name": self.name, "url": self.url}
         return _file({**table, "authority": self.ca_pem, "certificate": self.certificate_pem})
 
 
 def read_invitation(path: Path) -> Invitation:
     """Read an invitation and check its signature."""
-    what = "an invitation from dpadmm aggregator approve"
-    fields = ("name", "url", "authority", "certificate")
-    table = read_fields(path, format=INVITATION_FORMAT, what=what, fields=fields)
-    name, url, authority, certificate = _texts(path, table, *fields)
-    try:
-        invitation = Invitation(check_name(name), check_url(url), authority, certificate)
+    what, fields = "an invitation from dpadmm aggregator approve", ("name", "url", "authority", "certificate")
+    with _texts(path, INVITATION_FORMAT, what, *fields) as (name, url, *pems):
+        invitation = Invitation(check_name(name), check_url(url), *pems)
         _ = invitation.certificate
-    except StudyError as error:
-        raise StudyError(f"{path}: not {what}: {error}") from None
     return invitation
 
 
@@ -157,11 +133,17 @@ def check_url(url: str) -> str:
     return url
 
 
-def _texts(path: Path, table: dict[str, object], *fields: str) -> list[str]:
+@contextmanager
+def _texts(path: Path, format: str, what: str, *fields: str) -> Iterator[list[str]]:
+    """The fields of a file, which must be ASCII strings; errors of their use name the file."""
+    table = read_fields(path, format=format, what=what, fields=fields)
     values = [table[field] for field in fields]
     if not all(isinstance(value, str) and value.isascii() for value in values):
         raise StudyError(f"{path}: {', '.join(fields)} must be ASCII strings")
-    return [str(value) for value in values]
+    try:
+        yield [str(value) for value in values]
+    except StudyError as error:
+        raise StudyError(f"{path}: not {what}: {error}") from None
 
 
 def _file(table: dict[str, str]) -> bytes:
@@ -186,11 +168,9 @@ class Identity:
     authority: Path
 
     def usable(self, now: datetime | None = None) -> bool:
-        """Whether the certificate is valid."""
         return forms.now_or(now) < self.expires
 
     def client_context(self) -> ssl.SSLContext:
-        """The TLS context of this site."""
         return client_context(self.key, self.certificate, self.authority)
 
 
@@ -200,14 +180,11 @@ def make_request(folder: Path, name: str) -> Request:
     A repeated request uses the same key, for a renewal. A site that has joined keeps its name.
     """
     check_name(name)
-    network = folder / "network"
-    if (network / "invitation.json").exists() and (
-        joined := read_invitation(network / "invitation.json").name
-    ) != name:
-        raise StudyError(
-            f"{folder}: this site joined as {joined} and must keep that name; {_start_over(folder)}"
-        )
-    make_private_folder(network)
+    network, before = folder / "network", folder / "network" / "invitation.json"
+    if before.exists() and (joined := read_invitation(before).name) != name:
+        kept = f"this site joined as {joined} and must keep that name"
+        raise StudyError(f"{folder}: {kept}; {_start_over(folder)}")
+    private_files.make_private_folder(network)
     if not (network / "key.pem").exists():
         write_private(network / "key.pem", forms.key_pem(forms.new_key()), replace=False)
     csr = forms.new_request(_own_key(network), name)
@@ -223,9 +200,8 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
         raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm agent request")
     asked = read_request(network / "request.json").name
     if asked != invitation.name:
-        raise StudyError(
-            f"the invitation is for the site {invitation.name}, but this site's request was for {asked}"
-        )
+        text = f"the invitation is for the site {invitation.name}, but this site's request was for {asked}"
+        raise StudyError(text)
     if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(
             "the invitation does not match this site's network/key.pem: use the latest invitation, or send "
@@ -246,14 +222,15 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
 
 def _check_dates(invitation: Invitation, now: datetime) -> None:
     clock = f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC"
-    for what, certificate in (("authority's", invitation.authority), ("site's", invitation.certificate)):
+    for whose, certificate in (("authority's", invitation.authority), ("site's", invitation.certificate)):
         first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if now >= last:
-            text = f"expired at {last:%Y-%m-%d %H:%M} UTC ({clock}): ask for a new invitation"
-            raise StudyError(f"the {what} certificate {text}")
-        if now < first:
-            text = f"is valid only from {first:%Y-%m-%d %H:%M} UTC ({clock}): correct the clock"
-            raise StudyError(f"the {what} certificate {text}")
+            when = f"expired at {last:%Y-%m-%d %H:%M} UTC ({clock}): ask for a new invitation"
+        elif now < first:
+            when = f"is valid only from {first:%Y-%m-%d %H:%M} UTC ({clock}): correct the clock"
+        else:
+            continue
+        raise StudyError(f"the {whose} certificate {when}")
 
 
 def site_identity(folder: Path) -> Identity:
@@ -265,24 +242,17 @@ def site_identity(folder: Path) -> Identity:
     if not (network / "invitation.json").exists():
         raise StudyError(f"{folder}: this site has not joined yet: run dpadmm agent join INVITATION")
     for trusted in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
-        check_unchanged_by_others(trusted)
+        private_files.check_unchanged_by_others(trusted)
     invitation = read_invitation(network / "invitation.json")
-    same = read_short(network / "ca.pem") == invitation.ca_pem.encode("ascii")
-    if not same or read_short(network / "certificate.pem") != invitation.certificate_pem.encode("ascii"):
-        raise StudyError(
-            f"{network}: the files do not match the invitation: run dpadmm agent join INVITATION again"
-        )
+    pems = (invitation.ca_pem.encode("ascii"), invitation.certificate_pem.encode("ascii"))
+    if (read_short(network / "ca.pem"), read_short(network / "certificate.pem")) != pems:
+        text = "the files do not match the invitation: run dpadmm agent join INVITATION again"
+        raise StudyError(f"{network}: {text}")
     if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
-    return Identity(
-        invitation.name,
-        invitation.url,
-        invitation.certificate.not_valid_after_utc,
-        invitation.ca_fingerprint,
-        network / "key.pem",
-        network / "certificate.pem",
-        network / "ca.pem",
-    )
+    expires, fingerprint = invitation.certificate.not_valid_after_utc, invitation.ca_fingerprint
+    files = (network / "key.pem", network / "certificate.pem", network / "ca.pem")
+    return Identity(invitation.name, invitation.url, expires, fingerprint, *files)
 
 
 def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
@@ -297,15 +267,11 @@ def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     try:
         context.load_verify_locations(cafile=str(ca))
-        context.load_cert_chain(str(certificate), str(key), password=_no_password)
+        context.load_cert_chain(str(certificate), str(key), password=lambda: "")  # never ask for one
     except (OSError, ValueError):  # ssl's own errors are OSErrors
         text = f"{key}, {certificate.name} and {ca.name} do not match, or one is missing or damaged"
         raise StudyError(text) from None
     return context
-
-
-def _no_password() -> str:
-    return ""
 
 
 def _own_key(network: Path) -> forms.Key:

@@ -39,21 +39,17 @@ def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
             os.replace(part, path)
         else:
             os.link(part, path)
-        _sync(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except FileExistsError:
         raise StudyError(f"{path}: exists and is never overwritten") from None
     except OSError as error:
         raise StudyError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
         part.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def check_private(path: Path) -> None:

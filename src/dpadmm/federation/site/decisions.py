@@ -39,16 +39,15 @@ class Decision(NamedTuple):
     study: Study
 
 
-def decide(folder: Path, study: Study, decision: str) -> Decision:
+def decide(folder: Path, study: Study, decision: str) -> None:
     """Record a decision, which replaces an earlier one about the same study."""
     assert decision in DECISIONS
-    made = Decision(decision, datetime.now(UTC).isoformat(timespec="seconds"), study)
-    table = {"format": FORMAT, "decision": decision, "at": made.at, "study": study.as_json()}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    table = {"format": FORMAT, "decision": decision, "at": at, "study": study.as_json()}
     place = folder / "studies"
     place.mkdir(mode=0o700, exist_ok=True)
     with atomic_file(place / f"{study.hash}.json") as out:
         out.write(json.dumps(table, indent=2).encode() + b"\n")
-    return made
 
 
 def decisions(folder: Path, on_problem: Callable[[DpadmmError], None] | None = None) -> list[Decision]:
@@ -175,17 +174,17 @@ def _wait_for_agent(site: Site, done: Callable[[Book], bool]) -> Book:
         time.sleep(0.2)
 
 
-_Types = dict[str, type | tuple[type, ...]]
+_Types = dict[str, Any]
 _STATUS: _Types = {
     **dict.fromkeys(("site", "broker", "certificate_expires", "at"), str),
     **dict.fromkeys(("running", "connected"), bool),
-    "pid": (int, type(None)),
+    "pid": int | None,
     "studies": list,
 }
 _STUDY: _Types = {
     **dict.fromkeys(("name", "hash", "decision"), str),
     "answering": bool,
-    "last_round": (int, type(None)),
+    "last_round": int | None,
     "n_rounds": int,
 }
 
@@ -198,9 +197,8 @@ def read_status(path: Path) -> dict[str, Any]:
         for each in seen["studies"]:
             _check(each, _STUDY)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise StudyError(
-            f"{path}: damaged, or not written by an agent; restart the agent to write it again"
-        ) from None
+        text = "damaged, or not written by an agent; restart the agent to write it again"
+        raise StudyError(f"{path}: {text}") from None
     return dict(seen)
 
 

@@ -19,12 +19,11 @@ from typing import Any
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm._base.files import atomic_file
-from dpadmm.federation.nats.link import Link, Mailbox, cancelled
-from dpadmm.federation.pki.joining import Identity, site_identity
+from dpadmm.federation.nats.link import Link, Mailbox, until_one_ends
+from dpadmm.federation.pki.joining import site_identity
 from dpadmm.federation.site.decisions import STATUS, Decision, decisions
 from dpadmm.federation.site.responder import Responder
 from dpadmm.site.site import Site
-from dpadmm.study.study import Study
 
 CHECK_EVERY = 1.0
 """Seconds between checks for new decisions of the owner."""
@@ -38,7 +37,7 @@ class SiteProcess:
     def __init__(self, site: Site, log: logging.Logger) -> None:
         self._site, self._log = site, log
         self._folder = site.path.parent
-        self._identity: Identity = site_identity(self._folder)
+        self._identity = site_identity(self._folder)
         self._responder = Responder(site.guard, site.policy.unit.rows, log)
         self._mail: Mailbox | None = None
         self._decided: dict[str, Decision] = {}
@@ -53,18 +52,10 @@ class SiteProcess:
         self._mail = Mailbox(most=1)  # a newer request of a study replaces an older one
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
         try:
-            async with Link(
-                identity.url, self._context, self._received, self._log, name=identity.name
-            ) as link:
-                tasks = [
-                    asyncio.create_task(self._follow_decisions(link, pool)),
-                    asyncio.create_task(self._answer(link, pool)),
-                ]
-                stopped = asyncio.create_task(stop.wait())
-                done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-                await cancelled(*tasks, stopped)
-                for task in done - {stopped}:
-                    task.result()  # both end only by an error
+            url, name = identity.url, identity.name
+            async with Link(url, self._context, self._received, self._log, name=name) as link:
+                answering = (self._follow_decisions(link, pool), self._answer(link, pool))
+                await until_one_ends(stop.wait(), *answering)  # answering ends only by an error
         finally:
             pool.shutdown(wait=True)
             self._responder.close()
@@ -91,21 +82,18 @@ class SiteProcess:
     async def _answer(self, link: Link, pool: ThreadPoolExecutor) -> None:
         assert self._mail is not None
         loop = asyncio.get_running_loop()
-        while True:
-            received = await self._mail.take()
-            if received is not None:
-                study, data = received
-                said = await loop.run_in_executor(pool, self._responder.answer, study, data)
-                if said is not None:
-                    await link.publish(f"dpadmm.{study}.up.{self._identity.name}", said)
+        while (received := await self._mail.take()) is not None:
+            said = await loop.run_in_executor(pool, self._responder.answer, *received)
+            if said is not None:
+                await link.publish(f"dpadmm.{received[0]}.up.{self._identity.name}", said)
 
     async def _follow_decisions(self, link: Link, pool: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(pool, self._apply_decisions)
-        if not any(decision.kind == "accepted" for decision in self._decided.values()):
-            self._log.info("no accepted study yet; accept one with dpadmm agent review STUDY --accept")
+        loop, first = asyncio.get_running_loop(), True
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
+            if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
+                self._log.info("no accepted study yet; accept one with dpadmm agent review STUDY --accept")
+            first = False
             for hash, decision in self._decided.items():
                 if decision.kind != "declined":  # studies that were left get a refusal
                     await link.subscribe(f"dpadmm.{hash}.down")
@@ -113,7 +101,6 @@ class SiteProcess:
             await asyncio.sleep(CHECK_EVERY)
 
     def _apply_decisions(self) -> None:
-        """Apply decisions that are new since the last check."""
         seen = _fingerprint(self._folder / "studies")
         if seen == self._studies_seen:
             return
@@ -125,7 +112,6 @@ class SiteProcess:
             if decision.kind == "accepted":
                 self._responder.accept(decision.study)
             elif not self._left(decision):
-                self._studies_seen = ()  # try again at the next check
                 continue
             self._decided[decision.study.hash] = decision
 
@@ -135,13 +121,12 @@ class SiteProcess:
         try:
             self._responder.leave(decision.study, declined=decision.kind == "declined")
         except DpadmmError as problem:  # such as a full disk; it gets no more answers in any case
-            text = f"{short}: {decision.kind}, but still open in the ledger; trying again: {problem}"
-            self._log_once(DpadmmError(text))
+            self._log_once(f"{short}: {decision.kind}, but still open in the ledger; trying again: {problem}")
             return False
         self._log.info("%s: %s by the owner", short, decision.kind)
         return True
 
-    def _log_once(self, problem: DpadmmError) -> None:
+    def _log_once(self, problem: object) -> None:
         """Log a problem once, and check again until it is resolved."""
         self._studies_seen = ()
         if str(problem) not in self._logged:
@@ -162,10 +147,7 @@ class SiteProcess:
             "site": self._identity.name,
             "broker": self._identity.url,
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
-            "studies": [
-                _study_status(decision.study, decision.kind, rounds.get(hash))
-                for hash, decision in self._decided.items()
-            ],
+            "studies": [_study_status(each, rounds.get(hash)) for hash, each in self._decided.items()],
         }
         if table == self._status and running:
             return
@@ -183,13 +165,13 @@ def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return ()
 
 
-def _study_status(study: Study, decision: str, last_round: int | None) -> dict[str, Any]:
-    serving = decision == "accepted" and last_round is not None
+def _study_status(decision: Decision, last_round: int | None) -> dict[str, Any]:
+    study = decision.study
     return {
         "name": study.name,
         "hash": study.hash,
-        "decision": decision,
-        "answering": serving,
+        "decision": decision.kind,
+        "answering": decision.kind == "accepted" and last_round is not None,
         "last_round": last_round,
         "n_rounds": study.settings.n_rounds,
     }
@@ -203,7 +185,7 @@ class _ForgivingHandler(logging.Handler):
 
 
 class _TerminalHandler(_ForgivingHandler, logging.StreamHandler[Any]):
-    """Logs to stderr."""
+    pass
 
 
 class _PrivateFileHandler(_ForgivingHandler, RotatingFileHandler):

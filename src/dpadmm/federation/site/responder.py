@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from logging import Logger
+from logging import INFO, WARNING, Logger
 from time import monotonic
 
 from dpadmm._base.errors import DpadmmError, Refusal
@@ -21,8 +21,8 @@ from dpadmm.trusted.guard import Guard
 
 OpenGuard = Callable[[], AbstractContextManager[Guard]]
 
-REPEAT_WARNING_AFTER = 60.0
-"""Seconds before the same warning about a study is logged again."""
+LOG_AGAIN_AFTER, MAX_LINES = 60.0, 20
+"""Seconds before the same line about a study is logged again, and different lines in that time."""
 
 REOPEN_AFTER = 2.0
 """Seconds before a failed ledger is opened again."""
@@ -47,7 +47,7 @@ class Responder:
         self._accepted: dict[str, Study] = {}
         self._active: dict[str, ActiveStudy] = {}
         self._left: set[str] = set()
-        self._last_warning: dict[str, tuple[str, float]] = {}
+        self._logged: dict[str, dict[str, float]] = {}
         self._reopen_at = 0.0
         self._lock = threading.RLock()
 
@@ -57,7 +57,6 @@ class Responder:
             self._guard = self._resources.enter_context(self._open_guard())
 
     def close(self) -> None:
-        """Release the ledger."""
         with self._lock:
             self._active, self._guard = {}, None
             self._resources.close()
@@ -66,8 +65,7 @@ class Responder:
         """Start to answer a study; returns the reason, for the owner only, if that is refused."""
         with self._lock:
             self._accepted[study.hash] = study
-            refusal = self._enrol(study)
-            if refusal is None:
+            if (refusal := self._enrol(study)) is None:
                 self._left.discard(study.hash)
             return refusal
 
@@ -92,7 +90,6 @@ class Responder:
                     raise
 
     def rounds(self) -> dict[str, int]:
-        """The last answered round of every study."""
         with self._lock:
             return {name: active.agent.last_round for name, active in self._active.items()}
 
@@ -111,15 +108,15 @@ class Responder:
             try:
                 reply = self._reply(active, digest, data)
             except BadMessage as problem:
-                self._warn(study, f"refused an invalid message: {problem}")
+                self._log_limited(study, f"refused an invalid message: {problem}")
                 return _refusal(study, data, "request-malformed")
             except Refusal as refusal:
-                self._warn(study, f"refused ({refusal.code}): {refusal}")
+                self._log_limited(study, f"refused ({refusal.code}): {refusal}")
                 if refusal.code in ("ledger-failed", "ledger-damaged"):
                     self._close_failed_ledger(refusal)
                 return _refusal(study, data, refusal.wire())
             except Exception as error:  # its text could reveal something about rows
-                self._warn(study, f"the request could not be answered ({type(error).__name__})")
+                self._log_limited(study, f"the request could not be answered ({type(error).__name__})")
                 return _refusal(study, data, "release-failed")
             active.last = {digest: reply}
             return reply
@@ -127,16 +124,14 @@ class Responder:
     def _reply(self, active: ActiveStudy, digest: str, data: bytes) -> bytes | None:
         study = active.study
         asked = unpacked(data, study=study.hash, shape=study.shape, from_site=False)
-        k = min(self._rows_per_person, active.agent.n_rows)
-        answer = Message(
-            Kind.PRESENT, study.hash, digest=digest, n_rows=active.agent.n_rows, rows_per_person=k
-        )
+        n_rows = active.agent.n_rows
+        k = min(self._rows_per_person, n_rows)
+        answer = Message(Kind.PRESENT, study.hash, digest=digest, n_rows=n_rows, rows_per_person=k)
         if asked.kind is Kind.CALL:
             return packed(answer)
         if asked.values is None:  # the study has ended
-            self._log.info(
-                "%s: the aggregator ended the study after %d rounds", _short(study.hash), asked.round
-            )
+            text = f"the aggregator ended the study after {asked.round} rounds"
+            self._log_limited(study.hash, text, INFO)
             return None
         upload = active.agent.step(asked.round, asked.values)
         return packed(answer._replace(kind=Kind.UPLOAD, round=asked.round, values=upload))
@@ -158,12 +153,14 @@ class Responder:
         self._log.info("%s: enrolled, %d rounds answered", _short(study.hash), agent.last_round)
         return None
 
-    def _warn(self, study: str, text: str) -> None:
-        """Log a warning, but not the same one twice within a minute, so that nobody can flood the log."""
-        now, last = monotonic(), self._last_warning.get(study)
-        if last is None or text != last[0] or now - last[1] >= REPEAT_WARNING_AFTER:
-            self._last_warning[study] = (text, now)
-            self._log.warning("%s: %s", _short(study), text)
+    def _log_limited(self, study: str, text: str, level: int = WARNING) -> None:
+        """Log a line at most once a minute, and few different ones, so that nobody can flood the log."""
+        now = monotonic()
+        recent = {line: at for line, at in self._logged.get(study, {}).items() if now - at < LOG_AGAIN_AFTER}
+        if text not in recent and len(recent) < MAX_LINES:
+            recent[text] = now
+            self._log.log(level, "%s: %s", _short(study), text)
+        self._logged[study] = recent
 
     def _close_failed_ledger(self, refusal: Refusal) -> None:
         self._log.error("the ledger failed and is closed; it will be opened again: %s", refusal)

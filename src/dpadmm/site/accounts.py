@@ -1,16 +1,22 @@
-"""Promises to enrolled studies that an owner's limits no longer keep: they were lowered since."""
+"""What a ledger says about the studies in it: broken promises, and privacy statements."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.plan import plan_from_json
 from dpadmm.trusted.ledger_state import Account, Book
 from dpadmm.trusted.policy import Policy, Terms
 
+if TYPE_CHECKING:
+    from dpadmm.privacy.statement import Statement
+
 
 def broken_promises(policy: Policy, book: Book) -> list[str]:
-    """A sentence for every enrolled study that cannot end as agreed on, and why: for the owner's eyes."""
+    """A sentence for every enrolled study that lowered limits keep from ending as agreed: for the owner."""
     still_open = {hash: each for hash, each in book.accounts.items() if not each.closed and _goes_on(each)}
     told = [
         f"{_name(hash, account)} is enrolled and will be refused: {why}; raise the limit, or leave the study"
@@ -62,3 +68,23 @@ def _goes_on(account: Account) -> bool:
 
 def _name(hash: str, account: Account) -> str:
     return repr(account.about.get("name") or hash[:12])
+
+
+_LEDGER_KEYS = ("name", "method", "plan", "delta", "n_rows", "rows_per_person")
+
+
+def of_account(study: str, account: Account, *, site: str, version: str) -> Statement:
+    """The statement of one site about one study of its ledger."""
+    from dpadmm.privacy.statement import EXACT, AgentGroup, Statement, stated_releases  # an agent needs none
+
+    about = account.about
+    if missing := [key for key in _LEDGER_KEYS if key not in about]:
+        raise StudyError(
+            f"study {study[:12]} was not enrolled by a guard: the ledger has no {', '.join(missing)}"
+        )
+    plan, k = plan_from_json(about["plan"]), about["rows_per_person"]
+    group = AgentGroup({site: about["n_rows"]}, k, stated_releases(plan.tally(), plan.tally(account.rounds)))
+    if not math.isclose(account.reservation.mu_squared, k**2 * float(plan.mu_squared()), rel_tol=1e-9):
+        raise StudyError(f"study {study[:12]} reserved another Σμ² than the releases of its plan cost")
+    delta = float(about["delta"]) if type(about["delta"]) is int else about["delta"]
+    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version)
