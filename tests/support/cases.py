@@ -1,4 +1,4 @@
-"""The one list of losses and regularizers that every test module runs over, and random rows for them."""
+"""The one list of losses and regularizers, made from their registries, that every test runs over; rows for them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from dpadmm._base.arrays import Floats
-from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
-from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer
+from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import parameters
+from dpadmm.optim.losses import LOSSES, Loss
+from dpadmm.optim.regularizers import REGULARIZERS
 
 
 def _case(entry: Any, *numbers: float) -> Any:
     return pytest.param(entry, id="-".join([entry.name, *map(str, numbers)]))
 
 
-LOSS_CASES = [
-    _case(Logistic()),
-    *(_case(Softmax(n_outputs=p), p) for p in (2, 3, 5)),
-    _case(Hinge()),
-    *(_case(SmoothedHinge(width=width), width) for width in (0.1, 1.0, 3.0)),
-    *(_case(Squared(gradient_bound=bound), bound) for bound in (0.5, 2.0, 10.0)),
-    *(_case(Huber(delta=delta), delta) for delta in (0.2, 1.0, 4.0)),
-]
+def _variants(made: type) -> list[Any]:
+    """A class with its defaults, and with each of its numbers smaller and larger; all numbers of classes."""
+    if hasattr(made, "n_outputs") and getattr(made, "task", "") == "multiclass":
+        return [_case(made(n_outputs=p), p) for p in (2, 3, 5)]
+    found = [made()]
+    for each in (each for each in parameters(made) if each.base is float):
+        for value in (0.0, 0.2 * each.default, 4.0 * each.default, 1.0):
+            try:
+                found.append(made(**{each.name: value}))
+            except StudyError:  # beyond its range
+                continue
+    return [_case(entry, *(getattr(entry, each.name) for each in parameters(made))) for entry in dict.fromkeys(found)]
 
-REGULARIZER_CASES = [
-    _case(NoRegularizer()),
-    _case(L2()),
-    _case(L1()),
-    *(_case(ElasticNet(l1_ratio=ratio), ratio) for ratio in (0.0, 0.3, 0.5, 1.0)),
-]
+
+LOSS_CASES = [case for made in LOSSES.values() for case in _variants(made)]
+REGULARIZER_CASES = [case for made in REGULARIZERS.values() for case in _variants(made)]
 
 
 def entries(cases: list[Any]) -> list[Any]:

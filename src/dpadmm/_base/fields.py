@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -86,6 +87,17 @@ def _parameters(made: Any) -> Iterator[Parameter]:
         if each.metadata.get("file", True):
             kind, text = _split(hints[each.name])
             yield Parameter(each.name, kind, each.default, text)
+
+
+def registered(package: str, *files: str, having: str) -> dict[str, Any]:
+    """The classes of a package's files by their ``name``: those with a member ``having``, in the files' order."""
+    modules = [import_module(f"{package}.{file}") for file in files]
+    return {
+        each.name: each
+        for module in modules
+        for each in vars(module).values()
+        if getattr(each, "__module__", "") == module.__name__ and hasattr(each, having) and hasattr(each, "name")
+    }
 
 
 def check(made: Any) -> None:

@@ -64,9 +64,7 @@ class Constants:
         """``c3 + λc4/n``; a StudyError where it does not exist."""
         if self.c3 is None or self.c4 is None:
             kink = "loss" if self.c3 is None else "regularizer"
-            raise StudyError(
-                f"the smooth theorem does not apply: the {kink} has kinks; use the non-smooth one"
-            )
+            raise StudyError(f"the smooth theorem does not apply: the {kink} has kinks; use the non-smooth one")
         return self.c3 + self.reg_share * self.c4
 
 

@@ -36,9 +36,7 @@ def as_matrix(features: Features) -> Features:
             try:
                 array = array.astype(np.float64)
             except (TypeError, ValueError):
-                raise DataError(
-                    f"features must be numbers, not {array.dtype}; encode text columns first"
-                ) from None
+                raise DataError(f"features must be numbers, not {array.dtype}; encode text columns first") from None
     if array.ndim != 2:
         raise DataError(f"features must have two dimensions (rows × features), not shape {array.shape}")
     if 0 in array.shape:

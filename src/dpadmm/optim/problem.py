@@ -176,9 +176,7 @@ def make_rows(
     labels = np.ascontiguousarray(labels, dtype=np.float64)
     n = features.shape[0]
     if labels.shape != (n,):
-        raise DataError(
-            f"features have {n} rows but labels have shape {labels.shape}; give one label per row"
-        )
+        raise DataError(f"features have {n} rows but labels have shape {labels.shape}; give one label per row")
     in_place = order is None
     order = np.arange(n) if order is None else np.ascontiguousarray(order, dtype=np.int64)
     offsets = np.array([0, len(order)]) if offsets is None else np.ascontiguousarray(offsets, dtype=np.int64)

@@ -280,9 +280,7 @@ def train(
             state, consensus, done = new_state, new_consensus, k
             seconds += perf_counter() - started
             local = local_models(method, state, consensus)
-            view = RoundView(
-                k, n_rounds, consensus, local, seconds, state, uploads, active, method.local_models
-            )
+            view = RoundView(k, n_rounds, consensus, local, seconds, state, uploads, active, method.local_models)
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
             if not (np.isfinite(consensus).all() and np.isfinite(averages.consensus).all()):

@@ -136,9 +136,7 @@ class Metrics:
         out = {
             "round": float(view.round),
             "seconds": view.seconds,
-            "train_loss_local": float(problem.losses(rows, view.released).mean())
-            if view.local_models
-            else 0.0,
+            "train_loss_local": float(problem.losses(rows, view.released).mean()) if view.local_models else 0.0,
             "train_loss_global": float((per_agent / rows.n_rows).mean()),
             "train_error_global": error(problem.loss, rows.labels, global_scores),
             "weight_norm_global": float(np.linalg.norm(weights)),

@@ -138,9 +138,7 @@ def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
     return portions(rows.features, (blocks[2] - blocks[1]) * row_bytes)
 
 
-def guarded_sums(
-    rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float
-) -> Floats:
+def guarded_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float) -> Floats:
     """``Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound)`` of every agent, (n, d, p): what exact noise is added to.
 
     Small agents, by ``m_i·d``, which is public, are summed in plain NumPy: it takes milliseconds, and a site

@@ -1,5 +1,6 @@
-"""Losses, one file each; ``LOSSES`` names them for settings files and the command line."""
+"""Losses, one file each; ``LOSSES`` names them for files and the command line."""
 
+from dpadmm._base.fields import registered
 from dpadmm.optim.losses.base import Loss, Task, curvatures, slopes
 from dpadmm.optim.losses.hinge import Hinge
 from dpadmm.optim.losses.huber import Huber
@@ -8,7 +9,16 @@ from dpadmm.optim.losses.smoothed_hinge import SmoothedHinge
 from dpadmm.optim.losses.softmax import Softmax
 from dpadmm.optim.losses.squared import Squared
 
-LOSSES = {cls.name: cls for cls in (Logistic, Softmax, Hinge, SmoothedHinge, Squared, Huber)}
+LOSSES = registered(
+    __name__,
+    "logistic",
+    "softmax",
+    "hinge",
+    "smoothed_hinge",
+    "squared",
+    "huber",
+    having="formula",
+)
 
 __all__ = [
     "LOSSES",

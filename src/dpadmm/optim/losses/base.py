@@ -70,9 +70,7 @@ def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
     """
     out = np.empty((scores.shape[1], scores.shape[0]))
     every_row = slice(None)
-    loss.formula(
-        every_row, labels, np.ascontiguousarray(scores.T), np.array(loss.parameters, dtype=float), out
-    )
+    loss.formula(every_row, labels, np.ascontiguousarray(scores.T), np.array(loss.parameters, dtype=float), out)
     return out.T
 
 

@@ -6,13 +6,13 @@ Guard, ledger and wire know none of them by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import registered
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.privacy.statistics.gradient import Gradient
 
 
 class Statistic(Protocol):
@@ -46,12 +46,17 @@ class Statistic(Protocol):
         """The sums over the numbers of rows, each row's contribution shortened to ``row_norm``."""
 
 
-STATISTICS: Mapping[str, Callable[[Problem, int], Statistic]] = {Gradient.name: Gradient.of}
-"""Name -> from a problem and the width of rows to the statistic."""
+STATISTICS: Mapping[str, Any] = registered(
+    __name__,
+    "gradient",
+    having="sums",
+)
+"""The closed list, by name; ``of`` makes one from a problem and the width of rows."""
 
 
 def make_statistic(name: str, problem: Problem, n_features: int) -> Statistic:
     """The statistic of this name for a problem, over rows of ``n_features`` columns."""
     if name not in STATISTICS:
         raise StudyError(f"there is no statistic {name!r}; agents can answer for {', '.join(STATISTICS)}")
-    return STATISTICS[name](problem, n_features)
+    made: Statistic = STATISTICS[name].of(problem, n_features)
+    return made

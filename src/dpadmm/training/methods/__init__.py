@@ -1,5 +1,6 @@
 """Training methods, one file each; ``METHODS`` names them for studies, simulations and the command line."""
 
+from dpadmm._base.fields import registered
 from dpadmm.training.methods.admm import Admm, AdmmRounds
 from dpadmm.training.methods.admm_dvp import AdmmDvp, AdmmDvpRounds
 from dpadmm.training.methods.admm_pvp import AdmmPvp, AdmmPvpRounds
@@ -10,19 +11,18 @@ from dpadmm.training.methods.dp_sgd import DpSgd, DpSgdRounds
 from dpadmm.training.methods.objective_perturbation import ObjectivePerturbation, ObjectivePerturbationRounds
 from dpadmm.training.methods.output_perturbation import OutputPerturbation, OutputPerturbationRounds
 
-METHODS: dict[str, type[MethodSettings]] = {
-    each.name: each
-    for each in (
-        DpAdmm,
-        Admm,
-        AdmmPvp,
-        AdmmDvp,
-        DpSgd,
-        OutputPerturbation,
-        ObjectivePerturbation,
-        Centralized,
-    )
-}
+METHODS: dict[str, type[MethodSettings]] = registered(
+    __name__,
+    "dp_admm",
+    "admm",
+    "admm_pvp",
+    "admm_dvp",
+    "dp_sgd",
+    "output_perturbation",
+    "objective_perturbation",
+    "centralized",
+    having="rounds",
+)
 
 __all__ = [
     "METHODS",

@@ -81,9 +81,7 @@ class AdmmRounds:
             bound=np.inf,
         )
         solved = solve(problems, centers + state.offset, active)
-        new = advanced(
-            state, released=solved.weights, dual=dual, centers=centers, solved=solved, active=active
-        )
+        new = advanced(state, released=solved.weights, dual=dual, centers=centers, solved=solved, active=active)
         return new, updates.upload(solved.weights, dual, self.rho)
 
     def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:

@@ -73,9 +73,7 @@ class AdmmDvpRounds:
         tolerance = tolerances(problem, rows, self.solver_tolerance)
         problems = LocalProblems(problem, rows, pull, centers, tolerance, linear=xi)
         solved = solve(problems, centers + state.offset, active)
-        released = self.perturbation.cover(
-            solved.weights, tolerance / problems.convexity, now.noise, now.number
-        )
+        released = self.perturbation.cover(solved.weights, tolerance / problems.convexity, now.noise, now.number)
         new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
         return new, updates.upload(released, dual, self.rho)
 

@@ -83,9 +83,7 @@ class Round:
     def answers(self, parameters: Floats, noise_multiplier: Floats, statistic: str = Gradient.name) -> Floats:
         """Every agent's noisy mean of a statistic, at its own public parameters: (n, *shape)."""
         made = make_statistic(statistic, self.problem, self.rows.n_features)
-        return self.noise.answer(
-            Question(self.rows, made, parameters, noise_multiplier, self.number, self.active)
-        )
+        return self.noise.answer(Question(self.rows, made, parameters, noise_multiplier, self.number, self.active))
 
 
 class State(Protocol):

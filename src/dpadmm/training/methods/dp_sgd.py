@@ -38,9 +38,7 @@ class SgdState:
 class DpSgd(MethodSettings):
     """Distributed DP-SGD."""
 
-    learning_rate: Annotated[
-        Positive | None, "Step; 1/(c3 + λc4/n) if not given, which the theory allows."
-    ] = None
+    learning_rate: Annotated[Positive | None, "Step; 1/(c3 + λc4/n) if not given, which the theory allows."] = None
     sampling: Annotated[Probability, "Share of its rows an agent uses in a round, each row by chance."] = 1.0
 
     name: ClassVar[str] = "dp_sgd"

@@ -190,13 +190,9 @@ class _Memory:
         scale = first_guess
         for change, weight in zip(self.changes, self.weights, strict=True):
             with np.errstate(divide="ignore"):
-                scale = np.where(
-                    weight > 0.0, 1.0 / np.where(weight > 0.0, weight * _dot(change, change), 1.0), scale
-                )
+                scale = np.where(weight > 0.0, 1.0 / np.where(weight > 0.0, weight * _dot(change, change), 1.0), scale)
         out *= scale[:, None]
-        for step, change, weight, part in zip(
-            self.steps, self.changes, self.weights, reversed(kept), strict=True
-        ):
+        for step, change, weight, part in zip(self.steps, self.changes, self.weights, reversed(kept), strict=True):
             out += (part - weight * _dot(change, out))[:, None] * step
         return -out
 

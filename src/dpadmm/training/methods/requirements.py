@@ -68,9 +68,7 @@ def need_monotone_slopes(problem: Problem, method: str) -> None:
         else:
             fine = bool((np.linalg.norm(found, axis=1) <= loss.lipschitz * (1.0 + 1e-9)).all())
     if not fine:
-        what = (
-            "finite slopes that rise with the score" if loss.n_outputs == 1 else "slopes within its lipschitz"
-        )
+        what = "finite slopes that rise with the score" if loss.n_outputs == 1 else "slopes within its lipschitz"
         raise StudyError(
             f"{method} does not apply: it needs a loss with {what}, and {loss.name} has others; "
             "mend the loss, or use dp_admm or dp_sgd, which clip"
