@@ -146,10 +146,7 @@ def _finite(value: float) -> float | None:
 
 
 def run_audit(
-    plan: Plan,
-    *,
-    watch: Callable[[int], None] = lambda done: None,
-    stop: Callable[[], bool] = lambda: False,
+    plan: Plan, *, watch: Callable[[int], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
 ) -> Audit:
     """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
     start = time.perf_counter()

@@ -1,34 +1,199 @@
-"""The rules that decide claims: results -> findings, or None if the results have no runs for the claim."""
+"""The rules that decide claims: results -> findings, and from findings to a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from dpadmm.experiments.results import Results
 from dpadmm.optim.losses import LOSSES
 from dpadmm.paper.measurements import gaps, rounds_to_settle, times
-from dpadmm.paper.verdicts import MEASURES, Findings, Verdict, both_models, paired, shown
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.reporting.series import (
-    METHODS,
-    at_end,
-    begun,
-    budget_column,
-    by_round,
-    distinct,
-    done,
-    has,
-    keep,
-    mean_std,
-    measure,
-    split,
-    where,
-    with_optimum,
-)
+from dpadmm.reporting import series
+from dpadmm.reporting.series import at_end, budget_column, distinct, done, mean_std, measure, split, where
 from dpadmm.reporting.style import power
+
+CLEAR = (
+    "A difference is clear when the 95% interval (Student's t) of its mean over the splits, each split "
+    "compared with itself, lies on the claimed side of 0."
+)
+ALL_SOME_NONE = (
+    "Holds when all comparisons are clear; in part when some are, and more than are clearly reversed."
+)
+
+
+class Verdict(StrEnum):
+    """The outcome of a claim.
+
+    ``NOT_APPLICABLE``: a premise of the theorem is not met, so it says nothing about these runs.
+    ``UNMEASURED``: the runs are there, but too few splits of them.
+    """
+
+    HOLDS = "holds"
+    IN_PART = "holds in part"
+    FAILS = "does not hold"
+    NOT_APPLICABLE = "not applicable"
+    UNMEASURED = "not measured"
+
+
+BySeed = Mapping[int, float]
+"""A measure of every split."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Mean of paired differences over the splits, positive if as claimed, and half its 95% interval."""
+
+    kind: str
+    label: str
+    mean: float
+    half: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the whole interval is as claimed."""
+        return self.mean - self.half > 0.0
+
+    @property
+    def reversed(self) -> bool:
+        """Whether the whole interval contradicts the claim."""
+        return self.mean + self.half < 0.0
+
+
+@dataclass
+class Findings:
+    """What a rule found in the results: comparisons or plain outcomes, evidence, and unmet premises.
+
+    ``decided`` is the verdict of a rule that is neither about comparisons nor about plain outcomes.
+    """
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    outcomes: list[bool] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    unmet: list[str] = field(default_factory=list)
+    decided: Verdict | None = None
+
+    def compare(self, more: BySeed, less: BySeed, label: str, kind: str = "") -> None:
+        """Add the comparison "``more`` exceeds ``less``", if they have two splits in common."""
+        one = paired(more, less, kind=kind, label=label)
+        self.comparisons += [one] if one else []
+
+    def add(self, outcome: bool, sentence: str) -> None:
+        """Add a plain outcome and the sentence that shows it."""
+        self.outcomes.append(outcome)
+        self.evidence.append(sentence)
+
+    def compare_measures(self, worse: Results, better: Results, label: str, *, models: str = "") -> None:
+        """Add "``worse`` has a higher loss and error than ``better``" for local and global models.
+
+        Two methods without local models are compared once.
+        """
+        models = models if series.has_local(worse) or series.has_local(better) else "global"
+        for kind, column, word in MEASURES:
+            if models in kind and series.has(worse, column) and series.has(better, column):
+                self.compare(at_end(worse, column), at_end(better, column), f"{word} at {label}", kind)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of these findings."""
+        if self.unmet:
+            return Verdict.NOT_APPLICABLE
+        if self.decided:
+            return self.decided
+        return decide(self.comparisons) if self.comparisons else by_share(self.outcomes)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Unmet premises, the tally of the comparisons, and the numbers."""
+        counted = [tally(self.comparisons)] if self.comparisons else []
+        few = ["There are too few splits or settings to compare."]
+        return (*self.unmet, *counted, *self.evidence, *(few if self.verdict is Verdict.UNMEASURED else []))
+
+
+def paired(more: BySeed, less: BySeed, *, kind: str = "", label: str = "") -> Comparison | None:
+    """Compare two settings split by split; None with fewer than two splits in common."""
+    seeds = sorted(set(more) & set(less))
+    if len(seeds) < 2:
+        return None
+    differences = np.array([more[seed] - less[seed] for seed in seeds])
+    error = differences.std(ddof=1) / np.sqrt(len(seeds))
+    half = float(stats.t.ppf(0.975, len(seeds) - 1) * error)
+    return Comparison(kind, label, float(differences.mean()), half)
+
+
+def decide(comparisons: Sequence[Comparison]) -> Verdict:
+    """Holds when all are clear; in part when some are, and more than are clearly reversed."""
+    clear = [each.clear for each in comparisons]
+    return Verdict.FAILS if sum(clear) <= sum(each.reversed for each in comparisons) > 0 else by_share(clear)
+
+
+def by_share(outcomes: Sequence[bool]) -> Verdict:
+    """Holds when all are true, in part when some are; not measured when there are none."""
+    if not outcomes:
+        return Verdict.UNMEASURED
+    return Verdict.HOLDS if all(outcomes) else Verdict.IN_PART if any(outcomes) else Verdict.FAILS
+
+
+def tally(comparisons: Sequence[Comparison]) -> str:
+    """``Local models: 12 of 12 comparisons clear; global model: 9 of 12 comparisons clear, 2 ...``."""
+    parts = []
+    for kind in dict.fromkeys(each.kind for each in comparisons):
+        mine = [each for each in comparisons if each.kind == kind]
+        turned = [each.label for each in mine if each.reversed]
+        unclear = [each.label for each in mine if not each.clear and not each.reversed]
+        part = f"{kind + ': ' if kind else ''}{sum(each.clear for each in mine)} of {len(mine)} "
+        part += "comparisons clear" if len(mine) > 1 else "comparison clear"
+        part += f", {len(turned)} clearly reversed ({_some(turned)})" if turned else ""
+        part += f", {len(unclear)} not clear ({_some(unclear)})" if unclear else ""
+        parts.append(part)
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _some(labels: Sequence[str], most: int = 3) -> str:
+    rest = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return f"{'; '.join(labels[:most])}{rest}"
+
+
+MEASURES = (
+    ("local models", "train_loss_local", "loss"),
+    ("local models", "test_error_local", "error"),
+    ("global model", "train_loss_global", "loss"),
+    ("global model", "test_error_global", "error"),
+)
+"""(which models, column, short name): the paper's two measures, for both kinds of model."""
+
+
+def shown(results: Results, column: str) -> str:
+    """``19.7 ± 0.4%`` for errors, ``0.4168 ± 0.0007`` otherwise; without ± for a single split."""
+    values = at_end(results, column)
+    mean, std = mean_std(values)
+    if not np.isfinite(mean):
+        return "–"
+    scale, unit, digits = (100.0, "%", 1) if "error" in column else (1.0, "", 4 if abs(mean) < 10 else 2)
+    around = f" ± {scale * std:.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean:.{digits}f}{around}{unit}"
+
+
+def both_models(results: Results) -> str:
+    """Loss and error, local and global, in a few words."""
+    error = "test_error" if series.has(results, "test_error_global") else "train_error"
+    ours = f"loss {shown(results, 'train_loss_global')}, error {shown(results, f'{error}_global')}"
+    if not series.has_local(results):
+        return ours
+    local = f"loss {shown(results, 'train_loss_local')}"
+    local += (
+        f", error {shown(results, 'test_error_local')}" if series.has(results, "test_error_local") else ""
+    )
+    return f"{local} (local); {ours} (global)"
+
 
 PAPER_RATE = 0.1
 PAPER_SHARE = 1e-6
@@ -46,20 +211,38 @@ POINT = 0.01
 """One percentage point of error."""
 
 
-def lines_of(results: Results, experiment: str, who: str) -> Results | None:
-    """The lines of a method, by its display name, in an experiment; None if it was not run.
+class NoRuns(Exception):
+    """The results have no runs for a claim."""
+
+
+def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings | None:
+    """What the rule of this name finds; None if the results have no runs for it."""
+    try:
+        found: Findings = globals()[rule](results, **arguments)
+    except NoRuns:
+        return None
+    return found
+
+
+def _need(*runs: object) -> None:
+    if not all(runs):
+        raise NoRuns
+
+
+def lines_of(results: Results, experiment: str, who: str) -> Results:
+    """The lines of a method, by its display name, in an experiment.
 
     "DPSGD" has the paper's learning rate, "tuned DPSGD" any other.
     """
-    if experiment not in begun(results):
-        return None
+    _need(experiment in series.begun(results))
     name = who.removeprefix("tuned ")
-    method = next(method for method, words in METHODS.items() if words == name)
+    method = next(method for method, words in series.METHODS.items() if words == name)
     lines = where(done(results.select(experiment)), method=method)
     if method == "dp_sgd" and experiment in ("fig3", "fig7"):
         paper = measure(lines, "learning_rate") == PAPER_RATE
-        lines = keep(lines, ~paper if who != name else paper)
-    return lines if len(lines) else None
+        lines = series.keep(lines, ~paper if who != name else paper)
+    _need(lines)
+    return lines
 
 
 def _each_budget(lines: Results) -> list[tuple[float, float, Results]]:
@@ -74,20 +257,23 @@ def _at(lines: Results, budget: str, value: float, delta: float) -> Results:
 
 
 def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str, Results]:
-    found = {name: lines_of(results, experiment, name) for name in names}
-    return {name: lines for name, lines in found.items() if lines is not None}
+    """The lines of those methods that were run."""
+    found = {}
+    for name in names:
+        with suppress(NoRuns):
+            found[name] = lines_of(results, experiment, name)
+    _need(found)
+    return found
 
 
 def trend(
     results: Results, experiment: str, axis: str, *, improves: bool, objective: bool = False
-) -> Findings | None:
+) -> Findings:
     """Whether DP-ADMM improves (or worsens) at every step to the next larger n, ε or δ.
 
     Measured by loss and error, local and global, or by the augmented ``objective``.
     """
     lines = lines_of(results, experiment, "DP-ADMM")
-    if lines is None:
-        return None
     budget = budget_column(lines)
     moving = {"n": "n_agents", "ε": budget, "δ": "delta"}[axis]
     fixed, other = ("delta", "δ") if axis == "ε" else (budget, "ε")
@@ -107,14 +293,13 @@ def trend(
         for value in (values[0], values[-1]) if len(values) > 1 else ():
             numbers = shown(groups[value], "augmented_objective") if objective else both_models(groups[value])
             found.evidence.append(f"{axis} = {power(value)} ({other} = {power(at)}): {numbers}.")
-    return found if asked else None
+    _need(asked)
+    return found
 
 
-def worse_than(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings | None:
+def worse_than(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings:
     """Whether ``who`` has a higher loss and error than each rival at the same ε and δ."""
     theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    if theirs is None or not others:
-        return None
     found, budget = Findings(), budget_column(theirs)
     most, shown_budgets = max(distinct(theirs, "delta")), (0.05, 0.1, max(distinct(theirs, budget)))
     for value, delta, group in _each_budget(theirs):
@@ -138,14 +323,11 @@ def _totals(every: Mapping[str, Results]) -> str:
     return f" Exact total ε: {', '.join(f'{name} {total:.3f}' for name, total in totals.items())}."
 
 
-def suffers_more(
-    results: Results, experiment: str, who: Sequence[str], than: Sequence[str]
-) -> Findings | None:
+def suffers_more(results: Results, experiment: str, who: Sequence[str], than: Sequence[str]) -> Findings:
     """Whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
     groups = _rivals(results, experiment, (*who, *than))
     rises = {name: _rise(lines) for name, lines in groups.items() if len(_widest(lines)) > 1}
-    if not (set(who) & set(rises) and set(than) & set(rises)):
-        return None
+    _need(set(who) & set(rises), set(than) & set(rises))
     found = Findings()
     for one in (name for name in who if name in rises):
         for other in (name for name in than if name in rises):
@@ -181,11 +363,9 @@ def _rise(lines: Results) -> dict[str, dict[int, float]]:
     return out
 
 
-def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings | None:
+def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings:
     """Whether ``who`` needs more rounds than each rival for 90% of its own change in training loss."""
     theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    if theirs is None or not others:
-        return None
     found, budget = Findings(), budget_column(theirs)
     for value, delta, group in _each_budget(theirs):
         mine = rounds_to_settle(group)
@@ -200,30 +380,26 @@ def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[
     return found
 
 
-def admm_is_fast(results: Results) -> Findings | None:
+def admm_is_fast(results: Results) -> Findings:
     """Whether ADMM is below the final losses of DP-ADMM and DPSGD within a quarter of the rounds."""
     admm, others = lines_of(results, "fig7", "ADMM"), _rivals(results, "fig7", ("DP-ADMM", "DPSGD"))
-    if admm is None or not others:
-        return None
-    found, curve = Findings(), by_round(admm, "train_loss_global")
+    found, curve = Findings(), series.by_round(admm, "train_loss_global")
     for name, lines in others.items():
         budget = budget_column(lines)
         best = where(lines, **{budget: max(distinct(lines, budget)), "delta": max(distinct(lines, "delta"))})
         end = mean_std(at_end(best, "train_loss_global"))[0]
         below = curve.x[curve.mean < end]
-        found.outcomes.append(bool(len(below)) and float(below[0]) <= curve.x[-1] / 4)
         when = f"from round {below[0]:.0f}" if len(below) else "in no round"
-        found.evidence.append(
-            f"ADMM's training loss is below {name}'s final {end:.4f} {when} of {curve.x[-1]:.0f}."
+        found.add(
+            bool(len(below)) and float(below[0]) <= curve.x[-1] / 4,
+            f"ADMM's training loss is below {name}'s final {end:.4f} {when} of {curve.x[-1]:.0f}.",
         )
     return found
 
 
-def admm_arrives(results: Results) -> Findings | None:
+def admm_arrives(results: Results) -> Findings:
     """Whether ADMM's final objective is within 1% of the optimum."""
     admm, best = lines_of(results, "fig7", "ADMM"), lines_of(results, "fig7", "optimum")
-    if admm is None or best is None:
-        return None
     have, floor = (mean_std(at_end(lines, "objective_global"))[0] for lines in (admm, best))
     evidence = [
         f"Objective after {max(distinct(admm, 'round'))} rounds {have:.4f}, optimum {floor:.4f}: "
@@ -233,32 +409,27 @@ def admm_arrives(results: Results) -> Findings | None:
     return Findings(outcomes=[have / floor <= 1.01], evidence=evidence)
 
 
-def refused(results: Results) -> Findings | None:
+def refused(results: Results) -> Findings:
     """Whether every PVP and DVP run with L1 was refused."""
     found = Findings()
-    for method in ("admm_pvp", "admm_dvp") if "fig3" in begun(results) else ():
+    for method in ("admm_pvp", "admm_dvp") if "fig3" in series.begun(results) else ():
         lines = where(results.select("fig3"), method=method)
         if len(lines):
             no = where(lines, status="refused")
-            found.outcomes.append(len(no) == len(lines))
-            found.evidence.append(f"{METHODS[method]}: {no.column('reason')[0] if len(no) else 'it ran'}")
-    return found if found.outcomes else None
+            reason = no.column("reason")[0] if len(no) else "it ran"
+            found.add(len(no) == len(lines), f"{series.METHODS[method]}: {reason}")
+    _need(found.outcomes)
+    return found
 
 
-def takes_less_time(results: Results) -> Findings | None:
+def takes_less_time(results: Results) -> Findings:
     """Whether ADMM, PVP and DVP take much longer than DP-ADMM."""
-    rows = times(results.select("table3")) if "table3" in begun(results) else []
+    rows = times(results.select("table3")) if "table3" in series.begun(results) else []
     others = [row for row in rows if row.name in ("admm", "admm_pvp", "admm_dvp") and np.isfinite(row.ratio)]
-    if not others:
-        return None
+    _need(others)
     ratios = [row.ratio for row in others]
-    found = Findings(
-        decided=Verdict.HOLDS
-        if min(ratios) >= MUCH_LESS
-        else Verdict.IN_PART
-        if max(ratios) > 1.0
-        else Verdict.FAILS
-    )
+    in_part = Verdict.IN_PART if max(ratios) > 1.0 else Verdict.FAILS
+    found = Findings(decided=Verdict.HOLDS if min(ratios) >= MUCH_LESS else in_part)
     for row in others:
         paper = f" (paper: {row.paper_ratio:.1f})" if row.paper_ratio else ""
         solver = f", {row.iterations:.1f} iterations of the local solver per agent and round"
@@ -271,39 +442,36 @@ def takes_less_time(results: Results) -> Findings | None:
     return found
 
 
-def totals_agree(results: Results, *, exact: bool) -> Findings | None:
+def totals_agree(results: Results, *, exact: bool) -> Findings:
     """Whether ε̄, computed here, is the paper's; or whether it is at most 1% above the ``exact`` total ε.
 
     Both for DP-ADMM after 100 rounds at δ = 10⁻³.
     """
     lines = where(done(results), method="dp_admm", delta=1e-3, n_rounds=100, calibration="paper")
-    lines = keep(lines, np.isfinite(measure(lines, "total_paper_epsilon")))
+    lines = series.keep(lines, np.isfinite(measure(lines, "total_paper_epsilon")))
     found = Findings()
     for value, paper in PAPER_TOTALS.items():
         if not len(group := where(lines, round_epsilon=value)):
             continue
         ours, true = (float(group.column(name).max()) for name in ("total_paper_epsilon", "total_epsilon"))
+        words = f"ε̄ = {ours:.4f}, paper {paper:.4f}"
         if exact:
-            found.outcomes.append(true >= 0.99 * ours)
             words = f"exact total ε = {true:.4f}, paper's ε̄ = {ours:.4f}, {ours / true:.2f} times as much"
-        else:
-            found.outcomes.append(abs(ours - paper) <= 5.1e-5)
-            words = f"ε̄ = {ours:.4f}, paper {paper:.4f}"
-        found.evidence.append(f"ε = {value:g} per round: {words}.")
-    return found if found.outcomes else None
+        agrees = true >= 0.99 * ours if exact else abs(ours - paper) <= 5.1e-5
+        found.add(agrees, f"ε = {value:g} per round: {words}.")
+    _need(found.outcomes)
+    return found
 
 
-def round_is_private(results: Results) -> Findings | None:
+def round_is_private(results: Results) -> Findings:
     """Theorem 1: whether one round of the paper's noise has an exact ε of at most the ε per round at δ."""
     lines = where(done(results), method="dp_admm", calibration="paper")
-    lines = keep(lines, np.isfinite(measure(lines, "round_epsilon") * measure(lines, "z"))).last()
-    if not len(lines):
-        return None
+    lines = series.keep(lines, np.isfinite(measure(lines, "round_epsilon") * measure(lines, "z"))).last()
+    _need(lines)
     found = Findings(unmet=_noise_premises(lines))
     for (value, delta), group in split(lines, "round_epsilon", "delta").items():
         exact = exact_epsilon(1.0 / float(measure(group, "z").min()), float(delta))
-        found.outcomes.append(exact <= value)
-        found.evidence.append(f"ε = {value:g}, δ = {power(delta)}: exact ε of one round {exact:.4f}.")
+        found.add(exact <= value, f"ε = {value:g}, δ = {power(delta)}: exact ε of one round {exact:.4f}.")
     return found
 
 
@@ -318,21 +486,19 @@ def _noise_premises(lines: Results) -> list[str]:
     return found
 
 
-def below_bound(results: Results, regularizer: str) -> Findings | None:
+def below_bound(results: Results, regularizer: str) -> Findings:
     """Theorems 2 and 3: whether the mean gap is below the bound at every measured round and ε."""
-    if "bounds" not in begun(results):
-        return None
-    here = where(done(with_optimum(results, "bounds")), regularizer=regularizer)
+    _need("bounds" in series.begun(results))
+    here = where(done(series.with_optimum(results, "bounds")), regularizer=regularizer)
     private, best = where(here, method="dp_admm"), where(here, method="centralized")
-    if not len(private):
-        return None
+    _need(private)
     found = Findings(unmet=_premises(private, best, smooth=regularizer == "l2"))
     for gap in gaps(here):
-        found.outcomes.append(bool((gap.measured.mean <= gap.bound).all()))
-        found.evidence.append(
+        found.add(
+            bool((gap.measured.mean <= gap.bound).all()),
             f"ε = {gap.budget:g}: at round {gap.measured.x[-1]:.0f} {gap.measured.mean[-1]:.2f} ± "
             f"{gap.measured.std[-1]:.2f}, bound {gap.bound[-1]:.1f}; over all rounds at most "
-            f"{100 * float((gap.measured.mean / gap.bound).max()):.2f}% of the bound."
+            f"{100 * float((gap.measured.mean / gap.bound).max()):.2f}% of the bound.",
         )
     return found
 
@@ -359,12 +525,12 @@ def _premises(private: Results, best: Results, *, smooth: bool) -> list[str]:
     return found
 
 
-def has_rate(results: Results, regularizer: str) -> Findings | None:
+def has_rate(results: Results, regularizer: str) -> Findings:
     """Whether the gap falls at least as fast as 1/√t, by its slope on two logarithmic scales."""
-    if "bounds" not in begun(results):
-        return None
+    _need("bounds" in series.begun(results))
     found = Findings()
-    runs = [gap for gap in gaps(with_optimum(results, "bounds")) if gap.regularizer == regularizer]
+    runs = [gap for gap in gaps(series.with_optimum(results, "bounds")) if gap.regularizer == regularizer]
+    _need(runs)
     for gap in runs:
         limit = dict.fromkeys(gap.slopes, RATE + RATE_MARGIN)
         found.compare(limit, gap.slopes, f"ε {gap.budget:g}")
@@ -377,25 +543,22 @@ def has_rate(results: Results, regularizer: str) -> Findings | None:
         "O(1/√t) is an asymptotic upper bound, and the measured gap can satisfy it with a flatter slope at "
         "first; the slope says how fast the gap falls in these rounds."
     )
-    return found if runs else None
+    return found
 
 
-def data_matches(results: Results) -> Findings | None:
+def data_matches(results: Results) -> Findings:
     """Whether the data set has the paper's shape."""
     data = results.meta.get("data", {})
-    if data.get("name") != "adult":
-        return None
-    shape = (data.get("rows"), data.get("features"))
-    return Findings(
-        outcomes=[shape == PAPER_SHAPE], evidence=[f"adult: {shape[0]} rows, {shape[1]} features."]
-    )
+    _need(data.get("name") == "adult")
+    rows, features = data.get("rows"), data.get("features")
+    same = (rows, features) == PAPER_SHAPE
+    return Findings(outcomes=[same], evidence=[f"adult: {rows} rows, {features} features."])
 
 
-def models_agree(results: Results, experiment: str) -> Findings | None:
+def models_agree(results: Results, experiment: str) -> Findings:
     """Whether the test errors of DP-ADMM's local and global models do not differ clearly."""
     lines = lines_of(results, experiment, "DP-ADMM")
-    if lines is None or not has(lines, "test_error_local"):
-        return None
+    _need(series.has(lines, "test_error_local"))
     found = Findings()
     for value, delta, group in _each_budget(lines):
         one = paired(at_end(group, "test_error_local"), at_end(group, "test_error_global"))
@@ -412,11 +575,10 @@ def models_agree(results: Results, experiment: str) -> Findings | None:
     return found
 
 
-def radius_is_norm(results: Results, regularizer: str) -> Findings | None:
+def radius_is_norm(results: Results, regularizer: str) -> Findings:
     """Whether the norm of the non-private optimum is within 10% of the paper's c_w."""
     lines = where(done(results), method="centralized", regularizer=regularizer, reg_share=PAPER_SHARE)
-    if not len(lines):
-        return None
+    _need(lines)
     paper, mean = PAPER_RADIUS[regularizer], mean_std(at_end(lines, "weight_norm_global"))[0]
     evidence = [
         f"Norm of the optimum {shown(lines, 'weight_norm_global')}, c_w = {paper:g}.",
@@ -425,18 +587,15 @@ def radius_is_norm(results: Results, regularizer: str) -> Findings | None:
     return Findings(outcomes=[abs(mean / paper - 1.0) <= 0.1], evidence=evidence)
 
 
-def constant_is_harmless(results: Results, column: str, name: str) -> Findings | None:
+def constant_is_harmless(results: Results, column: str, name: str) -> Findings:
     """Whether other values of a constant move the test error by at most one percentage point."""
     lines = lines_of(results, "choices", "DP-ADMM")
-    if lines is None:
-        return None
     paper = {"weight_radius": PAPER_RADIUS["l2"], "reg_share": PAPER_SHARE}
     other = next(each for each in paper if each != column)
-    lines = where(keep(lines, np.isfinite(measure(lines, "round_epsilon"))), **{other: paper[other]})
+    lines = where(series.keep(lines, np.isfinite(measure(lines, "round_epsilon"))), **{other: paper[other]})
     base = where(lines, **{column: paper[column]})
     values = distinct(lines, column)
-    if not len(base) or len(values) < 2:
-        return None
+    _need(base, len(values) > 1)
     found, error = Findings(), mean_std(at_end(base, "test_error_global"))[0]
     for value in values:
         group = where(lines, **{column: value})
@@ -447,12 +606,10 @@ def constant_is_harmless(results: Results, column: str, name: str) -> Findings |
     return found
 
 
-def schedule_helps(results: Results, regularizer: str) -> Findings | None:
+def schedule_helps(results: Results, regularizer: str) -> Findings:
     """Whether every constant step gives a higher loss and error than the theorem's schedule."""
-    lines = lines_of(results, "schedule", "DP-ADMM")
-    lines = None if lines is None else where(lines, regularizer=regularizer)
-    if lines is None or len(distinct(lines, "schedule")) < 2:
-        return None
+    lines = where(lines_of(results, "schedule", "DP-ADMM"), regularizer=regularizer)
+    _need(len(distinct(lines, "schedule")) > 1)
     found = Findings()
     for value, _, group in _each_budget(lines):
         ours, constants = where(group, schedule="theorem"), where(group, schedule="constant")
@@ -463,11 +620,10 @@ def schedule_helps(results: Results, regularizer: str) -> Findings | None:
     return found
 
 
-def share_is_best(results: Results) -> Findings | None:
+def share_is_best(results: Results) -> Findings:
     """Whether no λ/n has a clearly lower loss or error on held-out rows than the paper's."""
     lines = lines_of(results, "lambda", "optimum")
-    if lines is None or not has(lines, "test_loss_global"):
-        return None
+    _need(series.has(lines, "test_loss_global"))
     found, asked = Findings(), False
     for (regularizer,), group in split(lines, "regularizer").items():
         shares = {share: part for (share,), part in split(group, "reg_share").items()}
@@ -485,36 +641,34 @@ def share_is_best(results: Results) -> Findings | None:
                 f"{shown(shares[best], column)}; {shown(shares[PAPER_SHARE], column)} at "
                 f"{power(PAPER_SHARE)}."
             )
-    return found if asked else None
+    _need(asked)
+    return found
 
 
-def beats_lone_agents(results: Results) -> Findings | None:
+def beats_lone_agents(results: Results) -> Findings:
     """Whether agents that perturb their own solution once are worse than DP-ADMM at the same total ε."""
     ours = lines_of(results, "choices", "DP-ADMM")
     others = _rivals(results, "choices", ("output perturbation", "objective perturbation"))
-    if ours is None or not others or not distinct(ours, "epsilon"):
-        return None
+    _need(distinct(ours, "epsilon"))
     found = Findings()
     for name, lines in others.items():
         for (value, share), group in split(lines, "epsilon", "reg_share").items():
             label = f"{name}, λ/n {power(share)}"
             found.compare_measures(group, where(ours, epsilon=value), label, models="global")
             found.evidence.append(f"{label}, total ε = {value:g}: {both_models(group)}.")
-    for (value,), group in split(keep(ours, np.isfinite(measure(ours, "epsilon"))), "epsilon").items():
+    for (value,), group in split(series.keep(ours, np.isfinite(measure(ours, "epsilon"))), "epsilon").items():
         found.evidence.append(f"DP-ADMM at total ε = {value:g}: {both_models(group)}.")
     return found
 
 
-def beats_sampled(results: Results) -> Findings | None:
+def beats_sampled(results: Results) -> Findings:
     """Whether DPSGD on samples of the rows is worse than DP-ADMM at the same total ε."""
     theirs, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
-    if theirs is None or ours is None or not distinct(theirs, "epsilon"):
-        return None
+    _need(distinct(theirs, "epsilon"))
     total = max(distinct(theirs, "epsilon"))
-    same = keep(ours, np.isclose(measure(ours, "total_epsilon"), total, rtol=1e-3))
+    same = series.keep(ours, np.isclose(measure(ours, "total_epsilon"), total, rtol=1e-3))
     same = where(same, **{name: distinct(theirs, name)[0] for name in ("reg_share", "weight_radius")})
-    if not len(same):
-        return None
+    _need(same)
     found = Findings()
     found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
     found.evidence = [f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}."]

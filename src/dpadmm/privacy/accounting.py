@@ -20,12 +20,7 @@ from scipy.special import erfcx, ndtr, ndtri
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
-from dpadmm.privacy.checks import (
-    require,
-    require_mu,
-    require_noise_multiplier,
-    unwrapped,
-)
+from dpadmm.privacy.checks import require, require_mu, require_noise_multiplier, unwrapped
 from dpadmm.privacy.checks import require_delta as require_delta
 from dpadmm.privacy.checks import require_epsilon as require_epsilon
 from dpadmm.privacy.checks import require_whole as require_whole

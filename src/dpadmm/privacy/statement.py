@@ -39,10 +39,7 @@ SAMPLERS = {
     EXACT: "Exact discrete Gaussian noise, from fresh entropy of the operating system for every release.",
     SIMULATED: "Floating-point noise simulated from a seed: an experiment, which protects nobody.",
 }
-HASH_IS = {
-    EXACT: "of the study that was agreed on",
-    SIMULATED: "of the settings: there was no study to pin",
-}
+HASH_IS = {EXACT: "of the study that was agreed on", SIMULATED: "of the settings: there was no study to pin"}
 _PROMISE = (
     "whoever sees all messages of this study can tell any two neighbouring data sets of an agent apart no "
     "better than (ε, δ)-differential privacy allows, for every pair of ε and δ given here."

@@ -18,14 +18,7 @@ import numpy as np
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon, group_mu
-from dpadmm.privacy.statement import (
-    FORMAT,
-    AgentGroup,
-    StatedRelease,
-    Statement,
-    canonical,
-    shortened,
-)
+from dpadmm.privacy.statement import FORMAT, AgentGroup, StatedRelease, Statement, canonical, shortened
 
 MAX_BYTES = 16 * 2**20
 MAX_BILLS = 5
