@@ -27,7 +27,8 @@ from dpadmm.audit.game import N_FEATURES, N_ROUNDS, SHARPNESS, noise_multiplier
 from dpadmm.audit.gates import Gate, judge
 from dpadmm.audit.lower_bound import LowerBound, lower_bound, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
-from dpadmm.privacy.accounting import exact_epsilon, require_delta
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.checks import require_delta
 
 LEAST_TRIALS = 40
 LOOK_EVERY = 0.2

@@ -37,7 +37,7 @@ from dpadmm.federation.replay import Replay, replay
 from dpadmm.model.evaluate import evaluate
 from dpadmm.model.loading import load_model
 from dpadmm.model.model import model_of
-from dpadmm.privacy.statement_file import cross_checks, read_statement
+from dpadmm.privacy.statement import cross_checks, read_statement
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
 from dpadmm.trusted.ledger import read_ledger
