@@ -7,7 +7,7 @@ Charged are all releases that were planned, where the run might have ended becau
 a run that was cut short for that reason has no smaller valid bill.
 
 Whoever reads a stranger's statement derives every ε in it again, in two ways, from its inputs alone. The
-closed form is ``accounting.exact_epsilon``. The other way is dp_accounting's privacy loss distributions (PLD):
+closed form is ``accounting.exact_epsilon``. The other is dp_accounting's privacy loss distributions (PLD):
 the loss of one release on a grid, convolved with itself as often as there are releases. Rounded up on the
 grid, PLD is a little above the closed form: tolerated is from ``1e-6·(ε + μ) + 1e-8`` below it to
 ``1e-3·(ε + μ) + 1e-8`` above. The file's own figures have to be those of the closed form, to the last digits.
