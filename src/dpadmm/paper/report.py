@@ -389,15 +389,8 @@ def _largest(lines: Results, column: str) -> float:
 
 
 def _spread(lines: Results, column: str) -> str:
-    values = at_end(lines, column)
-    if not values:
-        return "–"
-    mean, std = series.mean_std(values)
-    scale, unit, form = (1.0, "", ".4f")
-    if "error" in column and not series.is_regression(lines):
-        scale, unit, form = (100.0, "%", ".2f")
-    around = f" ± {scale * std:{form}}" if len(values) > 1 else ""
-    return f"{scale * mean:{form}}{around}{unit}"
+    percent = "error" in column and not series.is_regression(lines)
+    return series.mean_and_spread(at_end(lines, column), percent=percent, digits=2 if percent else 4)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -173,25 +173,20 @@ MEASURES = (
 
 def shown(results: Results, column: str) -> str:
     """``19.7 ± 0.4%`` for errors, ``0.4168 ± 0.0007`` otherwise; without ± for a single split."""
-    values = at_end(results, column)
-    mean, std = mean_std(values)
-    if not np.isfinite(mean):
-        return "–"
-    scale, unit, digits = (100.0, "%", 1) if "error" in column else (1.0, "", 4 if abs(mean) < 10 else 2)
-    around = f" ± {scale * std:.{digits}f}" if len(values) > 1 else ""
-    return f"{scale * mean:.{digits}f}{around}{unit}"
+    values, percent = at_end(results, column), "error" in column
+    small = abs(mean_std(values)[0]) < 10
+    return series.mean_and_spread(values, percent=percent, digits=1 if percent else 4 if small else 2)
 
 
 def both_models(results: Results) -> str:
     """Loss and error, local and global, in a few words."""
-    error = "test_error" if series.has(results, "test_error_global") else "train_error"
-    ours = f"loss {shown(results, 'train_loss_global')}, error {shown(results, f'{error}_global')}"
+    error = shown(results, series.error_column(results))
+    ours = f"loss {shown(results, 'train_loss_global')}, error {error}"
     if not series.has_local(results):
         return ours
     local = f"loss {shown(results, 'train_loss_local')}"
-    local += (
-        f", error {shown(results, 'test_error_local')}" if series.has(results, "test_error_local") else ""
-    )
+    if series.has(results, "test_error_local"):
+        local += f", error {shown(results, 'test_error_local')}"
     return f"{local} (local); {ours} (global)"
 
 
@@ -249,11 +244,6 @@ def _each_budget(lines: Results) -> list[tuple[float, float, Results]]:
     """(ε, δ, lines) for every budget."""
     found = split(lines, budget_column(lines), "delta")
     return [(value, delta, group) for (value, delta), group in found.items() if value is not None]
-
-
-def _at(lines: Results, budget: str, value: float, delta: float) -> Results:
-    """The lines at a budget; a method without noise is the same at each."""
-    return where(lines, **{budget: value, "delta": delta}) if distinct(lines, budget) else lines
 
 
 def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str, Results]:
@@ -325,21 +315,18 @@ def _totals(every: Mapping[str, Results]) -> str:
 
 def suffers_more(results: Results, experiment: str, who: Sequence[str], than: Sequence[str]) -> Findings:
     """Whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
-    groups = _rivals(results, experiment, (*who, *than))
-    rises = {name: _rise(lines) for name, lines in groups.items() if len(_widest(lines)) > 1}
-    _need(set(who) & set(rises), set(than) & set(rises))
+    everybody = _rivals(results, experiment, (*who, *than))
+    groups = {name: ends for name, lines in everybody.items() if len(ends := _widest(lines)) > 1}
+    ours, theirs = ([name for name in names if name in groups] for names in (who, than))
+    _need(ours, theirs)
     found = Findings()
-    for one in (name for name in who if name in rises):
-        for other in (name for name in than if name in rises):
-            for kind, column, word in MEASURES:
-                if column in rises[one] and column in rises[other]:
-                    label = f"{word}, {one} beside {other}"
-                    found.compare(rises[one][column], rises[other][column], label, kind)
-    for name in rises:
-        ends = _widest(groups[name])
-        found.evidence += [
-            f"{name} at ε = {value:g}: {both_models(ends[value])}." for value in (max(ends), min(ends))
-        ]
+    for one, other in product(ours, theirs):
+        for kind, column, word in MEASURES:
+            mine, beside = (_rise(groups[name], column) for name in (one, other))
+            found.compare(mine, beside, f"{word}, {one} beside {other}", kind)
+    for name, ends in groups.items():
+        for value in (max(ends), min(ends)):
+            found.evidence.append(f"{name} at ε = {value:g}: {both_models(ends[value])}.")
     return found
 
 
@@ -353,14 +340,10 @@ def _widest(lines: Results) -> dict[float, Results]:
     return max(by_delta, key=len)
 
 
-def _rise(lines: Results) -> dict[str, dict[int, float]]:
-    ends = _widest(lines)
-    out = {}
-    for _, column, _ in MEASURES:
-        low, high = at_end(ends[min(ends)], column), at_end(ends[max(ends)], column)
-        if low and high:
-            out[column] = {seed: low[seed] - high[seed] for seed in low if seed in high}
-    return out
+def _rise(ends: Mapping[float, Results], column: str) -> dict[int, float]:
+    """How much higher a measure is at the smallest ε than at the largest, by split."""
+    low, high = at_end(ends[min(ends)], column), at_end(ends[max(ends)], column)
+    return {seed: low[seed] - high[seed] for seed in low if seed in high}
 
 
 def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings:
@@ -371,7 +354,9 @@ def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[
         mine = rounds_to_settle(group)
         words = [f"{who} {mean_std(mine)[0]:.0f}"]
         for name, lines in others.items():
-            if len(at := _at(lines, budget, value, delta)):
+            # a method without noise is the same at each budget
+            at = where(lines, **{budget: value, "delta": delta}) if distinct(lines, budget) else lines
+            if len(at):
                 rounds = rounds_to_settle(at)
                 found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, beside {name}")
                 words.append(f"{name} {mean_std(rounds)[0]:.0f}")

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Sequence
 from threading import RLock
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from dpadmm._base.errors import BudgetExceeded, StudyError
@@ -133,9 +132,7 @@ class BudgetAccountant:
             _OPEN.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _LOCK:  # other threads may have opened theirs since, so not simply the last
             last = max(i for i, each in enumerate(_OPEN) if each is self)
             del _OPEN[last]

@@ -30,6 +30,8 @@ from dpadmm.privacy.statement import canonical, of_report
 from dpadmm.runs.simulation import Result
 from dpadmm.training.metrics import spread
 
+Table = Mapping[str, Any]
+
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> Path:
     """Refuse, before anything is computed, a folder that cannot take a run."""
@@ -46,13 +48,9 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> Path:
 
 
 def write_run(
-    folder: Path,
-    runs: Mapping[str, Result],
-    *,
-    how: Mapping[str, Any],
-    extra: Mapping[str, Any] | None = None,
+    folder: Path, runs: Mapping[str, Result], *, how: Table, extra: Table | None = None,
     new: Iterable[str] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write everything of some named runs; files are replaced one by one, each whole.
 
     ``how`` are the settings to repeat it, ``extra`` goes into the summary as it is, and ``new`` names the
@@ -62,25 +60,17 @@ def write_run(
     write_text(folder / "trace.csv", _trace_csv(runs))
     write_text(folder / "summary.json", json.dumps(summary(runs, how, extra), indent=2, allow_nan=False))
     for name in runs if new is None else new:
-        runs[name].model.save(_model_file(folder, name))
-        _write_statement(_statement_file(folder, name), runs[name])
+        runs[name].model.save(folder / f"model-{name}.npz")
+        _write_statement(folder / f"statement-{name}.json", runs[name])
 
 
 def remove_leftovers(folder: Path, runs: Iterable[str]) -> None:
     """Remove the models, statements and figures of an earlier run, so that none stays beside the new ones."""
-    kept = [file(folder, name) for name in runs for file in (_model_file, _statement_file)]
+    kept = {file for name in runs for file in (f"model-{name}.npz", f"statement-{name}.json")}
     for pattern in ("model-*.npz", "statement-*.json", "convergence.*"):
         for path in folder.glob(pattern):
-            if path not in kept:
+            if path.name not in kept:
                 path.unlink()
-
-
-def _model_file(folder: Path, name: str) -> Path:
-    return folder / f"model-{name}.npz"
-
-
-def _statement_file(folder: Path, name: str) -> Path:
-    return folder / f"statement-{name}.json"
 
 
 def _write_statement(path: Path, result: Result) -> None:
@@ -113,9 +103,7 @@ def measures(runs: Iterable[Result]) -> dict[str, Any]:
     }
 
 
-def summary(
-    runs: Mapping[str, Result], how: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def summary(runs: Mapping[str, Result], how: Table, extra: Table | None = None) -> dict[str, Any]:
     """Plain values for JSON: what was run, what it reached, what it cost; None for what is not finite."""
     return {
         "version": dpadmm.__version__,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpadmm._base.arrays import Floats
@@ -38,12 +37,7 @@ class Curve:
 
 def where(results: Results, **equals: Any) -> Results:
     """The lines in which every named column has the given value; None means empty."""
-    mask = pa.chunked_array([np.ones(len(results), dtype=bool)])
-    for name, value in equals.items():
-        column = results.table.column(name)
-        same = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
-        mask = pc.and_(mask, pc.fill_null(same, False))
-    return keep(results, mask)
+    return results.select(**equals)
 
 
 def keep(results: Results, mask: Any) -> Results:
@@ -204,10 +198,18 @@ def at_end(results: Results, name: str) -> dict[int, float]:
     return {int(seed): float(value) for seed, value in pairs if np.isfinite(value)}
 
 
-def mean_std(values: Iterable[float] | Mapping[int, float]) -> tuple[float, float]:
+def mean_std(values: Mapping[int, float]) -> tuple[float, float]:
     """Mean and standard deviation; NaN where there is nothing."""
-    numbers = np.array(list(values.values() if isinstance(values, Mapping) else values), dtype=float)
+    numbers = np.array(list(values.values()), dtype=float)
     return (float(numbers.mean()), float(spread(numbers))) if numbers.size else (np.nan, np.nan)
+
+
+def mean_and_spread(values: Mapping[int, float], *, percent: bool, digits: int) -> str:
+    """``19.7 ± 0.4%``; without ± for a single split, a dash for none."""
+    mean, std = mean_std(values)
+    scale, unit = (100.0, "%") if percent else (1.0, "")
+    around = f" ± {scale * std:.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean:.{digits}f}{around}{unit}" if np.isfinite(mean) else "–"
 
 
 def with_optimum(results: Results, experiment: str) -> Results:
