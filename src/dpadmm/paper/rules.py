@@ -88,6 +88,10 @@ class Findings:
     def add(self, outcome: bool, sentence: str) -> None:
         """Add a plain outcome and the sentence that shows it."""
         self.outcomes.append(outcome)
+        self.note(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence of evidence."""
         self.evidence.append(sentence)
 
     def compare_measures(self, worse: Results, better: Results, label: str, *, models: str = "") -> None:
@@ -212,8 +216,9 @@ class NoRuns(Exception):
 
 def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings | None:
     """What the rule of this name finds; None if the results have no runs for it."""
+    found = Findings()
     try:
-        found: Findings = globals()[rule](results, **arguments)
+        globals()[rule](found, results, **arguments)
     except NoRuns:
         return None
     return found
@@ -257,8 +262,8 @@ def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str
 
 
 def trend(
-    results: Results, experiment: str, axis: str, *, improves: bool, objective: bool = False
-) -> Findings:
+    found: Findings, results: Results, experiment: str, axis: str, *, improves: bool, objective: bool = False
+) -> None:
     """Whether DP-ADMM improves (or worsens) at every step to the next larger n, ε or δ.
 
     Measured by loss and error, local and global, or by the augmented ``objective``.
@@ -267,7 +272,7 @@ def trend(
     budget = budget_column(lines)
     moving = {"n": "n_agents", "ε": budget, "δ": "delta"}[axis]
     fixed, other = ("delta", "δ") if axis == "ε" else (budget, "ε")
-    found, asked = Findings(), False
+    asked = False
     for (at,), group in split(lines, fixed).items():
         values = distinct(group, moving)
         groups = {value: where(group, **{moving: value}) for value in values}
@@ -282,15 +287,14 @@ def trend(
                 found.compare_measures(worse, better, label)
         for value in (values[0], values[-1]) if len(values) > 1 else ():
             numbers = shown(groups[value], "augmented_objective") if objective else both_models(groups[value])
-            found.evidence.append(f"{axis} = {power(value)} ({other} = {power(at)}): {numbers}.")
+            found.note(f"{axis} = {power(value)} ({other} = {power(at)}): {numbers}.")
     _need(asked)
-    return found
 
 
-def worse_than(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings:
+def worse_than(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
     """Whether ``who`` has a higher loss and error than each rival at the same ε and δ."""
     theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    found, budget = Findings(), budget_column(theirs)
+    budget = budget_column(theirs)
     most, shown_budgets = max(distinct(theirs, "delta")), (0.05, 0.1, max(distinct(theirs, budget)))
     for value, delta, group in _each_budget(theirs):
         beside = {name: where(lines, **{budget: value, "delta": delta}) for name, lines in others.items()}
@@ -301,8 +305,7 @@ def worse_than(results: Results, experiment: str, who: str, rivals: Sequence[str
         if beside and delta == most and value in shown_budgets:
             every = {**beside, who: group}
             numbers = "; ".join(f"{name} {both_models(lines)}" for name, lines in every.items())
-            found.evidence.append(f"ε = {value:g}, δ = {power(delta)}: {numbers}.{_totals(every)}")
-    return found
+            found.note(f"ε = {value:g}, δ = {power(delta)}: {numbers}.{_totals(every)}")
 
 
 def _totals(every: Mapping[str, Results]) -> str:
@@ -313,21 +316,21 @@ def _totals(every: Mapping[str, Results]) -> str:
     return f" Exact total ε: {', '.join(f'{name} {total:.3f}' for name, total in totals.items())}."
 
 
-def suffers_more(results: Results, experiment: str, who: Sequence[str], than: Sequence[str]) -> Findings:
+def suffers_more(
+    found: Findings, results: Results, experiment: str, who: Sequence[str], than: Sequence[str]
+) -> None:
     """Whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
     everybody = _rivals(results, experiment, (*who, *than))
     groups = {name: ends for name, lines in everybody.items() if len(ends := _widest(lines)) > 1}
     ours, theirs = ([name for name in names if name in groups] for names in (who, than))
     _need(ours, theirs)
-    found = Findings()
     for one, other in product(ours, theirs):
         for kind, column, word in MEASURES:
             mine, beside = (_rise(groups[name], column) for name in (one, other))
             found.compare(mine, beside, f"{word}, {one} beside {other}", kind)
     for name, ends in groups.items():
         for value in (max(ends), min(ends)):
-            found.evidence.append(f"{name} at ε = {value:g}: {both_models(ends[value])}.")
-    return found
+            found.note(f"{name} at ε = {value:g}: {both_models(ends[value])}.")
 
 
 def _widest(lines: Results) -> dict[float, Results]:
@@ -346,10 +349,12 @@ def _rise(ends: Mapping[float, Results], column: str) -> dict[int, float]:
     return {seed: low[seed] - high[seed] for seed in low if seed in high}
 
 
-def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[str]) -> Findings:
+def settles_later(
+    found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]
+) -> None:
     """Whether ``who`` needs more rounds than each rival for 90% of its own change in training loss."""
     theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    found, budget = Findings(), budget_column(theirs)
+    budget = budget_column(theirs)
     for value, delta, group in _each_budget(theirs):
         mine = rounds_to_settle(group)
         words = [f"{who} {mean_std(mine)[0]:.0f}"]
@@ -361,14 +366,13 @@ def settles_later(results: Results, experiment: str, who: str, rivals: Sequence[
                 found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, beside {name}")
                 words.append(f"{name} {mean_std(rounds)[0]:.0f}")
         if delta == max(distinct(theirs, "delta")):
-            found.evidence.append(f"Rounds to 90% of the change at ε = {value:g}: {', '.join(words)}.")
-    return found
+            found.note(f"Rounds to 90% of the change at ε = {value:g}: {', '.join(words)}.")
 
 
-def admm_is_fast(results: Results) -> Findings:
+def admm_is_fast(found: Findings, results: Results) -> None:
     """Whether ADMM is below the final losses of DP-ADMM and DPSGD within a quarter of the rounds."""
     admm, others = lines_of(results, "fig7", "ADMM"), _rivals(results, "fig7", ("DP-ADMM", "DPSGD"))
-    found, curve = Findings(), series.by_round(admm, "train_loss_global")
+    curve = series.by_round(admm, "train_loss_global")
     for name, lines in others.items():
         budget = budget_column(lines)
         best = where(lines, **{budget: max(distinct(lines, budget)), "delta": max(distinct(lines, "delta"))})
@@ -379,24 +383,22 @@ def admm_is_fast(results: Results) -> Findings:
             bool(len(below)) and float(below[0]) <= curve.x[-1] / 4,
             f"ADMM's training loss is below {name}'s final {end:.4f} {when} of {curve.x[-1]:.0f}.",
         )
-    return found
 
 
-def admm_arrives(results: Results) -> Findings:
+def admm_arrives(found: Findings, results: Results) -> None:
     """Whether ADMM's final objective is within 1% of the optimum."""
     admm, best = lines_of(results, "fig7", "ADMM"), lines_of(results, "fig7", "optimum")
     have, floor = (mean_std(at_end(lines, "objective_global"))[0] for lines in (admm, best))
-    evidence = [
+    found.add(
+        have / floor <= 1.01,
         f"Objective after {max(distinct(admm, 'round'))} rounds {have:.4f}, optimum {floor:.4f}: "
         f"{100 * (have / floor - 1.0):.1f}% above it.",
-        f"ADMM: {both_models(admm)}. Optimum: {both_models(best)}.",
-    ]
-    return Findings(outcomes=[have / floor <= 1.01], evidence=evidence)
+    )
+    found.note(f"ADMM: {both_models(admm)}. Optimum: {both_models(best)}.")
 
 
-def refused(results: Results) -> Findings:
+def refused(found: Findings, results: Results) -> None:
     """Whether every PVP and DVP run with L1 was refused."""
-    found = Findings()
     for method in ("admm_pvp", "admm_dvp") if "fig3" in series.begun(results) else ():
         lines = where(results.select("fig3"), method=method)
         if len(lines):
@@ -404,39 +406,37 @@ def refused(results: Results) -> Findings:
             reason = no.column("reason")[0] if len(no) else "it ran"
             found.add(len(no) == len(lines), f"{series.METHODS[method]}: {reason}")
     _need(found.outcomes)
-    return found
 
 
-def takes_less_time(results: Results) -> Findings:
+def takes_less_time(found: Findings, results: Results) -> None:
     """Whether ADMM, PVP and DVP take much longer than DP-ADMM."""
     rows = times(results.select("table3")) if "table3" in series.begun(results) else []
     others = [row for row in rows if row.name in ("admm", "admm_pvp", "admm_dvp") and np.isfinite(row.ratio)]
     _need(others)
     ratios = [row.ratio for row in others]
     in_part = Verdict.IN_PART if max(ratios) > 1.0 else Verdict.FAILS
-    found = Findings(decided=Verdict.HOLDS if min(ratios) >= MUCH_LESS else in_part)
+    found.decided = Verdict.HOLDS if min(ratios) >= MUCH_LESS else in_part
     for row in others:
         paper = f" (paper: {row.paper_ratio:.1f})" if row.paper_ratio else ""
         solver = f", {row.iterations:.1f} iterations of the local solver per agent and round"
-        found.evidence.append(
+        found.note(
             f"{row.method} at ε = {row.budget:g}: {row.seconds:.3f} s, {row.ratio:.1f} times DP-ADMM's{paper}"
             f"{solver if row.iterations > 0 else ''}."
         )
     ours = [row for row in rows if row.name == "dp_admm"]
     found.evidence += [f"DP-ADMM at ε = {row.budget:g}: {row.seconds:.3f} s." for row in ours]
-    return found
 
 
-def totals_agree(results: Results, *, exact: bool) -> Findings:
+def totals_agree(found: Findings, results: Results, *, exact: bool) -> None:
     """Whether ε̄, computed here, is the paper's; or whether it is at most 1% above the ``exact`` total ε.
 
     Both for DP-ADMM after 100 rounds at δ = 10⁻³.
     """
     lines = where(done(results), method="dp_admm", delta=1e-3, n_rounds=100, calibration="paper")
     lines = series.keep(lines, np.isfinite(measure(lines, "total_paper_epsilon")))
-    found = Findings()
     for value, paper in PAPER_TOTALS.items():
-        if not len(group := where(lines, round_epsilon=value)):
+        group = where(lines, round_epsilon=value)
+        if not len(group):
             continue
         ours, true = (float(group.column(name).max()) for name in ("total_paper_epsilon", "total_epsilon"))
         words = f"ε̄ = {ours:.4f}, paper {paper:.4f}"
@@ -445,19 +445,17 @@ def totals_agree(results: Results, *, exact: bool) -> Findings:
         agrees = true >= 0.99 * ours if exact else abs(ours - paper) <= 5.1e-5
         found.add(agrees, f"ε = {value:g} per round: {words}.")
     _need(found.outcomes)
-    return found
 
 
-def round_is_private(results: Results) -> Findings:
+def round_is_private(found: Findings, results: Results) -> None:
     """Theorem 1: whether one round of the paper's noise has an exact ε of at most the ε per round at δ."""
     lines = where(done(results), method="dp_admm", calibration="paper")
     lines = series.keep(lines, np.isfinite(measure(lines, "round_epsilon") * measure(lines, "z"))).last()
     _need(lines)
-    found = Findings(unmet=_noise_premises(lines))
+    found.unmet = _noise_premises(lines)
     for (value, delta), group in split(lines, "round_epsilon", "delta").items():
         exact = exact_epsilon(1.0 / float(measure(group, "z").min()), float(delta))
         found.add(exact <= value, f"ε = {value:g}, δ = {power(delta)}: exact ε of one round {exact:.4f}.")
-    return found
 
 
 def _noise_premises(lines: Results) -> list[str]:
@@ -471,13 +469,13 @@ def _noise_premises(lines: Results) -> list[str]:
     return found
 
 
-def below_bound(results: Results, regularizer: str) -> Findings:
+def below_bound(found: Findings, results: Results, regularizer: str) -> None:
     """Theorems 2 and 3: whether the mean gap is below the bound at every measured round and ε."""
     _need("bounds" in series.begun(results))
     here = where(done(series.with_optimum(results, "bounds")), regularizer=regularizer)
     private, best = where(here, method="dp_admm"), where(here, method="centralized")
     _need(private)
-    found = Findings(unmet=_premises(private, best, smooth=regularizer == "l2"))
+    found.unmet = _premises(private, best, smooth=regularizer == "l2")
     for gap in gaps(here):
         found.add(
             bool((gap.measured.mean <= gap.bound).all()),
@@ -485,7 +483,6 @@ def below_bound(results: Results, regularizer: str) -> Findings:
             f"{gap.measured.std[-1]:.2f}, bound {gap.bound[-1]:.1f}; over all rounds at most "
             f"{100 * float((gap.measured.mean / gap.bound).max()):.2f}% of the bound.",
         )
-    return found
 
 
 def _premises(private: Results, best: Results, *, smooth: bool) -> list[str]:
@@ -510,69 +507,58 @@ def _premises(private: Results, best: Results, *, smooth: bool) -> list[str]:
     return found
 
 
-def has_rate(results: Results, regularizer: str) -> Findings:
+def has_rate(found: Findings, results: Results, regularizer: str) -> None:
     """Whether the gap falls at least as fast as 1/√t, by its slope on two logarithmic scales."""
     _need("bounds" in series.begun(results))
-    found = Findings()
     runs = [gap for gap in gaps(series.with_optimum(results, "bounds")) if gap.regularizer == regularizer]
     _need(runs)
     for gap in runs:
         limit = dict.fromkeys(gap.slopes, RATE + RATE_MARGIN)
         found.compare(limit, gap.slopes, f"ε {gap.budget:g}")
         mean, std = mean_std(gap.slopes)
-        found.evidence.append(
+        found.note(
             f"ε = {gap.budget:g}: slope {mean:.3f} ± {std:.3f} from round {gap.measured.x[-1] / 10:.0f} to "
             f"{gap.measured.x[-1]:.0f}.".replace("-", "−")
         )
-    found.evidence.append(
+    found.note(
         "O(1/√t) is an asymptotic upper bound, and the measured gap can satisfy it with a flatter slope at "
         "first; the slope says how fast the gap falls in these rounds."
     )
-    return found
 
 
-def data_matches(results: Results) -> Findings:
+def data_matches(found: Findings, results: Results) -> None:
     """Whether the data set has the paper's shape."""
     data = results.meta.get("data", {})
     _need(data.get("name") == "adult")
     rows, features = data.get("rows"), data.get("features")
-    same = (rows, features) == PAPER_SHAPE
-    return Findings(outcomes=[same], evidence=[f"adult: {rows} rows, {features} features."])
+    found.add((rows, features) == PAPER_SHAPE, f"adult: {rows} rows, {features} features.")
 
 
-def models_agree(results: Results, experiment: str) -> Findings:
+def models_agree(found: Findings, results: Results, experiment: str) -> None:
     """Whether the test errors of DP-ADMM's local and global models do not differ clearly."""
     lines = lines_of(results, experiment, "DP-ADMM")
     _need(series.has(lines, "test_error_local"))
-    found = Findings()
     for value, delta, group in _each_budget(lines):
         one = paired(at_end(group, "test_error_local"), at_end(group, "test_error_global"))
         if one is not None:
             found.outcomes.append(abs(one.mean) <= one.half)
             if delta == max(distinct(lines, "delta")):
-                found.evidence.append(
-                    f"ε = {value:g}: {both_models(group)}; local − global {100 * one.mean:+.1f} points of "
-                    "error."
-                )
-    found.evidence.append(
-        "The paper's loss is that of the local models; it does not say whose its error rates are."
-    )
-    return found
+                apart = f"local − global {100 * one.mean:+.1f} points of error"
+                found.note(f"ε = {value:g}: {both_models(group)}; {apart}.")
+    found.note("The paper's loss is that of the local models; it does not say whose its error rates are.")
 
 
-def radius_is_norm(results: Results, regularizer: str) -> Findings:
+def radius_is_norm(found: Findings, results: Results, regularizer: str) -> None:
     """Whether the norm of the non-private optimum is within 10% of the paper's c_w."""
     lines = where(done(results), method="centralized", regularizer=regularizer, reg_share=PAPER_SHARE)
     _need(lines)
     paper, mean = PAPER_RADIUS[regularizer], mean_std(at_end(lines, "weight_norm_global"))[0]
-    evidence = [
-        f"Norm of the optimum {shown(lines, 'weight_norm_global')}, c_w = {paper:g}.",
-        "The norm is a function of the private rows, and no ε accounts for publishing it.",
-    ]
-    return Findings(outcomes=[abs(mean / paper - 1.0) <= 0.1], evidence=evidence)
+    norm = shown(lines, "weight_norm_global")
+    found.add(abs(mean / paper - 1.0) <= 0.1, f"Norm of the optimum {norm}, c_w = {paper:g}.")
+    found.note("The norm is a function of the private rows, and no ε accounts for publishing it.")
 
 
-def constant_is_harmless(results: Results, column: str, name: str) -> Findings:
+def constant_is_harmless(found: Findings, results: Results, column: str, name: str) -> None:
     """Whether other values of a constant move the test error by at most one percentage point."""
     lines = lines_of(results, "choices", "DP-ADMM")
     paper = {"weight_radius": PAPER_RADIUS["l2"], "reg_share": PAPER_SHARE}
@@ -581,35 +567,32 @@ def constant_is_harmless(results: Results, column: str, name: str) -> Findings:
     base = where(lines, **{column: paper[column]})
     values = distinct(lines, column)
     _need(base, len(values) > 1)
-    found, error = Findings(), mean_std(at_end(base, "test_error_global"))[0]
+    error = mean_std(at_end(base, "test_error_global"))[0]
     for value in values:
         group = where(lines, **{column: value})
-        found.evidence.append(f"{name} = {power(value)}: {both_models(group)}.")
+        found.note(f"{name} = {power(value)}: {both_models(group)}.")
         if value != paper[column]:
             moved = mean_std(at_end(group, "test_error_global"))[0] - error
             found.outcomes.append(abs(moved) <= POINT)
-    return found
 
 
-def schedule_helps(results: Results, regularizer: str) -> Findings:
+def schedule_helps(found: Findings, results: Results, regularizer: str) -> None:
     """Whether every constant step gives a higher loss and error than the theorem's schedule."""
     lines = where(lines_of(results, "schedule", "DP-ADMM"), regularizer=regularizer)
     _need(len(distinct(lines, "schedule")) > 1)
-    found = Findings()
     for value, _, group in _each_budget(lines):
         ours, constants = where(group, schedule="theorem"), where(group, schedule="constant")
-        found.evidence.append(f"ε = {value:g}, theorem's schedule: {both_models(ours)}.")
+        found.note(f"ε = {value:g}, theorem's schedule: {both_models(ours)}.")
         for (size,), theirs in split(constants, "step_size").items():
             found.compare_measures(theirs, ours, f"η {size:g}, ε {value:g}")
-            found.evidence.append(f"ε = {value:g}, constant η = {size:g}: {both_models(theirs)}.")
-    return found
+            found.note(f"ε = {value:g}, constant η = {size:g}: {both_models(theirs)}.")
 
 
-def share_is_best(results: Results) -> Findings:
+def share_is_best(found: Findings, results: Results) -> None:
     """Whether no λ/n has a clearly lower loss or error on held-out rows than the paper's."""
     lines = lines_of(results, "lambda", "optimum")
     _need(series.has(lines, "test_loss_global"))
-    found, asked = Findings(), False
+    asked = False
     for (regularizer,), group in split(lines, "regularizer").items():
         shares = {share: part for (share,), part in split(group, "reg_share").items()}
         if len(shares) < 2 or PAPER_SHARE not in shares:
@@ -621,32 +604,29 @@ def share_is_best(results: Results) -> Findings:
             one = paired(ends[PAPER_SHARE], ends[best])
             if one is not None:
                 found.outcomes.append(not one.clear)
-            found.evidence.append(
+            lowest, paper = shown(shares[best], column), shown(shares[PAPER_SHARE], column)
+            found.note(
                 f"{regularizer.upper()}, held-out {column.split('_')[1]}: lowest at λ/n = {power(best)}, "
-                f"{shown(shares[best], column)}; {shown(shares[PAPER_SHARE], column)} at "
-                f"{power(PAPER_SHARE)}."
+                f"{lowest}; {paper} at {power(PAPER_SHARE)}."
             )
     _need(asked)
-    return found
 
 
-def beats_lone_agents(results: Results) -> Findings:
+def beats_lone_agents(found: Findings, results: Results) -> None:
     """Whether agents that perturb their own solution once are worse than DP-ADMM at the same total ε."""
     ours = lines_of(results, "choices", "DP-ADMM")
     others = _rivals(results, "choices", ("output perturbation", "objective perturbation"))
     _need(distinct(ours, "epsilon"))
-    found = Findings()
     for name, lines in others.items():
         for (value, share), group in split(lines, "epsilon", "reg_share").items():
             label = f"{name}, λ/n {power(share)}"
             found.compare_measures(group, where(ours, epsilon=value), label, models="global")
-            found.evidence.append(f"{label}, total ε = {value:g}: {both_models(group)}.")
+            found.note(f"{label}, total ε = {value:g}: {both_models(group)}.")
     for (value,), group in split(series.keep(ours, np.isfinite(measure(ours, "epsilon"))), "epsilon").items():
-        found.evidence.append(f"DP-ADMM at total ε = {value:g}: {both_models(group)}.")
-    return found
+        found.note(f"DP-ADMM at total ε = {value:g}: {both_models(group)}.")
 
 
-def beats_sampled(results: Results) -> Findings:
+def beats_sampled(found: Findings, results: Results) -> None:
     """Whether DPSGD on samples of the rows is worse than DP-ADMM at the same total ε."""
     theirs, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
     _need(distinct(theirs, "epsilon"))
@@ -654,7 +634,5 @@ def beats_sampled(results: Results) -> Findings:
     same = series.keep(ours, np.isclose(measure(ours, "total_epsilon"), total, rtol=1e-3))
     same = where(same, **{name: distinct(theirs, name)[0] for name in ("reg_share", "weight_radius")})
     _need(same)
-    found = Findings()
     found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
-    found.evidence = [f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}."]
-    return found
+    found.note(f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}.")
