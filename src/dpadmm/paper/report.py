@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import matplotlib
@@ -39,27 +40,18 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
     ``source`` is what the reader would give to ``dpadmm report``.
     """
     found, drawn = claims(results), pictures(results)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dpadmm.paper"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"slug": slug, "together": together}
     css = files("dpadmm.paper").joinpath("templates/report.css").read_text(encoding="utf-8")
     every = tables(results)
     order = [Verdict.FAILS, Verdict.IN_PART, Verdict.NOT_APPLICABLE]
     notable = [claim for verdict in order for claim in found if claim.verdict is verdict]
     methods = set(distinct(results, "method")) - {"admm", "centralized"}
-    return environment.get_template("report.html").render(
+    return _rendered(
+        "report.html",
         css=Markup(css),  # from the package, not from users
         title=in_words(results.grid.get("title") or "Comparison of methods"),
         of_paper=bool(set(PAPER) & set(begun(results))),
         claim_groups=[(title, group, counted(group)) for title, group in _groups(found).items()],
-        signs=SIGNS,
-        clear=CLEAR,
-        few_splits=few_splits(found),
+        **_about_claims(found),
         notable=notable,
         pictures=[(picture, image(picture)) for picture in drawn],
         titles={picture.name: picture.title for picture in drawn},
@@ -73,6 +65,23 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
         grid=grid_text(results),
         source=source,
     )
+
+
+def _rendered(template: str, **words: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dpadmm.paper"),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"slug": slug, "together": together, "anchor": _anchor, "escaped": _escaped}
+    return environment.get_template(template).render(words)
+
+
+def _about_claims(found: Sequence[Claim]) -> dict[str, Any]:
+    words = {"groups": _groups(found), "in_short": in_short(found), "few_splits": few_splits(found)}
+    return {**words, "signs": SIGNS, "clear": CLEAR}
 
 
 def _groups(found: Sequence[Claim]) -> dict[str, list[Claim]]:
@@ -99,6 +108,15 @@ def slug(text: str) -> str:
 def together(text: str) -> str:
     """The same text with no-break spaces in ``a ± b`` and ``a = b``."""
     return re.sub(r" ([±=]) ", "\u00a0\\1\u00a0", text)
+
+
+def _anchor(heading: str) -> str:
+    """The link that Markdown viewers give a heading: lower case, no punctuation, hyphens for spaces."""
+    return "".join(char for char in heading.lower() if char.isalnum() or char in " -_").replace(" ", "-")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
 
 
 def refusals(results: Results) -> list[tuple[str, str, str]]:
@@ -132,79 +150,29 @@ def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
     written = [
         path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))
     ]
-    parts = [_head(results, source, page)]
-    if found:
-        rows = ["| verdict | whose | claim |", "|---|---|---|"]
-        for claim in found:
-            link = f"[{claim.statement}](#{_anchor(claim.statement)})"
-            whose = "paper" if claim.from_paper else "ours"
-            rows.append(f"| {SIGNS[claim.verdict]} {claim.verdict} | {whose} | {link} |")
-        table = "\n".join(rows)
-        parts.append(f"## Claims\n\n{in_short(found)}\n\n{table}")
-        parts.append(f"## Evidence\n\n{evidence_markdown(found, level=3).rstrip()}")
-    parts.append("## Figures")
-    for picture in drawn:
-        link = f"![{picture.title}]({folder.name}/{picture.name}.png)"
-        parts.append(f"### {picture.name}: {picture.title}\n\n{link}\n\n{picture.caption}")
-    parts.append("## Tables")
-    parts += [table.markdown().replace("# ", "### ", 1).rstrip() for table in tables(results)]
-    if refused := [f"- {method} ({where}): {reason}." for method, where, reason in refusals(results)]:
-        parts.append("### Methods that do not apply\n\n" + "\n".join(refused))
-    write_text(page, "\n\n".join(parts) + "\n")
+    text = _rendered(
+        "report.md",
+        **_about_claims(found),
+        title=in_words(results.grid.get("title") or "Comparison of methods"),
+        meta=results.meta,
+        source=source,
+        page=page.name,
+        folder=folder.name,
+        deviations=page.with_name("deviations.md").exists(),
+        facts=facts(results),
+        missing=missing(results),
+        found=found,
+        pictures=drawn,
+        tables=tables(results),
+        refusals=refusals(results),
+    )
+    write_text(page, f"{text.rstrip()}\n")
     return [page, *written]
-
-
-def _head(results: Results, source: str, page: Path) -> str:
-    meta = results.meta
-    about = [f"- {name}: {value}" for name, value in facts(results)]
-    about.append(
-        f"- dpadmm {meta['version']}, Python {meta['python']}, NumPy {meta['numpy']}; data digest "
-        f"`{meta['data']['digest']}`, grid digest `{meta['grid_digest']}`"
-    )
-    if missing(results):
-        about.append(f"- **Not complete: {missing(results)} runs are missing.**")
-    if page.with_name("deviations.md").exists():
-        about.append("- Deviations from the paper, and why: [deviations.md](deviations.md)")
-    commands = f"```\n{meta['command']}\ndpadmm report {source} -o {page.name}\n```"
-    title, listed = in_words(results.grid.get("title") or "Comparison of methods"), "\n".join(about)
-    return (
-        f"# {title}\n\nGenerated by these commands:\n\n{commands}\n\n{listed}\n\n"
-        "The noise of these runs is simulated: it shows what privacy costs and protects nobody. Losses "
-        "and errors were measured on the rows without noise. ± is one standard deviation over splits."
-    )
-
-
-def _anchor(heading: str) -> str:
-    """The link that Markdown viewers give a heading: lower case, no punctuation, hyphens for spaces."""
-    return "".join(char for char in heading.lower() if char.isalnum() or char in " -_").replace(" ", "-")
-
-
-def evidence_markdown(found: Sequence[Claim], *, level: int = 2) -> str:
-    """Every claim with its verdict, evidence and rule, under headings of this level and the next."""
-    lines = [" ".join(filter(None, [CLEAR, few_splits(found)]))]
-    for title, group in _groups(found).items():
-        lines += ["", f"{'#' * level} {title}"]
-        for claim in group:
-            lines += ["", f"{'#' * level}# {claim.statement}", "", f"**{claim.verdict}**. {claim.place}."]
-            if claim.quote:
-                lines[-1] += f" In the paper: “{_escaped(claim.quote)}”."
-            if claim.figures:
-                lines[-1] += f" Figures: {', '.join(claim.figures)}."
-            lines += ["", *(f"- {_escaped(sentence)}" for sentence in claim.evidence)]
-            lines += ["", f"Rule: {claim.rule}"]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*")
 
 
 def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
     """The claims as a Markdown page; ``n_missing`` runs of the experiments are not there yet."""
-    lines = ["# Claims of the paper, measured", ""]
-    if n_missing:
-        lines += [f"**These results are not complete: {n_missing} runs are missing.**", ""]
-    return "\n".join([*lines, in_short(found), "", evidence_markdown(found)])
+    return _rendered("claims.md", **_about_claims(found), missing=n_missing)
 
 
 def claims_json(found: Sequence[Claim]) -> str:
