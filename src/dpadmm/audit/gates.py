@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr, ndtri
-from scipy.stats import beta, binom, chi2, kstwo
+from scipy.stats import beta, binom, chi2, ks_1samp, kstwo
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm.audit.game import IDLE, N_FEATURES, N_ROUNDS, ROLES, SHARPNESS, noise_steps
@@ -105,9 +105,9 @@ def judge(
     seen: Seen, bound: LowerBound, *, mu: float, delta: float, confidence: float, false_alarm: float
 ) -> list[Gate]:
     """All gates; ``false_alarm`` is for all statistical ones together, beside those about ε."""
-    level = false_alarm / N_STATISTICAL
     if not len(seen.worlds):
-        return [*_requests(seen)]
+        return _requests(seen)
+    level = false_alarm / N_STATISTICAL
     return [
         *_epsilon(seen, bound, mu=mu, delta=delta, confidence=confidence),
         *_scores(seen, mu, level),
@@ -169,7 +169,7 @@ def _noise(seen: Seen, level: float) -> list[Gate]:
     by_round = np.square(noise).mean(axis=(0, 3))
     low, high = _variance_limits(n_studies * N_FEATURES, level / by_round.size)
     odd = max(by_round.ravel().tolist(), key=lambda variance: max(variance / high, low / (variance or low)))
-    distance = _distance(noise.ravel())
+    distance = ks_1samp(noise.ravel(), ndtr, method="asymp").statistic
     lags = [_correlation(noise[:, i, :-1], noise[:, i, 1:]) for i in range(len(ROLES))]
     lag = max(lags, key=abs)
     lag_reach = _sigmas(level / len(ROLES)) / np.sqrt(n_studies * (N_ROUNDS - 1) * N_FEATURES)
@@ -270,10 +270,3 @@ def _variance_limits(n: int, level: float) -> tuple[float, float]:
 
 def _correlation(one: Floats, other: Floats) -> float:
     return float(np.sum(one * other) / np.sqrt(np.sum(one * one) * np.sum(other * other)))
-
-
-def _distance(numbers: Floats) -> float:
-    """Kolmogorov–Smirnov distance from the standard normal distribution."""
-    below = ndtr(np.sort(numbers))
-    n = numbers.size
-    return float(max(np.max(np.arange(1, n + 1) / n - below), np.max(below - np.arange(n) / n)))

@@ -93,17 +93,17 @@ def gaps(results: Results) -> list[Gap]:
         best = where(lines, method="centralized", regularizer=values[0], reg_share=setting["reg_share"])
         optimum = at_end(best, "objective_global")
         runs = {int(seed): run for (seed,), run in split(group, "seed").items() if int(seed) in optimum}
-        if runs:
-            found = {
-                seed: measure(run, "augmented_objective") - setting["n_agents"] * optimum[seed]
-                for seed, run in runs.items()
-            }
-            first = next(iter(runs.values()))
-            rounds, values_ = measure(first, "round"), np.array(list(found.values()))
-            curve = Curve(rounds, values_.mean(axis=0), spread(values_, axis=0), len(runs))
-            slopes = {seed: slope(rounds, values) for seed, values in found.items()}
-            slopes = {seed: value for seed, value in slopes.items() if np.isfinite(value)}
-            out.append(Gap(str(values[0]), float(values[-1]), curve, measure(first, "bound"), slopes))
+        if not runs:
+            continue
+        found = {
+            seed: measure(run, "augmented_objective") - setting["n_agents"] * optimum[seed]
+            for seed, run in runs.items()
+        }
+        first, every = next(iter(runs.values())), np.array(list(found.values()))
+        rounds = measure(first, "round")
+        curve = Curve(rounds, every.mean(axis=0), spread(every, axis=0), len(runs))
+        slopes = {seed: value for seed, gap in found.items() if np.isfinite(value := slope(rounds, gap))}
+        out.append(Gap(str(values[0]), float(values[-1]), curve, measure(first, "bound"), slopes))
     return out
 
 

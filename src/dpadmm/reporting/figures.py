@@ -402,16 +402,9 @@ def roc_figure(
 ) -> Picture:
     """Errors of an attacker for every threshold, linear and logarithmic.
 
-    Parameters
-    ----------
-    scores : of world 0 and of world 1
-        Large ones speak for world 1.
-    mu, proven : float
-        μ that was promised, and the lower limit that the audit found.
-    threshold : float
-        Where the audit, beforehand, had decided to guess.
-    confidence : float
-        Of the limits of each rate.
+    ``scores`` are those of world 0 and of world 1, large ones speaking for world 1; ``mu`` was promised, and
+    ``proven`` is the lower limit that the audit found with the ``threshold`` that it fixed beforehand;
+    ``confidence`` is that of the limits of each rate.
     """
     cuts = np.quantile(np.concatenate(scores), np.linspace(0.0, 1.0, 401))
     rates, low, high = _rates(scores, cuts, confidence)
