@@ -19,18 +19,8 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Refusal
-from dpadmm.audit.game import (
-    N_FEATURES,
-    N_ROUNDS,
-    ROLES,
-    Listener,
-    Role,
-    gradient_sum,
-    grid_step,
-    make_study,
-    noise_multiplier,
-    noise_steps,
-)
+from dpadmm.audit import game
+from dpadmm.audit.game import N_FEATURES, N_ROUNDS, ROLES, Listener, Role, make_study, noise_multiplier
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
@@ -190,7 +180,7 @@ class _Site:
         self.role, self.folder, self.batch = role, folder, batch
         self.world = 0
         self.rows = tuple(role.rows(world) for world in (0, 1))
-        self.sums = tuple(gradient_sum(*rows) for rows in self.rows)
+        self.sums = tuple(game.gradient_sum(*rows) for rows in self.rows)
 
     def open(self, held: ExitStack) -> None:
         mu, delta = self.batch.mu, self.batch.delta
@@ -246,7 +236,7 @@ class _Member:
 
     def heard(self, mu: float) -> _Heard:
         """What the notes say, in σ."""
-        scale, steps = noise_steps(mu), grid_step()
+        scale, steps = game.noise_steps(mu), game.grid_step()
         points = [point for point, _ in self.asked]
         answers = np.array([noisy for _, noisy in self.asked]) * self.site.role.n_rows / steps
         means = [np.array([total(point) for point in points]) / steps for total in self.site.sums]

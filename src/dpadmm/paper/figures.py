@@ -14,36 +14,10 @@ from matplotlib.axes import Axes
 
 from dpadmm.experiments.results import Results
 from dpadmm.paper.measurements import THEOREMS, gaps, times
-from dpadmm.reporting import series
+from dpadmm.reporting import series, style
 from dpadmm.reporting.figures import comparison_picture
-from dpadmm.reporting.series import (
-    BUDGETS,
-    Curve,
-    about,
-    budget_column,
-    by_end,
-    by_round,
-    distinct,
-    done,
-    number_list,
-    spread_note,
-    where,
-)
-from dpadmm.reporting.style import (
-    Look,
-    Picture,
-    at_values,
-    draw,
-    dress,
-    floor,
-    kinds,
-    legend,
-    log_x,
-    log_y,
-    new_figure,
-    power,
-    steps,
-)
+from dpadmm.reporting.series import BUDGETS, about, by_round, distinct, done, number_list, spread_note, where
+from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, legend, new_figure, power, steps
 
 _SHOWN_BUDGETS = (0.05, 0.1)
 
@@ -53,7 +27,7 @@ def agents_figure(results: Results, name: str) -> Picture | None:
     lines = where(done(results), method="dp_admm")
     if not len(lines):
         return None
-    budget = budget_column(lines)
+    budget = series.budget_column(lines)
     budgets, agents = distinct(lines, budget)[:4], distinct(lines, "n_agents")
     columns = max(2, len(budgets))
     figure = new_figure(4.6 * columns, 6.8)
@@ -90,16 +64,16 @@ def agents_figure(results: Results, name: str) -> Picture | None:
 
 
 def _against_agents(axes: Axes, lines: Results, results: Results, stem: str) -> None:
-    budget = budget_column(lines)
+    budget = series.budget_column(lines)
     budgets = distinct(lines, budget)
     for value, look in zip(budgets, kinds([f"{value:g}" for value in budgets]).values(), strict=True):
         group = where(lines, **{budget: value})
         for model in ("global", "local"):
             if series.has(group, f"{stem}_{model}"):
-                curve = by_end(group, f"{stem}_{model}", "n_agents")
+                curve = series.by_end(group, f"{stem}_{model}", "n_agents")
                 draw(axes, curve, look, label=f"ε = {value:g}, {model}", hollow=model == "local")
     floor(axes, series.optimum(results, f"{stem}_global"))
-    at_values(axes, distinct(lines, "n_agents"))
+    style.at_values(axes, distinct(lines, "n_agents"))
     axes.legend(frameon=False, fontsize=8.5, handlelength=3.0)
 
 
@@ -112,7 +86,7 @@ def objective_figure(results: Results, name: str) -> Picture | None:
     lines = where(done(results), method="dp_admm")
     if not len(lines):
         return None
-    budget = budget_column(lines)
+    budget = series.budget_column(lines)
     budgets, deltas = distinct(lines, budget), sorted(distinct(lines, "delta"), reverse=True)
     agents = distinct(lines, "n_agents")
     columns = min(2, len(deltas))
@@ -126,7 +100,7 @@ def objective_figure(results: Results, name: str) -> Picture | None:
             if len(group):
                 draw(axes, by_round(group, "augmented_objective"), look, label=f"{BUDGETS[budget]} {value:g}")
         floor(axes, best, "optimum, n·F*")
-        log_y(axes)
+        style.log_y(axes)
         x = "round" if i + columns >= len(deltas) else ""
         y = "augmented objective" if i % columns == 0 else ""
         dress(axes, title=f"({'abcdefgh'[i % 8]}) δ = {power(delta)}", x=x, y=y)
@@ -150,7 +124,7 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture | None
     private = where(lines, method="dp_admm")
     if not len(private):
         return None
-    budget = budget_column(private)
+    budget = series.budget_column(private)
     delta = _widest(private, "delta", budget, prefer=1e-3)
     value = _widest(private, budget, "delta", prefer=0.1)
     optima = series.METHODS["centralized"]
@@ -213,10 +187,10 @@ def _against(
     for label, group in groups.items():
         if len(private.get(label, group)):
             noisy = label in private
-            curve = by_end(private[label], error, x) if noisy else series.flat(group, error, points)
+            curve = series.by_end(private[label], error, x) if noisy else series.flat(group, error, points)
             draw(axes, curve, looks[label], label=label)
     if points:
-        at_values(axes, sorted(points))
+        style.at_values(axes, sorted(points))
 
 
 def _widest(lines: Results, column: str, other: str, *, prefer: float) -> float:
@@ -238,7 +212,7 @@ def _fit(axes: Axes) -> None:
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
     if drawn.size and drawn.max() > 3.0 * drawn.min():
-        log_y(axes)
+        style.log_y(axes)
 
 
 def times_figure(results: Results, name: str) -> Picture | None:
@@ -267,7 +241,7 @@ def times_figure(results: Results, name: str) -> Picture | None:
             axes.plot(*zip(*paper, strict=True), look.marker, markerfacecolor="white", markersize=6,
                       markeredgecolor=look.color, label=f"paper, ε = {value:g}")  # fmt: skip
     axes.axvline(1.0, color="black", linewidth=0.8)
-    log_x(axes)
+    style.log_x(axes)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     dress(axes, x="time of a run, as a multiple of DP-ADMM's at the same ε (logarithmic)")
@@ -287,18 +261,20 @@ def bounds_figure(results: Results, name: str) -> Picture | None:
         return None
     regularizers = list(dict.fromkeys(gap.regularizer for gap in found))
     figure = new_figure(4.6 * max(1, len(regularizers)), 3.9)
-    budget = BUDGETS[budget_column(where(done(results), method="dp_admm"))]
+    budget = BUDGETS[series.budget_column(where(done(results), method="dp_admm"))]
     looks = kinds([f"{value:g}" for value in sorted({gap.budget for gap in found})])
     panels = figure.subplots(1, len(regularizers), sharey=True, squeeze=False).ravel()
     for axes, regularizer in zip(panels, regularizers, strict=True):
         for gap in (each for each in found if each.regularizer == regularizer):
             look, positive, curve = looks[f"{gap.budget:g}"], gap.measured.mean > 0, gap.measured
-            measured = Curve(curve.x[positive], curve.mean[positive], curve.std[positive], curve.n_seeds)
-            bound = Curve(curve.x, gap.bound, np.zeros_like(gap.bound), 1)
+            measured = series.Curve(
+                curve.x[positive], curve.mean[positive], curve.std[positive], curve.n_seeds
+            )
+            bound = series.Curve(curve.x, gap.bound, np.zeros_like(gap.bound), 1)
             draw(axes, measured, look, label=f"measured, {budget} {gap.budget:g}", band=False)
             draw(axes, bound, look, label=f"bound, {budget} {gap.budget:g}", hollow=True)
-        log_x(axes)
-        log_y(axes)
+        style.log_x(axes)
+        style.log_y(axes)
         dress(axes, title=THEOREMS.get(regularizer, regularizer), x="round t",
               y="augmented objective − n·F*" if axes is panels[0] else "")  # fmt: skip
     legend(figure, panels[0], columns=4 if len(regularizers) > 1 else 2)
@@ -331,10 +307,10 @@ def epsilon_figure(results: Results, name: str) -> Picture | None:
     dress(left, title=f"(a) spent so far, δ = {power(delta)}", x="round", y="total ε")
     for one, look in zip(ends, steps(len(ends)), strict=True):
         for column, words, hollow in _TOTALS:
-            curve = by_end(where(lines, delta=one), f"total_{column}", "round_epsilon")
+            curve = series.by_end(where(lines, delta=one), f"total_{column}", "round_epsilon")
             draw(right, curve, look, label=f"{words}, δ = {power(one)}", hollow=hollow, band=False)
-    at_values(right, distinct(lines, "round_epsilon"))
-    log_y(right)
+    style.at_values(right, distinct(lines, "round_epsilon"))
+    style.log_y(right)
     dress(right, title="(b) after the last round", x="ε per round", y="total ε")
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, handlelength=3.0)
@@ -354,14 +330,14 @@ def _by_round(axes: Axes, lines: Results, budgets: list[float]) -> None:
         for column, words, hollow in _TOTALS:
             x, y = (np.array(run.column(each), dtype=float) for each in ("round", f"spent_{column}"))
             seen = np.isfinite(y)
-            curve = Curve(x[seen], y[seen], np.zeros(int(seen.sum())), 1)
+            curve = series.Curve(x[seen], y[seen], np.zeros(int(seen.sum())), 1)
             draw(axes, curve, look, label=f"{words}, {value:g} per round", hollow=hollow)
 
 
 def _largest_budget(results: Results) -> tuple[Results, str, float]:
     """DP-ADMM's lines at its largest budget, that budget's column, and its value."""
     lines = where(done(results), method="dp_admm")
-    budget = budget_column(lines)
+    budget = series.budget_column(lines)
     value = max(distinct(lines, budget), default=np.nan)
     return where(lines, **{budget: value}), budget, value
 
@@ -378,10 +354,10 @@ def choices_figure(results: Results, name: str) -> Picture | None:
         panels, "ab", (series.error_column(lines), "train_loss_global"), strict=True
     ):
         for share, look in zip(shares, steps(len(shares)), strict=True):
-            curve = by_end(where(lines, reg_share=share), column, "weight_radius")
+            curve = series.by_end(where(lines, reg_share=share), column, "weight_radius")
             draw(axes, curve, look, label=f"λ/n = {power(share)}")
         floor(axes, series.optimum(where(results, reg_share=shares[0]), column), "non-private optimum")
-        at_values(axes, radii)
+        style.at_values(axes, radii)
         kind = column.split("_")[1]
         dress(axes, title=f"({letter}) {'training ' if kind == 'loss' else ''}{kind} at the end",
               x="c_w, guessed norm of the best weights", y=f"{kind}, global model",
@@ -438,9 +414,9 @@ def lambda_figure(results: Results, name: str) -> Picture | None:
     looks = kinds(distinct(lines, "regularizer"))
     for axes, letter, column in zip(panels, "ab", ("test_loss_global", "test_error_global"), strict=True):
         for regularizer, look in looks.items():
-            curve = by_end(where(lines, regularizer=regularizer), column, "reg_share")
+            curve = series.by_end(where(lines, regularizer=regularizer), column, "reg_share")
             draw(axes, curve, look, label=regularizer.upper())
-        at_values(axes, shares)
+        style.at_values(axes, shares)
         kind = column.split("_")[1]
         dress(axes, title=f"({letter}) {kind} on held-out rows", x="λ/n", y=kind, percent=kind == "error")
     legend(figure, panels[0])

@@ -18,22 +18,9 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.files import atomic_file
 from dpadmm.experiments.results import Results
 from dpadmm.model.explain import NOISE, Coefficient, Explanation
-from dpadmm.reporting import series
+from dpadmm.reporting import series, style
 from dpadmm.reporting.series import BUDGETS, METHODS, Curve, distinct, done, where
-from dpadmm.reporting.style import (
-    Look,
-    Picture,
-    at_values,
-    draw,
-    dress,
-    floor,
-    kinds,
-    legend,
-    log_x,
-    log_y,
-    new_figure,
-    steps,
-)
+from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, legend, new_figure, steps
 from dpadmm.training.metrics import Trace, spread
 
 if TYPE_CHECKING:
@@ -141,7 +128,7 @@ def comparison_figure(results: Results) -> Figure:
             dress(axes, title=title, x=x, y=y if axes is grid[i][0] else "", percent=rate)
         if not rate and _far_apart(lines, column):
             for axes in grid[i]:
-                log_y(axes)
+                style.log_y(axes)
     legend(figure, grid[0][0], columns=max(3, 3 * len(panels)))
     return figure
 
@@ -189,7 +176,7 @@ def _lines(axes: Axes, groups: dict[str, Results], column: str, x: str) -> None:
             curve = series.by_end(group, column, x) if several else series.flat(group, column, points)
             draw(axes, curve, looks[label], label=label)
     if points and points[0] > 0:
-        at_values(axes, points)
+        style.at_values(axes, points)
 
 
 def _side_by_side(axes: Axes, groups: dict[str, Results], column: str) -> None:
@@ -382,7 +369,7 @@ def _outlook(axes: Axes, outlook: Outlook, grid: Grid, verdict: Verdict) -> None
     dashes = (0, (5, 3))
     axes.axhline(outlook.baseline, color="#888888", linestyle=dashes, linewidth=1.3, label="without learning")
     axes.axhline(verdict.goal, color="#b5432a", linewidth=1.0, alpha=0.8, label="goal")
-    at_values(axes, list(grid.epsilons))
+    style.at_values(axes, list(grid.epsilons))
 
 
 # --- dpadmm audit: how well an attacker told two worlds apart, beside what was promised -------------------
@@ -436,8 +423,8 @@ def roc_figure(
     dress(left, title="(a) all thresholds", x=ALPHA, y=BETA, percent=True)
     least = max(1e-4, 3.0 / min(len(each) for each in scores))
     right.set(xlim=(least, 1.0), ylim=(least, 1.0))
-    log_x(right)
-    log_y(right)
+    style.log_x(right)
+    style.log_y(right)
     for scale in (right.xaxis, right.yaxis):
         scale.set_major_formatter(FuncFormatter(lambda value, _: f"{100.0 * value:g}%"))
     dress(right, title="(b) the same, logarithmic", x=ALPHA, y=BETA)
