@@ -6,6 +6,7 @@ Figures 1 to 7 come first; then times, bounds, exact ε, and what the paper's ch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,11 +23,10 @@ from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, leg
 _SHOWN_BUDGETS = (0.05, 0.1)
 
 
-def agents_figure(results: Results, name: str) -> Picture | None:
+def agents_figure(results: Results, name: str) -> Picture:
     """Figures 1 and 4: training loss by round for each n; below, loss and error at the end against n."""
     lines = where(done(results), method="dp_admm")
-    if not len(lines):
-        return None
+    series.need(lines)
     budget = series.budget_column(lines)
     budgets, agents = distinct(lines, budget)[:4], distinct(lines, "n_agents")
     columns = max(2, len(budgets))
@@ -81,11 +81,10 @@ def _regularizers(results: Results) -> str:
     return ", ".join(value.upper() for value in distinct(results, "regularizer"))
 
 
-def objective_figure(results: Results, name: str) -> Picture | None:
+def objective_figure(results: Results, name: str) -> Picture:
     """Figures 2 and 6: the augmented objective by round, one panel per δ, one line per ε."""
     lines = where(done(results), method="dp_admm")
-    if not len(lines):
-        return None
+    series.need(lines)
     budget = series.budget_column(lines)
     budgets, deltas = distinct(lines, budget), sorted(distinct(lines, "delta"), reverse=True)
     agents = distinct(lines, "n_agents")
@@ -118,12 +117,11 @@ def objective_figure(results: Results, name: str) -> Picture | None:
     return Picture(name, f"Convergence for every ε and δ ({_regularizers(lines)})", caption, figure)
 
 
-def methods_figure(results: Results, name: str, *, model: str) -> Picture | None:
+def methods_figure(results: Results, name: str, *, model: str) -> Picture:
     """Figures 3 and 7: loss by round at two ε, error against ε and δ; ``model`` is "local" or "global"."""
     lines = done(results)
     private = where(lines, method="dp_admm")
-    if not len(private):
-        return None
+    series.need(private)
     budget = series.budget_column(private)
     delta = _widest(private, "delta", budget, prefer=1e-3)
     value = _widest(private, budget, "delta", prefer=0.1)
@@ -215,11 +213,10 @@ def _fit(axes: Axes) -> None:
         style.log_y(axes)
 
 
-def times_figure(results: Results, name: str) -> Picture | None:
+def times_figure(results: Results, name: str) -> Picture:
     """Table III as a picture: how many times longer than DP-ADMM each method takes, here and in the paper."""
     rows = [row for row in times(results) if np.isfinite(row.ratio)]
-    if not rows:
-        return None
+    series.need(rows)
     labels = list(dict.fromkeys(row.method for row in rows))
     budgets = sorted({row.budget for row in rows})
     figure = new_figure(9.2, 1.3 + 0.62 * len(labels))
@@ -254,11 +251,10 @@ def times_figure(results: Results, name: str) -> Picture | None:
     return Picture(name, "Time of a run beside DP-ADMM's", caption, figure)
 
 
-def bounds_figure(results: Results, name: str) -> Picture | None:
+def bounds_figure(results: Results, name: str) -> Picture:
     """One panel per theorem, measured gap and bound for every ε; both scales logarithmic."""
     found = gaps(results)
-    if not found:
-        return None
+    series.need(found)
     regularizers = list(dict.fromkeys(gap.regularizer for gap in found))
     figure = new_figure(4.6 * max(1, len(regularizers)), 3.9)
     budget = BUDGETS[series.budget_column(where(done(results), method="dp_admm"))]
@@ -292,11 +288,10 @@ def bounds_figure(results: Results, name: str) -> Picture | None:
 _TOTALS = (("epsilon", "exact ε", False), ("paper_epsilon", "paper's ε̄", True))
 
 
-def epsilon_figure(results: Results, name: str) -> Picture | None:
+def epsilon_figure(results: Results, name: str) -> Picture:
     """Total ε by round, and after the last round by the ε of a round."""
     lines = where(done(results), method="dp_admm")
-    if not series.has(lines, "total_paper_epsilon") or not distinct(lines, "round_epsilon"):
-        return None
+    series.need(series.has(lines, "total_paper_epsilon"), distinct(lines, "round_epsilon"))
     figure = new_figure(9.2, 4.1)
     left, right = figure.subplots(1, 2)
     deltas = distinct(lines, "delta")
@@ -342,12 +337,11 @@ def _largest_budget(results: Results) -> tuple[Results, str, float]:
     return where(lines, **{budget: value}), budget, value
 
 
-def choices_figure(results: Results, name: str) -> Picture | None:
+def choices_figure(results: Results, name: str) -> Picture:
     """Error and loss of the global model against c_w, one line per λ/n."""
     lines, budget, value = _largest_budget(results)
     radii, shares = distinct(lines, "weight_radius"), distinct(lines, "reg_share")
-    if len(radii) < 2 and len(shares) < 2:
-        return None
+    series.need(len(radii) > 1 or len(shares) > 1)
     figure = new_figure(9.2, 4.0)
     panels = figure.subplots(1, 2)
     for axes, letter, column in zip(
@@ -371,10 +365,9 @@ def choices_figure(results: Results, name: str) -> Picture | None:
     return Picture(name, "Constants chosen on private rows", caption, figure)
 
 
-def schedule_figure(results: Results, name: str) -> Picture | None:
+def schedule_figure(results: Results, name: str) -> Picture:
     """Training loss by round: the theorem's step sizes and noise beside constant ones."""
-    if not len(where(done(results), method="dp_admm", schedule="constant")):
-        return None
+    series.need(where(done(results), method="dp_admm", schedule="constant"))
     lines, budget, value = _largest_budget(results)
     regularizers = distinct(lines, "regularizer")
     figure = new_figure(9.2, 0.6 + 3.2 * len(regularizers))
@@ -403,12 +396,11 @@ def schedule_figure(results: Results, name: str) -> Picture | None:
     return Picture(name, "Time-varying and constant steps and noise", caption, figure)
 
 
-def lambda_figure(results: Results, name: str) -> Picture | None:
+def lambda_figure(results: Results, name: str) -> Picture:
     """Loss and error on held-out rows of the non-private optimum against λ/n."""
     lines = where(done(results), method="centralized")
     shares = distinct(lines, "reg_share")
-    if len(shares) < 2 or not series.has(lines, "test_error_global"):
-        return None
+    series.need(len(shares) > 1, series.has(lines, "test_error_global"))
     figure = new_figure(9.2, 3.8)
     panels = figure.subplots(1, 2)
     looks = kinds(distinct(lines, "regularizer"))
@@ -428,7 +420,7 @@ def lambda_figure(results: Results, name: str) -> Picture | None:
     return Picture(name, "Cross-validation of λ/n", caption, figure)
 
 
-_MAKERS: dict[str, list[Callable[[Results, str], Picture | None]]] = {
+_MAKERS: dict[str, list[Callable[[Results, str], Picture]]] = {
     "fig1": [agents_figure],
     "fig2": [objective_figure],
     "fig3": [partial(methods_figure, model="local"), partial(methods_figure, model="global")],
@@ -448,11 +440,15 @@ PAPER = tuple(_MAKERS)
 def pictures(results: Results) -> list[Picture]:
     """The figures of all experiments in the results."""
     begun = series.begun(results)
-    found = [
-        picture
+    wanted = [
+        (maker, series.with_optimum(results, experiment), experiment)
         for experiment in sorted(begun, key=lambda name: name not in PAPER)
         for maker in _MAKERS.get(experiment, [comparison_picture])
-        if (picture := maker(series.with_optimum(results, experiment), experiment)) is not None
     ]
-    epsilon = epsilon_figure(results, "epsilon") if set(PAPER) & set(begun) else None
-    return found + ([epsilon] if epsilon else [])
+    if set(PAPER) & set(begun):
+        wanted.append((epsilon_figure, results, "epsilon"))
+    found = []
+    for maker, lines, name in wanted:
+        with suppress(series.NoRuns):
+            found.append(maker(lines, name))
+    return found

@@ -17,7 +17,7 @@ from dpadmm.optim.losses import LOSSES
 from dpadmm.paper.measurements import gaps, rounds_to_settle, times
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.reporting import series
-from dpadmm.reporting.series import at_end, budget_column, distinct, done, mean_std, measure, split, where
+from dpadmm.reporting.series import at_end, budget_column, distinct, mean_std, measure, need, split, where
 from dpadmm.reporting.style import power
 
 CLEAR = (
@@ -210,23 +210,14 @@ POINT = 0.01
 """One percentage point of error."""
 
 
-class NoRuns(Exception):
-    """The results have no runs for a claim."""
-
-
 def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings | None:
     """What the rule of this name finds; None if the results have no runs for it."""
     found = Findings()
     try:
         globals()[rule](found, results, **arguments)
-    except NoRuns:
+    except series.NoRuns:
         return None
     return found
-
-
-def _need(*runs: object) -> None:
-    if not all(runs):
-        raise NoRuns
 
 
 def lines_of(results: Results, experiment: str, who: str) -> Results:
@@ -234,14 +225,14 @@ def lines_of(results: Results, experiment: str, who: str) -> Results:
 
     "DPSGD" has the paper's learning rate, "tuned DPSGD" any other.
     """
-    _need(experiment in series.begun(results))
+    need(experiment in series.begun(results))
     name = who.removeprefix("tuned ")
     method = next(method for method, words in series.METHODS.items() if words == name)
-    lines = where(done(results.select(experiment)), method=method)
+    lines = where(series.done(results.select(experiment)), method=method)
     if method == "dp_sgd" and experiment in ("fig3", "fig7"):
         paper = measure(lines, "learning_rate") == PAPER_RATE
         lines = series.keep(lines, ~paper if who != name else paper)
-    _need(lines)
+    need(lines)
     return lines
 
 
@@ -255,9 +246,9 @@ def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str
     """The lines of those methods that were run."""
     found = {}
     for name in names:
-        with suppress(NoRuns):
+        with suppress(series.NoRuns):
             found[name] = lines_of(results, experiment, name)
-    _need(found)
+    need(found)
     return found
 
 
@@ -288,7 +279,7 @@ def trend(
         for value in (values[0], values[-1]) if len(values) > 1 else ():
             numbers = shown(groups[value], "augmented_objective") if objective else both_models(groups[value])
             found.note(f"{axis} = {power(value)} ({other} = {power(at)}): {numbers}.")
-    _need(asked)
+    need(asked)
 
 
 def worse_than(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
@@ -323,7 +314,7 @@ def suffers_more(
     everybody = _rivals(results, experiment, (*who, *than))
     groups = {name: ends for name, lines in everybody.items() if len(ends := _widest(lines)) > 1}
     ours, theirs = ([name for name in names if name in groups] for names in (who, than))
-    _need(ours, theirs)
+    need(ours, theirs)
     for one, other in product(ours, theirs):
         for kind, column, word in MEASURES:
             mine, beside = (_rise(groups[name], column) for name in (one, other))
@@ -405,14 +396,14 @@ def refused(found: Findings, results: Results) -> None:
             no = where(lines, status="refused")
             reason = no.column("reason")[0] if len(no) else "it ran"
             found.add(len(no) == len(lines), f"{series.METHODS[method]}: {reason}")
-    _need(found.outcomes)
+    need(found.outcomes)
 
 
 def takes_less_time(found: Findings, results: Results) -> None:
     """Whether ADMM, PVP and DVP take much longer than DP-ADMM."""
     rows = times(results.select("table3")) if "table3" in series.begun(results) else []
     others = [row for row in rows if row.name in ("admm", "admm_pvp", "admm_dvp") and np.isfinite(row.ratio)]
-    _need(others)
+    need(others)
     ratios = [row.ratio for row in others]
     in_part = Verdict.IN_PART if max(ratios) > 1.0 else Verdict.FAILS
     found.decided = Verdict.HOLDS if min(ratios) >= MUCH_LESS else in_part
@@ -432,7 +423,7 @@ def totals_agree(found: Findings, results: Results, *, exact: bool) -> None:
 
     Both for DP-ADMM after 100 rounds at δ = 10⁻³.
     """
-    lines = where(done(results), method="dp_admm", delta=1e-3, n_rounds=100, calibration="paper")
+    lines = where(series.done(results), method="dp_admm", delta=1e-3, n_rounds=100, calibration="paper")
     lines = series.keep(lines, np.isfinite(measure(lines, "total_paper_epsilon")))
     for value, paper in PAPER_TOTALS.items():
         group = where(lines, round_epsilon=value)
@@ -444,14 +435,14 @@ def totals_agree(found: Findings, results: Results, *, exact: bool) -> None:
             words = f"exact total ε = {true:.4f}, paper's ε̄ = {ours:.4f}, {ours / true:.2f} times as much"
         agrees = true >= 0.99 * ours if exact else abs(ours - paper) <= 5.1e-5
         found.add(agrees, f"ε = {value:g} per round: {words}.")
-    _need(found.outcomes)
+    need(found.outcomes)
 
 
 def round_is_private(found: Findings, results: Results) -> None:
     """Theorem 1: whether one round of the paper's noise has an exact ε of at most the ε per round at δ."""
-    lines = where(done(results), method="dp_admm", calibration="paper")
+    lines = where(series.done(results), method="dp_admm", calibration="paper")
     lines = series.keep(lines, np.isfinite(measure(lines, "round_epsilon") * measure(lines, "z"))).last()
-    _need(lines)
+    need(lines)
     found.unmet = _noise_premises(lines)
     for (value, delta), group in split(lines, "round_epsilon", "delta").items():
         exact = exact_epsilon(1.0 / float(measure(group, "z").min()), float(delta))
@@ -471,10 +462,10 @@ def _noise_premises(lines: Results) -> list[str]:
 
 def below_bound(found: Findings, results: Results, regularizer: str) -> None:
     """Theorems 2 and 3: whether the mean gap is below the bound at every measured round and ε."""
-    _need("bounds" in series.begun(results))
-    here = where(done(series.with_optimum(results, "bounds")), regularizer=regularizer)
+    need("bounds" in series.begun(results))
+    here = where(series.done(series.with_optimum(results, "bounds")), regularizer=regularizer)
     private, best = where(here, method="dp_admm"), where(here, method="centralized")
-    _need(private)
+    need(private)
     found.unmet = _premises(private, best, smooth=regularizer == "l2")
     for gap in gaps(here):
         found.add(
@@ -509,9 +500,9 @@ def _premises(private: Results, best: Results, *, smooth: bool) -> list[str]:
 
 def has_rate(found: Findings, results: Results, regularizer: str) -> None:
     """Whether the gap falls at least as fast as 1/√t, by its slope on two logarithmic scales."""
-    _need("bounds" in series.begun(results))
+    need("bounds" in series.begun(results))
     runs = [gap for gap in gaps(series.with_optimum(results, "bounds")) if gap.regularizer == regularizer]
-    _need(runs)
+    need(runs)
     for gap in runs:
         limit = dict.fromkeys(gap.slopes, RATE + RATE_MARGIN)
         found.compare(limit, gap.slopes, f"ε {gap.budget:g}")
@@ -529,7 +520,7 @@ def has_rate(found: Findings, results: Results, regularizer: str) -> None:
 def data_matches(found: Findings, results: Results) -> None:
     """Whether the data set has the paper's shape."""
     data = results.meta.get("data", {})
-    _need(data.get("name") == "adult")
+    need(data.get("name") == "adult")
     rows, features = data.get("rows"), data.get("features")
     found.add((rows, features) == PAPER_SHAPE, f"adult: {rows} rows, {features} features.")
 
@@ -537,7 +528,7 @@ def data_matches(found: Findings, results: Results) -> None:
 def models_agree(found: Findings, results: Results, experiment: str) -> None:
     """Whether the test errors of DP-ADMM's local and global models do not differ clearly."""
     lines = lines_of(results, experiment, "DP-ADMM")
-    _need(series.has(lines, "test_error_local"))
+    need(series.has(lines, "test_error_local"))
     for value, delta, group in _each_budget(lines):
         one = paired(at_end(group, "test_error_local"), at_end(group, "test_error_global"))
         if one is not None:
@@ -550,8 +541,8 @@ def models_agree(found: Findings, results: Results, experiment: str) -> None:
 
 def radius_is_norm(found: Findings, results: Results, regularizer: str) -> None:
     """Whether the norm of the non-private optimum is within 10% of the paper's c_w."""
-    lines = where(done(results), method="centralized", regularizer=regularizer, reg_share=PAPER_SHARE)
-    _need(lines)
+    lines = where(series.done(results), method="centralized", regularizer=regularizer, reg_share=PAPER_SHARE)
+    need(lines)
     paper, mean = PAPER_RADIUS[regularizer], mean_std(at_end(lines, "weight_norm_global"))[0]
     norm = shown(lines, "weight_norm_global")
     found.add(abs(mean / paper - 1.0) <= 0.1, f"Norm of the optimum {norm}, c_w = {paper:g}.")
@@ -566,7 +557,7 @@ def constant_is_harmless(found: Findings, results: Results, column: str, name: s
     lines = where(series.keep(lines, np.isfinite(measure(lines, "round_epsilon"))), **{other: paper[other]})
     base = where(lines, **{column: paper[column]})
     values = distinct(lines, column)
-    _need(base, len(values) > 1)
+    need(base, len(values) > 1)
     error = mean_std(at_end(base, "test_error_global"))[0]
     for value in values:
         group = where(lines, **{column: value})
@@ -579,7 +570,7 @@ def constant_is_harmless(found: Findings, results: Results, column: str, name: s
 def schedule_helps(found: Findings, results: Results, regularizer: str) -> None:
     """Whether every constant step gives a higher loss and error than the theorem's schedule."""
     lines = where(lines_of(results, "schedule", "DP-ADMM"), regularizer=regularizer)
-    _need(len(distinct(lines, "schedule")) > 1)
+    need(len(distinct(lines, "schedule")) > 1)
     for value, _, group in _each_budget(lines):
         ours, constants = where(group, schedule="theorem"), where(group, schedule="constant")
         found.note(f"ε = {value:g}, theorem's schedule: {both_models(ours)}.")
@@ -591,7 +582,7 @@ def schedule_helps(found: Findings, results: Results, regularizer: str) -> None:
 def share_is_best(found: Findings, results: Results) -> None:
     """Whether no λ/n has a clearly lower loss or error on held-out rows than the paper's."""
     lines = lines_of(results, "lambda", "optimum")
-    _need(series.has(lines, "test_loss_global"))
+    need(series.has(lines, "test_loss_global"))
     asked = False
     for (regularizer,), group in split(lines, "regularizer").items():
         shares = {share: part for (share,), part in split(group, "reg_share").items()}
@@ -609,14 +600,14 @@ def share_is_best(found: Findings, results: Results) -> None:
                 f"{regularizer.upper()}, held-out {column.split('_')[1]}: lowest at λ/n = {power(best)}, "
                 f"{lowest}; {paper} at {power(PAPER_SHARE)}."
             )
-    _need(asked)
+    need(asked)
 
 
 def beats_lone_agents(found: Findings, results: Results) -> None:
     """Whether agents that perturb their own solution once are worse than DP-ADMM at the same total ε."""
     ours = lines_of(results, "choices", "DP-ADMM")
     others = _rivals(results, "choices", ("output perturbation", "objective perturbation"))
-    _need(distinct(ours, "epsilon"))
+    need(distinct(ours, "epsilon"))
     for name, lines in others.items():
         for (value, share), group in split(lines, "epsilon", "reg_share").items():
             label = f"{name}, λ/n {power(share)}"
@@ -629,10 +620,10 @@ def beats_lone_agents(found: Findings, results: Results) -> None:
 def beats_sampled(found: Findings, results: Results) -> None:
     """Whether DPSGD on samples of the rows is worse than DP-ADMM at the same total ε."""
     theirs, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
-    _need(distinct(theirs, "epsilon"))
+    need(distinct(theirs, "epsilon"))
     total = max(distinct(theirs, "epsilon"))
     same = series.keep(ours, np.isclose(measure(ours, "total_epsilon"), total, rtol=1e-3))
     same = where(same, **{name: distinct(theirs, name)[0] for name in ("reg_share", "weight_radius")})
-    _need(same)
+    need(same)
     found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
     found.note(f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}.")

@@ -133,11 +133,10 @@ def comparison_figure(results: Results) -> Figure:
     return figure
 
 
-def comparison_picture(results: Results, name: str) -> Picture | None:
-    """The figure with its caption; None where every run was refused."""
+def comparison_picture(results: Results, name: str) -> Picture:
+    """The figure with its caption; raises ``NoRuns`` where every run was refused."""
     lines = done(results)
-    if not len(lines):
-        return None
+    series.need(lines)
     figure = comparison_figure(results)
     names = [label for label in series.variants(lines) if label != METHODS["centralized"]]
     deltas = ", ".join(f"{value:g}" for value in distinct(lines, "delta"))

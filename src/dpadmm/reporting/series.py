@@ -22,6 +22,16 @@ BUDGETS = {"round_epsilon": "ε per round", "epsilon": "total ε", "noise_multip
 _NOT_A_VARIANT = {"method", "seed", "n_agents", "delta", "test_rows", "metrics_every", *BUDGETS}
 
 
+class NoRuns(Exception):
+    """The results have no runs for a figure or a claim."""
+
+
+def need(*runs: object) -> None:
+    """Raise ``NoRuns`` unless all of them are there."""
+    if not all(runs):
+        raise NoRuns
+
+
 @dataclass(frozen=True)
 class Curve:
     """Mean and standard deviation over the seeds, by ``x``."""
