@@ -144,7 +144,8 @@ def run_audit(
         for first in range(0, plan.trials, PER_LEDGER)
     ]
     parts: dict[int, Seen] = {}
-    for batch, part in (_in_processes if plan.workers > 1 else _here)(batches, plan.workers, stop):
+    played = _in_processes(batches, plan.workers, stop) if plan.workers > 1 else _here(batches, stop)
+    for batch, part in played:
         parts[batch.first] = part
         watch(sum(len(each.worlds) + len(each.refusals) for each in parts.values()))
     if not parts:
@@ -156,7 +157,7 @@ def run_audit(
     return Audit(plan, seen, bound, tuple(gates), time.perf_counter() - start)
 
 
-def _here(batches: list[Batch], _: int, stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:
+def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:
     for batch in batches:
         if stop():
             return
