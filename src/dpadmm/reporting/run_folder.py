@@ -30,8 +30,6 @@ from dpadmm.privacy.statement import canonical, of_report
 from dpadmm.runs.simulation import Result
 from dpadmm.training.metrics import spread
 
-Table = Mapping[str, Any]
-
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> Path:
     """Refuse, before anything is computed, a folder that cannot take a run."""
@@ -48,9 +46,13 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> Path:
 
 
 def write_run(
-    folder: Path, runs: Mapping[str, Result], *, how: Table, extra: Table | None = None,
+    folder: Path,
+    runs: Mapping[str, Result],
+    *,
+    how: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
     new: Iterable[str] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write everything of some named runs; files are replaced one by one, each whole.
 
     ``how`` are the settings to repeat it, ``extra`` goes into the summary as it is, and ``new`` names the
@@ -103,7 +105,9 @@ def measures(runs: Iterable[Result]) -> dict[str, Any]:
     }
 
 
-def summary(runs: Mapping[str, Result], how: Table, extra: Table | None = None) -> dict[str, Any]:
+def summary(
+    runs: Mapping[str, Result], how: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Plain values for JSON: what was run, what it reached, what it cost; None for what is not finite."""
     return {
         "version": dpadmm.__version__,
