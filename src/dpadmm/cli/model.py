@@ -273,9 +273,6 @@ def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list
 
 
 def _draw_coefficients(found: Explanation, folder: Path, top: int, model_file: Path) -> None:
-    from dpadmm.reporting.figures import (
-        coefficient_figure,  # matplotlib takes its time
-        save_figure,
-    )
+    from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
     save_figure(coefficient_figure(found, top=top, title=model_file.name), folder / FIGURE)

@@ -206,10 +206,7 @@ def _run(
 
 
 def _write(made: Plan, folder: Path) -> list[Path]:
-    from dpadmm.reporting.figures import (
-        forecast_figure,
-        save_figure,  # matplotlib takes its time
-    )
+    from dpadmm.reporting.figures import forecast_figure, save_figure  # matplotlib takes its time
 
     title = f"{made.study.name}, {made.agents_in_words}"
     picture = forecast_figure(
