@@ -26,8 +26,7 @@ from dpadmm.audit.game import (
     noise_multiplier,
     noise_steps,
 )  # fmt: skip
-from dpadmm.audit.gates import Gate, judge
-from dpadmm.audit.lower_bound import chance_of_mu, error_limit, lower_bound
+from dpadmm.audit.gates import Gate, chance_of_mu, error_limit, judge, lower_bound
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, play, world_of
 from dpadmm.optim import kernels
 from dpadmm.optim.problem import PublicSizes, make_rows

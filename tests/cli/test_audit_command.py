@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from audit.mutants import factor_2_missing
-from dpadmm.reporting.roc import roc_figure
+from dpadmm.reporting.figures import roc_figure
 
 SHORT = ("--trials", 40, "--workers", 1)
 RARE = 1e-9

@@ -9,7 +9,7 @@ import pytest
 from guards import ROUNDS, STUDY, Z, consensus, guarded, study
 
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement_file import read_statement
+from dpadmm.privacy.statement import read_statement
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 
 A, B = "a1" * 32, "b2" * 32

@@ -24,7 +24,7 @@ from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 from conftest import Answer, Cli
 from dpadmm.data.schema import Number
 from dpadmm.model.file import load_model
-from dpadmm.privacy.statement_file import read_statement
+from dpadmm.privacy.statement import read_statement
 from dpadmm.study.study import read_study
 
 N_ROWS = 900

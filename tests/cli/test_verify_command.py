@@ -9,8 +9,7 @@ import pytest
 from guards import POLICY, STUDY, Z, consensus, guarded, study
 
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement import AgentGroup, StatedRelease, Statement, canonical
-from dpadmm.privacy.statement_file import read_statement
+from dpadmm.privacy.statement import AgentGroup, StatedRelease, Statement, canonical, read_statement
 from dpadmm.trusted.unit import PrivacyUnit
 
 

@@ -30,7 +30,7 @@ from dpadmm.federation.pki.joining import read_invitation, read_request
 from dpadmm.federation.protocol import packed, unpacked
 from dpadmm.federation.site.decisions import decisions, read_status
 from dpadmm.model.file import load_model
-from dpadmm.privacy.statement_file import read_statement
+from dpadmm.privacy.statement import read_statement
 from dpadmm.site.site import read_site
 from dpadmm.study.drafting.dictionary import draft_from_dictionary
 from dpadmm.study.drafting.text import study_text

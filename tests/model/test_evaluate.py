@@ -14,8 +14,7 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.model.evaluate import auc, evaluate, of_scores
 from dpadmm.model.model import Model
-from dpadmm.reporting.convergence import save_figure
-from dpadmm.reporting.evaluation import evaluation_figure
+from dpadmm.reporting.figures import evaluation_figure, save_figure
 
 RNG = np.random.default_rng(0)
 SCHEMA = Schema((Number("x", (-2.0, 2.0)), Number("y", (-2.0, 2.0))))

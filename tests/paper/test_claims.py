@@ -13,7 +13,7 @@ from scipy import stats
 from dpadmm.paper.claims import claims, few_splits, in_short, written_claims
 from dpadmm.paper.figures import PAPER
 from dpadmm.paper.report import claims_json, claims_markdown, write_all
-from dpadmm.paper.verdicts import Verdict, by_share, decide, paired, tally
+from dpadmm.paper.rules import Verdict, by_share, decide, paired, tally
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from paper_runs import tampered
 
 from dpadmm.paper.figures import pictures
 from dpadmm.paper.measurements import gaps
-from dpadmm.reporting.comparison import comparison_picture
+from dpadmm.reporting.figures import comparison_picture
 from dpadmm.reporting.series import by_round, where, with_optimum
 
 NAMES = [

@@ -12,8 +12,7 @@ import pytest
 
 from dpadmm.paper.claims import claims
 from dpadmm.paper.figures import pictures
-from dpadmm.paper.report import report_html, together, write_all, write_markdown
-from dpadmm.paper.tables import tables
+from dpadmm.paper.report import report_html, tables, together, write_all, write_markdown
 
 
 class Page(HTMLParser):

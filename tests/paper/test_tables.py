@@ -12,8 +12,8 @@ from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import read_results
 from dpadmm.experiments.runner import run_grid
 from dpadmm.paper.measurements import PAPER_SECONDS, times
-from dpadmm.paper.tables import accuracy_table, in_words, settings_table, tables, time_table
-from dpadmm.reporting.comparison import comparison_picture
+from dpadmm.paper.report import accuracy_table, in_words, settings_table, tables, time_table
+from dpadmm.reporting.figures import comparison_picture
 from dpadmm.reporting.series import where
 
 

@@ -17,7 +17,7 @@ from scipy.special import expit, ndtr
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
-from dpadmm.privacy.objective import objective_renyi
+from dpadmm.privacy.composition import objective_renyi
 from dpadmm.privacy.releases import ObjectiveRelease
 
 LOGISTIC, HINGE, HUBER, SQUARED = range(4)

@@ -25,8 +25,8 @@ from dpadmm.privacy.statement import (
     Statement,
     canonical,
     of_report,
+    read_statement,
 )
-from dpadmm.privacy.statement_file import read_statement
 from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.ledger_state import Account, Record

@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement import EXACT, AgentGroup, StatedRelease, Statement, canonical
-from dpadmm.privacy.statement_file import (
+from dpadmm.privacy.statement import (
+    EXACT,
     MAX_BILLS,
     MAX_BYTES,
+    AgentGroup,
+    StatedRelease,
+    Statement,
     agree,
+    canonical,
     cross_checks,
     pld_epsilons,
     read_statement,
@@ -263,6 +267,6 @@ def test_a_person_with_many_rows_is_checked_too(tmp_path):
 
 def test_a_disagreement_confirms_nothing(tmp_path, monkeypatch):
     verified = read_statement(written(tmp_path, RIGHT))
-    monkeypatch.setattr("dpadmm.privacy.statement_file.exact_epsilon", lambda mu, delta: 0.1)
+    monkeypatch.setattr("dpadmm.privacy.statement.exact_epsilon", lambda mu, delta: 0.1)
     with pytest.raises(StudyError, match="one of the two is wrong"):
         cross_checks(verified)

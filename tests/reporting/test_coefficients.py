@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dpadmm.model.explain import Coefficient, Explanation
-from dpadmm.reporting.coefficients import coefficient_figure
-from dpadmm.reporting.convergence import save_figure
+from dpadmm.reporting.figures import coefficient_figure, save_figure
 
 CLEAR = Coefficient("age", "", "per unit", "", 0.1, 0.02, 60.0)
 NOISY = Coefficient("ward", "cost in $ and $", "vs average", "", -0.3, 0.4, 1.0)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dpadmm.reporting.convergence import convergence_figure, save_figure
+from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.training.metrics import Trace
 
 

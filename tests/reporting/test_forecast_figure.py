@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.colors import to_hex
 
-from dpadmm.reporting.forecast_figure import forecast_figure
+from dpadmm.reporting.figures import forecast_figure
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
 from dpadmm.runs.planning.verdict import judged
 

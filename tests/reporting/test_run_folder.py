@@ -18,7 +18,7 @@ from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import PureRelease
-from dpadmm.privacy.statement_file import read_statement
+from dpadmm.privacy.statement import read_statement
 from dpadmm.reporting.run_folder import (
     check_folder,
     end_values,

@@ -1,5 +1,11 @@
 """The gates: what must be true of uploads, noise and ledger, each with how often it would be wrong by chance.
 
+First, how much privacy was lost for sure: a lower limit of μ, and so of ε, from right and wrong guesses.
+Whoever is wrong about world 0 with probability α and about world 1 with probability β has seen something that
+is not μ-GDP for any ``μ < Φ⁻¹(1 − α) − Φ⁻¹(β)``. With upper limits of α and β (Clopper–Pearson) this holds
+with the confidence of both limits together. The guess is ``score > threshold``, and the threshold is fixed
+before the first trial: in the middle between what the scores of both worlds are to be.
+
 One-sided limits of ε alone pass real bugs (noise used twice, a dual from the clean model), so most gates look
 at the noise itself, from both sides. What noise does by chance is known exactly, so every limit is a
 quantile: with fewer trials it is wider, and the rate of false alarms is the same.
@@ -11,11 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr, ndtri
-from scipy.stats import chi2, kstwo
+from scipy.stats import beta, binom, chi2, ks_1samp, kstwo
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm.audit.game import IDLE, N_FEATURES, N_ROUNDS, ROLES, SHARPNESS, noise_steps
-from dpadmm.audit.lower_bound import LowerBound, chance_of_mu
 from dpadmm.audit.trials import Seen
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
@@ -26,6 +31,53 @@ N_STATISTICAL = 10
 UNDECIDED = 1e-3
 """An audit that would miss its power by chance more often than this cannot tell."""
 ON_GRID = 0.01
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """Guesses, and what they prove. α: world 0 taken for 1; β: world 1 taken for 0."""
+
+    alpha: float
+    alpha_limit: float
+    beta: float
+    beta_limit: float
+    mu: float
+    epsilon: float
+
+
+def threshold(mu: float) -> float:
+    """Half of what the scores of world 1 are above those of world 0, by theory."""
+    return mu * SHARPNESS / 2.0
+
+
+def lower_bound(
+    scores: Floats, worlds: Integers, *, mu: float, delta: float, confidence: float
+) -> LowerBound:
+    """What these scores prove with this confidence."""
+    guess = scores > threshold(mu)
+    counts = [(int(np.sum(guess[worlds == w] != w)), int(np.sum(worlds == w))) for w in (0, 1)]
+    limits = [float(error_limit(np.array(wrong), n, confidence)) for wrong, n in counts]
+    proven = max(0.0, -float(ndtri(limits[0])) - float(ndtri(limits[1])))
+    rates = [wrong / n if n else 1.0 for wrong, n in counts]
+    return LowerBound(rates[0], limits[0], rates[1], limits[1], proven, exact_epsilon(proven, delta))
+
+
+def error_limit(wrong: Integers, n: int, confidence: float) -> Floats:
+    """Clopper–Pearson's upper limit of a rate; half of the doubt is for each of the two rates."""
+    wrong = np.asarray(wrong)
+    level = 1.0 - (1.0 - confidence) / 2.0
+    inside = wrong < n
+    return np.asarray(np.where(inside, beta.ppf(level, wrong + 1, np.where(inside, n - wrong, 1)), 1.0))
+
+
+def chance_of_mu(n: int, *, mu: float, confidence: float) -> tuple[Floats, Floats]:
+    """The lower limits of μ that sound code can get with n trials in each world, and the chance of each."""
+    rate = float(ndtr(-threshold(mu)))
+    wrong = np.arange(binom.ppf(1e-14, n, rate), binom.isf(1e-14, n, rate) + 1).astype(np.int64)
+    part, chance = -ndtri(error_limit(wrong, n, confidence)), binom.pmf(wrong, n, rate)
+    total, both = (part[:, None] + part).ravel(), (chance[:, None] * chance).ravel()
+    order = np.argsort(total)
+    return total[order], both[order]
 
 
 @dataclass(frozen=True)
@@ -53,9 +105,9 @@ def judge(
     seen: Seen, bound: LowerBound, *, mu: float, delta: float, confidence: float, false_alarm: float
 ) -> list[Gate]:
     """All gates; ``false_alarm`` is for all statistical ones together, beside those about ε."""
-    level = false_alarm / N_STATISTICAL
     if not len(seen.worlds):
-        return [*_requests(seen)]
+        return _requests(seen)
+    level = false_alarm / N_STATISTICAL
     return [
         *_epsilon(seen, bound, mu=mu, delta=delta, confidence=confidence),
         *_scores(seen, mu, level),
@@ -117,7 +169,7 @@ def _noise(seen: Seen, level: float) -> list[Gate]:
     by_round = np.square(noise).mean(axis=(0, 3))
     low, high = _variance_limits(n_studies * N_FEATURES, level / by_round.size)
     odd = max(by_round.ravel().tolist(), key=lambda variance: max(variance / high, low / (variance or low)))
-    distance = _distance(noise.ravel())
+    distance = ks_1samp(noise.ravel(), ndtr, method="asymp").statistic
     lags = [_correlation(noise[:, i, :-1], noise[:, i, 1:]) for i in range(len(ROLES))]
     lag = max(lags, key=abs)
     lag_reach = _sigmas(level / len(ROLES)) / np.sqrt(n_studies * (N_ROUNDS - 1) * N_FEATURES)
@@ -218,10 +270,3 @@ def _variance_limits(n: int, level: float) -> tuple[float, float]:
 
 def _correlation(one: Floats, other: Floats) -> float:
     return float(np.sum(one * other) / np.sqrt(np.sum(one * one) * np.sum(other * other)))
-
-
-def _distance(numbers: Floats) -> float:
-    """Kolmogorov–Smirnov distance from the standard normal distribution."""
-    below = ndtr(np.sort(numbers))
-    n = numbers.size
-    return float(max(np.max(np.arange(1, n + 1) / n - below), np.max(below - np.arange(n) / n)))

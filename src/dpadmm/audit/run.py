@@ -24,10 +24,10 @@ from typing import Any
 import dpadmm
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.audit.game import N_FEATURES, N_ROUNDS, SHARPNESS, noise_multiplier
-from dpadmm.audit.gates import Gate, judge
-from dpadmm.audit.lower_bound import LowerBound, lower_bound, threshold
+from dpadmm.audit.gates import Gate, LowerBound, judge, lower_bound, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
-from dpadmm.privacy.accounting import exact_epsilon, require_delta
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.checks import require_delta
 
 LEAST_TRIALS = 40
 LOOK_EVERY = 0.2
@@ -45,27 +45,16 @@ class AuditFailed(DpadmmError):
 class Plan:
     """What to play, and how sure to be.
 
-    Attributes
-    ----------
-    trials : int
-        Studies of three rounds; each has two agents, and each agent one of two worlds, so that there are as
-        many guesses in either world.
-    mu, delta : float
-        μ of a whole study, and the δ at which ε is given.
-    confidence : float
-        Of the lower limit of ε.
-    false_alarm : float
-        How often sound code may fail in one of the statistical gates.
-    workers : int
-        Processes; 1 plays in this one.
+    A trial is a study of three rounds with two agents, and each agent has one of two worlds, so that there
+    are as many guesses in either world.
     """
 
     trials: int = 10_000
-    mu: float = 2.0
-    delta: float = 1e-5
-    confidence: float = 0.99
-    false_alarm: float = 1e-4
-    workers: int = 2
+    mu: float = 2.0  # of a whole study
+    delta: float = 1e-5  # at which ε is given
+    confidence: float = 0.99  # of the lower limit of ε
+    false_alarm: float = 1e-4  # how often sound code may fail in one of the statistical gates
+    workers: int = 2  # processes; 1 plays in this one
 
     def __post_init__(self) -> None:
         if type(self.trials) is not int or not LEAST_TRIALS <= self.trials <= 10**7:
@@ -135,21 +124,17 @@ class Audit:
             "epsilon_lower_bound": self.bound.epsilon,
             "share_found": self.bound.epsilon / self.epsilon,
             "guesses": asdict(self.bound),
-            "gates": [{**asdict(gate), "measured": _finite(gate.measured)} for gate in self.gates],
+            "gates": [
+                {**asdict(gate), "measured": gate.measured if math.isfinite(gate.measured) else None}
+                for gate in self.gates
+            ],
             "false_alarm": self.false_alarm,
             "seconds": self.seconds,
         }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def run_audit(
-    plan: Plan,
-    *,
-    watch: Callable[[int], None] = lambda done: None,
-    stop: Callable[[], bool] = lambda: False,
+    plan: Plan, *, watch: Callable[[int], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
 ) -> Audit:
     """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
     start = time.perf_counter()
@@ -194,8 +179,9 @@ def _in_processes(
             for future in done:
                 yield waiting.pop(future), future.result()
     except BrokenProcessPool as error:
-        text = "a worker process of the audit ended early, perhaps for lack of memory; run it again"
-        raise AuditFailed(text) from error
+        raise AuditFailed(
+            "a worker process of the audit ended early, perhaps for lack of memory; run it again"
+        ) from error
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)

@@ -13,24 +13,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Refusal
-from dpadmm.audit.game import (
-    N_FEATURES,
-    N_ROUNDS,
-    ROLES,
-    Listener,
-    Role,
-    gradient_sum,
-    grid_step,
-    make_study,
-    noise_multiplier,
-    noise_steps,
-)
+from dpadmm.audit import game
+from dpadmm.audit.game import N_FEATURES, N_ROUNDS, ROLES, Listener, Role, make_study, noise_multiplier
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
@@ -60,37 +50,20 @@ class Batch:
 class Seen:
     """What was seen of n studies, two agents and t rounds; studies that were refused are left out.
 
-    Attributes
-    ----------
-    worlds : (n, 2)
-    residuals : (n, 2, t, d)
-        (Noisy gradient − gradient of the agent's world at the public point) in σ: to be standard normal.
-    scores : (n, 2)
-        Log-likelihood ratio of world 1 to world 0, scaled to be N(0, 1) in world 0.
-    off_grid : (n, 2, t)
-        How far from whole numbers the answers are, in steps.
-    repeated : (n, 2)
-        Whether the same request got the same bytes.
-    unrecorded, looks : (k,)
-        Uploads that came before their record, of so many looked at.
-    misspent : (k,)
-        Accounts that do not say t rounds of 1/z² each, and ledgers above their cap.
-    overrun : (k,)
-        A further round, or a study beyond the cap, that was not refused.
-    refusals : tuple of str
-        Codes of studies that were refused.
+    ``residuals`` are (noisy gradient − gradient of the agent's world at the public point) in σ, to be
+    standard normal; ``scores`` the log-likelihood ratio of world 1 to world 0, scaled to N(0, 1) in world 0.
     """
 
-    worlds: Integers
-    residuals: Floats
-    scores: Floats
-    off_grid: Floats
-    repeated: Integers
-    unrecorded: Integers
-    looks: Integers
-    misspent: Integers
-    overrun: Integers
-    refusals: tuple[str, ...]
+    worlds: Integers  # (n, 2)
+    residuals: Floats  # (n, 2, t, d)
+    scores: Floats  # (n, 2)
+    off_grid: Floats  # (n, 2, t): how far from whole numbers the answers are, in steps
+    repeated: Integers  # (n, 2): whether the same request got the same bytes
+    unrecorded: Integers  # (k,): uploads that came before their record,
+    looks: Integers  # (k,): of so many looked at
+    misspent: Integers  # (k,): accounts that do not say t rounds of 1/z² each, and ledgers above their cap
+    overrun: Integers  # (k,): a further round, or a study beyond the cap, that was not refused
+    refusals: tuple[str, ...]  # codes of studies that were refused
 
     @staticmethod
     def joined(parts: Sequence[Seen]) -> Seen:
@@ -115,42 +88,44 @@ def memory_folder() -> str | None:
 
 def play(batch: Batch, folder: Path | None = None) -> Seen:
     """Play the studies of a batch and write down what an aggregator sees."""
-    parent = folder or memory_folder()
-    with tempfile.TemporaryDirectory(prefix="dpadmm-audit-", dir=parent) as place:
-        return _Table(batch, Path(place)).play()
+    with tempfile.TemporaryDirectory(prefix="dpadmm-audit-", dir=folder or memory_folder()) as place:
+        return _Player(batch, Path(place)).play()
 
 
-class _Table:
+class _Player:
     """One batch: an owner with a ledger for each role."""
 
     def __init__(self, batch: Batch, folder: Path) -> None:
-        self.batch, self.folder = batch, folder
+        self.batch = batch
         self.sites = tuple(_Site(role, folder / role.name, batch) for role in ROLES)
         self.unrecorded = self.looks = self.misspent = self.overrun = 0
 
     def play(self) -> Seen:
-        numbers = range(self.batch.first, self.batch.first + self.batch.count)
-        seen: list[tuple[int, list[_Heard]]] = []
+        heard: list[list[_Heard]] = []
         refusals: list[str] = []
         with ExitStack() as held:
             for site in self.sites:
                 site.open(held)
-            for number in numbers:
+            for number in range(self.batch.first, self.batch.first + self.batch.count):
                 try:
-                    seen.append((number, self._study(number)))
+                    heard.append(self._study(number))
                 except Refusal as refusal:
                     refusals.append(refusal.code)
             if not refusals:
                 self._one_too_many()
         for site in self.sites:
             self.misspent += site.misspent()
-        worlds = [[world_of(number, i) for i in (0, 1)] for number, _ in seen]
+
+        def stacked(name: str, *shape: int) -> Floats:
+            values = [[getattr(each, name) for each in pair] for pair in heard]
+            return np.array(values, dtype=float).reshape(len(heard), 2, *shape)
+
         return Seen(
-            worlds=np.array(worlds, dtype=np.int64).reshape(-1, 2),
-            residuals=_stack(seen, "residuals", (N_ROUNDS, N_FEATURES)),
-            scores=_stack(seen, "score", ()),
-            off_grid=_stack(seen, "off_grid", (N_ROUNDS,)),
-            repeated=_stack(seen, "repeated", ()).astype(np.int64),
+            worlds=stacked("world").astype(np.int64),
+            residuals=stacked("residuals", N_ROUNDS, N_FEATURES),
+            scores=stacked("score"),
+            off_grid=stacked("off_grid", N_ROUNDS),
+            repeated=stacked("repeated").astype(np.int64),
             unrecorded=np.array([self.unrecorded]),
             looks=np.array([self.looks]),
             misspent=np.array([self.misspent]),
@@ -160,40 +135,38 @@ class _Table:
 
     def _study(self, number: int) -> list[_Heard]:
         """A whole study; every round goes to both agents before the next."""
-        batch = self.batch
-        study = make_study(f"audit {batch.run}, study {number}", mu=batch.mu, delta=batch.delta)
+        study = self._named(f"study {number}")
         inspected = number % READ_EVERY == 0
-        again = 1 + number % N_ROUNDS
-        seats = [_Seat(site, study, world_of(number, i)) for i, site in enumerate(self.sites)]
+        members = [_Member(site, study, world_of(number, i)) for i, site in enumerate(self.sites)]
         for round in range(1, N_ROUNDS + 1):
-            for seat in seats:
-                seat.ask(round)
+            for member in members:
+                member.ask(round)
                 if inspected:
                     self.looks += 1
-                    self.unrecorded += not seat.site.recorded(study, round)
-        for seat in seats:
-            seat.ask_again(again, restart=inspected)
-        return [seat.heard(batch.mu) for seat in seats]
+                    self.unrecorded += not member.site.recorded(study, round)
+        for member in members:
+            member.ask_again(1 + number % N_ROUNDS, restart=inspected)
+        return [member.heard(self.batch.mu) for member in members]
+
+    def _named(self, name: str) -> Study:
+        return make_study(f"audit {self.batch.run}, {name}", mu=self.batch.mu, delta=self.batch.delta)
 
     def _one_too_many(self) -> None:
         """The owner's cap is used up, and the last study's rounds are over: both must be refused."""
-        batch, last = self.batch, self.batch.first + self.batch.count - 1
-        studies = {
-            "round-over": make_study(f"audit {batch.run}, study {last}", mu=batch.mu, delta=batch.delta),
-            "budget-cap": make_study(f"audit {batch.run}, one too many", mu=batch.mu, delta=batch.delta),
-        }
+        last = self.batch.first + self.batch.count - 1
+        studies = {"round-over": self._named(f"study {last}"), "budget-cap": self._named("one too many")}
         for i, site in enumerate(self.sites):
             for code, study in studies.items():
                 try:
-                    seat = _Seat(site, study, world_of(last, i))
-                    seat.agent.step(N_ROUNDS + 1, seat.sent)
+                    member = _Member(site, study, world_of(last, i))
+                    member.agent.step(N_ROUNDS + 1, member.sent)
                     self.overrun += 1
                 except Refusal as refusal:
                     self.overrun += refusal.code != code
 
 
-@dataclass(frozen=True)
-class _Heard:
+class _Heard(NamedTuple):
+    world: int
     residuals: Floats
     score: float
     off_grid: Floats
@@ -207,7 +180,7 @@ class _Site:
         self.role, self.folder, self.batch = role, folder, batch
         self.world = 0
         self.rows = tuple(role.rows(world) for world in (0, 1))
-        self.sums = tuple(gradient_sum(*rows) for rows in self.rows)
+        self.sums = tuple(game.gradient_sum(*rows) for rows in self.rows)
 
     def open(self, held: ExitStack) -> None:
         mu, delta = self.batch.mu, self.batch.delta
@@ -232,15 +205,15 @@ class _Site:
 
     def misspent(self) -> int:
         """How much of the ledger is not as agreed: rounds of every study, price of every round, the cap."""
-        book, price = read_ledger(self.folder), (1.0 / noise_multiplier(self.batch.mu)) ** 2
+        state, price = read_ledger(self.folder), (1.0 / noise_multiplier(self.batch.mu)) ** 2
         wrong = sum(
             set(account.rounds) != set(range(1, N_ROUNDS + 1)) or account.spent != N_ROUNDS * Fraction(price)
-            for account in book.accounts.values()
+            for account in state.accounts.values()
         )
-        return wrong + (len(book.accounts) != self.batch.count) + (book.spent > Fraction(book.cap))
+        return wrong + (len(state.accounts) != self.batch.count) + (state.spent > Fraction(state.cap))
 
 
-class _Seat:
+class _Member:
     """One agent in one study, and the aggregator's notes about it."""
 
     def __init__(self, site: _Site, study: Study, world: int) -> None:
@@ -263,7 +236,7 @@ class _Seat:
 
     def heard(self, mu: float) -> _Heard:
         """What the notes say, in σ."""
-        scale, steps = noise_steps(mu), grid_step()
+        scale, steps = game.noise_steps(mu), game.grid_step()
         points = [point for point, _ in self.asked]
         answers = np.array([noisy for _, noisy in self.asked]) * self.site.role.n_rows / steps
         means = [np.array([total(point) for point in points]) / steps for total in self.site.sums]
@@ -271,9 +244,4 @@ class _Seat:
         length = np.linalg.norm(shift)
         score = float(np.sum((answers - means[0]) / scale * shift) / length)
         off_grid = np.abs(answers - np.rint(answers)).max(axis=1)
-        return _Heard((answers - means[self.world]) / scale, score, off_grid, self.repeated)
-
-
-def _stack(seen: list[tuple[int, list[_Heard]]], name: str, shape: tuple[int, ...]) -> Floats:
-    values = [[getattr(heard, name) for heard in pair] for _, pair in seen]
-    return np.array(values, dtype=float).reshape(len(seen), 2, *shape)
+        return _Heard(self.world, (answers - means[self.world]) / scale, score, off_grid, self.repeated)

@@ -82,9 +82,8 @@ def _write(result: Audit, folder: Path) -> Path | None:
     seen, plan = result.seen, result.plan
     if not len(seen.worlds):
         return None
-    from dpadmm.audit.lower_bound import threshold
-    from dpadmm.reporting.convergence import save_figure
-    from dpadmm.reporting.roc import roc_figure
+    from dpadmm.audit.gates import threshold
+    from dpadmm.reporting.figures import roc_figure, save_figure
 
     picture = roc_figure(
         (seen.scores[seen.worlds == 0], seen.scores[seen.worlds == 1]),

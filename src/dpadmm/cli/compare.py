@@ -221,7 +221,6 @@ def _refuse_nothing(rows: list[Row]) -> None:
 
 
 def _draw(results: Results, folder: Path) -> list[Path]:
-    from dpadmm.reporting.comparison import comparison_figure  # matplotlib takes its time
-    from dpadmm.reporting.convergence import save_figure
+    from dpadmm.reporting.figures import comparison_figure, save_figure  # matplotlib takes its time
 
     return save_figure(comparison_figure(results), folder / "comparison")

@@ -14,7 +14,7 @@ from dpadmm._base.errors import DataError
 from dpadmm.cli import Interrupted
 from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, progress, say, say_path, table
 from dpadmm.data import Dataset, load_adult
-from dpadmm.reporting.convergence import convergence_figure, save_figure
+from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
 from dpadmm.runs.preparation import as_dataset, prepare
 from dpadmm.runs.run import Result

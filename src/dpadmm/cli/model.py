@@ -149,8 +149,7 @@ def evaluate(
 
 
 def _draw_evaluation(model: Model, found: Evaluation, folder: Path, data: Path) -> None:
-    from dpadmm.reporting.convergence import save_figure
-    from dpadmm.reporting.evaluation import evaluation_figure
+    from dpadmm.reporting.figures import evaluation_figure, save_figure
 
     save_figure(evaluation_figure(model, found, f"{data.name}, {found.n_rows:,} rows"), folder / "evaluation")
 
@@ -273,7 +272,6 @@ def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list
 
 
 def _draw_coefficients(found: Explanation, folder: Path, top: int, model_file: Path) -> None:
-    from dpadmm.reporting.coefficients import coefficient_figure  # matplotlib takes its time
-    from dpadmm.reporting.convergence import save_figure
+    from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
     save_figure(coefficient_figure(found, top=top, title=model_file.name), folder / FIGURE)

@@ -206,8 +206,7 @@ def _run(
 
 
 def _write(made: Plan, folder: Path) -> list[Path]:
-    from dpadmm.reporting.convergence import save_figure  # matplotlib takes its time
-    from dpadmm.reporting.forecast_figure import forecast_figure
+    from dpadmm.reporting.figures import forecast_figure, save_figure  # matplotlib takes its time
 
     title = f"{made.study.name}, {made.agents_in_words}"
     picture = forecast_figure(

@@ -15,7 +15,6 @@ from rich.table import Table
 from dpadmm._base.errors import StudyError
 from dpadmm.cli.screen import AsJson, echo_json
 from dpadmm.privacy.accounting import (
-    Release,
     affordable_rounds,
     exact_epsilon,
     gaussian_mu,
@@ -23,9 +22,6 @@ from dpadmm.privacy.accounting import (
     paper_epsilon,
     pld_epsilon,
     rdp_epsilon,
-    require_delta,
-    require_epsilon,
-    require_whole,
 )
 from dpadmm.privacy.calibration import (
     exact_round_noise_multiplier,
@@ -33,6 +29,8 @@ from dpadmm.privacy.calibration import (
     round_epsilon_from_noise,
     total_noise_multiplier,
 )
+from dpadmm.privacy.checks import require_delta, require_epsilon, require_whole
+from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 
 GRID_EPSILONS = (0.01, 0.05, 0.1, 0.2)

@@ -185,7 +185,7 @@ def _how(results: Mapping[str, Result], about_run: Mapping[str, Any]) -> dict[st
 def _draw(folder: Path, results: Mapping[str, Result]) -> None:
     traces = [result.trace for result in finished(results.values()) if len(result.trace)]
     if traces:
-        from dpadmm.reporting.convergence import convergence_figure, save_figure
+        from dpadmm.reporting.figures import convergence_figure, save_figure
 
         first = results["1"]
         epsilon = f", ε = {epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""

@@ -13,8 +13,7 @@ from rich.text import Text
 from dpadmm._base.errors import StudyError
 from dpadmm.cli.screen import AsJson, echo_json, number_range, rounded_up, say, say_path, table
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement import SIMULATED, Statement
-from dpadmm.privacy.statement_file import Check, Verified, cross_checks, read_statement
+from dpadmm.privacy.statement import SIMULATED, Check, Statement, Verified, cross_checks, read_statement
 from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import read_ledger
 

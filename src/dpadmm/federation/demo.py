@@ -48,7 +48,7 @@ from dpadmm.federation.site.decisions import accept
 from dpadmm.model.evaluate import evaluate
 from dpadmm.model.file import load_model
 from dpadmm.model.model import model_of
-from dpadmm.privacy.statement_file import cross_checks, read_statement
+from dpadmm.privacy.statement import cross_checks, read_statement
 from dpadmm.site.site import Site, read_site
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study

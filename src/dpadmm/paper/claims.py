@@ -5,15 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from dpadmm.experiments.results import Results
-from dpadmm.paper import rules
 from dpadmm.paper.figures import PAPER
-from dpadmm.paper.verdicts import ALL_SOME_NONE, Claim, Findings, Verdict
+from dpadmm.paper.rules import ALL_SOME_NONE, Findings, Verdict, judge
 from dpadmm.reporting.series import begun, distinct, done
 
 ENOUGH_SPLITS = 5
@@ -24,16 +23,43 @@ Judge = Callable[[Results], Findings | None]
 """A rule of ``rules.py`` with its arguments; None if the results have no runs for the claim."""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """One row of the claims page: a claim in plain words, the ``rule`` that decides it, and the outcome.
+
+    ``place`` is the section of the paper it is about, ``quote`` the paper's own words (empty for a claim that
+    we added), ``figures`` the names of the figures that show it, and ``evidence`` sentences with numbers.
+    """
+
+    key: str
+    statement: str
+    rule: str
+    place: str
+    quote: str
+    figures: tuple[str, ...] = ()
+    verdict: Verdict = Verdict.UNMEASURED
+    evidence: tuple[str, ...] = ()
+    n_splits: int = 0
+
+    @property
+    def from_paper(self) -> bool:
+        """Whether the paper says it; otherwise we added the claim."""
+        return bool(self.quote)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "verdict": str(self.verdict), "from_paper": self.from_paper}
+
+
 def claims(results: Results) -> list[Claim]:
     """All claims that the results have runs for, judged, those of the paper first."""
     if not set(PAPER) & set(begun(results)):
         return []
     n_splits = len(distinct(done(results), "seed"))
-    judged = [(claim, judge(results)) for claim, judge in written_claims()]
     found = [
         replace(claim, verdict=findings.verdict, evidence=findings.sentences, n_splits=n_splits)
-        for claim, findings in judged
-        if findings is not None
+        for claim, judged in written_claims()
+        if (findings := judged(results)) is not None
     ]
     return sorted(found, key=lambda claim: not claim.from_paper)
 
@@ -49,9 +75,9 @@ def few_splits(found: Sequence[Claim]) -> str:
     )
 
 
-def counted(found: Sequence[Claim], *, from_paper: bool) -> dict[Verdict, int]:
-    """How many claims, of the paper or of ours, have each verdict that occurs."""
-    counts = Counter(claim.verdict for claim in found if claim.from_paper is from_paper)
+def counted(found: Sequence[Claim]) -> dict[Verdict, int]:
+    """How many claims have each verdict that occurs."""
+    counts = Counter(claim.verdict for claim in found)
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
@@ -68,7 +94,7 @@ def in_short(found: Sequence[Claim]) -> str:
     """``Of 37 claims of the paper, 20 hold, 9 hold in part. Of 10 claims that we added, 2 hold.``"""
     parts = []
     for from_paper, whose in ((True, "of the paper"), (False, "that we added")):
-        counts = counted(found, from_paper=from_paper)
+        counts = counted([claim for claim in found if claim.from_paper is from_paper])
         words = ", ".join(f"{n} {_WORDS[verdict][n > 1]}" for verdict, n in counts.items())
         total = sum(counts.values())
         parts += [f"Of {total} claim{'s' if total > 1 else ''} {whose}, {words}."] if total else []
@@ -85,7 +111,7 @@ def written_claims() -> Iterator[tuple[Claim, Judge]]:
             ((rule, arguments),) = each.pop("judge").items()
             quote = each["quote"] if isinstance(each["quote"], str) else each["quote"][kind]
             claim = Claim(**{**each, "quote": quote, "figures": tuple(each["figures"])})
-            yield claim, partial(getattr(rules, rule), **arguments)
+            yield claim, partial(judge, rule=rule, arguments=arguments)
 
 
 def _filled(value: Any, words: Mapping[str, Any]) -> Any:

@@ -8,19 +8,8 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm.experiments.results import Results
-from dpadmm.reporting.series import (
-    Curve,
-    at_end,
-    budget_column,
-    distinct,
-    done,
-    keep,
-    mean_std,
-    measure,
-    split,
-    variants,
-    where,
-)
+from dpadmm.reporting import series
+from dpadmm.reporting.series import Curve, at_end, distinct, done, measure, split, where
 from dpadmm.training.metrics import spread
 
 PAPER_SECONDS = {
@@ -55,18 +44,18 @@ def times(results: Results) -> list[Time]:
     lines = where(done(results), timed=True)
     if not len(lines):
         return []
-    budget = budget_column(lines)
+    budget = series.budget_column(lines)
     out = []
     for value in distinct(lines, budget):
         base = where(lines, method="dp_admm", **{budget: value})
         ours = min(at_end(base, "seconds").values()) if len(base) else np.nan
-        for label, group in variants(lines).items():
+        for label, group in series.variants(lines).items():
             name = str(distinct(group, "method")[0])
             here = where(group, **{budget: value if distinct(group, budget) else None})
             if not len(here) or name == "centralized":
                 continue
             seconds = at_end(here, "seconds").values()
-            iterations = mean_std(at_end(here, "iterations"))[0]
+            iterations = series.mean_std(at_end(here, "iterations"))[0]
             paper, base_of_paper = PAPER_SECONDS.get((name, value)), PAPER_SECONDS.get(("dp_admm", value))
             paper_ratio = paper / base_of_paper if paper and base_of_paper else None
             fastest, slowest = min(seconds), max(seconds)
@@ -94,27 +83,27 @@ def gaps(results: Results) -> list[Gap]:
     """The gap of every DP-ADMM run that has a bound, each to the optimum of its own split."""
     lines = done(results)
     private = where(lines, method="dp_admm")
-    private = keep(private, np.isfinite(measure(private, "bound")))
+    private = series.keep(private, np.isfinite(measure(private, "bound")))
     if not len(private):
         return []
     out = []
-    names = ("regularizer", "n_agents", "delta", "reg_share", "weight_radius", budget_column(private))
+    names = ("regularizer", "n_agents", "delta", "reg_share", "weight_radius", series.budget_column(private))
     for values, group in split(private, *names).items():
         setting = dict(zip(names, values, strict=True))
         best = where(lines, method="centralized", regularizer=values[0], reg_share=setting["reg_share"])
         optimum = at_end(best, "objective_global")
         runs = {int(seed): run for (seed,), run in split(group, "seed").items() if int(seed) in optimum}
-        if runs:
-            found = {
-                seed: measure(run, "augmented_objective") - setting["n_agents"] * optimum[seed]
-                for seed, run in runs.items()
-            }
-            first = next(iter(runs.values()))
-            rounds, values_ = measure(first, "round"), np.array(list(found.values()))
-            curve = Curve(rounds, values_.mean(axis=0), spread(values_, axis=0), len(runs))
-            slopes = {seed: slope(rounds, values) for seed, values in found.items()}
-            slopes = {seed: value for seed, value in slopes.items() if np.isfinite(value)}
-            out.append(Gap(str(values[0]), float(values[-1]), curve, measure(first, "bound"), slopes))
+        if not runs:
+            continue
+        found = {
+            seed: measure(run, "augmented_objective") - setting["n_agents"] * optimum[seed]
+            for seed, run in runs.items()
+        }
+        first, every = next(iter(runs.values())), np.array(list(found.values()))
+        rounds = measure(first, "round")
+        curve = Curve(rounds, every.mean(axis=0), spread(every, axis=0), len(runs))
+        slopes = {seed: value for seed, gap in found.items() if np.isfinite(value := slope(rounds, gap))}
+        out.append(Gap(str(values[0]), float(values[-1]), curve, measure(first, "bound"), slopes))
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import json
 import re
@@ -10,38 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import matplotlib
+import numpy as np
 from markupsafe import Markup
 
 from dpadmm.experiments.results import Results
-from dpadmm.paper.claims import claims, counted, few_splits, in_short
+from dpadmm.paper.claims import Claim, claims, counted, few_splits, in_short
 from dpadmm.paper.figures import PAPER, pictures
-from dpadmm.paper.tables import grid_text, in_words, tables
-from dpadmm.paper.verdicts import CLEAR, Claim, Verdict
-from dpadmm.reporting.convergence import save_figure
+from dpadmm.paper.measurements import times
+from dpadmm.paper.rules import CLEAR, Verdict
+from dpadmm.reporting import series
+from dpadmm.reporting.figures import save_figure
 from dpadmm.reporting.run_folder import write_text
-from dpadmm.reporting.series import METHODS, begun, distinct, done, missing, where
-from dpadmm.reporting.style import Picture
+from dpadmm.reporting.series import BUDGETS, METHODS, at_end, begun, distinct, done, missing, split, where
+from dpadmm.reporting.style import Picture, power
+from dpadmm.study.settings import Settings, flat_parameters
 
-SIGNS = {
-    Verdict.HOLDS: "✓",
-    Verdict.IN_PART: "◐",
-    Verdict.FAILS: "✗",
-    Verdict.NOT_APPLICABLE: "○",
-    Verdict.UNMEASURED: "–",
-}
+SIGNS = dict(zip(Verdict, "✓◐✗○–", strict=True))
 """Verdicts are shown by sign and word, not by colour alone."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A method that did not apply, and why."""
-
-    method: str
-    experiments: str
-    reason: str
 
 
 def report_html(results: Results, *, source: str = "RESULTS") -> str:
@@ -50,31 +40,18 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
     ``source`` is what the reader would give to ``dpadmm report``.
     """
     found, drawn = claims(results), pictures(results)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dpadmm.paper"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"slug": slug, "together": together}
     css = files("dpadmm.paper").joinpath("templates/report.css").read_text(encoding="utf-8")
     every = tables(results)
-    groups = [
-        ("The paper's claims", [claim for claim in found if claim.from_paper]),
-        ("Claims that we added", [claim for claim in found if not claim.from_paper]),
-    ]
     order = [Verdict.FAILS, Verdict.IN_PART, Verdict.NOT_APPLICABLE]
     notable = [claim for verdict in order for claim in found if claim.verdict is verdict]
     methods = set(distinct(results, "method")) - {"admm", "centralized"}
-    return environment.get_template("report.html").render(
+    return _rendered(
+        "report.html",
         css=Markup(css),  # from the package, not from users
         title=in_words(results.grid.get("title") or "Comparison of methods"),
         of_paper=bool(set(PAPER) & set(begun(results))),
-        claim_groups=[(title, group, _counts(group)) for title, group in groups if group],
-        signs=SIGNS,
-        clear=CLEAR,
-        few_splits=few_splits(found),
+        claim_groups=[(title, group, counted(group)) for title, group in _groups(found).items()],
+        **_about_claims(found),
         notable=notable,
         pictures=[(picture, image(picture)) for picture in drawn],
         titles={picture.name: picture.title for picture in drawn},
@@ -90,8 +67,29 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
     )
 
 
-def _counts(group: Sequence[Claim]) -> dict[Verdict, int]:
-    return counted(group, from_paper=group[0].from_paper)
+def _rendered(template: str, **words: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dpadmm.paper"),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"slug": slug, "together": together, "anchor": _anchor, "escaped": _escaped}
+    return environment.get_template(template).render(words)
+
+
+def _about_claims(found: Sequence[Claim]) -> dict[str, Any]:
+    words = {"groups": _groups(found), "in_short": in_short(found), "few_splits": few_splits(found)}
+    return {**words, "signs": SIGNS, "clear": CLEAR}
+
+
+def _groups(found: Sequence[Claim]) -> dict[str, list[Claim]]:
+    groups = {
+        "The paper's claims": [claim for claim in found if claim.from_paper],
+        "Claims that we added": [claim for claim in found if not claim.from_paper],
+    }
+    return {title: group for title, group in groups.items() if group}
 
 
 def image(picture: Picture) -> str:
@@ -112,15 +110,24 @@ def together(text: str) -> str:
     return re.sub(r" ([±=]) ", "\u00a0\\1\u00a0", text)
 
 
-def refusals(results: Results) -> list[Refusal]:
-    """Every method that refused, once for each reason."""
+def _anchor(heading: str) -> str:
+    """The link that Markdown viewers give a heading: lower case, no punctuation, hyphens for spaces."""
+    return "".join(char for char in heading.lower() if char.isalnum() or char in " -_").replace(" ", "-")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def refusals(results: Results) -> list[tuple[str, str, str]]:
+    """(method, experiments, reason) of every method that refused, once for each reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in results.experiments:
         here = where(results.select(name), status="refused")
         for method, reason in zip(here.column("method"), here.column("reason"), strict=True):
             found.setdefault((method, reason), []).append(name)
     return [
-        Refusal(METHODS.get(method, method), ", ".join(dict.fromkeys(names)), reason)
+        (METHODS.get(method, method), ", ".join(dict.fromkeys(names)), reason)
         for (method, reason), names in found.items()
     ]
 
@@ -128,10 +135,9 @@ def refusals(results: Results) -> list[Refusal]:
 def facts(results: Results) -> list[tuple[str, str]]:
     """(name, value) of data, runs, agents and rounds."""
     data, lines = results.meta.get("data", {}), done(results)
-    seeds = len(distinct(lines, "seed"))
     return [
         ("Data", f"{data.get('name')}: {data.get('rows')} rows, {data.get('features')} features"),
-        ("Runs", f"{len(set(results.cells))}, over {seeds} random split{'s' if seeds != 1 else ''}"),
+        ("Runs", f"{len(results.cells)}, over {series.random_splits(lines)}"),
         ("Agents", ", ".join(map(str, distinct(lines, "n_agents")))),
         ("Rounds", ", ".join(map(str, distinct(lines, "n_rounds")))),
     ]
@@ -144,84 +150,29 @@ def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
     written = [
         path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))
     ]
-    parts = [_head(results, source, page)]
-    if found:
-        rows = [
-            f"| {SIGNS[c.verdict]} {c.verdict} | {'paper' if c.from_paper else 'ours'} | "
-            f"[{c.statement}](#{_anchor(c.statement)}) |"
-            for c in found
-        ]
-        table = "\n".join(["| verdict | whose | claim |", "|---|---|---|", *rows])
-        parts.append(f"## Claims\n\n{in_short(found)}\n\n{table}")
-        parts.append(f"## Evidence\n\n{evidence_markdown(found, level=3).rstrip()}")
-    parts.append("## Figures")
-    for picture in drawn:
-        link = f"![{picture.title}]({folder.name}/{picture.name}.png)"
-        parts.append(f"### {picture.name}: {picture.title}\n\n{link}\n\n{picture.caption}")
-    parts.append("## Tables")
-    parts += [table.markdown().replace("# ", "### ", 1).rstrip() for table in tables(results)]
-    refused = [f"- {each.method} ({each.experiments}): {each.reason}." for each in refusals(results)]
-    if refused:
-        parts.append("### Methods that do not apply\n\n" + "\n".join(refused))
-    write_text(page, "\n\n".join(parts) + "\n")
+    text = _rendered(
+        "report.md",
+        **_about_claims(found),
+        title=in_words(results.grid.get("title") or "Comparison of methods"),
+        meta=results.meta,
+        source=source,
+        page=page.name,
+        folder=folder.name,
+        deviations=page.with_name("deviations.md").exists(),
+        facts=facts(results),
+        missing=missing(results),
+        found=found,
+        pictures=drawn,
+        tables=tables(results),
+        refusals=refusals(results),
+    )
+    write_text(page, f"{text.rstrip()}\n")
     return [page, *written]
-
-
-def _head(results: Results, source: str, page: Path) -> str:
-    meta = results.meta
-    about = [f"- {name}: {value}" for name, value in facts(results)]
-    about.append(
-        f"- dpadmm {meta['version']}, Python {meta['python']}, NumPy {meta['numpy']}; data digest "
-        f"`{meta['data']['digest']}`, grid digest `{meta['grid_digest']}`"
-    )
-    if missing(results):
-        about.append(f"- **Not complete: {missing(results)} runs are missing.**")
-    if page.with_name("deviations.md").exists():
-        about.append("- Deviations from the paper, and why: [deviations.md](deviations.md)")
-    commands = f"```\n{meta['command']}\ndpadmm report {source} -o {page.name}\n```"
-    return "\n\n".join(
-        [
-            f"# {in_words(results.grid.get('title') or 'Comparison of methods')}",
-            f"Generated by these commands:\n\n{commands}",
-            "\n".join(about),
-            "The noise of these runs is simulated: it shows what privacy costs and protects nobody. Losses "
-            "and errors were measured on the rows without noise. ± is one standard deviation over splits.",
-        ]
-    )
-
-
-def _anchor(heading: str) -> str:
-    """The link that Markdown viewers give a heading: lower case, no punctuation, hyphens for spaces."""
-    return "".join(char for char in heading.lower() if char.isalnum() or char in " -_").replace(" ", "-")
-
-
-def evidence_markdown(found: Sequence[Claim], *, level: int = 2) -> str:
-    """Every claim with its verdict, evidence and rule, under headings of this level and the next."""
-    lines = [" ".join(filter(None, [CLEAR, few_splits(found)]))]
-    for from_paper, title in ((True, "The paper's claims"), (False, "Claims that we added")):
-        group = [claim for claim in found if claim.from_paper is from_paper]
-        lines += ["", f"{'#' * level} {title}"] if group else []
-        for claim in group:
-            lines += ["", f"{'#' * level}# {claim.statement}", "", f"**{claim.verdict}**. {claim.place}."]
-            if claim.quote:
-                lines[-1] += f" In the paper: “{_escaped(claim.quote)}”."
-            if claim.figures:
-                lines[-1] += f" Figures: {', '.join(claim.figures)}."
-            lines += ["", *(f"- {_escaped(sentence)}" for sentence in claim.evidence)]
-            lines += ["", f"Rule: {claim.rule}"]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*")
 
 
 def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
     """The claims as a Markdown page; ``n_missing`` runs of the experiments are not there yet."""
-    lines = ["# Claims of the paper, measured", ""]
-    if n_missing:
-        lines += [f"**These results are not complete: {n_missing} runs are missing.**", ""]
-    return "\n".join([*lines, in_short(found), "", evidence_markdown(found)])
+    return _rendered("claims.md", **_about_claims(found), missing=n_missing)
 
 
 def claims_json(found: Sequence[Claim]) -> str:
@@ -232,11 +183,11 @@ def claims_json(found: Sequence[Claim]) -> str:
 def write_all(results: Results, folder: Path) -> list[Path]:
     """Write every figure (PNG and SVG), table (Markdown and CSV) and claim of the results; the paths."""
     written: list[Path] = []
+    texts: dict[str, str] = {}
     captions = []
     for picture in pictures(results):
         written += save_figure(picture.figure, folder / "figures" / picture.name)
         captions.append(f"## {picture.name}: {picture.title}\n\n{picture.caption}\n")
-    texts: dict[str, str] = {}
     for table in tables(results):
         texts |= {f"tables/{table.name}.md": table.markdown(), f"tables/{table.name}.csv": table.csv()}
     if found := claims(results):
@@ -248,3 +199,176 @@ def write_all(results: Results, folder: Path) -> list[Path]:
         write_text(folder / name, text)
         written.append(folder / name)
     return written
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table: file name, heading, note, columns and rows of text."""
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """As Markdown, with the heading and the note."""
+        rows = [self.columns, ["---"] * len(self.columns), *self.rows]
+        lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+        return f"# {self.title}\n\n{self.note}\n\n{''.join(lines)}"
+
+    def csv(self) -> str:
+        """As CSV with a header."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
+        return out.getvalue()
+
+
+def tables(results: Results) -> list[Table]:
+    """All tables that have rows."""
+    found = [time_table(results), *(accuracy_table(results, name) for name in series.begun(results))]
+    return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
+
+
+def time_table(results: Results) -> Table | None:
+    """Table III: seconds, ratio to DP-ADMM, iterations of local solves, and the paper's values."""
+    rows = times(results)
+    if not rows:
+        return None
+    return Table(
+        "table3",
+        "Time of a run (the paper's Table III)",
+        "Seconds in rounds of the fastest and the slowest repeat, each run alone on the machine, after "
+        "compilation; ratios are of the fastest. Iterations are those of the exact local solver, per agent "
+        "and round. The paper's seconds are from MATLAB on another machine: compare the ratios.",
+        (
+            "ε per round", "method", "seconds", "slowest", "× DP-ADMM", "iterations", "paper, seconds",
+            "paper, × DP-ADMM",
+        ),
+        tuple(
+            (
+                f"{row.budget:g}", row.method, f"{row.seconds:.3f}", f"{row.slowest:.3f}",
+                _number(row.ratio, ".1f"), _number(row.iterations or np.nan, ".1f"),
+                _number(row.paper_seconds, ".3f"), _number(row.paper_ratio, ".1f"),
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
+def accuracy_table(results: Results, experiment: str) -> Table | None:
+    """Loss and error at the end for every setting of an experiment, local and global, with both totals."""
+    lines = where(done(results.select(experiment)), timed=False)
+    if not len(lines):
+        return None
+    budget = series.budget_column(lines)
+    rows = []
+    for label, group in series.variants(lines).items():
+        keys = [name for name in BUDGETS if distinct(group, name)]
+        for values, cell in split(group, "n_agents", "delta", *keys).items():
+            pooled = distinct(cell, "method") == ["centralized"]
+            spent = [
+                f"{value:g}" if name == budget else f"{value:g} ({BUDGETS[name]})"
+                for name, value in zip(keys, values[2:], strict=True)
+                if value is not None
+            ]
+            totals = [_largest(cell, f"total_{name}") for name in ("epsilon", "paper_epsilon")]
+            own = ("train_loss_local", "test_error_local")
+            rows.append(
+                (
+                    label,
+                    "–" if pooled else f"{values[0]}",
+                    spent[0] if spent else "–",
+                    power(values[1]) if spent else "–",
+                    *(_number(total, ".4f") for total in totals),
+                    *(_spread(cell, name) for name in ("train_loss_global", series.error_column(cell))),
+                    *(_spread(cell, name) if series.has_local(cell) else "–" for name in own),
+                )
+            )
+    title = results.grid["experiments"][experiment].get("title", experiment)
+    asked = "total ε, asked" if budget == "epsilon" else BUDGETS[budget]
+    error = "RMS error" if series.is_regression(lines) else "error"
+    return Table(
+        f"accuracy_{experiment}",
+        f"At the end of the runs: {in_words(title)}",
+        f"{_about_splits_and_totals(lines)}Local is the mean over the agents' own models, loss on "
+        f"their own rows, {error} on test rows.",
+        (
+            "method", "agents", asked, "δ", "total ε", "paper's ε̄", "loss, global", f"{error}, global",
+            "loss, local", f"{error}, local",
+        ),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def in_words(title: str) -> str:
+    """The title of a comparison with the display names of its methods; any other title unchanged.
+
+    Examples
+    --------
+    >>> in_words("dp_admm, admm_pvp on rows.csv")
+    'DP-ADMM, PVP on rows.csv'
+    """
+    names, on, data = title.partition(" on ")
+    listed = names.split(", ")
+    if not set(listed) <= set(METHODS):
+        return title
+    return f"{', '.join(METHODS[name] for name in listed)}{on}{data}"
+
+
+def _about_splits_and_totals(lines: Results) -> str:
+    n_seeds, by = len(distinct(lines, "seed")), "; ".join(distinct(lines, "accountant"))
+    over = "One split." if n_seeds == 1 else f"Mean ± standard deviation over up to {n_seeds} splits."
+    totals = (
+        "Total ε is that of the run at δ, exact for plain Gaussian noise and otherwise a bound that holds, "
+        f"by the accountant ({by}); ε̄ is the paper's bound where it applies. "
+    )
+    return f"{over} {totals if by else ''}"
+
+
+def settings_table(results: Results) -> Table:
+    """Every setting with the values it takes in the results."""
+    values = {name: distinct(results, name) for name in flat_parameters(Settings)}
+    return Table(
+        "settings",
+        "Settings",
+        "Every setting with the values it takes in this file. Settings are public: choosing one on private "
+        "rows is a leak.",
+        ("setting", "values"),
+        tuple((name, _values(name, found)) for name, found in values.items() if found),
+    )
+
+
+def _values(name: str, values: Sequence[object]) -> str:
+    if name == "seed" and len(values) > 2:
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(_plain(value) for value in values)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else METHODS.get(str(value), str(value))
+
+
+def _largest(lines: Results, column: str) -> float:
+    values = np.array(lines.last().column(column), dtype=float)
+    return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _spread(lines: Results, column: str) -> str:
+    percent = "error" in column and not series.is_regression(lines)
+    return series.mean_and_spread(at_end(lines, column), percent=percent, digits=2 if percent else 4)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or not np.isfinite(value) else f"{value:{form}}"
+
+
+def grid_text(results: Results) -> str:
+    """The grid as written, without the cells."""
+    experiments = {
+        name: {key: value for key, value in about.items() if key != "cells"}
+        for name, about in results.grid["experiments"].items()
+    }
+    return json.dumps({**results.grid, "experiments": experiments}, indent=1, ensure_ascii=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,14 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.checks import (
     require,
+    require_delta,
+    require_epsilon,
     require_mu,
     require_noise_multiplier,
+    require_whole,
     unwrapped,
 )
-from dpadmm.privacy.checks import require_delta as require_delta
-from dpadmm.privacy.checks import require_epsilon as require_epsilon
-from dpadmm.privacy.checks import require_whole as require_whole
-from dpadmm.privacy.releases import Release as Release
+from dpadmm.privacy.releases import Release
 
 Accountant = Literal["exact", "paper"]
 
@@ -206,14 +206,12 @@ def rdp_epsilon(releases: Iterable[Release], delta: float) -> float:
     mu = gaussian_mu(events)
     if mu == 0.0:
         return 0.0
-    from dp_accounting import GaussianDpEvent, rdp  # 1.3 s to import
+    from dp_accounting import rdp  # 1.3 s to import
 
     best = math.sqrt(2.0 * -math.log(delta)) / mu
     # The default neighbouring relation: the factor 2 of replace-one is already in the sensitivity
     accountant = rdp.RdpAccountant(orders=1.0 + best * np.geomspace(0.05, 20.0, 121))
-    for release in events:
-        accountant.compose(GaussianDpEvent(float(release.noise_multiplier)), int(release.count))
-    return float(accountant.get_epsilon(delta))
+    return _composed(accountant, events, delta)
 
 
 def pld_epsilon(releases: Iterable[Release], delta: float) -> float:
@@ -221,11 +219,17 @@ def pld_epsilon(releases: Iterable[Release], delta: float) -> float:
     require_delta(delta)
     events = [release for release in releases if release.count]
     mu = gaussian_mu(events)
-    from dp_accounting import GaussianDpEvent, pld  # 1.3 s to import
+    from dp_accounting import pld  # 1.3 s to import
 
     # The default neighbouring relation again: PLDAccountant(REPLACE_ONE) would count the factor 2 twice.
     # The loss has standard deviation μ, so this grid has the same number of points for every μ
     accountant = pld.PLDAccountant(value_discretization_interval=1e-4 * mu)
+    return _composed(accountant, events, delta)
+
+
+def _composed(accountant: Any, events: Iterable[Release], delta: float) -> float:
+    from dp_accounting import GaussianDpEvent
+
     for release in events:
         accountant.compose(GaussianDpEvent(float(release.noise_multiplier)), int(release.count))
     return float(accountant.get_epsilon(delta))

@@ -17,8 +17,7 @@ import numpy as np
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.calibration import mu_from_epsilon, paper_noise_multiplier, total_noise_multiplier
 from dpadmm.privacy.checks import require, require_delta, require_epsilon, require_whole
-from dpadmm.privacy.composition import ORDERS, epsilon_from_renyi, total_epsilon
-from dpadmm.privacy.objective import argmin_renyi
+from dpadmm.privacy.composition import ORDERS, argmin_renyi, epsilon_from_renyi, total_epsilon
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 
@@ -31,20 +30,11 @@ class ObjectivePlan:
 
     Noise ξ hides the slope of a row, but its curvature costs ``ε_det = ln(1 + β)``, ``β = c3/(m q)``, however
     large ξ is; only a ridge Φ helps there.
-
-    Attributes
-    ----------
-    release : ObjectiveRelease or PureRelease
-        What one round gives away; Φ is in its ``curvature_ratio``.
-    noise_scale : float
-        Gaussian: σ, for ``ξ = σ·N(0, I)``. Pure: ``1/ζ``, for ``ξ = (1/ζ)·spherical(...)``.
-    extra_ridge : float
-        Φ ≥ 0.
     """
 
-    release: ObjectiveRelease | PureRelease
-    noise_scale: float
-    extra_ridge: float
+    release: ObjectiveRelease | PureRelease  # what one round gives away; Φ is in its curvature_ratio
+    noise_scale: float  # Gaussian: σ, for ξ = σ·N(0, I). Pure: 1/ζ, for ξ = (1/ζ)·spherical(...)
+    extra_ridge: float  # Φ ≥ 0
 
 
 @lru_cache(maxsize=1024)
@@ -115,15 +105,9 @@ def objective_plan(
 
     If the curvature alone costs more than ε/2, the smallest Φ is added with which it costs ε/2.
 
-    Parameters
-    ----------
-    lipschitz, smoothness, n_rows
-        c1, c3 and m.
-    strong_convexity : float
-        q of everything but the data term, without Φ.
-    rounding_multiplier : float
-        Of the noise that covers the solver's tolerance, see
-        :class:`dpadmm.privacy.releases.ObjectiveRelease`; the total pays for it.
+    ``lipschitz``, ``smoothness`` and ``n_rows`` are c1, c3 and m; ``strong_convexity`` is q of everything but
+    the data term, without Φ. ``rounding_multiplier`` is that of the noise that covers the solver's tolerance
+    (:class:`dpadmm.privacy.releases.ObjectiveRelease`); the total pays for it.
 
     Examples
     --------
@@ -202,9 +186,8 @@ def pure_objective_plan(
     """
     _require_loss(lipschitz, smoothness, n_rows, strong_convexity)
     left, ridge = _round_split(smoothness, n_rows, strong_convexity, round_epsilon)
-    return ObjectivePlan(
-        PureRelease(round_epsilon), mean_gradient_sensitivity(lipschitz, n_rows) / left, ridge
-    )
+    scale = mean_gradient_sensitivity(lipschitz, n_rows) / left
+    return ObjectivePlan(PureRelease(round_epsilon), scale, ridge)
 
 
 def curvature_ratio(smoothness: float, n_rows: int, strong_convexity: float) -> float:
@@ -247,8 +230,5 @@ def _smallest_that_holds(
         high = min(high, low * factor)
     while high > low * (1.0 + precision):
         middle = math.sqrt(low * high)
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high

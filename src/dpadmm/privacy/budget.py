@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Sequence
 from threading import RLock
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from dpadmm._base.errors import BudgetExceeded, StudyError
@@ -32,18 +31,13 @@ class Budget(NamedTuple):
 
 
 class BudgetAccountant:
-    """A total (ε, δ) for all fits that are charged to it; the fit that would exceed it is refused.
+    """A total (``epsilon``, ``delta``) for all fits charged to it; the fit that would exceed it is refused.
 
     Give it to estimators as ``accountant=``, or open it as the default of every fit in a block, in whatever
     thread of this process; in nested blocks a fit is charged to all of them. Every fit is charged for its
     worst agent, before it starts, and keeps its charge if it fails. Copies (:func:`copy.deepcopy`,
     :func:`sklearn.base.clone`) are the same accountant. In another process it can count nothing, so it
     refuses every fit there: search with ``n_jobs=1`` or in threads.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        The total of all fits together.
 
     Examples
     --------
@@ -133,18 +127,15 @@ class BudgetAccountant:
             _OPEN.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _LOCK:  # other threads may have opened theirs since, so not simply the last
             last = max(i for i, each in enumerate(_OPEN) if each is self)
             del _OPEN[last]
 
-    def __copy__(self) -> BudgetAccountant:
+    def __copy__(self, _: Any = None) -> BudgetAccountant:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> BudgetAccountant:
-        return self
+    __deepcopy__ = __copy__
 
     def __reduce__(self) -> tuple[Any, ...]:
         with _LOCK:

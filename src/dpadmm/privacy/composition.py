@@ -11,12 +11,11 @@ from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
-from scipy.special import gammaln
+from scipy.special import erf, gammaln, log_ndtr
 
 from dpadmm._base.arrays import Floats
 from dpadmm.privacy.accounting import ROUND_UP, exact_epsilon, gaussian_mu, paper_epsilon
 from dpadmm.privacy.checks import require_delta, require_whole
-from dpadmm.privacy.objective import objective_renyi
 from dpadmm.privacy.plan import Tally
 from dpadmm.privacy.releases import (
     AnyRelease,
@@ -91,17 +90,17 @@ def tally_paper_epsilon(tally: Tally, delta: float) -> float:
 
 def accountant_of(release: AnyRelease) -> str:
     """How rounds of this kind are added up."""
-    if isinstance(release, Release):
-        return "exact Gaussian composition"
-    if isinstance(release, SampledRelease):
-        return "privacy loss distribution (PLD)"
-    if isinstance(release, ObjectiveRelease):
-        return "Rényi bound of objective perturbation"
-    if isinstance(release, PureRelease):
-        return "optimal composition of pure ε"
     if isinstance(release, UnpricedRelease):
         return f"none: {release.source} states no price"
-    assert_never(release)
+    return _ACCOUNTANTS[type(release)]
+
+
+_ACCOUNTANTS = {
+    Release: "exact Gaussian composition",
+    SampledRelease: "privacy loss distribution (PLD)",
+    ObjectiveRelease: "Rényi bound of objective perturbation",
+    PureRelease: "optimal composition of pure ε",
+}
 
 
 @lru_cache(maxsize=4096)
@@ -161,6 +160,44 @@ def _loss_grid(z: float, q: float) -> float:
     return max(0.01 * spread, float(span) / _GRID_POINTS)
 
 
+def objective_renyi(release: ObjectiveRelease, orders: Floats) -> Floats:
+    """A bound of the Rényi divergence of ``argmin_w f(w) + ⟨ξ, w⟩``, ``ξ ~ N(0, σ²I)``, at every order α > 1.
+
+    It holds in both directions. Derivation and limits: ``docs/decisions/0005-accounting-of-baselines.md``;
+    the tests compare it with exact divergences.
+
+    With ``s = α − 1``, ``μ = 1/z``, ``e = ln(1 + β)`` and ``κ = min(β²/(1 + β), μ√(2/π) + e)`` it is
+
+    ``μ²/2 + (1/s) ln{1 + sκ + [2 exp(s e + s²μ²/2) Φ(sμ) − 1 − s(μ√(2/π) + e)]}``,
+
+    plus ``α μ_r²/2`` for the Gaussian that covers the solver's tolerance.
+    """
+    noise, rounding = release.noise_multiplier, release.rounding_multiplier
+    if noise == 0.0 or rounding == 0.0:
+        return np.full(np.shape(orders), np.inf)
+    with np.errstate(over="ignore"):
+        cost = argmin_renyi(1.0 / noise, release.curvature_ratio, np.asarray(orders, float) - 1.0)
+        return cost + np.asarray(orders, float) / 2.0 / rounding / rounding
+
+
+def argmin_renyi(mu: float, curvature_ratio: float, s: Floats) -> Floats:
+    """The bound at orders ``1 + s`` without rounding; ``mu = 0`` leaves the cost of the curvature alone."""
+    beta = curvature_ratio
+    det, half_normal = math.log1p(beta), mu * math.sqrt(2.0 / math.pi)
+    mean = min(beta * (beta / (1.0 + beta)), half_normal + det)
+    with np.errstate(over="ignore"):
+        exponent = s * det + (s * mu) ** 2 / 2.0
+        # ln(2 Φ(x)), to full precision on both ends
+        log_moment = exponent + np.where(
+            s * mu < 1.0, np.log1p(erf(s * mu / math.sqrt(2.0))), math.log(2.0) + log_ndtr(s * mu)
+        )
+        near = np.expm1(np.minimum(log_moment, 30.0)) - s * (half_normal + det - mean)
+        # Beyond e³⁰ what is subtracted makes no difference, and leaving it out is safe
+        inner = np.where(log_moment > 30.0, log_moment, np.log1p(np.maximum(near, 0.0)))
+        slack = 8.0 * _EPS * (1.0 + s * (half_normal + det)) / s
+        return np.asarray(mu * mu / 2.0 + inner / s * (1.0 + 8.0 * _EPS) + slack)
+
+
 def epsilon_from_renyi(divergences: Floats, orders: Floats, delta: float) -> float:
     """``min_α ε_α + ln(1 − 1/α) − ln(δ α)/(α − 1)`` (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -178,13 +215,8 @@ def pure_composition(epsilon: float, count: int, delta: float) -> float:
     """
     k = np.arange(count, -1.0, -1.0)
     log_miss = -math.log1p(math.exp(-epsilon)) - epsilon
-    log_chance = (
-        gammaln(count + 1.0)
-        - gammaln(k + 1.0)
-        - gammaln(count - k + 1.0)
-        + k * (log_miss + epsilon)
-        + (count - k) * log_miss
-    )
+    log_ways = gammaln(count + 1.0) - gammaln(k + 1.0) - gammaln(count - k + 1.0)
+    log_chance = log_ways + k * (log_miss + epsilon) + (count - k) * log_miss
     above = np.logaddexp.accumulate(log_chance)
     below = np.logaddexp.accumulate(log_chance - (2.0 * k - count) * epsilon)
     slack = 16.0 * _EPS * (50.0 + count * (1.0 + math.log1p(count) + epsilon))

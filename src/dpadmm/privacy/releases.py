@@ -63,12 +63,8 @@ class ObjectiveRelease:
 
     def __post_init__(self) -> None:
         require_noise_multiplier(self.noise_multiplier)
-        require(
-            "curvature_ratio",
-            self.curvature_ratio,
-            lambda b: (b >= 0.0) & np.isfinite(b),
-            "a finite number of at least 0",
-        )
+        finite = "a finite number of at least 0"
+        require("curvature_ratio", self.curvature_ratio, lambda b: (b >= 0.0) & np.isfinite(b), finite)
         require("rounding_multiplier", self.rounding_multiplier, lambda r: r >= 0.0, "a number of at least 0")
 
 

@@ -59,12 +59,12 @@ class PrivacyReport:
     @property
     def n_releases(self) -> Integers:
         """Rounds in which each agent released something."""
-        return _each(self.released, lambda tally: sum(n for _, n in tally)).astype(np.int64)
+        return _each(self.released, _rounds).astype(np.int64)
 
     @property
     def charged_releases(self) -> Integers:
         """Rounds that each agent is charged for."""
-        return _each(self.charged, lambda tally: sum(n for _, n in tally)).astype(np.int64)
+        return _each(self.charged, _rounds).astype(np.int64)
 
     @cached_property
     def noise_multiplier(self) -> Floats:
@@ -151,6 +151,8 @@ class PrivacyReport:
         def plain(value: float) -> float | None:
             return float(value) if np.isfinite(value) else None
 
+        unpriced = any(isinstance(r, UnpricedRelease) for tally in set(self.charged) for r, _ in tally)
+        why_none = "the noise source states no price" if unpriced else "rows were used without noise"
         return {
             "private": self.private,
             "epsilon": plain(self.epsilon),
@@ -163,20 +165,20 @@ class PrivacyReport:
             "n_releases": [int(k) for k in self.n_releases],
             "charged_releases": [int(k) for k in self.charged_releases],
             "accountant": self.accountant,
-            "guarantee": GUARANTEE if self.private else self._no_guarantee(),
+            "guarantee": GUARANTEE if self.private else f"none: {why_none}",
             "noise": (EXACT if self.exact_noise else SIMULATED) if np.any(self.noise_multiplier) else "none",
             "method": self.method,
         }
-
-    def _no_guarantee(self) -> str:
-        unpriced = any(isinstance(r, UnpricedRelease) for tally in set(self.charged) for r, _ in tally)
-        return "none: the noise source states no price" if unpriced else "none: rows were used without noise"
 
 
 def _each(tallies: Sequence[Tally], calculate: Callable[[Tally], float]) -> Floats:
     """``calculate`` of every agent, once for agents with the same tally."""
     known = {tally: calculate(tally) for tally in set(tallies)}
     return np.array([known[tally] for tally in tallies], dtype=float)
+
+
+def _rounds(tally: Tally) -> int:
+    return sum(n for _, n in tally)
 
 
 def _mu(tally: Tally) -> float:

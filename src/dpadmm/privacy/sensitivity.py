@@ -46,10 +46,7 @@ def minimizer_sensitivity(
 ) -> float: ...
 @overload
 def minimizer_sensitivity(
-    lipschitz: float,
-    n_rows: Integers,
-    strong_convexity: float | Floats,
-    tolerance: float | Floats = 0.0,
+    lipschitz: float, n_rows: Integers, strong_convexity: float | Floats, tolerance: float | Floats = 0.0
 ) -> Floats: ...
 def minimizer_sensitivity(
     lipschitz: float,

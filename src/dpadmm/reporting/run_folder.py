@@ -61,25 +61,17 @@ def write_run(
     write_text(folder / "trace.csv", _trace_csv(runs))
     write_text(folder / "summary.json", json.dumps(summary(runs, how, extra), indent=2, allow_nan=False))
     for name in runs if new is None else new:
-        runs[name].model.save(_model_file(folder, name))
-        _write_statement(_statement_file(folder, name), runs[name])
+        runs[name].model.save(folder / f"model-{name}.npz")
+        _write_statement(folder / f"statement-{name}.json", runs[name])
 
 
 def remove_leftovers(folder: Path, runs: Iterable[str]) -> None:
     """Remove the models, statements and figures of an earlier run, so that none stays beside the new ones."""
-    kept = [file(folder, name) for name in runs for file in (_model_file, _statement_file)]
+    kept = {file for name in runs for file in (f"model-{name}.npz", f"statement-{name}.json")}
     for pattern in ("model-*.npz", "statement-*.json", "convergence.*"):
         for path in folder.glob(pattern):
-            if path not in kept:
+            if path.name not in kept:
                 path.unlink()
-
-
-def _model_file(folder: Path, name: str) -> Path:
-    return folder / f"model-{name}.npz"
-
-
-def _statement_file(folder: Path, name: str) -> Path:
-    return folder / f"statement-{name}.json"
 
 
 def _write_statement(path: Path, result: Result) -> None:

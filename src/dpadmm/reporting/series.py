@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpadmm._base.arrays import Floats
@@ -22,6 +21,16 @@ BUDGETS = {"round_epsilon": "ε per round", "epsilon": "total ε", "noise_multip
 """Columns that say how much noise there is, in words; a run has one of them."""
 
 _NOT_A_VARIANT = {"method", "seed", "n_agents", "delta", "test_rows", "metrics_every", *BUDGETS}
+
+
+class NoRuns(Exception):
+    """The results have no runs for a figure or a claim."""
+
+
+def need(*runs: object) -> None:
+    """Raise ``NoRuns`` unless all of them are there."""
+    if not all(runs):
+        raise NoRuns
 
 
 @dataclass(frozen=True)
@@ -39,12 +48,7 @@ class Curve:
 
 def where(results: Results, **equals: Any) -> Results:
     """The lines in which every named column has the given value; None means empty."""
-    mask = pa.chunked_array([np.ones(len(results), dtype=bool)])
-    for name, value in equals.items():
-        column = results.table.column(name)
-        same = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
-        mask = pc.and_(mask, pc.fill_null(same, False))
-    return keep(results, mask)
+    return results.select(**equals)
 
 
 def keep(results: Results, mask: Any) -> Results:
@@ -80,83 +84,63 @@ def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
 
 def begun(results: Results) -> list[str]:
     """The experiments that were run at least in part; cells shared with another experiment do not count."""
-    present = set(pc.unique(results.table.column("cell")).to_pylist())
+    present = set(results.cells)
     cells = {name: set(about["cells"]) for name, about in results.grid["experiments"].items()}
     in_how_many = Counter(cell for each in cells.values() for cell in each)
-    found = []
-    for name, mine in cells.items():
+
+    def was_begun(mine: set[str]) -> bool:
         own = {cell for cell in mine if in_how_many[cell] == 1}
-        if own & present or (not own and mine <= present):
-            found.append(name)
-    return found
+        return bool(own & present) if own else mine <= present
+
+    return [name for name, mine in cells.items() if was_begun(mine)]
 
 
 def missing(results: Results) -> int:
     """How many runs of the experiments that were begun are missing."""
-    present = set(pc.unique(results.table.column("cell")).to_pylist())
     wanted = {cell for name in begun(results) for cell in results.grid["experiments"][name]["cells"]}
-    return len(wanted - present)
+    return len(wanted.difference(results.cells))
 
 
 def budget_column(results: Results) -> str:
     """Which column says how much noise these runs have."""
-    for name in BUDGETS:
-        if results.table.column(name).null_count < len(results):
-            return name
-    return "round_epsilon"
-
-
-def variants(results: Results) -> dict[str, Results]:
-    """Label -> lines, for each method and each of its settings if there are several."""
-    out: dict[str, Results] = {}
-    for method in sorted(distinct(results, "method"), key=_rank):
-        lines = where(results, method=method)
-        names = [name for name in _setting_names(lines) if _varies(lines, name)]
-        for values, group in split(lines, *names).items():
-            words = [_in_words(name, value) for name, value in zip(names, values, strict=True)]
-            label = ", ".join([METHODS.get(method, method), *(word for word in words if word)])
-            out[label if label not in out else f"{label} ({len(out)})"] = group
-    return out
+    used = (name for name in BUDGETS if results.table.column(name).null_count < len(results))
+    return next(used, "round_epsilon")
 
 
 METHODS = {name: method.title for name, method in REGISTERED.items()}
 """Display names of the methods, in display order."""
 
+_IN_WORDS: dict[str, Callable[[Any], str]] = {
+    "learning_rate": lambda value: "default rate" if value is None else f"rate {value}",
+    "average": lambda value: {"last": "", "all": "averaged", "tail": "tail average"}.get(value, str(value)),
+    "sampling": lambda value: "" if value == "1" else f"{value} of the rows a round",
+    "split_regularizer": lambda value: "split" if value else "",
+    "mechanism": str,
+    "regularizer": lambda value: {"l1": "L1", "l2": "L2"}.get(value, str(value)),
+    "reg_share": lambda value: f"λ/n = {value}",
+    "weight_radius": lambda value: f"c_w = {value}",
+}
+"""How a setting is told in a label; any other by its name and value."""
 
-def _rank(method: str) -> int:
-    return list(METHODS).index(method) if method in METHODS else len(METHODS)
+
+def variants(results: Results) -> dict[str, Results]:
+    """Label -> lines, for each method and each of its settings if there are several."""
+    known, order = set(results.table.column_names), {method: i for i, method in enumerate(METHODS)}
+    settings = [name for name in flat_parameters(Settings) if name in known and name not in _NOT_A_VARIANT]
+    out: dict[str, Results] = {}
+    for method in sorted(distinct(results, "method"), key=lambda method: order.get(method, len(order))):
+        lines = where(results, method=method)
+        names = [name for name in settings if len(pc.unique(lines.table.column(name))) > 1]
+        for values, group in split(lines, *names).items():
+            words = [_setting_in_words(name, value) for name, value in zip(names, values, strict=True)]
+            label = ", ".join([METHODS.get(method, method), *filter(None, words)])
+            out[label if label not in out else f"{label} ({len(out)})"] = group
+    return out
 
 
-def _setting_names(results: Results) -> list[str]:
-    known = set(results.table.column_names)
-    return [name for name in flat_parameters(Settings) if name in known and name not in _NOT_A_VARIANT]
-
-
-def _varies(results: Results, name: str) -> bool:
-    return len(pc.unique(results.table.column(name))) > 1
-
-
-def _in_words(name: str, value: Any) -> str:
-    if isinstance(value, float):
-        value = f"{value:g}"
-    match name:
-        case "learning_rate":
-            return "default rate" if value is None else f"rate {value}"
-        case "average":
-            return {"last": "", "all": "averaged", "tail": "tail average"}.get(value, str(value))
-        case "sampling":
-            return "" if value == "1" else f"{value} of the rows a round"
-        case "split_regularizer":
-            return "split" if value else ""
-        case "mechanism":
-            return str(value)
-        case "regularizer":
-            return {"l1": "L1", "l2": "L2"}.get(value, str(value))
-        case "reg_share":
-            return f"λ/n = {value}"
-        case "weight_radius":
-            return f"c_w = {value}"
-    return f"{name.replace('_', ' ')} {value}"
+def _setting_in_words(name: str, value: Any) -> str:
+    value = f"{value:g}" if isinstance(value, float) else value
+    return _IN_WORDS[name](value) if name in _IN_WORDS else f"{name.replace('_', ' ')} {value}"
 
 
 ONE_MODEL = ("dp_sgd", "centralized")
@@ -178,15 +162,20 @@ def has(results: Results, name: str) -> bool:
     return bool(len(results)) and bool(np.isfinite(measure(results, name)).any())
 
 
+def error_column(results: Results) -> str:
+    """The global model's error: on test rows where there are any, else on training rows."""
+    return "test_error_global" if has(results, "test_error_global") else "train_error_global"
+
+
 def by_round(results: Results, name: str) -> Curve:
     """A measure by round: mean and spread over the seeds, at rounds that every run measured."""
-    return _curve(measure(results, name), np.array(results.column("round"), dtype=float))
+    return _curve(measure(results, name), measure(results, "round"))
 
 
 def by_end(results: Results, name: str, x: str) -> Curve:
     """A measure at the end of the runs, by the values of column ``x``."""
     last = results.last()
-    return _curve(measure(last, name), np.array(last.column(x), dtype=float), everywhere=False)
+    return _curve(measure(last, name), measure(last, x), everywhere=False)
 
 
 def flat(results: Results, name: str, points: Iterable[float]) -> Curve:
@@ -211,10 +200,18 @@ def at_end(results: Results, name: str) -> dict[int, float]:
     return {int(seed): float(value) for seed, value in pairs if np.isfinite(value)}
 
 
-def mean_std(values: Iterable[float] | Mapping[int, float]) -> tuple[float, float]:
+def mean_std(values: Mapping[int, float]) -> tuple[float, float]:
     """Mean and standard deviation; NaN where there is nothing."""
-    numbers = np.array(list(values.values() if isinstance(values, Mapping) else values), dtype=float)
+    numbers = np.array(list(values.values()), dtype=float)
     return (float(numbers.mean()), float(spread(numbers))) if numbers.size else (np.nan, np.nan)
+
+
+def mean_and_spread(values: Mapping[int, float], *, percent: bool, digits: int) -> str:
+    """``19.7 ± 0.4%``; without ± for a single split, a dash for none."""
+    mean, std = mean_std(values)
+    scale, unit = (100.0, "%") if percent else (1.0, "")
+    around = f" ± {scale * std:.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean:.{digits}f}{around}{unit}" if np.isfinite(mean) else "–"
 
 
 def with_optimum(results: Results, experiment: str) -> Results:
@@ -228,12 +225,15 @@ def with_optimum(results: Results, experiment: str) -> Results:
 
 def about(results: Results) -> str:
     """``adult, L2, 10 random splits``: what the lines of a figure have in common."""
-    shown = [("data", distinct(results, "data")), ("regularizer", distinct(results, "regularizer"))]
-    words = [
-        str(values[0]).replace("l1", "L1").replace("l2", "L2") for _, values in shown if len(values) == 1
-    ]
+    shared = [values[0] for name in ("data", "regularizer") if len(values := distinct(results, name)) == 1]
+    words = [str(value).replace("l1", "L1").replace("l2", "L2") for value in shared]
+    return ", ".join([*words, random_splits(results)])
+
+
+def random_splits(results: Results) -> str:
+    """``10 random splits``."""
     n_seeds = len(distinct(results, "seed"))
-    return ", ".join([*words, f"{n_seeds} random split{'s' if n_seeds != 1 else ''}"])
+    return f"{n_seeds} random split{'s' if n_seeds != 1 else ''}"
 
 
 def spread_note(results: Results) -> str:
@@ -254,7 +254,7 @@ def optimum(results: Results, name: str) -> float:
 
 
 def number_list(values: list[float]) -> str:
-    """``0.05, 0.1 and 0.2``.
+    """Numbers as words.
 
     Examples
     --------

@@ -18,13 +18,8 @@ Dash = str | tuple[float, tuple[float, ...]]
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES: tuple[Dash, ...] = (
-    "-",
-    (0, (6, 2)),
-    (0, (2, 1.5)),
-    (0, (7, 2, 1.5, 2)),
-    (0, (4, 1, 1, 1, 1, 1)),
-    (0, (1, 1)),
-)
+    "-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 1))
+)  # fmt: skip
 # each lighter than the one before it
 _METHODS = ("#0b1f4b", "#7a1f5c", "#b5432a", "#2f8a57", "#d98e2b", "#79a9d6", "#8a8a8a", "#c9a0c9")
 
@@ -51,17 +46,16 @@ class Look:
 def steps(count: int) -> list[Look]:
     """Looks of an ordered series, dark to light."""
     colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.82, max(count, 2)))
-    return [
-        Look(tuple(colors[i]), _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)]) for i in range(count)
-    ]
+    return [_look(i, tuple(colors[i])) for i in range(count)]
 
 
 def kinds(labels: list[str]) -> dict[str, Look]:
     """Looks of things without an order, such as methods, by label."""
-    return {
-        label: Look(_METHODS[i % len(_METHODS)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)])
-        for i, label in enumerate(labels)
-    }
+    return {label: _look(i, _METHODS[i % len(_METHODS)]) for i, label in enumerate(labels)}
+
+
+def _look(i: int, color: Any) -> Look:
+    return Look(color, _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)])
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -75,20 +69,12 @@ def draw(
     """One line with its markers and a band of ± one standard deviation."""
     if not len(curve):
         return
+    face, edge, width = ("white", look.color, 1.0) if hollow else (look.color, "black", 0.5)
     axes.plot(
-        curve.x,
-        curve.mean,
-        color=look.color,
-        linestyle=(0, (1.5, 1.5)) if hollow else look.dash,
-        linewidth=1.5,
-        marker=look.marker,
-        markersize=5,
-        markevery=max(1, len(curve) // 7),
-        markerfacecolor="white" if hollow else look.color,
-        markeredgecolor=look.color if hollow else "black",
-        markeredgewidth=1.0 if hollow else 0.5,
-        label=label,
-    )
+        curve.x, curve.mean, color=look.color, linestyle=(0, (1.5, 1.5)) if hollow else look.dash,
+        linewidth=1.5, marker=look.marker, markersize=5, markevery=max(1, len(curve) // 7),
+        markerfacecolor=face, markeredgecolor=edge, markeredgewidth=width, label=label,
+    )  # fmt: skip
     if band and curve.n_seeds > 1:
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.x, low, high, color=look.color, alpha=0.16, linewidth=0)
@@ -156,18 +142,12 @@ def power(value: float) -> str:
     return f"{value:g}"
 
 
-def legend(figure: Figure, axes: Axes, *, columns: int = 6, title: str | None = None) -> None:
+def legend(figure: Figure, axes: Axes, *, columns: int = 6) -> None:
     """One legend below all panels, from the lines of one of them."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         rows = -(-len(labels) // columns)
         figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=-(-len(labels) // rows),
-            frameon=False,
-            fontsize=9,
-            title=title,
-            handlelength=3.2,
-        )
+            handles, labels, loc="outside lower center", ncols=-(-len(labels) // rows), frameon=False,
+            fontsize=9, handlelength=3.2,
+        )  # fmt: skip

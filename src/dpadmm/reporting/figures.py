@@ -1,0 +1,452 @@
+"""The figures of commands: a run's convergence, comparison, evaluation, explanation, forecast and audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+from scipy.special import ndtr, ndtri
+from scipy.stats import beta
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.files import atomic_file
+from dpadmm.experiments.results import Results
+from dpadmm.model.explain import NOISE, Coefficient, Explanation
+from dpadmm.reporting import series, style
+from dpadmm.reporting.series import BUDGETS, METHODS, Curve, distinct, done, where
+from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, legend, new_figure, steps
+from dpadmm.training.metrics import Trace, spread
+
+if TYPE_CHECKING:
+    from dpadmm.model.evaluate import Evaluation
+    from dpadmm.model.model import Model
+    from dpadmm.runs.planning.forecast import Grid, Outlook
+    from dpadmm.runs.planning.verdict import Verdict
+
+GREY = "#8a8a8a"
+
+
+def save_figure(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write ``stem.png`` and ``stem.svg``, or only some ``kinds`` of them."""
+    paths = [stem.with_suffix(f".{kind}") for kind in kinds]
+    with matplotlib.rc_context({"svg.hashsalt": "dpadmm", "svg.fonttype": "none"}):
+        for path in paths:
+            undated = {"Date": None} if path.suffix == ".svg" else None
+            with atomic_file(path) as out:
+                figure.savefig(out, format=path.suffix[1:], metadata=undated)
+    return paths
+
+
+# --- dpadmm simulate: loss and error by round ------------------------------------------------------------
+
+
+def convergence_figure(
+    traces: Mapping[str, Sequence[Trace]],
+    *,
+    optimum: Mapping[str, float] | None = None,
+    title: str = "",
+    error_name: str = "error of the global model",
+) -> Figure:
+    """Two panels, training loss and error by round, beside the non-private ``optimum`` (column -> value).
+
+    ``traces`` are those of repeated runs, by label.
+    """
+    figure = new_figure(9.0, 3.8)
+    left, right = figure.subplots(1, 2)
+    columns = next(iter(traces.values()))[0].columns
+    error = "test_error_global" if "test_error_global" in columns else "train_error_global"
+    measured_on = "test rows" if error.startswith("test") else "training rows"
+    panels = (
+        (left, "train_loss_global", "training loss of the global model"),
+        (right, error, f"{error_name}, {measured_on}"),
+    )
+    looks = kinds(list(traces))
+    for axes, column, heading in panels:
+        for label, group in traces.items():
+            shortest = min(len(trace) for trace in group)
+            values = np.array([trace.columns[column][:shortest] for trace in group])
+            rounds = group[0].columns["round"][:shortest]
+            curve = Curve(rounds, values.mean(axis=0), spread(values, axis=0), len(group))
+            draw(axes, curve, looks[label], label=label)
+        floor(axes, (optimum or {}).get(column, np.nan), "non-private optimum")
+        dress(axes, title=heading, x="round")
+    legend(figure, left, columns=4)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+# --- dpadmm compare: methods × budgets × agents ----------------------------------------------------------
+
+_MOST_PANELS = 4
+_FAR = 5.0
+"""Largest over smallest mean from which a scale is logarithmic."""
+
+
+def comparison_figure(results: Results) -> Figure:
+    """Error and training loss of the global model at the end, beside the non-private optimum.
+
+    Against the budget, one column of panels per number of agents; against the number of agents where there is
+    one budget; side by side where there is one of both.
+    """
+    lines = done(results)
+    groups = {
+        label: group
+        for label, group in series.variants(lines).items()
+        if set(distinct(group, "method")) != {"centralized"}
+    }
+    budget = series.budget_column(lines)
+    budgets = distinct(lines, budget)
+    agents = sorted({n for group in groups.values() for n in distinct(group, "n_agents")})
+    by_agents = len(budgets) < 2 and len(agents) > 1
+    alone = len(budgets) < 2 and len(agents) < 2
+    panels = [None] if by_agents or alone else agents[:_MOST_PANELS]
+    figure = new_figure(4.6 * max(1 if len(panels) > 1 else 1.4, len(panels)), 6.4)
+    grid = figure.subplots(2, len(panels), squeeze=False, sharey="row", sharex="col")
+    for i, column in enumerate((series.error_column(lines), "train_loss_global")):
+        rate = "error" in column and not series.is_regression(lines)
+        for axes, n in zip(grid[i], panels, strict=True):
+            here = {
+                label: group if n is None or _same_for_all(group, n) else where(group, n_agents=n)
+                for label, group in groups.items()
+            }
+            if alone:
+                _side_by_side(axes, here, column)
+            else:
+                _lines(axes, here, column, "n_agents" if by_agents else budget)
+            floor(axes, series.optimum(lines, column), "non-private optimum")
+            title = f"{n} agents" if n is not None and i == 0 else ""
+            x = "" if alone or i == 0 else "number of agents n" if by_agents else BUDGETS[budget]
+            measured = "loss" if "loss" in column else "error" if rate else "RMS error"
+            y = f"{'training' if 'train' in column else 'test'} {measured}, global model"
+            dress(axes, title=title, x=x, y=y if axes is grid[i][0] else "", percent=rate)
+        if not rate and _far_apart(lines, column):
+            for axes in grid[i]:
+                style.log_y(axes)
+    legend(figure, grid[0][0], columns=max(3, 3 * len(panels)))
+    return figure
+
+
+def comparison_picture(results: Results, name: str) -> Picture:
+    """The figure with its caption; raises ``NoRuns`` where every run was refused."""
+    lines = done(results)
+    series.need(lines)
+    figure = comparison_figure(results)
+    names = [label for label in series.variants(lines) if label != METHODS["centralized"]]
+    deltas = ", ".join(f"{value:g}" for value in distinct(lines, "delta"))
+    far = any(axes.get_yscale() == "log" for axes in figure.axes)
+    dotted = "The dotted line is the non-private optimum on pooled rows. "
+    caption = (
+        f"{', '.join(names) or 'The non-private optimum alone'} at the end of the runs "
+        f"({series.about(lines)}, δ = {deltas}): {'RMS error' if series.is_regression(lines) else 'error'} "
+        f"(top) and training loss (bottom) of the global model. {series.spread_note(lines)}"
+        f"{dotted if np.isfinite(series.optimum(lines, 'train_loss_global')) else ''}Lower is better."
+        f"{' A scale is logarithmic where methods lie far apart.' if far else ''}"
+    )
+    return Picture(name, "Methods side by side", caption, figure)
+
+
+def _same_for_all(group: Results, n_agents: int) -> bool:
+    """Whether a method without noise was run for another number of agents only, which stands for all."""
+    return not distinct(group, series.budget_column(group)) and n_agents not in distinct(group, "n_agents")
+
+
+def _far_apart(lines: Results, column: str) -> bool:
+    """Whether one mean is so large that the others could not be told apart beside it."""
+    keys = ("n_agents", series.budget_column(lines))
+    cells = [cell for each in series.variants(lines).values() for cell in series.split(each, *keys).values()]
+    means = np.array([series.mean_std(series.at_end(cell, column))[0] for cell in cells])
+    means = means[np.isfinite(means)]
+    return bool(means.size) and means.min() > 0.0 and means.max() > _FAR * means.min()
+
+
+def _lines(axes: Axes, groups: dict[str, Results], column: str, x: str) -> None:
+    looks = kinds(list(groups))
+    points = sorted({value for group in groups.values() for value in distinct(group, x)})
+    for label, group in groups.items():
+        if len(group):
+            several = distinct(group, x)
+            curve = series.by_end(group, column, x) if several else series.flat(group, column, points)
+            draw(axes, curve, looks[label], label=label)
+    if points and points[0] > 0:
+        style.at_values(axes, points)
+
+
+def _side_by_side(axes: Axes, groups: dict[str, Results], column: str) -> None:
+    for i, (label, look) in enumerate(kinds(list(groups)).items()):
+        if len(groups[label]):
+            values = series.at_end(groups[label], column)
+            mean, std = series.mean_std(values)
+            axes.errorbar(i, mean, yerr=std if len(values) > 1 else None, fmt=look.marker, color=look.color,
+                          markersize=8, capsize=4, label=label)  # fmt: skip
+    axes.set_xticks([])
+    axes.set_xlim(-0.6, len(groups) - 0.4)
+
+
+# --- dpadmm evaluate -------------------------------------------------------------------------------------
+
+MOST_CLASSES = 12
+"""Beyond, a confusion matrix has no numbers in its cells."""
+MOST_POINTS = 2000
+"""Of a curve: what a figure can show."""
+
+
+def evaluation_figure(model: Model, evaluation: Evaluation, title: str) -> Figure:
+    """Confusion, calibration and ROC, as far as the model has them; or predicted against true numbers."""
+    if model.task == "regression":
+        figure = new_figure(5.2, 4.6)
+        _numbers(figure.subplots(), model, evaluation, title)
+        return figure
+    wanted = ((_confusion, True), (_reliability, bool(evaluation.bins)), (_roc, model.task == "binary"))
+    panels = [panel for panel, shown in wanted if shown]
+    figure = new_figure(4.4 * len(panels), 4.2)
+    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+        panel(axes, evaluation)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _confusion(axes: Axes, evaluation: Evaluation) -> None:
+    counts = evaluation.confusion
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    names = [str(name) for name in evaluation.classes]
+    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0)
+    axes.set_yticks(range(len(names)), names)
+    if len(names) <= MOST_CLASSES:
+        for (row, column), count in np.ndenumerate(counts):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8.5, color=color)
+    dress(axes, title=f"accuracy {evaluation.figures['accuracy']:.1%}", x="predicted", y="true")
+    axes.grid(visible=False)
+
+
+def _reliability(axes: Axes, evaluation: Evaluation) -> None:
+    bins, look = evaluation.bins, kinds(["bins"])["bins"]
+    _diagonal(axes)
+    sizes = np.array([each.rows for each in bins])
+    predicted, observed = [each.predicted for each in bins], [each.observed for each in bins]
+    axes.plot(predicted, observed, color=look.color, linewidth=1.2)
+    axes.scatter(predicted, observed, s=12.0 + 140.0 * sizes / sizes.max(), color=look.color, alpha=0.8)
+    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0))
+    title = f"calibration, mean error {evaluation.figures['calibration_error']:.3f}"
+    dress(axes, title=title, x="predicted probability", y="share that was so")
+
+
+def _roc(axes: Axes, evaluation: Evaluation) -> None:
+    order = np.argsort(-evaluation.scores[:, 0], kind="stable")
+    positive, scores = evaluation.truth[order] == 1, evaluation.scores[order, 0]
+    last_of_tie = np.append(np.diff(scores) != 0.0, True)
+    hits, alarms = (np.append(0, np.cumsum(each)[last_of_tie]) for each in (positive, ~positive))
+    chosen = np.unique(np.linspace(0, len(hits) - 1, MOST_POINTS).astype(int))
+    _diagonal(axes)
+    if hits[-1] and alarms[-1]:
+        axes.plot(alarms[chosen] / alarms[-1], hits[chosen] / hits[-1], color=kinds(["roc"])["roc"].color)
+    area, (negative, found) = evaluation.figures["auc"], evaluation.classes[:2]
+    title = "ROC" if area is None else f"ROC, area {area:.3f}"
+    dress(axes, title=title, x=f"{negative} taken for {found}"[:60], y=f"{found} found"[:60])
+
+
+def _numbers(axes: Axes, model: Model, evaluation: Evaluation, title: str) -> None:
+    predicted = model.answers(evaluation.scores)
+    low = float(min(predicted.min(), evaluation.truth.min()))
+    high = float(max(predicted.max(), evaluation.truth.max()))
+    axes.hexbin(evaluation.truth, predicted, gridsize=50, cmap="viridis", bins="log", mincnt=1)
+    _diagonal(axes, low, high)
+    dress(axes, title=f"{title}: RMSE {evaluation.figures['rmse']:.4g}", x="true", y="predicted")
+
+
+def _diagonal(axes: Axes, low: float = 0.0, high: float = 1.0) -> None:
+    axes.plot([low, high], [low, high], color="#777777", linestyle=(0, (5, 2)), linewidth=1.0)
+
+
+# --- dpadmm explain: what every column does to the score -------------------------------------------------
+
+LONGEST = 44
+"""Characters of a name that are shown."""
+PER_ROW, MARGIN = 0.24, 1.7
+"""Inches."""
+
+
+def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Figure:
+    """Effects over the columns' ranges, largest on top; bars of 2 standard errors, hollow if they reach 0."""
+    shown = explanation.coefficients[:top]
+    figure = new_figure(7.2, MARGIN + PER_ROW * max(len(shown), 3))
+    axes = figure.subplots()
+    looks = kinds(list(dict.fromkeys(each.output for each in shown)))
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    for place, each in enumerate(shown):
+        _dot(axes, each, place, looks[each.output])
+    names = [each.name if len(each.name) <= LONGEST else f"{each.name[: LONGEST - 1]}…" for each in shown]
+    axes.set_yticks(range(len(shown)), [_plain(name) for name in names])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    dress(axes, title=title, x=f"change of: {explanation.score}\n(over the whole range of the column)")
+    axes.grid(visible=False, axis="y")
+    nothing = [np.nan]
+    for output, look in looks.items():
+        if output:
+            axes.plot(nothing, nothing, look.marker, color=look.color, label=_plain(output))
+    if not explanation.unknown:
+        axes.errorbar(nothing, nothing, xerr=nothing, color=GREY, capsize=2.5,
+                      label="± 2 noise standard errors")  # fmt: skip
+        axes.plot(nothing, nothing, "o", color=GREY, markerfacecolor="white",
+                  label="may be noise: reaches zero")  # fmt: skip
+    legend(figure, axes, columns=4)
+    return figure
+
+
+def _dot(axes: Axes, each: Coefficient, place: int, look: Look) -> None:
+    hollow = bool(each.may_be_noise)
+    reach = NOISE * (each.standard_error or 0.0) * each.span
+    color = GREY if hollow and not each.output else look.color
+    axes.errorbar(
+        [each.effect], [place], xerr=[reach] if reach else None, color=color, marker=look.marker,
+        markersize=5.5, markerfacecolor="white" if hollow else color, markeredgecolor=color,
+        elinewidth=1.3, capsize=2.5, linestyle="none",
+    )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return name.replace("$", r"\$")  # no formulas
+
+
+# --- dpadmm plan: what is reached against ε, a line for every number of rounds ---------------------------
+
+
+def forecast_figure(
+    outlooks: Sequence[Outlook],
+    grid: Grid,
+    verdicts: Sequence[Verdict],
+    *,
+    title: str,
+    measure: str,
+    percent: bool,
+) -> Picture:
+    """A panel for every scenario, with the lines between which everything lies.
+
+    ``measure`` is what the vertical axis shows, and ``percent`` whether that is a share.
+    """
+    several = len(outlooks) > 1
+    figure = new_figure(4.2 * len(outlooks) if several else 7.6, 4.9)
+    panels = np.atleast_1d(figure.subplots(1, len(outlooks), sharey=True))
+    for axes, outlook, verdict in zip(panels, outlooks, verdicts, strict=True):
+        _outlook(axes, outlook, grid, verdict)
+        heading, y = f"{outlook.name}: {verdict.word}", measure if axes is panels[0] else ""
+        dress(axes, title=heading, x="total ε", y=y, percent=percent)
+    figure.suptitle(f"Forecast, not a result: {title}", fontsize=11, x=0.01, ha="left")
+    legend(figure, panels[0], columns=5 if several else 3)
+    words = "; ".join(
+        f"{each.name}: {verdict.word}, {verdict.reason}"
+        for each, verdict in zip(outlooks, verdicts, strict=True)
+    )
+    caption = (
+        f"A forecast of {title}, from {'made-up' if several else 'public'} rows; no private row was read. "
+        f"{measure} against the total ε, a line for every number of rounds; bands: ± one standard deviation "
+        "of what one run reaches (noise, splits and the number of rows tested on). Dotted: without "
+        f"privacy; grey: without learning. The ring marks the study's own ε and rounds. Verdict: {words}."
+    )
+    return Picture("forecast", "Forecast of a study", caption, figure)
+
+
+def _outlook(axes: Axes, outlook: Outlook, grid: Grid, verdict: Verdict) -> None:
+    for rounds, look in zip(grid.rounds, steps(len(grid.rounds)), strict=True):
+        cells = [cell for cell in outlook.cells if cell.n_rounds == rounds]
+        points = [(cell.epsilon, cell.value.mean, cell.value.spread) for cell in cells]
+        epsilon, mean, std = np.array(points, dtype=float).reshape(-1, 3).T
+        draw(axes, Curve(epsilon, mean, std, n_seeds=2), look, label=f"{rounds} rounds")  # 2: with a band
+    axes.plot(
+        [grid.own[0]], [outlook.at(*grid.own).mean], "o", markersize=13, markerfacecolor="none",
+        markeredgecolor="#b5432a", markeredgewidth=1.8, label="this study", zorder=5,
+    )  # fmt: skip
+    floor(axes, outlook.ceiling.mean, "without privacy")
+    dashes = (0, (5, 3))
+    axes.axhline(outlook.baseline, color="#888888", linestyle=dashes, linewidth=1.3, label="without learning")
+    axes.axhline(verdict.goal, color="#b5432a", linewidth=1.0, alpha=0.8, label="goal")
+    style.at_values(axes, list(grid.epsilons))
+
+
+# --- dpadmm audit: how well an attacker told two worlds apart, beside what was promised -------------------
+
+Points = tuple[Floats, Floats]
+ALPHA, BETA = "world 0 taken for 1 (share of trials)", "world 1 taken for 0 (share of trials)"
+
+
+def roc_figure(
+    scores: tuple[Floats, Floats],
+    *,
+    mu: float,
+    proven: float,
+    threshold: float,
+    confidence: float,
+    title: str,
+) -> Picture:
+    """Errors of an attacker for every threshold, linear and logarithmic.
+
+    ``scores`` are those of world 0 and of world 1, large ones speaking for world 1; ``mu`` was promised, and
+    ``proven`` is the lower limit that the audit found with the ``threshold`` that it fixed beforehand;
+    ``confidence`` is that of the limits of each rate.
+    """
+    cuts = np.quantile(np.concatenate(scores), np.linspace(0.0, 1.0, 401))
+    rates, low, high = _rates(scores, cuts, confidence)
+    here, _, corner = _rates(scores, np.array([threshold]), confidence)
+    figure = new_figure(9.2, 4.6)
+    left, right = figure.subplots(1, 2)
+    axis = np.concatenate([np.geomspace(1e-5, 0.02, 60), np.linspace(0.02, 1.0, 200)])
+    looks = kinds(["seen", "promised", "proven"])
+    # the outline of the band between the two limits
+    band = [np.maximum(np.concatenate([a, b[::-1]]), 1e-9) for a, b in zip(low, high, strict=True)]
+    for axes in (left, right):
+        axes.fill(*band, color=looks["seen"].color, alpha=0.2, linewidth=0,
+                  label=f"its {100 * confidence:.6g}% limits, at each threshold")  # fmt: skip
+        axes.plot(*rates, color=looks["seen"].color, linewidth=1.4, label="the attacker's errors, measured")
+        axes.plot(axis, ndtr(-ndtri(axis) - mu), color=looks["proven"].color, linestyle=(0, (5, 2)),
+                  linewidth=1.6, label=f"promise, μ = {mu:g}: nobody may be below")  # fmt: skip
+        if proven > 0.0:
+            axes.plot(axis, ndtr(-ndtri(axis) - proven), color="#555555", linestyle=(0, (1, 1.5)),
+                      linewidth=1.5, label=f"proven, μ ≥ {proven:.3f}")  # fmt: skip
+        axes.plot(*here, "o", color=looks["seen"].color, markeredgecolor="white", markersize=6,
+                  label="threshold fixed beforehand")  # fmt: skip
+        axes.plot(*corner, "+", color="#555555", markersize=9, markeredgewidth=1.4,
+                  label="upper limits of both its errors")  # fmt: skip
+        axes.set_aspect("equal")
+    left.plot([0.0, 1.0], [1.0, 0.0], color="black", linewidth=0.6, alpha=0.5)
+    left.text(0.52, 0.52, "guessing by a coin", fontsize=8, rotation=-45, ha="center", va="center")
+    left.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0))
+    left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    dress(left, title="(a) all thresholds", x=ALPHA, y=BETA, percent=True)
+    least = max(1e-4, 3.0 / min(len(each) for each in scores))
+    right.set(xlim=(least, 1.0), ylim=(least, 1.0))
+    style.log_x(right)
+    style.log_y(right)
+    for scale in (right.xaxis, right.yaxis):
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{100.0 * value:g}%"))
+    dress(right, title="(b) the same, logarithmic", x=ALPHA, y=BETA)
+    legend(figure, left, columns=3)
+    caption = (
+        f"{title}. Horizontal: how often an attacker takes world 0 for world 1; vertical: how often world 1 "
+        "for world 0; each point is a threshold for its likelihood ratio. (a) linear, (b) the same, "
+        f"logarithmic. Dashed: the trade-off curve of μ-GDP for the promised μ = {mu:g}, which nobody may be "
+        "below. "
+        "A sound audit lies on it: the attacker is as good as one can be, and no better. Dotted: what the "
+        f"limits of both errors at the one threshold that was fixed beforehand prove, μ ≥ {proven:.3f}."
+    )
+    return Picture("roc", "Errors of an attacker, and the promise", caption, figure)
+
+
+def _rates(scores: tuple[Floats, Floats], cuts: Floats, confidence: float) -> tuple[Points, Points, Points]:
+    """Rates of both errors at each threshold, and their lower and upper limits (Clopper–Pearson)."""
+    zero, one = (np.sort(each) for each in scores)
+    wrong = (len(zero) - np.searchsorted(zero, cuts, side="right"), np.searchsorted(one, cuts, side="right"))
+    rates, low, high = [], [], []
+    tail = (1.0 - confidence) / 2.0
+    for count, n in zip(wrong, (len(zero), len(one)), strict=True):
+        rates.append(count / n)
+        low.append(np.where(count > 0, beta.ppf(tail, np.maximum(count, 1), n - count + 1), 0.0))
+        high.append(np.where(count < n, beta.isf(tail, count + 1, np.maximum(n - count, 1)), 1.0))
+    return (rates[0], rates[1]), (low[0], low[1]), (high[0], high[1])
