@@ -61,7 +61,7 @@ COMMANDS = {
         "reproduce", "reproduce", "Run the paper's experiments and draw its figures and tables."
     ),
     "report": Entry(
-        "report",
+        "reproduce",
         "report",
         "One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown.",
     ),

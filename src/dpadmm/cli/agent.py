@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dpadmm._base.errors import Refusal, StudyError
-from dpadmm.cli.columns import counts_of, show_survey
 from dpadmm.cli.ledger import ENDED_EARLY, chosen_study, left_in
 from dpadmm.cli.screen import AsJson, echo_json, rounded_down, rounded_up, say, say_path, table
-from dpadmm.cli.study import StudyFile, figures, in_words, write_template
+from dpadmm.cli.study import StudyFile, counts_of, figures, in_words, show_survey, write_template
 from dpadmm.federation.site import decisions
 from dpadmm.site.limits import broken_promises
 from dpadmm.site.site import Site, read_site

@@ -25,13 +25,11 @@ VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("un
 
 
 def audit(
-    trials: Annotated[
-        int, typer.Option("--trials", help="Number of studies to attack; each has two agents.")
-    ] = 10_000,
-    mu: Annotated[float, typer.Option("--mu", help="The guarantee of a study: μ-GDP in total.")] = 2.0,
-    delta: Annotated[float, typer.Option("--delta", help="The δ for which ε is computed.")] = 1e-5,
+    trials: Annotated[int, typer.Option(help="Number of studies to attack; each has two agents.")] = 10_000,
+    mu: Annotated[float, typer.Option(help="The guarantee of a study: μ-GDP in total.")] = 2.0,
+    delta: Annotated[float, typer.Option(help="The δ for which ε is computed.")] = 1e-5,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Number of processes.", show_default="all cores")
+        int | None, typer.Option(help="Number of processes.", show_default="all cores")
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the figure and the numbers.")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from dpadmm.reporting.series import Curve
 from dpadmm.reporting.style import Picture, at_values, draw, dress, legend, new_figure, steps
 from dpadmm.runs.planning.forecast import Grid, Outlook
-from dpadmm.runs.planning.verdict import Verdict
+from dpadmm.runs.planning.plan import Verdict
 
 
 def forecast_figure(
