@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +18,18 @@ from rich.console import Console
 
 from dpadmm._base.errors import DIVERGED, StudyError
 from dpadmm.cli.data_options import add_options, open_dataset
-from dpadmm.cli.reproduce import RESULTS, check_results_folder, run_with_progress
+from dpadmm.cli.reproduce import (
+    RESULTS,
+    JsonForMachines,
+    Restart,
+    Workers,
+    check_results_folder,
+    run_with_progress,
+)
 from dpadmm.cli.screen import echo_json, epsilon_text, mean_and_spread, say, say_path, table
 from dpadmm.cli.simulate_options import LISTS, RUN_OPTIONS, parameters
 from dpadmm.data import Dataset
-from dpadmm.experiments.grid import Grid, grid_from
+from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
 from dpadmm.optim.losses import LOSSES
 from dpadmm.reporting.series import METHODS, ONE_MODEL
@@ -53,27 +61,21 @@ def compare_command(
     ] = None,
     round_epsilon: Annotated[
         str | None,
-        typer.Option(
-            "--round-epsilon", help="ε per ROUND, the same for all methods, as in the paper; one or several."
-        ),
+        typer.Option(help="ε per ROUND, the same for all methods, as in the paper; one or several."),
     ] = None,
     agents: Annotated[
         str | None,
         typer.Option("--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="Random splits of each run.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the first split.")] = 1,
-    metrics_every: Annotated[int, typer.Option("--metrics-every", help="Measure every so many rounds.")] = 5,
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes, one core each.", show_default="all cores")
-    ] = None,
+    repeats: Annotated[int, typer.Option(help="Random splits of each run.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the first split.")] = 1,
+    metrics_every: Annotated[int, typer.Option(help="Measure every so many rounds.")] = 5,
+    workers: Workers = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the results file and the figure.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again where the folder has other results.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    overwrite: Restart = False,
+    as_json: JsonForMachines = False,
     **options: Any,
 ) -> None:
     """Compare methods at equal privacy: what does each reach, and what does it cost?"""
@@ -84,23 +86,29 @@ def compare_command(
     shared = {**given, "metrics_every": metrics_every}
     named = _names(methods)
     budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
-    counts = _agents(agents, about)
+    if agents is not None and "by" in about:
+        raise StudyError("by says who the agents are; leave --agents out")
+    counts = _numbers("agents", agents or "10", int, "whole numbers")
     first = _checked(named, budgets, counts, shared)
     if output:
         check_results_folder(output, overwrite=overwrite)
-    top = {"repeats": repeats, "first_seed": seed, "shared": shared}
-    grid = _grid(about, named, budgets, counts, top)
+    agents_of = {} if "by" in about else {"n_agents": counts}
+    title = f"{', '.join(named)} on {Path(about.get('data', '')).name}"
+    grid = grid_from(
+        {
+            "title": title,
+            **{name: value for name, value in about.items() if name in ("data", "label", "classes", "by")},
+            "repeats": repeats,
+            "first_seed": seed,
+            "shared": shared,
+            "experiments": {EXPERIMENT: {"title": title, "runs": _runs(named, budgets, agents_of)}},
+        },
+        "compare",
+    )
     dataset = open_dataset(about, first)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
-        results = run_with_progress(
-            grid,
-            dataset,
-            Path(folder),
-            workers=workers,
-            overwrite=overwrite,
-            quiet=as_json,
-            kept=output is not None,
-        )
+        run = partial(run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
+        results = run(grid, dataset, Path(folder), quiet=as_json)
     rows = rows_of(results)
     asked = [row for row in rows if row.method != "centralized"]
     if asked and all(row.status != DONE for row in asked):
@@ -152,20 +160,11 @@ def _budgets(names: list[str], *, epsilon: str | None, round_epsilon: str | None
     return given
 
 
-def _numbers(name: str, text: str) -> list[float]:
+def _numbers(name: str, text: str, kind: Any = float, words: str = "numbers") -> list[Any]:
     try:
-        return list(dict.fromkeys(float(part) for part in text.split(",")))
+        return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        raise StudyError(f"{name} must be numbers with commas between, not {text!r}") from None
-
-
-def _agents(text: str | None, about: Mapping[str, Any]) -> list[int]:
-    if text is not None and "by" in about:
-        raise StudyError("by says who the agents are; leave --agents out")
-    try:
-        return list(dict.fromkeys(int(part) for part in (text or "10").split(",")))
-    except ValueError:
-        raise StudyError(f"agents must be whole numbers with commas between, not {text!r}") from None
+        raise StudyError(f"{name} must be {words} with commas between, not {text!r}") from None
 
 
 def _checked(
@@ -182,31 +181,14 @@ def _checked(
     return first
 
 
-def _grid(
-    about: Mapping[str, Any],
-    names: list[str],
-    budgets: Mapping[str, list[float]],
-    counts: list[int],
-    top: Mapping[str, Any],
-) -> Grid:
+def _runs(
+    names: list[str], budgets: Mapping[str, list[float]], agents: Mapping[str, list[int]]
+) -> list[dict[str, Any]]:
     private = [name for name in names if name not in NOT_PRIVATE]
     others = [name for name in names if name in NOT_PRIVATE]
-    agents: dict[str, list[int]] = {} if "by" in about else {"n_agents": counts}
-    runs: list[dict[str, Any]] = [{"method": "centralized", **{k: v[:1] for k, v in agents.items()}}]
-    if private:
-        runs.append({"method": private, **agents, **budgets})
-    if others:
-        runs.append({"method": others, **agents})
-    title = f"{', '.join(names)} on {Path(about.get('data', '')).name}"
-    return grid_from(
-        {
-            "title": title,
-            **{name: value for name, value in about.items() if name in ("data", "label", "classes", "by")},
-            **top,
-            "experiments": {EXPERIMENT: {"title": title, "runs": runs}},
-        },
-        "compare",
-    )
+    optimum = {"method": "centralized", **{name: counts[:1] for name, counts in agents.items()}}
+    runs = [{"method": private, **agents, **budgets}, {"method": others, **agents}]
+    return [optimum, *(run for run in runs if run["method"])]
 
 
 def _draw(results: Results, folder: Path) -> list[Path]:

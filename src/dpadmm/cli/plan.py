@@ -145,13 +145,11 @@ def planned_sizes(agents: int | None, rows: str) -> Integers:
     counts = [int(m) for m in numbers("rows", rows, whole=True, least=2, most=MOST_ROWS)]
     if agents is not None and not 1 <= agents <= MOST_AGENTS:
         raise StudyError(f"agents must be a whole number from 1 to {MOST_AGENTS:,}, not {agents}")
-    if len(counts) == 1:
-        if agents is None:
-            raise StudyError("the number of agents is missing: give --agents, or --rows for every agent")
-        return np.full(agents, counts[0])
-    if agents not in (None, len(counts)):
+    if len(counts) == 1 and agents is None:
+        raise StudyError("the number of agents is missing: give --agents, or --rows for every agent")
+    if len(counts) > 1 and agents not in (None, len(counts)):
         raise StudyError(f"--rows has {len(counts)} numbers for {agents} agents; give one for each")
-    return np.array(counts)
+    return np.full(agents or 1, counts[0]) if len(counts) == 1 else np.array(counts)
 
 
 def numbers(

@@ -28,6 +28,9 @@ from dpadmm.paper import paper_grid
 from dpadmm.reporting.run_folder import check_folder, write_text
 
 RESULTS = "results.parquet"
+Workers = Annotated[int | None, typer.Option(help="Processes, one core each.", show_default="all cores")]
+Restart = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder has other results.")]
+JsonForMachines = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def reproduce(
@@ -44,17 +47,11 @@ def reproduce(
     grid_file: Annotated[
         Path | None, typer.Option("--grid", help="Your own grid (TOML) in place of the paper's.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes, one core each.", show_default="all cores")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option("--repeats", help="Random splits of each run.", show_default="10")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again where the folder has other results.")
-    ] = False,
+    workers: Workers = None,
+    repeats: Annotated[int | None, typer.Option(help="Random splits of each run.", show_default="10")] = None,
+    overwrite: Restart = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Stop after the results file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: JsonForMachines = False,
 ) -> None:
     """Run the paper's experiments and draw its figures and tables.
 
@@ -69,8 +66,15 @@ def reproduce(
     results = run_with_progress(
         grid, data_of(grid), output, names=chosen, workers=workers, overwrite=overwrite, quiet=as_json
     )
-    _check_any_done(results, chosen)
-    written = [] if no_figures else _draw(results, output)
+    lines = [results.select(name).last() for name in chosen or results.experiments]
+    if lines and all((each.column("status") == REFUSED).all() for each in lines):
+        reasons = dict.fromkeys(reason for each in lines for reason in each.column("reason"))
+        raise StudyError(f"none of these runs could be made; {'; '.join(map(str, reasons))}")
+    written = []
+    if not no_figures:
+        from dpadmm.paper.report import write_all  # matplotlib takes its time
+
+        written = write_all(results, output)
     shown = summary(results, chosen)
     if as_json:
         files = [str(path) for path in (output / RESULTS, *written)]
@@ -91,20 +95,6 @@ def summary(results: Results, names: list[str] | None = None) -> dict[str, dict[
             "seconds": float(np.nansum(last.column("wall_seconds").astype(float))),
         }
     return out
-
-
-def _check_any_done(results: Results, names: list[str] | None) -> None:
-    """Raise an error if every run was refused."""
-    lines = [results.select(name).last() for name in names or results.experiments]
-    if lines and all((each.column("status") == REFUSED).all() for each in lines):
-        reasons = dict.fromkeys(reason for each in lines for reason in each.column("reason"))
-        raise StudyError(f"none of these runs could be made; {'; '.join(map(str, reasons))}")
-
-
-def _draw(results: Results, folder: Path) -> list[Path]:
-    from dpadmm.paper.report import write_all  # matplotlib takes its time
-
-    return write_all(results, folder)
 
 
 def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -> None:

@@ -195,11 +195,14 @@ def joined(verdicts: Sequence[Verdict]) -> Verdict:
 
 def best_rounds(outlook: Outlook, grid: Grid, *, higher: bool) -> Cell | None:
     """The best number of rounds for the study's ε; None where its own are as good."""
-    sign, own = 1.0 if higher else -1.0, outlook.at(*grid.own)
-    cells = [cell for cell in outlook.cells if cell.epsilon == grid.own[0]]
-    best = max(cells, key=lambda cell: sign * cell.value.mean)
-    gain = sign * (best.value.mean - own.mean)
+    best = _best(outlook, grid.own[0], higher=higher)
+    gain = (1.0 if higher else -1.0) * (best.value.mean - outlook.at(*grid.own).mean)
     return best if gain > WORTH_NAMING * outlook.ceiling.mean else None
+
+
+def _best(outlook: Outlook, epsilon: float, *, higher: bool) -> Cell:
+    cells = [cell for cell in outlook.cells if cell.epsilon == epsilon]
+    return max(cells, key=lambda cell: cell.value.mean if higher else -cell.value.mean)
 
 
 def least_epsilon(
@@ -208,8 +211,7 @@ def least_epsilon(
     """The smallest ε of the grid that reaches the goal, with its rounds; None where none does."""
     sign = 1.0 if higher else -1.0
     for epsilon in grid.epsilons:
-        cells = [cell for cell in outlook.cells if cell.epsilon == epsilon]
-        best = max(cells, key=lambda cell: sign * cell.value.mean)
+        best = _best(outlook, epsilon, higher=higher)
         if sign * (best.value.mean - verdict.goal) > 0.0:
             return epsilon, best.n_rounds
     return None
