@@ -173,11 +173,9 @@ def _check(*, higher: bool, repeats: int, goal: float | None, seed: int) -> None
     if seed < 0:
         raise StudyError(f"seed must be a whole number of at least 0, not {seed}")
     if goal is not None and not 0.0 < goal < (1.0 if higher else math.inf):
-        kind = (
-            "an accuracy between 0 and 1, such as 0.8"
-            if higher
-            else "a positive error in the units of the label"
-        )
+        kind = "a positive error in the units of the label"
+        if higher:
+            kind = "an accuracy between 0 and 1, such as 0.8"
         raise StudyError(f"goal must be {kind}, not {goal:g}")
 
 

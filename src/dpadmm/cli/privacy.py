@@ -13,25 +13,9 @@ from rich.table import Table
 from dpadmm._base.errors import StudyError
 from dpadmm.cli.screen import AsJson, echo_json
 from dpadmm.cli.screen import table as new_table
-from dpadmm.privacy.accounting import (
-    Release,
-    affordable_rounds,
-    exact_epsilon,
-    gaussian_mu,
-    group_mu,
-    paper_epsilon,
-    pld_epsilon,
-    rdp_epsilon,
-    require_delta,
-    require_epsilon,
-    require_whole,
-)
-from dpadmm.privacy.calibration import (
-    exact_round_noise_multiplier,
-    paper_noise_multiplier,
-    round_epsilon_from_noise,
-    total_noise_multiplier,
-)
+from dpadmm.privacy import accounting
+from dpadmm.privacy import calibration as noise
+from dpadmm.privacy.accounting import Release
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 
 GRID_EPSILONS = (0.01, 0.05, 0.1, 0.2)
@@ -109,31 +93,31 @@ def solve(question: Question) -> dict[str, Any]:
         "delta": delta,
         "noise_multiplier": z,
         "noise_multiplier_from": found_by,
-        "round_epsilon_paper": round_epsilon_from_noise(z, delta),
-        "round_epsilon_exact": exact_epsilon(gaussian_mu([Release(z)]), delta),
+        "round_epsilon_paper": noise.round_epsilon_from_noise(z, delta),
+        "round_epsilon_exact": accounting.exact_epsilon(accounting.gaussian_mu([Release(z)]), delta),
         "rounds": question.rounds,
         "rows_per_person": question.rows_per_person,
     }
     if question.rounds is not None:
-        mu, k = gaussian_mu([Release(z, question.rounds)]), question.rows_per_person
+        mu, k = accounting.gaussian_mu([Release(z, question.rounds)]), question.rows_per_person
         answer |= {
             "mu": mu,
-            "epsilon_paper": paper_epsilon(z, question.rounds, delta),
-            "epsilon_exact": exact_epsilon(mu, delta),
-            "person_epsilon_paper": paper_epsilon(z / k, question.rounds, delta),
-            "person_epsilon_exact": exact_epsilon(group_mu(mu, k), delta),
+            "epsilon_paper": accounting.paper_epsilon(z, question.rounds, delta),
+            "epsilon_exact": accounting.exact_epsilon(mu, delta),
+            "person_epsilon_paper": accounting.paper_epsilon(z / k, question.rounds, delta),
+            "person_epsilon_exact": accounting.exact_epsilon(accounting.group_mu(mu, k), delta),
         }
         if question.cross_check:
-            answer["epsilon_rdp"] = rdp_epsilon([Release(z, question.rounds)], delta)
-            answer["epsilon_pld"] = pld_epsilon([Release(z, question.rounds)], delta)
+            answer["epsilon_rdp"] = accounting.rdp_epsilon([Release(z, question.rounds)], delta)
+            answer["epsilon_pld"] = accounting.pld_epsilon([Release(z, question.rounds)], delta)
     if question.epsilon is not None:
         answer["epsilon_budget"] = question.epsilon
         # With k rows per person μ grows k-fold, which is the same as k times less noise
         person_z = z / question.rows_per_person
-        answer["affordable_rounds_paper"] = affordable_rounds(
+        answer["affordable_rounds_paper"] = accounting.affordable_rounds(
             person_z, question.epsilon, delta, accountant="paper"
         )
-        answer["affordable_rounds_exact"] = affordable_rounds(person_z, question.epsilon, delta)
+        answer["affordable_rounds_exact"] = accounting.affordable_rounds(person_z, question.epsilon, delta)
         if question.rounds is not None:
             answer["fits_paper"] = answer["person_epsilon_paper"] <= question.epsilon
             answer["fits_exact"] = answer["person_epsilon_exact"] <= question.epsilon
@@ -173,16 +157,16 @@ def _checked(question: Question) -> float:
         raise StudyError("--rows and --lipschitz must be given together")
     if question.cross_check and question.rounds is None:
         raise StudyError("--cross-check needs --rounds")
-    require_delta(question.delta)
-    require_whole("rows_per_person", question.rows_per_person, least=1)
+    accounting.require_delta(question.delta)
+    accounting.require_whole("rows_per_person", question.rows_per_person, least=1)
     if question.rows is not None and question.rows_per_person > question.rows:
         raise StudyError(
             f"rows_per_person must be at most --rows {question.rows}, not {question.rows_per_person}"
         )
     if question.rounds is not None:
-        require_whole("rounds", question.rounds, least=1)
+        accounting.require_whole("rounds", question.rounds, least=1)
     if question.epsilon is not None:
-        require_epsilon("epsilon", question.epsilon)
+        accounting.require_epsilon("epsilon", question.epsilon)
     return question.delta
 
 
@@ -192,12 +176,12 @@ def _noise_multiplier(question: Question, delta: float) -> tuple[float, str]:
         return question.noise_multiplier, "given"
     if question.round_epsilon is not None:
         if question.calibration == "exact":
-            return exact_round_noise_multiplier(question.round_epsilon, delta), "exact per round"
-        return paper_noise_multiplier(question.round_epsilon, delta), "paper's √(2 ln(1.25/δ))/ε"
+            return noise.exact_round_noise_multiplier(question.round_epsilon, delta), "exact per round"
+        return noise.paper_noise_multiplier(question.round_epsilon, delta), "paper's √(2 ln(1.25/δ))/ε"
     assert question.epsilon is not None
     assert question.rounds is not None
     # A person with k rows must be protected too: k times the noise
-    z = total_noise_multiplier(question.epsilon, delta, question.rounds) * question.rows_per_person
+    z = noise.total_noise_multiplier(question.epsilon, delta, question.rounds) * question.rows_per_person
     return z, "exact for the total ε"
 
 
@@ -206,18 +190,20 @@ def reference_grid(question: Question) -> dict[str, Any]:
     if question != Question(rounds=question.rounds):
         raise StudyError("--table can only be combined with --rounds and --json")
     rounds = GRID_ROUNDS if question.rounds is None else question.rounds
-    require_whole("rounds", rounds, least=1)
+    accounting.require_whole("rounds", rounds, least=1)
     cells = []
     for round_epsilon in GRID_EPSILONS:
         for delta in GRID_DELTAS:
-            z = paper_noise_multiplier(round_epsilon, delta)
+            z = noise.paper_noise_multiplier(round_epsilon, delta)
             cells.append(
                 {
                     "round_epsilon": round_epsilon,
                     "delta": delta,
                     "noise_multiplier": z,
-                    "epsilon_paper": paper_epsilon(z, rounds, delta),
-                    "epsilon_exact": exact_epsilon(gaussian_mu([Release(z, rounds)]), delta),
+                    "epsilon_paper": accounting.paper_epsilon(z, rounds, delta),
+                    "epsilon_exact": accounting.exact_epsilon(
+                        accounting.gaussian_mu([Release(z, rounds)]), delta
+                    ),
                 }
             )
     return {"rounds": rounds, "cells": cells}
