@@ -79,7 +79,8 @@ class Commands(TyperGroup):
         options, commands = (
             Table(box=None, show_header=False, expand=True, pad_edge=False, padding=(0, 1)) for _ in range(2)
         )
-        for each in self.get_params(ctx):
+        params: list[Any] = self.get_params(ctx)
+        for each in params:
             kind = Text.assemble(("<", "dim"), "bool", (">", "dim"), style="bold yellow")
             options.add_row(Text(each.opts[0], "bold cyan"), "", "", "", kind, Columns([each.help]))
         commands.add_column(style="bold cyan", no_wrap=True, width=max(map(len, COMMANDS)))

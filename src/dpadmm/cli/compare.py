@@ -114,7 +114,12 @@ def compare_command(
     if asked and all(row.status != DONE for row in asked):
         reasons = dict.fromkeys(said(row) for row in asked)
         raise StudyError(f"none of these methods applies; {'; '.join(reasons)}")
-    written = [output / RESULTS, *_draw(results, output)] if output else []
+    written = []
+    if output:
+        from dpadmm.reporting.comparison import comparison_figure  # matplotlib takes its time
+        from dpadmm.reporting.convergence import save_figure
+
+        written = [output / RESULTS, *save_figure(comparison_figure(results), output / "comparison")]
     if as_json:
         answer = {
             "data": results.meta["data"],
@@ -189,13 +194,6 @@ def _runs(
     optimum = {"method": "centralized", **{name: counts[:1] for name, counts in agents.items()}}
     runs = [{"method": private, **agents, **budgets}, {"method": others, **agents}]
     return [optimum, *(run for run in runs if run["method"])]
-
-
-def _draw(results: Results, folder: Path) -> list[Path]:
-    from dpadmm.reporting.comparison import comparison_figure  # matplotlib takes its time
-    from dpadmm.reporting.convergence import save_figure
-
-    return save_figure(comparison_figure(results), folder / "comparison")
 
 
 @dataclass(frozen=True)
