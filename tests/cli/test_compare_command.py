@@ -12,7 +12,7 @@ import pytest
 from paper_runs import rows as dataset_rows
 from rich.console import Console
 
-from dpadmm.cli.comparison_table import _say_head, rows_of, show
+from dpadmm.cli.compare import _say_head, rows_of, show
 from dpadmm.experiments.results import read_results
 
 TINY = ["-t", "5", "--repeats", "2", "--delta", "1e-3", "--test-rows", "0.25"]

@@ -84,7 +84,7 @@ def test_the_fallback_does_not_keep_one_waiting(tmp_path, monkeypatch):
     for name, value in offline(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     started = time.monotonic()
-    dataset, settings = module._choose(module.Source.AUTO, Console(stderr=True))
+    dataset, settings = module._choose("auto", Console(stderr=True))
     assert time.monotonic() - started < 15.0
     assert dataset.name == "synthetic binary"
     assert settings.n_agents == 100

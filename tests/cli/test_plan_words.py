@@ -10,10 +10,9 @@ import planned
 import pytest
 from rich.console import Console
 
-from dpadmm.cli.plan import ROUNDS, Plan, show, time_in_words
-from dpadmm.runs.planning.costs import costs_of
+from dpadmm.cli.plan import ROUNDS, show, time_in_words
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
-from dpadmm.runs.planning.verdict import judged
+from dpadmm.runs.planning.plan import Plan, costs_of, judged
 from dpadmm.study.study import study_from
 
 SIZES = np.array([400] * 5)

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+from dpadmm.federation.local import SITE_TOML
+from typer.core import TyperGroup
 
-from dpadmm.cli import COMMANDS, loaded
-from dpadmm.federation.demo import SITE_TOML
+from dpadmm.cli import COMMANDS, app, loaded
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """
@@ -105,4 +107,19 @@ def test_an_agent_that_runs_loads_no_other_command_and_no_statement():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_what_the_command_says(name):
     own = inspect.cleandoc(loaded(name).help).split("\n\n")[0]
-    assert COMMANDS[name].help == " ".join(own.split())
+    assert COMMANDS[name] == " ".join(own.split())
+
+
+@pytest.mark.parametrize("width", ["60", "80", "120"])
+def test_the_list_of_commands_is_drawn_as_typer_draws_it(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", width)
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="dpadmm")
+    TyperGroup.format_help(group, context, context.make_formatter())
+    wanted = capsys.readouterr().out
+    group.format_help(context, context.make_formatter())
+    assert capsys.readouterr().out == wanted
+
+
+def test_the_list_of_commands_needs_no_renderer_of_markdown():
+    assert "rich.markdown" not in modules_after(RUN, "--help")

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from dpadmm.reporting.figures import forecast_figure
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
-from dpadmm.runs.planning.verdict import judged
+from dpadmm.runs.planning.plan import judged
 
 GRID = Grid((0.5, 1.0), (10, 20), (1.0, 20))
 

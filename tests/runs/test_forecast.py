@@ -16,11 +16,26 @@ from dpadmm.optim import kernels
 from dpadmm.optim.losses import Logistic
 from dpadmm.optim.problem import make_rows
 from dpadmm.privacy import exact_epsilon
-from dpadmm.runs.planning.costs import costs_of, measured_seconds
-from dpadmm.runs.planning.forecast import Grid, grid_of, n_runs, outlook, way_to_own_rows
+from dpadmm.runs.planning.forecast import (
+    LEAST_ROWS,
+    MOST_AGENTS,
+    STRENGTHS,
+    Grid,
+    PlannedNoise,
+    Pool,
+    Scenario,
+    computed,
+    grid_of,
+    n_runs,
+    outlook,
+    public_scenario,
+    resampled,
+    run,
+    synthetic_scenarios,
+    way_to_own_rows,
+)
 from dpadmm.runs.planning.forecast import _value as value_of
-from dpadmm.runs.planning.scenarios import STRENGTHS, Scenario, public_scenario, synthetic_scenarios
-from dpadmm.runs.planning.trial import LEAST_ROWS, MOST_AGENTS, PlannedNoise, Pool, computed, resampled, run
+from dpadmm.runs.planning.plan import costs_of, measured_seconds
 from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.metrics import error

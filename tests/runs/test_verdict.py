@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
-from dpadmm.runs.planning.verdict import best_rounds, joined, judged, least_epsilon, rounds_help, too_short
+from dpadmm.runs.planning.plan import best_rounds, joined, judged, least_epsilon, rounds_help, too_short
 
 GRID = Grid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpadmm.study.drafting import draft_from_table, study_text
-from dpadmm.study.drafting.ordered import grade_hint, in_order
+from dpadmm.study.drafting.table import grade_hint, in_order
 from dpadmm.study.study import study_from
 
 

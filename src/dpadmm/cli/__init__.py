@@ -6,7 +6,7 @@ import inspect
 import io
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,70 +21,42 @@ class Interrupted(Exception):
     """Ctrl-C ended a command early; the message says what was kept."""
 
 
-class Entry(NamedTuple):
-    """The module and the function of a command, and the first line of its help."""
-
-    module: str
-    attribute: str
-    help: str
-
-
 COMMANDS = {
-    "demo": Entry(
-        "demo",
-        "demo",
-        "Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets.",
-    ),
-    "simulate": Entry(
-        "simulate", "simulate_command", "Train across simulated agents: what accuracy costs what privacy."
-    ),
-    "train": Entry("train", "train", "Train a study's model on a table, all agents in this process."),
-    "predict": Entry("model", "predict", "Predict every row of a table."),
-    "evaluate": Entry("model", "evaluate", "Evaluate a model on a table with labels."),
-    "explain": Entry(
-        "model", "explain", "Show coefficients in the units of the columns, largest effect first."
-    ),
-    "plan": Entry(
-        "plan", "plan", "Forecast the cost and the accuracy of a study, without reading private rows."
-    ),
-    "privacy": Entry(
-        "privacy",
-        "privacy",
-        "Privacy calculator: compute noise, ε per round, total ε or rounds from the others.",
-    ),
-    "compare": Entry(
-        "compare",
-        "compare_command",
-        "Compare methods at equal privacy: what does each reach, and what does it cost?",
-    ),
-    "reproduce": Entry(
-        "reproduce", "reproduce", "Run the paper's experiments and draw its figures and tables."
-    ),
-    "report": Entry(
-        "report",
-        "report",
-        "One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown.",
-    ),
-    "audit": Entry(
-        "audit",
-        "audit",
-        "Run a privacy attack against the shipped agent, and check that it keeps its guarantee.",
-    ),
-    "verify": Entry("verify", "verify", "Check a privacy statement: recompute every ε in two ways."),
-    "study": Entry("study", "study_app", "A study: the public contract of a run."),
-    "agent": Entry(
-        "agent", "agent_app", "For data owners: your table, your limits, and the studies you take part in."
-    ),
-    "aggregator": Entry(
-        "aggregator",
-        "aggregator_app",
-        "For study coordinators: certificates, the broker, rounds and the model.",
-    ),
-    "federation": Entry("federation", "federation_app", "Try a whole federation on this machine."),
-    "ledger": Entry(
-        "ledger", "ledger_app", "The privacy budget of a data set: spent, reserved and left, by study."
-    ),
+    "demo": "Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets.",
+    "simulate": "Train across simulated agents: what accuracy costs what privacy.",
+    "train": "Train a study's model on a table, all agents in this process.",
+    "predict": "Predict every row of a table.",
+    "evaluate": "Evaluate a model on a table with labels.",
+    "explain": "Show coefficients in the units of the columns, largest effect first.",
+    "plan": "Forecast the cost and the accuracy of a study, without reading private rows.",
+    "privacy": "Privacy calculator: compute noise, ε per round, total ε or rounds from the others.",
+    "compare": "Compare methods at equal privacy: what does each reach, and what does it cost?",
+    "reproduce": "Run the paper's experiments and draw its figures and tables.",
+    "report": "One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown.",
+    "audit": "Run a privacy attack against the shipped agent, and check that it keeps its guarantee.",
+    "verify": "Check a privacy statement: recompute every ε in two ways.",
+    "study": "A study: the public contract of a run.",
+    "agent": "For data owners: your table, your limits, and the studies you take part in.",
+    "aggregator": "For study coordinators: certificates, the broker, rounds and the model.",
+    "federation": "Try a whole federation on this machine.",
+    "ledger": "The privacy budget of a data set: spent, reserved and left, by study.",
 }
+"""The first line of every command's help."""
+
+_HOMES = {
+    "simulate": "simulate.simulate_command",
+    "predict": "model.predict",
+    "evaluate": "model.evaluate",
+    "explain": "model.explain",
+    "compare": "compare.compare_command",
+    "report": "reproduce.report",
+    "study": "study.study_app",
+    "agent": "agent.agent_app",
+    "aggregator": "aggregator.aggregator_app",
+    "federation": "federation.federation_app",
+    "ledger": "ledger.ledger_app",
+}
+"""Module and function of a command; the others have its name."""
 
 
 class Commands(TyperGroup):
@@ -92,8 +64,35 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, entry in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=entry.help))
+        for name, text in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=text))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As typer shows it; typer imports Markdown and tracebacks first, a third of the time of --help."""
+        from rich.columns import Columns
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        options, commands = (
+            Table(box=None, show_header=False, expand=True, pad_edge=False, padding=(0, 1)) for _ in range(2)
+        )
+        params: list[Any] = self.get_params(ctx)
+        for each in params:
+            kind = Text.assemble(("<", "dim"), "bool", (">", "dim"), style="bold yellow")
+            options.add_row(Text(each.opts[0], "bold cyan"), "", "", "", kind, Columns([each.help]))
+        commands.add_column(style="bold cyan", no_wrap=True, width=max(map(len, COMMANDS)))
+        commands.add_column(ratio=10)
+        for name, text in COMMANDS.items():
+            commands.add_row(name, text)
+        console, usage = Console(highlight=False), Text(self.get_usage(ctx))
+        usage.highlight_words(["Usage: "], "yellow")
+        console.print(Padding(usage, 1), style="bold")
+        console.print(Padding(self.help or "", (0, 1, 1, 1)))
+        for title, rows in (("Options", options), ("Commands", commands)):
+            console.print(Panel(rows, title=title, title_align="left", border_style="dim"))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
@@ -102,8 +101,8 @@ class Commands(TyperGroup):
 
 def loaded(name: str) -> Any:
     """Import a command."""
-    entry = COMMANDS[name]
-    command = getattr(import_module(f"dpadmm.cli.{entry.module}"), entry.attribute)
+    module, attribute = _HOMES.get(name, f"{name}.{name}").split(".")
+    command = getattr(import_module(f"dpadmm.cli.{module}"), attribute)
     alone = typer.Typer(add_completion=False)
     alone.callback()(lambda: None)  # makes it a group
     if isinstance(command, typer.Typer):

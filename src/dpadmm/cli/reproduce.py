@@ -1,11 +1,14 @@
-"""``dpadmm reproduce``: the paper's figures and tables, from a grid through runs to pictures.
+"""``dpadmm reproduce`` and ``report``: the paper's figures and tables, from a grid through runs to pictures.
 
 Three stages that know only each other's files: grid (TOML), results (Parquet), figures and tables.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +16,20 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from dpadmm._base.errors import StudyError
-from dpadmm.cli.grid_run import RESULTS, check_results_folder, data_of, run_with_progress
-from dpadmm.cli.screen import say, say_path, table
-from dpadmm.experiments.grid import read_grid
-from dpadmm.experiments.results import REFUSED, Results
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.cli.data_options import open_dataset
+from dpadmm.cli.screen import CtrlC, Interrupted, echo_json, progress_bar, say, say_path, table
+from dpadmm.data import Dataset
+from dpadmm.experiments.grid import Grid, read_grid
+from dpadmm.experiments.results import REFUSED, Results, read_results
+from dpadmm.experiments.runner import Progress, run_grid
 from dpadmm.paper import paper_grid
+from dpadmm.reporting.run_folder import check_folder, write_text
+
+RESULTS = "results.parquet"
+Workers = Annotated[int | None, typer.Option(help="Processes, one core each.", show_default="all cores")]
+Restart = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder has other results.")]
+JsonForMachines = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def reproduce(
@@ -35,17 +46,11 @@ def reproduce(
     grid_file: Annotated[
         Path | None, typer.Option("--grid", help="Your own grid (TOML) in place of the paper's.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes, one core each.", show_default="all cores")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option("--repeats", help="Random splits of each run.", show_default="10")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again where the folder has other results.")
-    ] = False,
+    workers: Workers = None,
+    repeats: Annotated[int | None, typer.Option(help="Random splits of each run.", show_default="10")] = None,
+    overwrite: Restart = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Stop after the results file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: JsonForMachines = False,
 ) -> None:
     """Run the paper's experiments and draw its figures and tables.
 
@@ -60,12 +65,19 @@ def reproduce(
     results = run_with_progress(
         grid, data_of(grid), output, names=chosen, workers=workers, overwrite=overwrite, quiet=as_json
     )
-    _refuse_nothing(results, chosen)
-    written = [] if no_figures else _draw(results, output)
+    lines = [results.select(name).last() for name in chosen or results.experiments]
+    if lines and all((each.column("status") == REFUSED).all() for each in lines):
+        reasons = dict.fromkeys(reason for each in lines for reason in each.column("reason"))
+        raise StudyError(f"none of these runs could be made; {'; '.join(map(str, reasons))}")
+    written = []
+    if not no_figures:
+        from dpadmm.paper.report import write_all  # matplotlib takes its time
+
+        written = write_all(results, output)
     shown = summary(results, chosen)
     if as_json:
         files = [str(path) for path in (output / RESULTS, *written)]
-        typer.echo(json.dumps({"experiments": shown, "files": files}, indent=2, allow_nan=False))
+        echo_json({"experiments": shown, "files": files})
     else:
         _show(shown, output, written)
 
@@ -84,24 +96,9 @@ def summary(results: Results, names: list[str] | None = None) -> dict[str, dict[
     return out
 
 
-def _refuse_nothing(results: Results, names: list[str] | None) -> None:
-    """Raise an error if every run was refused."""
-    lines = [results.select(name).last() for name in names or results.experiments]
-    if lines and all((each.column("status") == REFUSED).all() for each in lines):
-        reasons = dict.fromkeys(reason for each in lines for reason in each.column("reason"))
-        raise StudyError(f"none of these runs could be made; {'; '.join(map(str, reasons))}")
-
-
-def _draw(results: Results, folder: Path) -> list[Path]:
-    from dpadmm.paper.report import write_all  # matplotlib takes its time
-
-    return write_all(results, folder)
-
-
 def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -> None:
     console = Console()
-    out = table("", "what", "runs", "refused", "time")
-    out.columns[1].justify = "left"
+    out = table("", "what", "runs", "refused", "time", left=2)
     for name, about in shown.items():
         minutes, seconds = divmod(round(about["seconds"]), 60)
         refused = str(about["refused"]) if about["refused"] else ""
@@ -117,3 +114,102 @@ def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -
     if written:
         say_path(console, f"Figures, tables and claims: {output} ({len(written)} files)")
         say_path(console, f"One page of all: dpadmm report {output} -o {output / 'report.html'}")
+
+
+def check_results_folder(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder with other files before anything is computed."""
+    check_folder(folder, overwrite=True)
+    if overwrite or (folder / RESULTS).exists() or not folder.is_dir():
+        return
+    if any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise DataError(
+            f"{folder} is not empty and has no {RESULTS} to go on with; choose another output folder, "
+            "or give --overwrite"
+        )
+
+
+def data_of(grid: Grid) -> Dataset:
+    """The data set of a grid."""
+    cells = grid.cells()
+    tasks = {cell.settings.loss.task for cell in cells}
+    if len(tasks) > 1:
+        raise StudyError(
+            f"a grid has one kind of labels, but these losses need {' and '.join(sorted(tasks))}; make two"
+        )
+    return open_dataset(grid.data, cells[0].settings)
+
+
+def run_with_progress(
+    grid: Grid,
+    dataset: Dataset,
+    folder: Path,
+    *,
+    names: Sequence[str] | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    kept: bool = True,
+) -> Results:
+    """Run the missing cells with a progress bar; after Ctrl-C, finished cells stay in the folder."""
+    if workers is not None and workers < 1:
+        raise StudyError(f"workers must be a whole number of at least 1, not {workers}")
+    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
+        task = bar.add_task("running", total=None)
+        far = Progress(0, 0)
+
+        def watch(progress: Progress) -> None:
+            nonlocal far
+            far = progress
+            bar.update(task, total=progress.total, completed=progress.done)
+
+        results = run_grid(
+            grid,
+            dataset,
+            folder / RESULTS,
+            names=names,
+            workers=workers,
+            overwrite=overwrite,
+            command=shlex.join(["dpadmm", *sys.argv[1:]]),
+            watch=watch,
+            stop=lambda: ctrl_c.pressed,
+        )
+    if far.done < far.total:
+        again = f"; run the same command again to go on, what is finished is in {folder}" if kept else ""
+        raise Interrupted(f"interrupted with {far.done} of {far.total} runs finished{again}")
+    return results
+
+
+def report(
+    results: Annotated[
+        Path, typer.Argument(help="A results file of reproduce or compare, or the folder it is in.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The file to write: .html, or .md with its figures in a folder beside."
+        ),
+    ] = Path("report.html"),
+) -> None:
+    """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
+    _check_output(output)
+    from dpadmm.paper.report import report_html, write_markdown  # matplotlib takes its time
+
+    lines = read_results(results)
+    if output.suffix == ".md":
+        write_markdown(lines, output, source=str(results))
+    else:
+        write_text(output, report_html(lines, source=str(results)))
+    say_path(Console(), f"Report: {output}")
+
+
+def _check_output(output: Path) -> None:
+    """Refuse, before anything is drawn, a place that cannot take the report."""
+    if output.suffix not in (".html", ".htm", ".md") and not output.is_dir():
+        raise DataError(f"{output} must end in .html or .md, which says what kind of page to write")
+    if output.is_dir():
+        raise DataError(f"{output} is a folder; give a file, such as -o {output / 'report.html'}")
+    nearest = next(path for path in output.absolute().parents if path.exists())
+    if not nearest.is_dir():
+        raise DataError(f"{output} cannot be made, since {nearest} is a file; choose another name")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise DataError(f"{output} cannot be written to; choose another name")

@@ -1,12 +1,13 @@
-"""What commands show: progress on stderr, tables on stdout."""
+"""What commands share: options, progress on stderr, tables on stdout."""
 
 from __future__ import annotations
 
 import json
 import math
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from dpadmm.cli import Interrupted as Interrupted
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from dpadmm.training.loop import Observer, RoundView
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+StudyFile = Annotated[Path, typer.Argument(help="The study's TOML file.", metavar="STUDY")]
+TableFile = Annotated[Path, typer.Option("--data", "-d", help="Table: .csv or .parquet.", metavar="TABLE")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 NAMES = {
     "train_loss_global": "training loss, global model",
@@ -100,11 +105,13 @@ def say_path(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def table(*headings: str) -> Table:
-    """An empty table: the first column is left-aligned, the others right-aligned."""
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def table(*headings: str | Text, left: int = 1, fold: Container[int] = (), **layout: Any) -> Table:
+    """An empty table: the first ``left`` columns are left-aligned; ``fold`` are wrapped within words."""
+    out = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, **layout})
     for i, heading in enumerate(headings):
-        out.add_column(heading, justify="left" if i == 0 else "right")
+        out.add_column(
+            heading, justify="left" if i < left else "right", overflow="fold" if i in fold else "ellipsis"
+        )
     return out
 
 

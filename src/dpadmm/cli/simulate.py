@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from dpadmm._base.errors import Diverged, StudyError
-from dpadmm.cli.data_options import open_dataset
+from dpadmm.cli.data_options import add_options, open_dataset
 from dpadmm.cli.screen import (
     NAMES,
     Interrupted,
@@ -28,7 +28,6 @@ from dpadmm.cli.screen import (
     say_path,
     table,
 )
-from dpadmm.cli.signature import add_options
 from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, parameters
 from dpadmm.data import Dataset
 from dpadmm.reporting.run_folder import (

@@ -4,46 +4,54 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from dpadmm._base.errors import StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm._base.toml import read_toml
-from dpadmm.cli.columns import columns_table, counts_of, show_survey, surveyed
-from dpadmm.cli.drafts import draft_in_words, drafted, without
-from dpadmm.cli.problems import show_problems
-from dpadmm.cli.screen import rounded_up, say, say_path, table
+from dpadmm.cli.screen import StudyFile as StudyFile
+from dpadmm.cli.screen import echo_json, rounded_up, say, say_path, table
+from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
 from dpadmm.study.study import Study, confirmations, read_study, study_problems
 
+if TYPE_CHECKING:
+    from dpadmm.data.encoded import Survey
+    from dpadmm.study.drafting import Draft
+
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
-StudyFile = Annotated[
-    Path, typer.Argument(help="The study's TOML file.", show_default=False, metavar="STUDY")
-]
 Json = Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")]
+MOST_SHOWN = 60
+CONFIRM = (
+    "These were read off a table. Are they public knowledge, whoever's rows are used? Correct what is not, "
+    "and change public = false to public = true."
+)
+_WHERE = re.compile(r"(column '[^']*'|the label '[^']*'|label|training|provenance|study): (.+)")
 
 
 @study_app.command("new")
 def new(
-    file: Annotated[Path, typer.Argument(help="The file to write.", show_default=False, metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
     from_table: Annotated[
         Path | None,
         typer.Option(
             "--from", metavar="TABLE", help="A public or dummy table (.csv, .parquet). Never private rows."
         ),
     ] = None,
-    label: Annotated[
-        str | None, typer.Option("--label", metavar="COLUMN", help="The column to predict.")
-    ] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
     dictionary: Annotated[
         Path | None,
         typer.Option(
@@ -54,10 +62,9 @@ def new(
         ),
     ] = None,
     by: Annotated[
-        str | None,
-        typer.Option("--by", metavar="COLUMN", help="A column that says whose a row is: left out."),
+        str | None, typer.Option(metavar="COLUMN", help="A column that says whose a row is: left out.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="The study's name.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="The study's name.")] = None,
 ) -> None:
     """Write a study with comments, to be changed: an example, or drafted for your columns.
 
@@ -78,22 +85,58 @@ def new(
     from dpadmm.study.drafting import study_text
 
     _check_new(file)
-    draft = without(drafted(from_table, dictionary, label), by)
+    draft = _drafted(from_table, dictionary, label)
+    draft = draft if by is None else draft.without(by)
     text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}")
     with atomic_file(file) as out:
         out.write(text.encode())
     say_path(console, f"Written: {file}")
-    for sentence in draft_in_words(draft):
+    for sentence in _draft_in_words(draft):
         say(console, sentence)
     say_path(console, f"  dpadmm study check {file}")
+
+
+def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
+    """A draft from a table or a dictionary, whichever is given."""
+    from dpadmm._base.suggestions import listed
+    from dpadmm.data.reader import column_names
+    from dpadmm.study.drafting import draft_from_dictionary, draft_from_table
+
+    if from_table is not None and dictionary is not None:
+        raise StudyError("give either --from TABLE or --from-dictionary DICT.csv, not both")
+    if dictionary is not None:
+        return draft_from_dictionary(dictionary, label)
+    assert from_table is not None
+    if label is None:
+        names = listed(column_names(from_table))
+        raise StudyError(f"say which column is predicted: --label COLUMN; {from_table} has {names}")
+    return draft_from_table(from_table, label)
+
+
+def _draft_in_words(draft: Draft) -> list[str]:
+    """What was drafted, what was left out, and what is to be done."""
+    out = [each for each in draft.columns if each.about is None]
+    used = len(draft.columns) - len(out)
+    columns = "1 column" if used == 1 else f"{used} columns"
+    said = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
+    if out:
+        reasons = "; ".join(f"{each.name!r} ({each.comment})" for each in out[:8])
+        said.append(f"Left out: {reasons}{f' and {len(out) - 8} more' if len(out) > 8 else ''}.")
+    said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.is_doubted]
+    if not draft.confirm:
+        return [*said, "Choose the model and the privacy; then:"]
+    return [
+        *said,
+        "Its bounds, values and classes were read off the table, so each waits for you: open the file, "
+        "correct what is not public knowledge, and change public = false to true. What is left to do:",
+    ]
 
 
 @study_app.command("check")
 def check(
     study_file: StudyFile,
     data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="TABLE", help="Also count on your table what would be clamped."),
+        Path | None, typer.Option(metavar="TABLE", help="Also count on your table what would be clamped.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -104,23 +147,82 @@ def check(
     """
     said = read_toml(study_file)
     problems, waiting, survey = study_problems(said), confirmations(said), None
-    if not problems and data is not None:
-        study = read_study(study_file)
-        survey = surveyed(study, data, study.label)
+    study = None if problems else read_study(study_file)
+    if study and data is not None:
+        from dpadmm.data.encoded import plain_schema, survey_table
+
+        survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
         problems = survey.problems
     if as_json:
-        counts = counts_of(survey) if survey else None
-        typer.echo(json.dumps({"problems": problems, "table": counts}, indent=2, allow_nan=False))
+        echo_json({"problems": problems, "table": counts_of(survey) if survey else None})
     else:
         console = Console()
-        if survey and survey.rows:
-            show_survey(console, read_study(study_file), survey)
-        show_problems(console, problems, waiting, place="the table" if survey else "the study")
-        if not problems:
-            _say_fine(console, read_study(study_file))
+        if study and survey and survey.rows:
+            show_survey(console, study, survey)
+        _show_problems(console, problems, waiting, place="the table" if survey else "the study")
+        if study and not problems:
+            n_columns = len(study.schema.columns if study.schema else study.features)
+            found = f"{n_columns} columns, {len(study.features)} features"
+            say(console, f"No problem found: {found}. Hash of the study:")
+            say_path(console, study.hash)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise StudyError(f"{study_file}: {count}")
+
+
+def _show_problems(
+    console: Console, problems: Sequence[str], waiting: Mapping[str, tuple[str, str]], *, place: str
+) -> None:
+    """Mistakes with their place, and values that wait, whose sentences are among the problems.
+
+    Sentences that name no place are about the ``place`` as a whole.
+    """
+    wrong = [each for each in problems if each not in waiting]
+    found = [(_WHERE.fullmatch(each), each) for each in wrong]
+    _two_columns(
+        console, ("where", "problem"), [match.groups() if match else (place, each) for match, each in found]
+    )
+    read = [waiting[each] for each in problems if each in waiting]
+    _two_columns(console, ("to confirm", "values"), read)
+    if read:
+        say(console, CONFIRM)
+
+
+def _two_columns(console: Console, headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        out = table(*headings, left=2, fold=(0, 1))
+        out.columns[0].max_width = 28
+        for cells in rows:
+            out.add_row(*map(Text, cells))
+        console.print(out)
+
+
+def show_survey(console: Console, study: Study, survey: Survey) -> None:
+    """Counts by column, and warnings: for the owner's eyes only."""
+    from dpadmm.data.encoded import plain_schema
+
+    say(console, f"{survey.rows:,} rows. For your eyes only: what the study makes of their cells.")
+    out = table("column", "clamped", "unknown", "missing", fold=[0])
+    named = list(survey.columns.items())
+    if study.label is not None:
+        named.append((f"{study.label.column} (label)", survey.label))
+    for name, tally in named:
+        counts = list(asdict(tally).values())
+        if any(counts):
+            shares = (f"{count:,} ({count / survey.rows:.1%})" if count else "0" for count in counts)
+            out.add_row(Text(name), *shares)
+    if out.row_count:
+        console.print(out)
+    if quiet := len(named) - out.row_count:
+        say(console, f"{'Nothing' if not out.row_count else 'Nothing else'} in {quiet} columns.")
+    for warning in survey.warnings(study.schema or plain_schema(study.features)):
+        say(console, f"Warning: {warning}")
+
+
+def counts_of(survey: Survey) -> dict[str, Any]:
+    """The same, for programs."""
+    columns = {name: asdict(tally) for name, tally in survey.columns.items()}
+    return {"rows": survey.rows, "columns": columns, "label": asdict(survey.label)}
 
 
 @study_app.command("schema")
@@ -149,19 +251,16 @@ def show(study_file: StudyFile, as_json: Json = False) -> None:
     """Check a study, and show its hash, its columns, its model, its noise and what it costs."""
     study = read_study(study_file)
     if as_json:
-        typer.echo(json.dumps(figures(study), indent=2, allow_nan=False))
+        echo_json(figures(study))
         return
     console = Console()
     say(console, study.name, style="bold")
     say_path(console, f"Hash, which every agent pins:\n{study.hash}")
     if study.schema is not None:
-        console.print(columns_table(study.schema))
-    out = table("", "")
+        console.print(_columns_table(study.schema))
+    out = table("", "", left=2, fold=[1], show_header=False)
     for words, value in _facts(study):
         out.add_row(words, Text(value))  # as it is: names of columns may look like markup
-    out.show_header = False
-    out.columns[1].justify = "left"
-    out.columns[1].overflow = "fold"
     console.print(out)
     for sentence in in_words(study):
         say(console, sentence)
@@ -205,14 +304,12 @@ def in_words(study: Study) -> list[str]:
 
 def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.settings, figures(study)
+    constant = ", one for a constant" if settings.intercept else ""
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     return [
         *_rows_in_words(study),
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
-        (
-            "weights",
-            f"{study.shape[0]} × {study.shape[1]}{', one for a constant' if settings.intercept else ''}",
-        ),
+        ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
         ("method", settings.method.name),
         ("rounds", f"{settings.n_rounds}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
@@ -252,10 +349,32 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
     ]
 
 
-def _say_fine(console: Console, study: Study) -> None:
-    columns = len(study.schema.columns) if study.schema else len(study.features)
-    say(console, f"No problem found: {columns} columns, {len(study.features)} features. Hash of the study:")
-    say_path(console, study.hash)
+def _columns_table(schema: Schema) -> Table:
+    """Name, kind, and public bounds or values of every column."""
+    out = table("column", "kind", "bounds or values", "features", left=3, fold=(0, 2))
+    for column in schema.columns[:MOST_SHOWN]:
+        out.add_row(Text(column.name), column.kind, Text(_holds(column)), str(len(column.features)))
+    more = len(schema.columns) - MOST_SHOWN
+    if more > 0:
+        out.add_row(f"and {more:,} more", "", "", "")
+    return out
+
+
+def _holds(column: Column) -> str:
+    if isinstance(column, Number):
+        low, high = (
+            f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds
+        )
+        bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
+        text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{bins}"
+    elif isinstance(column, Category | Ordinal):
+        between = " < " if isinstance(column, Ordinal) else ", "
+        more = f" and {len(column.values) - 8} more" if len(column.values) > 8 else ""
+        text = between.join(column.values[:8]) + more
+    else:
+        text = "as it is" if column.kind == "plain" else ""
+    missing = getattr(column, "missing", "middle") == "indicator"
+    return "; ".join(each for each in (text, "missing is said" if missing else "") if each)
 
 
 def _check_new(path: Path) -> None:

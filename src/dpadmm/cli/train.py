@@ -13,6 +13,9 @@ from dpadmm._base.files import atomic_file
 from dpadmm.cli import Interrupted, owner_report
 from dpadmm.cli.screen import (
     AsJson,
+    Quiet,
+    StudyFile,
+    TableFile,
     echo_json,
     number_range,
     progress,
@@ -33,16 +36,9 @@ EXPERIMENT = "The noise was simulated from a seed: a reproducible experiment wit
 
 
 def train(
-    study_file: Annotated[
-        Path, typer.Argument(help="The study's TOML file.", show_default=False, metavar="STUDY")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option("--data", "-d", help="Table: .csv or .parquet.", show_default=False, metavar="TABLE"),
-    ],
-    by: Annotated[
-        str | None, typer.Option("--by", help="The column with the agent of each row.", show_default=False)
-    ] = None,
+    study_file: StudyFile,
+    data: TableFile,
+    by: Annotated[str | None, typer.Option(help="The column with the agent of each row.")] = None,
     agents: Annotated[
         int | None,
         typer.Option(
@@ -64,7 +60,7 @@ def train(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a study's model on a table, all agents in this process.
 
@@ -122,15 +118,14 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
         raise StudyError(f"{path} is a folder; give the name of a file")
     if path.exists() and not overwrite:
         raise StudyError(f"{path} exists; choose another name with -o, or add --overwrite")
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(each for each in path.parents if each.exists())
     if not folder.is_dir():
         raise StudyError(f"{path} cannot be written, since {folder} is not a folder")
 
 
 def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
     worst = result.statement.as_json()["worst"]
+    names = list(result.names) or [str(i + 1) for i in range(len(result.n_rows))]
     return {
         "study": {"name": result.study.name, "hash": result.study.hash},
         "model": str(output),
@@ -139,16 +134,12 @@ def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict
         "epsilon": worst["epsilon"][repr(float(result.privacy.delta))],
         "epsilon_paper": worst["epsilon_paper"],
         "delta": result.privacy.delta,
-        "agents": dict(zip(_names(result), result.n_rows, strict=True)),
+        "agents": dict(zip(names, result.n_rows, strict=True)),
         "rows": sum(result.n_rows),
         "rounds": result.outcome.rounds,
         "interrupted": result.interrupted,
         "owner_only": owner_report.as_json(rows.report, data),
     }
-
-
-def _names(result: Result) -> list[str]:
-    return list(result.names) or [str(i + 1) for i in range(len(result.n_rows))]
 
 
 def _show(result: Result, rows: EncodedTable, data: Path, output: Path) -> None:
@@ -166,9 +157,9 @@ def _show(result: Result, rows: EncodedTable, data: Path, output: Path) -> None:
     out.add_row("noise multiplier z", number_range(result.privacy.noise_multiplier))
     console.print(out)
     owner_report.show(console, rows.report, data)
-    if not result.privacy.exact_noise:
-        say(console, EXPERIMENT, style="bold")
-    else:
+    if result.privacy.exact_noise:
         say(console, ADDS_UP)
+    else:
+        say(console, EXPERIMENT, style="bold")
     say_path(console, f"Model:     {output}")
     say_path(console, f"Statement: {statement_path(output)}")

@@ -21,17 +21,10 @@ SHOWN = 12
 
 
 def verify(
-    file: Annotated[
-        Path, typer.Argument(help="A privacy statement (JSON).", show_default=False, metavar="FILE")
-    ],
+    file: Annotated[Path, typer.Argument(help="A privacy statement (JSON).", metavar="FILE")],
     ledger: Annotated[
         Path | None,
-        typer.Option(
-            "--ledger",
-            help="Also compare the statement with the ledger in this folder.",
-            show_default=False,
-            metavar="FOLDER",
-        ),
+        typer.Option(help="Also compare the statement with the ledger in this folder.", metavar="FOLDER"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,8 +38,7 @@ def verify(
     at_site = None if ledger is None else compared(verified.statement, ledger)
     checks = cross_checks(verified)
     if as_json:
-        answer = {**as_plain(verified, checks), "ledger": at_site}
-        echo_json(answer)
+        echo_json({**as_plain(verified, checks), "ledger": at_site})
         return
     _show(file, verified, checks)
     if at_site:
@@ -153,10 +145,9 @@ def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> Non
 
 def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
     statement, document = verified
-    out = table("agents", "rows", "z", "rounds", "ε stated", "closed form", "PLD")
-    out.title = f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds"
-    for column in out.columns:
-        column.overflow = "fold"
+    title = f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds"
+    headings = ("agents", "rows", "z", "rounds", "ε stated", "closed form", "PLD")
+    out = table(*headings, fold=range(len(headings)), title=title)
     order = sorted(
         range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu)
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpadmm.model.evaluate import Evaluation
     from dpadmm.model.model import Model
     from dpadmm.runs.planning.forecast import Grid, Outlook
-    from dpadmm.runs.planning.verdict import Verdict
+    from dpadmm.runs.planning.plan import Verdict
 
 GREY = "#8a8a8a"
 

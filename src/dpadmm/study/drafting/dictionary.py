@@ -31,13 +31,13 @@ from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
 HEADINGS = ("name", "kind", "low", "high", "values", "description", "role", "transform", "missing")
 OTHER_WORDS = {
     "variable": "name", "field": "name", "column": "name", "type": "kind", "min": "low", "minimum": "low",
-    "max": "high", "maximum": "high", "levels": "values", "categories": "values", "label": "description",
+    "max": "high", "maximum": "high", "levels": "values", "categories": "values", "label": "description"
 }  # fmt: skip
 KINDS = {
     "number": "number", "numeric": "number", "integer": "number", "int": "number", "float": "number",
     "real": "number", "decimal": "number", "category": "category", "categorical": "category",
     "factor": "category", "enum": "category", "ordinal": "ordinal", "boolean": "boolean", "bool": "boolean",
-    "binary": "boolean",
+    "binary": "boolean"
 }  # fmt: skip
 MOST_LINES = 100_000
 

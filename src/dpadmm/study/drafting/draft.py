@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpadmm._base.errors import DataError
+from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.schema_file import ASK
 
 
@@ -41,6 +42,14 @@ class Draft:
     def __post_init__(self) -> None:
         if not any(each.about for each in self.columns):
             raise DataError(f"{self.source}: no column is left to learn from beside the label")
+
+    def without(self, by: str) -> Draft:
+        """The draft without the column that says whose a row is."""
+        names = [each.name for each in self.columns]
+        if by not in names:
+            raise unknown_name("column", by, names, self.source)
+        left_out = DraftColumn(by, None, "says whose a row is")
+        return replace(self, columns=tuple(left_out if each.name == by else each for each in self.columns))
 
 
 def check_name(name: str, path: Path) -> None:

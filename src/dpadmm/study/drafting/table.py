@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from dpadmm.data.reader import column_names, column_types, open_batches, repeate
 from dpadmm.data.schema import OTHER, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
-from dpadmm.study.drafting.ordered import grade_hint, order_hint
 
 MOST_CATEGORIES, MOST_CLASSES = 50, 20
 MOST_DISTINCT = 10_000
@@ -36,6 +36,33 @@ MOST_STEPS = 10
 
 _WHOLE, _COMMA = re.compile(r"([+-]?[0-9]+)(?:\.0*)?"), re.compile(r"[+-]?[0-9]+,[0-9]+")
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
+
+SCALES = [
+    scale.split()
+    for scale in (
+        "none minimal mild moderate severe critical",
+        "no slight some much extreme",
+        "very_low low lower medium middle mid moderate normal average higher high very_high",
+        "tiny xs s small m medium l large xl xxl huge",
+        "never rarely seldom occasionally sometimes often usually always",
+        "very_bad bad very_poor poor fair average satisfactory good very_good excellent",
+        "strongly_disagree disagree neutral neither agree strongly_agree",
+        "very_dissatisfied dissatisfied neutral satisfied very_satisfied",
+        "none primary elementary secondary high_school bachelor bachelors master masters doctorate phd",
+        "child teenager adult senior",
+        "young middle old",
+        "weekly monthly quarterly yearly",
+        "i ii iii iv v vi",
+        "first second third fourth fifth",
+        "short medium long",
+        "light moderate heavy",
+        "slow normal fast",
+    )
+]
+"""Words from little to much; three or more of one line, and no other word, are a scale."""
+
+_NUMBERED = re.compile(r"([^0-9]*?)([<>]?)=?\s*([0-9]+(?:\.[0-9]+)?)(?:\s*(?:-|–|to)\s*[0-9.]+|\+)?([^0-9]*)")
+_SIGNS = ("<", "", ">")
 
 
 def draft_from_table(path: Path, label: str) -> Draft:
@@ -118,8 +145,7 @@ class Seen:
         try:
             values = as_numbers(words, name)
         except DataError:
-            single = (pa.array([word]) for word in words.to_pylist())
-            self.no_number = next(word[0].as_py().strip() for word in single if not _is_number(word, name))
+            self.no_number = next(word.strip() for word in words.to_pylist() if not _is_number(word, name))
             return
         values = values[np.isfinite(values)]
         if len(values):
@@ -129,14 +155,6 @@ class Seen:
     def is_number(self) -> bool:
         """Whether every cell is a number or missing, and not all are missing."""
         return self.no_number is None and self.low <= self.high
-
-
-def _is_number(cell: Any, name: str) -> bool:
-    try:
-        as_numbers(cell, name)
-    except DataError:
-        return False
-    return True
 
 
 def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
@@ -206,6 +224,14 @@ def _guess_label(name: str, seen: Seen, path: Path) -> tuple[dict[str, Any], str
     return {"column": name, "classes": classes}, note
 
 
+def _is_number(word: str, name: str) -> bool:
+    try:
+        as_numbers(pa.array([word]), name)
+    except DataError:
+        return False
+    return True
+
+
 def _is_mostly_numbers(seen: Seen) -> bool:
     numbers = sum(count for text, count in seen.counts.items() if _NUMBER.fullmatch(text))
     return 2 * numbers > seen.counts.total()
@@ -273,3 +299,47 @@ def _check_values(name: str, values: tuple[str, ...], path: Path) -> None:
             )
     if not values:
         raise DataError(f"{path}: column {name!r} has no value but {OTHER!r}")
+
+
+def in_order(values: Iterable[str]) -> tuple[str, ...] | None:
+    """The values from little to much, where they look as if they had an order.
+
+    Examples
+    --------
+    >>> in_order(["medium", "High", "low"]), in_order(["grade 2", "grade 10", "grade 1"])
+    (('low', 'medium', 'High'), ('grade 1', 'grade 2', 'grade 10'))
+    >>> in_order(["18-25", "65+", "26-64"]), in_order(["A", "B", "AB", "0"])
+    (('18-25', '26-64', '65+'), None)
+    """
+    values = tuple(values)
+    if len(values) < 3:
+        return None
+    words = {value: re.sub(r"[\s_-]+", "_", value.strip().casefold()) for value in values}
+    for scale in SCALES:
+        if len(set(words.values())) == len(values) and set(words.values()) <= set(scale):
+            return tuple(sorted(values, key=lambda value: scale.index(words[value])))
+    found = {value: _NUMBERED.fullmatch(value.strip()) for value in values}
+    numbered = {value: each for value, each in found.items() if each}
+    alike = {(each[1].strip().casefold(), each[4].strip().casefold()) for each in numbered.values()}
+    steps = {value: (float(each[3]), _SIGNS.index(each[2])) for value, each in numbered.items()}
+    if len(numbered) == len(values) == len(set(steps.values())) and len(alike) == 1:
+        return tuple(sorted(values, key=steps.__getitem__))
+    return None
+
+
+def order_hint(values: Iterable[str]) -> str:
+    """What to say of a category whose values look ordered; nothing for others."""
+    found = in_order(values)
+    if found is None:
+        return ""
+    listed = ", ".join(f'"{value}"' for value in found)
+    return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}]'
+
+
+def grade_hint(low: float, high: float, n_values: int) -> str:
+    """What to say of a few whole numbers, such as 1 to 5, which may be grades and not amounts."""
+    whole = float(low).is_integer() and float(high).is_integer()
+    if not whole or not 3 <= n_values <= 10 or n_values != high - low + 1 or low not in (0.0, 1.0):
+        return ""
+    listed = ", ".join(f'"{k}"' for k in range(int(low), int(high) + 1))
+    return f'if these are grades and not amounts: kind = "ordinal", values = [{listed}]'
