@@ -111,9 +111,7 @@ def one_round() -> bool:
           f"round {full * 1e3:.2f} ms, NumPy reference {reference * 1e3:.1f} ms")  # fmt: skip
     report("kernel / read", kernel / read, "no promise of its own", True)
     fine = report("round / read", full / read, "at most 1.5", full <= 1.5 * read)
-    return (
-        report("NumPy reference / kernel", reference / kernel, "at least 3", reference >= 3 * kernel) and fine
-    )
+    return report("NumPy reference / kernel", reference / kernel, "at least 3", reference >= 3 * kernel) and fine
 
 
 def whole_run() -> bool:
@@ -141,9 +139,7 @@ def linear() -> bool:
     print(f"      ns per further entry: {', '.join(f'{value:.2f}' for value in per_entry)}; "
           f"fixed cost of a round {fixed * 1e6:.0f} µs")  # fmt: skip
     plain = np.array(seconds) / sizes
-    report(
-        "most / least time per entry, fixed cost included", plain.max() / plain.min(), "for information", True
-    )
+    report("most / least time per entry, fixed cost included", plain.max() / plain.min(), "for information", True)
     spread = per_entry.max() / per_entry.min()
     return report(
         "most / least time per further entry, 1e5 to 1e8",

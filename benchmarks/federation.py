@@ -71,11 +71,7 @@ def measure(n_sites: int, d: int, n_rounds: int) -> None:
             seconds = kept.seconds()
     noise = _noise_seconds(study, ROWS.get(d, 400))
     limit = LIMITS.get((n_sites, d))
-    verdict = (
-        ""
-        if limit is None
-        else f", limit {limit:g} s: {'ok' if statistics.median(seconds) <= limit else 'MISS'}"
-    )
+    verdict = "" if limit is None else f", limit {limit:g} s: {'ok' if statistics.median(seconds) <= limit else 'MISS'}"
     print(
         f"{n_sites} sites, d = {d:,}, {n_rounds} rounds: median {statistics.median(seconds) * 1e3:.1f} ms, "
         f"90% {np.quantile(seconds, 0.9) * 1e3:.1f} ms{verdict}"

@@ -38,9 +38,7 @@ def rows(world: str) -> OwnRows:
 def main() -> None:
     policy = Policy(1e3, 1e-5, frozenset({"dp_admm"}), frozenset({"logistic"}), 10**6, 2)
     training = {"noise_multiplier": 5.0, "n_rounds": ROUNDS}
-    study = Study(
-        name="timing", features=tuple(f"x{i}" for i in range(D)), classes=(-1, 1), training=training
-    )
+    study = Study(name="timing", features=tuple(f"x{i}" for i in range(D)), classes=(-1, 1), training=training)
     times: dict[str, list[float]] = {world: [] for world in WORLDS}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as held:
         guards = {}

@@ -54,9 +54,7 @@ def compare(data: str, *, epsilons: Sequence[float] = EPSILONS, n_fits: int = 3)
     lines = [Line(data, None, float(plain.score(test_rows, test_labels)), 0.0)]
     for epsilon in epsilons:
         scores = [
-            DPADMMClassifier(epsilon, delta=DELTA, **public)
-            .fit(train_rows, train_labels)
-            .score(test_rows, test_labels)
+            DPADMMClassifier(epsilon, delta=DELTA, **public).fit(train_rows, train_labels).score(test_rows, test_labels)
             for _ in range(n_fits)
         ]
         lines.append(Line(data, epsilon, float(np.mean(scores)), float(np.std(scores))))

@@ -33,9 +33,7 @@ def near_name(name: object, known: Iterable[str]) -> str | None:
         alike = [each for each in close if abs(len(each) - len(written)) <= 1]
         if alike:
             return letters[alike[0]]
-    return next(
-        (letters[each] for each in letters if each.startswith(written) or each.endswith(written)), None
-    )
+    return next((letters[each] for each in letters if each.startswith(written) or each.endswith(written)), None)
 
 
 def _letters(name: str) -> str:
@@ -46,8 +44,7 @@ def unknown_name(kind: str, name: str, known: Sequence[str], where: object) -> S
     """The error for a column or array that ``where`` does not have, with the nearest name that it has."""
     near = near_name(name, known)
     return StudyError(
-        f"{where} has no {kind} {name!r}: "
-        + (f"did you mean {near!r}?" if near else f"it has {listed(known)}")
+        f"{where} has no {kind} {name!r}: " + (f"did you mean {near!r}?" if near else f"it has {listed(known)}")
     )
 
 

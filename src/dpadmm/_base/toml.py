@@ -21,9 +21,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise StudyError(
-                f"{path}: larger than {MOST_BYTES // 10**6} MB, which no such file is; is it another one?"
-            )
+            raise StudyError(f"{path}: larger than {MOST_BYTES // 10**6} MB, which no such file is; is it another one?")
         table = tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
         _check_values(table)
         return table

@@ -50,9 +50,7 @@ def threshold(mu: float) -> float:
     return mu * SHARPNESS / 2.0
 
 
-def lower_bound(
-    scores: Floats, worlds: Integers, *, mu: float, delta: float, confidence: float
-) -> LowerBound:
+def lower_bound(scores: Floats, worlds: Integers, *, mu: float, delta: float, confidence: float) -> LowerBound:
     """What these scores prove with this confidence."""
     guess = scores > threshold(mu)
     counts = [(int(np.sum(guess[worlds == w] != w)), int(np.sum(worlds == w))) for w in (0, 1)]
@@ -246,9 +244,7 @@ def _requests(seen: Seen) -> list[Gate]:
     ]  # fmt: skip
 
 
-def _between(
-    name: str, measured: float, low: float | None, high: float | None, level: float, sentence: str
-) -> Gate:
+def _between(name: str, measured: float, low: float | None, high: float | None, level: float, sentence: str) -> Gate:
     value = float(measured)
     passed = (low is None or value >= low) and (high is None or value <= high)  # false for NaN
     return Gate(name, value, low, high, passed, level, sentence)

@@ -32,9 +32,7 @@ from dpadmm.privacy.checks import require_delta
 LEAST_TRIALS = 40
 LOOK_EVERY = 0.2
 """Seconds between two looks at ``stop``."""
-ONE_THREAD = dict.fromkeys(
-    ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-)
+ONE_THREAD = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class AuditFailed(DpadmmError):
@@ -59,8 +57,7 @@ class Plan:
     def __post_init__(self) -> None:
         if type(self.trials) is not int or not LEAST_TRIALS <= self.trials <= 10**7:
             raise StudyError(
-                f"trials must be a whole number of at least {LEAST_TRIALS}, at most ten million, "
-                f"not {self.trials!r}"
+                f"trials must be a whole number of at least {LEAST_TRIALS}, at most ten million, not {self.trials!r}"
             )
         if not 0.1 <= self.mu <= 10.0:
             raise StudyError(f"mu must be a number from 0.1 to 10, not {self.mu!r}")
@@ -164,9 +161,7 @@ def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batc
         yield batch, play(batch)
 
 
-def _in_processes(
-    batches: list[Batch], workers: int, stop: Callable[[], bool]
-) -> Iterator[tuple[Batch, Seen]]:
+def _in_processes(batches: list[Batch], workers: int, stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:
     """Batches as they are finished; at the end the processes and their files are gone, whatever they did."""
     folder = Path(tempfile.mkdtemp(prefix="dpadmm-audit-", dir=memory_folder()))
     context = multiprocessing.get_context("spawn")

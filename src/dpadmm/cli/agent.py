@@ -34,18 +34,14 @@ agent_app = typer.Typer(
     help="For data owners: your table, your limits, and the studies you take part in.", no_args_is_help=True
 )
 
-StudyFile = Annotated[
-    Path, typer.Argument(help="The study's TOML file.", show_default=False, metavar="STUDY")
-]
+StudyFile = Annotated[Path, typer.Argument(help="The study's TOML file.", show_default=False, metavar="STUDY")]
 SiteFile = Annotated[Path, typer.Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
 SiteOption = Annotated[Path, typer.Option("--site", help="Your site.toml.", metavar="SITE")]
 
 
 @agent_app.command("init")
 def init(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder for this data set.", show_default=False, metavar="FOLDER")
-    ],
+    folder: Annotated[Path, typer.Argument(help="The folder for this data set.", show_default=False, metavar="FOLDER")],
 ) -> None:
     """Write a commented site.toml to fill in. Existing files are kept."""
     from dpadmm.cli.study import write_template
@@ -121,9 +117,7 @@ def review(
     site_file: SiteOption = Path("site.toml"),
     as_json: AsJson = False,
     accepted: Annotated[bool, typer.Option("--accept", help="Accept the study, like enrol.")] = False,
-    declined: Annotated[
-        bool, typer.Option("--decline", help="Decline the study; an enrolled study is left.")
-    ] = False,
+    declined: Annotated[bool, typer.Option("--decline", help="Decline the study; an enrolled study is left.")] = False,
 ) -> None:
     """Compare the cost of a study with your limits and your ledger; accept or decline it.
 

@@ -30,16 +30,12 @@ aggregator_app = typer.Typer(
     help="For study coordinators: certificates, the broker, rounds and the model.", no_args_is_help=True
 )
 
-Folder = Annotated[
-    Path, typer.Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")
-]
+Folder = Annotated[Path, typer.Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")]
 ChosenStudy = Annotated[
     Path | None,
     typer.Argument(help="The study's file; optional if there is only one study.", metavar="STUDY"),
 ]
-Port = Annotated[
-    int | None, typer.Option("--port", help="Another port for the built-in broker.", metavar="PORT")
-]
+Port = Annotated[int | None, typer.Option("--port", help="Another port for the built-in broker.", metavar="PORT")]
 BrokerUrl = Annotated[
     str | None,
     typer.Option("--broker", help="An existing NATS broker, instead of the built-in broker.", metavar="URL"),
@@ -147,9 +143,7 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
 
 @aggregator_app.command("serve")
 def serve(
-    study_file: Annotated[
-        Path, typer.Argument(help="The study's file.", show_default=False, metavar="STUDY")
-    ],
+    study_file: Annotated[Path, typer.Argument(help="The study's file.", show_default=False, metavar="STUDY")],
     folder: Folder = HERE,
     only: Annotated[
         str | None,
@@ -210,9 +204,7 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="The model's file.", metavar="MODEL")],
     study_file: ChosenStudy = None,
     folder: Folder = HERE,
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Export before the last round is done.")
-    ] = False,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Export before the last round is done.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write the model, its privacy statement and the transcript of a study, from its journal."""

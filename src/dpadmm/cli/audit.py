@@ -28,12 +28,10 @@ def audit(
     trials: Annotated[int, typer.Option(help="Number of studies to attack; each has two agents.")] = 10_000,
     mu: Annotated[float, typer.Option(help="The guarantee of a study: μ-GDP in total.")] = 2.0,
     delta: Annotated[float, typer.Option(help="The δ for which ε is computed.")] = 1e-5,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of processes.", show_default="all cores")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the figure and the numbers.")
-    ] = Path("runs/audit"),
+    workers: Annotated[int | None, typer.Option(help="Number of processes.", show_default="all cores")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figure and the numbers.")] = Path(
+        "runs/audit"
+    ),
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the verdict only.")] = False,
 ) -> None:
@@ -52,18 +50,14 @@ def audit(
     check_folder(output, overwrite=True)
     with progress_bar(quiet=quiet or as_json) as bar, CtrlC() as ctrl_c:
         task = bar.add_task("studies attacked", total=trials)
-        result = run_audit(
-            plan, watch=lambda done: bar.update(task, completed=done), stop=lambda: ctrl_c.pressed
-        )
+        result = run_audit(plan, watch=lambda done: bar.update(task, completed=done), stop=lambda: ctrl_c.pressed)
     figure = _write(result, output)
     if as_json:
         echo_json(result.as_json())
     else:
         _show(result, output, figure, verdict_only=quiet)
     if result.n_studies < trials:
-        raise Interrupted(
-            f"interrupted after {result.n_studies} of {trials} studies; the verdict is for these"
-        )
+        raise Interrupted(f"interrupted after {result.n_studies} of {trials} studies; the verdict is for these")
     if not result.passed:
         raise typer.Exit(RED)
 

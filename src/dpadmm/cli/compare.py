@@ -58,9 +58,7 @@ def compare_command(
     ] = COMPARED,
     epsilon: Annotated[
         str | None,
-        typer.Option(
-            "--epsilon", "-e", help="TOTAL ε, the same for all methods, exact; one or several: 0.5,1"
-        ),
+        typer.Option("--epsilon", "-e", help="TOTAL ε, the same for all methods, exact; one or several: 0.5,1"),
     ] = None,
     round_epsilon: Annotated[
         str | None,
@@ -151,8 +149,7 @@ def _names(text: str) -> list[str]:
     others = list(dict.fromkeys(name for name in names if name != "centralized"))
     if not others:
         raise StudyError(
-            "the non-private optimum is always there; name at least one method to compare with it, "
-            f"such as {COMPARED}"
+            f"the non-private optimum is always there; name at least one method to compare with it, such as {COMPARED}"
         )
     return others
 
@@ -346,9 +343,7 @@ def _explain(console: Console, rows: Sequence[Row]) -> None:
     n_runs = max((len(row.values["seconds"]) for row in rows if row.values), default=0)
     noisy = [row for row in rows if row.status == DONE and row.budget is not None]
     either = any(row.method == "admm" for row in rows)
-    sentences = [
-        "The optimum uses all rows without privacy" + ("; ADMM has no privacy either." if either else ".")
-    ]
+    sentences = ["The optimum uses all rows without privacy" + ("; ADMM has no privacy either." if either else ".")]
     if any(_has(row, "test_error_local") for row in rows):
         sentences.append("Local models are each agent's own, on the test rows; – where a method has none.")
     if n_runs > 1:
@@ -356,8 +351,7 @@ def _explain(console: Console, rows: Sequence[Row]) -> None:
     if noisy:
         by = "; ".join(dict.fromkeys(row.accountant for row in noisy if row.accountant))
         sentences.append(
-            "Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant "
-            f"({by})."
+            f"Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant ({by})."
         )
     sentences.append("Seconds are the time in rounds, one core each.")
     if noisy:

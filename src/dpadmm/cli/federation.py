@@ -29,15 +29,11 @@ def demo(
         int, typer.Option(min=1, max=800, help="Number of sites; each is a process with a part of UCI Adult.")
     ] = 10,
     rounds: Annotated[int, typer.Option(min=1, max=100_000, help="Number of rounds.")] = 100,
-    epsilon: Annotated[
-        float, typer.Option(min=0.01, max=50.0, help="Total ε of the study, for every site.")
-    ] = 1.0,
+    epsilon: Annotated[float, typer.Option(min=0.01, max=50.0, help="Total ε of the study, for every site.")] = 1.0,
     keep: Annotated[
         Path | None, typer.Option(help="A new folder for all files.", show_default=False, metavar="FOLDER")
     ] = None,
-    faults: Annotated[
-        bool, typer.Option("--faults/--no-faults", help="Simulate an unreliable network.")
-    ] = False,
+    faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Simulate an unreliable network.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the summary only.")] = False,
 ) -> None:
     """Run a study across processes on this machine, check all results, and clean up."""
@@ -87,8 +83,7 @@ def _show(console: Console, summary: Summary, plan: DemoPlan) -> None:
     say(console, f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.noise_multiplier:.4g}")
     intact = f"{summary.n_sites} of {summary.n_sites} intact"
     rows = {
-        "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} "
-        f"(most frequent class: {summary.most_frequent:.1%})",
+        "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
         "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
         f"at δ = {study.settings.delta:g}",
         "ledgers": f"{intact}: {summary.records:,} records, {summary.releases:,} releases, none over budget",

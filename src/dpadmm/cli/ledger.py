@@ -83,9 +83,7 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
         for each in state.accounts.values()
     ):
         say(console, ENDED_EARLY)
-    say_path(
-        console, f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}"
-    )
+    say_path(console, f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}")
 
 
 @ledger_app.command("verify")
@@ -222,9 +220,7 @@ def _delta(folder: Path, given: float | None) -> tuple[float, str]:
 def _both_charges(account: Account, stated: Statement) -> str:
     (group,) = stated.groups
     charged = sum(each.charged for each in group.releases)
-    whole, spent = (
-        rounded_up(exact_epsilon(mu, stated.delta)) for mu in (group.person_mu, account.spent**0.5)
-    )
+    whole, spent = (rounded_up(exact_epsilon(mu, stated.delta)) for mu in (group.person_mu, account.spent**0.5))
     return (
         f"It charges all {charged} planned rounds, ε {whole} for a person at the study's "
         f"δ = {stated.delta:g}, because readers cannot know why a study ended; your ledger charges the "

@@ -31,9 +31,7 @@ def predict(
     model_file: ModelFile,
     data: TableFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="Table to write: .csv or .parquet.")],
-    keep: Annotated[
-        list[str] | None, typer.Option(help="A column to copy, such as an id; repeatable.")
-    ] = None,
+    keep: Annotated[list[str] | None, typer.Option(help="A column to copy, such as an id; repeatable.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -106,9 +104,7 @@ MOST_CLASSES = 8
 
 def evaluate(
     model_file: ModelFile,
-    data: Annotated[
-        Path, typer.Option("--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE")
-    ],
+    data: Annotated[Path, typer.Option("--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE")],
     label: Annotated[
         str | None, typer.Option(help="Column of the label, if it has another name in this table.")
     ] = None,

@@ -56,14 +56,10 @@ def plan(
             metavar="M",
         ),
     ],
-    agents: Annotated[
-        int | None, typer.Option("--agents", "-n", help="Number of agents.", metavar="N")
-    ] = None,
+    agents: Annotated[int | None, typer.Option("--agents", "-n", help="Number of agents.", metavar="N")] = None,
     public: Annotated[
         Path | None,
-        typer.Option(
-            help="A public table with the same columns; without it, rows are synthetic.", metavar="TABLE"
-        ),
+        typer.Option(help="A public table with the same columns; without it, rows are synthetic.", metavar="TABLE"),
     ] = None,
     epsilon: Annotated[
         str | None,
@@ -105,13 +101,9 @@ def plan(
     total = planning.costs_of(study, sizes).epsilon
     own = study.settings.epsilon if isinstance(study.settings.epsilon, float) else total
     given = numbers("epsilon", epsilon) if epsilon else (own / 2.0, own * 2.0)
-    grid = forecast.grid_of(
-        study, own, epsilons=given, rounds=[int(t) for t in numbers("rounds", rounds, whole=True)]
-    )
+    grid = forecast.grid_of(study, own, epsilons=given, rounds=[int(t) for t in numbers("rounds", rounds, whole=True)])
     if len(grid.cells) > MOST_CELLS:
-        raise StudyError(
-            f"{len(grid.cells)} combinations of ε and rounds are too many; the maximum is {MOST_CELLS}"
-        )
+        raise StudyError(f"{len(grid.cells)} combinations of ε and rounds are too many; the maximum is {MOST_CELLS}")
     if public is not None:
         scenarios = [forecast.public_scenario(study, public, repeats=repeats, seed=seed)]
     else:
@@ -199,9 +191,7 @@ def _run(
             if ctrl_c.pressed:
                 raise Interrupted(f"interrupted after {done} of {total} runs; nothing was written")
 
-        return tuple(
-            forecast.outlook(study, each, sizes, grid, seed=seed, finished=finished) for each in scenarios
-        )
+        return tuple(forecast.outlook(study, each, sizes, grid, seed=seed, finished=finished) for each in scenarios)
 
 
 def _write(made: Plan, folder: Path) -> list[Path]:
@@ -292,9 +282,7 @@ def _grid_table(plan: Plan) -> Table:
         (only,) = plan.outlooks
         learns = "always the most frequent class" if plan.higher else "always the mean"
         baseline = value_text(only.baseline, percent=plan.higher)
-        caption = (
-            f"Without privacy {forecast_text([only.ceiling], percent=plan.higher)}; {learns}: {baseline}."
-        )
+        caption = f"Without privacy {forecast_text([only.ceiling], percent=plan.higher)}; {learns}: {baseline}."
     out.caption, out.caption_justify = f"* the study's ε and rounds. {caption}", "left"
     return out
 
@@ -389,9 +377,7 @@ def but(plan: Plan) -> str:
     return f" in {own} rounds; with n_rounds = {max(each or 0 for each in found)} it is not: see above"
 
 
-def _way_out(
-    outlook: forecast.Outlook, grid: forecast.Grid, verdict: planning.Verdict, *, higher: bool
-) -> str:
+def _way_out(outlook: forecast.Outlook, grid: forecast.Grid, verdict: planning.Verdict, *, higher: bool) -> str:
     if (verdict.goal - outlook.ceiling.mean) * (1 if higher else -1) > 0:
         return "a model without privacy would not reach it either"
     if planning.too_short(outlook, grid, higher=higher):

@@ -160,9 +160,7 @@ def _checked(question: Question) -> float:
     checks.require_delta(question.delta)
     checks.require_whole("rows_per_person", question.rows_per_person, least=1)
     if question.rows is not None and question.rows_per_person > question.rows:
-        raise StudyError(
-            f"rows_per_person must be at most --rows {question.rows}, not {question.rows_per_person}"
-        )
+        raise StudyError(f"rows_per_person must be at most --rows {question.rows}, not {question.rows_per_person}")
     if question.rounds is not None:
         checks.require_whole("rounds", question.rounds, least=1)
     if question.epsilon is not None:
@@ -201,9 +199,7 @@ def reference_grid(question: Question) -> dict[str, Any]:
                     "delta": delta,
                     "noise_multiplier": z,
                     "epsilon_paper": accounting.paper_epsilon(z, rounds, delta),
-                    "epsilon_exact": accounting.exact_epsilon(
-                        accounting.gaussian_mu([Release(z, rounds)]), delta
-                    ),
+                    "epsilon_exact": accounting.exact_epsilon(accounting.gaussian_mu([Release(z, rounds)]), delta),
                 }
             )
     return {"rounds": rounds, "cells": cells}

@@ -40,9 +40,9 @@ def reproduce(
             show_default="all",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for results, figures, tables.")
-    ] = Path("runs/paper"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results, figures, tables.")] = Path(
+        "runs/paper"
+    ),
     grid_file: Annotated[
         Path | None, typer.Option("--grid", help="Your own grid (TOML) in place of the paper's.")
     ] = None,
@@ -180,14 +180,10 @@ def run_with_progress(
 
 
 def report(
-    results: Annotated[
-        Path, typer.Argument(help="A results file of reproduce or compare, or the folder it is in.")
-    ],
+    results: Annotated[Path, typer.Argument(help="A results file of reproduce or compare, or the folder it is in.")],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", help="The file to write: .html, or .md with its figures in a folder beside."
-        ),
+        typer.Option("--output", "-o", help="The file to write: .html, or .md with its figures in a folder beside."),
     ] = Path("report.html"),
 ) -> None:
     """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""

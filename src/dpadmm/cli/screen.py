@@ -109,9 +109,7 @@ def table(*headings: str | Text, left: int = 1, fold: Container[int] = (), **lay
     """An empty table: the first ``left`` columns are left-aligned; ``fold`` are wrapped within words."""
     out = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, **layout})
     for i, heading in enumerate(headings):
-        out.add_column(
-            heading, justify="left" if i < left else "right", overflow="fold" if i in fold else "ellipsis"
-        )
+        out.add_column(heading, justify="left" if i < left else "right", overflow="fold" if i in fold else "ellipsis")
     return out
 
 

@@ -50,9 +50,7 @@ from dpadmm.training.oracles import fresh_seed
 
 
 def simulate_command(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="TOML file with any of these options.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with any of these options.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run that is in the output folder.")
@@ -82,9 +80,7 @@ def simulate_command(
     if folder:
         _draw(folder, results)
     if as_json:
-        everything = summary(
-            results, _how(results, about_run), {"measures": measures(finished(results.values()))}
-        )
+        everything = summary(results, _how(results, about_run), {"measures": measures(finished(results.values()))})
         typer.echo(json.dumps(everything, indent=2, allow_nan=False))
     else:
         _show(dataset, results, folder)
@@ -188,9 +184,7 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
 
         first = results["1"]
         epsilon = f", ε = {epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
-        save_figure(
-            convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence"
-        )
+        save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
 def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) -> None:

@@ -34,10 +34,7 @@ _ALIASES = {"agents": "n_agents", "rounds": "n_rounds"}
 
 def parameters() -> list[inspect.Parameter]:
     """One option per run option and per setting."""
-    options = [
-        _option(name, kind, names, text, "Data and output")
-        for name, (kind, text, names) in RUN_OPTIONS.items()
-    ]
+    options = [_option(name, kind, names, text, "Data and output") for name, (kind, text, names) in RUN_OPTIONS.items()]
     for name, each in flat_parameters(Settings).items():
         kind: type = str if each.listed else each.base
         unsaid = each.default is None or kind is bool

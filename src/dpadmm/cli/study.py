@@ -47,9 +47,7 @@ def new(
     file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
     from_table: Annotated[
         Path | None,
-        typer.Option(
-            "--from", metavar="TABLE", help="A public or dummy table (.csv, .parquet). Never private rows."
-        ),
+        typer.Option("--from", metavar="TABLE", help="A public or dummy table (.csv, .parquet). Never private rows."),
     ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
     dictionary: Annotated[
@@ -57,8 +55,7 @@ def new(
         typer.Option(
             "--from-dictionary",
             metavar="DICT.csv",
-            help="A data dictionary: a line for every column, with name, kind, low, high, values (a|b|c), "
-            "description.",
+            help="A data dictionary: a line for every column, with name, kind, low, high, values (a|b|c), description.",
         ),
     ] = None,
     by: Annotated[
@@ -74,9 +71,7 @@ def new(
     console = Console()
     if from_table is None and dictionary is None:
         if label is not None or name is not None or by is not None:
-            raise StudyError(
-                "--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too"
-            )
+            raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
         write_template("study", file)
         say_path(console, f"Written: {file}")
         say(console, "Change it to what you want to ask; then see what it means:")
@@ -179,9 +174,7 @@ def _show_problems(
     """
     wrong = [each for each in problems if each not in waiting]
     found = [(_WHERE.fullmatch(each), each) for each in wrong]
-    _two_columns(
-        console, ("where", "problem"), [match.groups() if match else (place, each) for match, each in found]
-    )
+    _two_columns(console, ("where", "problem"), [match.groups() if match else (place, each) for match, each in found])
     read = [waiting[each] for each in problems if each in waiting]
     _two_columns(console, ("to confirm", "values"), read)
     if read:
@@ -362,9 +355,7 @@ def _columns_table(schema: Schema) -> Table:
 
 def _holds(column: Column) -> str:
     if isinstance(column, Number):
-        low, high = (
-            f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds
-        )
+        low, high = (f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds)
         bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
         text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{bins}"
     elif isinstance(column, Category | Ordinal):

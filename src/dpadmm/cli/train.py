@@ -41,9 +41,7 @@ def train(
     by: Annotated[str | None, typer.Option(help="The column with the agent of each row.")] = None,
     agents: Annotated[
         int | None,
-        typer.Option(
-            "--agents", "-n", help="Number of agents; the rows are split at random.", show_default="1", min=1
-        ),
+        typer.Option("--agents", "-n", help="Number of agents; the rows are split at random.", show_default="1", min=1),
     ] = None,
     output: Annotated[
         Path,
@@ -77,9 +75,7 @@ def train(
     with waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
     with progress(study.settings.n_rounds, "training", quiet=silent) as advance:
-        result = run_study(
-            study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True
-        )
+        result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True)
     if not result.outcome.rounds:
         raise KeyboardInterrupt
     with atomic_file(statement) as out:

@@ -88,9 +88,7 @@ def compared(statement: Statement, folder: Path) -> dict[str, Any]:
     if not same:
         raise StudyError(f"the statement contradicts the ledger in {folder}: {_difference(stated, here)}")
     if (released := min(terms["released"] for terms in same)) > here["released"]:
-        raise StudyError(
-            f"the ledger in {folder} has {here['released']} releases, but the statement has {released}"
-        )
+        raise StudyError(f"the ledger in {folder} has {here['released']} releases, but the statement has {released}")
     return {
         "charged": here["charged"],
         "released": here["released"],
@@ -148,9 +146,7 @@ def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
     title = f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds"
     headings = ("agents", "rows", "z", "rounds", "ε stated", "closed form", "PLD")
     out = table(*headings, fold=range(len(headings)), title=title)
-    order = sorted(
-        range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu)
-    )
+    order = sorted(range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu))
     for i in order[:SHOWN]:
         group, stated = statement.groups[i], document["agents"][i]["epsilon"][repr(statement.delta)]
         rounds = [(each.released, each.charged) for each in group.releases]
@@ -176,9 +172,7 @@ def _worst_table(verified: Verified, checks: list[Check], position: int) -> Tabl
         who = f"{check.n_rows} row{'s' if check.n_rows > 1 else ''}"
         if check.n_rows == group.rows_per_person > 1:
             who = f"a person, with {who}"
-        out.add_row(
-            who, f"{check.delta:g}", rounded_up(check.stated), rounded_up(check.closed_form), _pld(check)
-        )
+        out.add_row(who, f"{check.delta:g}", rounded_up(check.stated), rounded_up(check.closed_form), _pld(check))
     paper = verified.document["agents"][position]["epsilon_paper"]
     if paper is not None:
         out.add_section()

@@ -124,9 +124,7 @@ def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
     coded = types.is_dictionary(cells.type)
     kind = cells.type.value_type if coded else cells.type
     if not _is_any(kind, (*TEXT, *NUMERIC, *DATES)):
-        raise DataError(
-            f"column {name!r} holds {kind} values; the study wants text, whole numbers or true/false"
-        )
+        raise DataError(f"column {name!r} holds {kind} values; the study wants text, whole numbers or true/false")
     if not coded:
         cells = (pc.cast(cells, pa.string()) if types.is_string_view(kind) else cells).dictionary_encode()
     words, indices = cells.dictionary, cells.indices

@@ -44,9 +44,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.features.ndim != 2:
-            raise DataError(
-                f"{self.name}: features must be a matrix (rows × columns), not {self.features.ndim}-D"
-            )
+            raise DataError(f"{self.name}: features must be a matrix (rows × columns), not {self.features.ndim}-D")
         for what, values in (("labels", self.labels), ("groups", self.groups)):
             if values is not None and values.shape != (self.n_rows,):
                 raise DataError(
@@ -54,9 +52,7 @@ class Dataset:
                     f"not an array of shape {values.shape}"
                 )
         if self.feature_names and len(self.feature_names) != self.n_features:
-            raise DataError(
-                f"{self.name}: {self.n_features} columns but {len(self.feature_names)} feature names"
-            )
+            raise DataError(f"{self.name}: {self.n_features} columns but {len(self.feature_names)} feature names")
 
     @property
     def n_rows(self) -> int:
@@ -84,8 +80,7 @@ def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...
         declared = _BINARY_CLASSES if classes is None else tuple(classes)
         if len(declared) != 2:
             raise StudyError(
-                f"a binary task needs exactly 2 classes (negative, positive), not {len(declared)}: "
-                f"{_shown(declared)}"
+                f"a binary task needs exactly 2 classes (negative, positive), not {len(declared)}: {_shown(declared)}"
             )
     elif task == "multiclass":
         if classes is None:
@@ -178,9 +173,7 @@ def _encode_objects(raw: NDArray[Any], codes: dict[Any, float] | None) -> tuple[
             raise _missing(raw, row)
         if codes is None:
             if isinstance(key, str):
-                raise DataError(
-                    f"row {row + 1}: label {_shown([value])} is not a number, as regression needs"
-                )
+                raise DataError(f"row {row + 1}: label {_shown([value])} is not a number, as regression needs")
             encoded[row] = key
         elif key in codes:
             encoded[row] = codes[key]

@@ -159,9 +159,7 @@ def _check_labels(good: NDArray[np.bool_], label: Label, first: int) -> None:
         row = first + int(np.argmin(good)) + 1
         classes = ", ".join(map(str, (label.classes or ())[:8]))
         what = f"is none of the classes {classes}" if classes else "is missing"
-        raise DataError(
-            f"the label {label.column!r} of row {row} {what}; correct the cell or leave the row out"
-        )
+        raise DataError(f"the label {label.column!r} of row {row} {what}; correct the cell or leave the row out")
 
 
 class _Owners:
@@ -261,8 +259,7 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     survey.about_lines = line_warnings(path, survey.rows)
     if label is not None and survey.label.missing:
         survey.problems.append(
-            f"the label {label.column!r} is missing in {survey.label.missing:,} rows; "
-            "correct them or leave them out"
+            f"the label {label.column!r} is missing in {survey.label.missing:,} rows; correct them or leave them out"
         )
     if label is not None and survey.label.unknown:
         classes = ", ".join(map(str, (label.classes or ())[:8]))

@@ -135,9 +135,7 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
 def _plain(column: Plain, cells: Any, tally: Tally, words: WordCache) -> Entries:
     raw = as_numbers(cells, column.name)
     if not np.isfinite(raw).all():
-        raise DataError(
-            f"column {column.name!r} has a missing or infinite cell, which a plain column may not have"
-        )
+        raise DataError(f"column {column.name!r} has a missing or infinite cell, which a plain column may not have")
     return [(0, np.clip(raw, -HUGE, HUGE).astype(np.float32))]
 
 
@@ -176,9 +174,7 @@ ENCODERS: Mapping[str, Callable[[Any, Any, Tally, WordCache], Entries]] = {
 }
 
 
-def _of_words(
-    value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[Any], column: Column
-) -> Entries:
+def _of_words(value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[Any], column: Column) -> Entries:
     """The entries of every different cell, given to all cells."""
     entries = _with_missing(value.astype(np.float32), missing, column)
     return [(place, each[places]) for place, each in entries]

@@ -43,9 +43,7 @@ class LeakyColumn:
 
     @property
     def sentence(self) -> str:
-        return (
-            f"alone tells the label in {self.told:,} of {self.rows:,} rows: is it known before the outcome?"
-        )
+        return f"alone tells the label in {self.told:,} of {self.rows:,} rows: is it known before the outcome?"
 
 
 def leaky_columns(

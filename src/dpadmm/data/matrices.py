@@ -21,9 +21,7 @@ _PIECE = 2**20
 _LONGEST = np.iinfo(np.int32).max
 
 
-def compact_csr(
-    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: tuple[int, int]
-) -> csr_array:
+def compact_csr(data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: tuple[int, int]) -> csr_array:
     """A CSR matrix with 32-bit indices where they suffice: half the memory, and all sources look alike."""
     wide = [part for part in (indices, indptr) if part.size and part.dtype != np.int32]  # others need no look
     fits = max(len(data), *shape) < _LONGEST and all(

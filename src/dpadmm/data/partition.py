@@ -88,9 +88,7 @@ def unequal(n_rows: int, n_agents: int, rng: np.random.Generator, spread: float 
     return of_codes(_owners(sizes, rng), numbered(n_agents))
 
 
-def label_skewed(
-    labels: ArrayLike, n_agents: int, rng: np.random.Generator, concentration: float = 0.5
-) -> Partition:
+def label_skewed(labels: ArrayLike, n_agents: int, rng: np.random.Generator, concentration: float = 0.5) -> Partition:
     """Agents with different mixtures of labels: every class is divided by its own Dirichlet draw.
 
     A small ``concentration`` gives agents that hold few classes, a large one gives equal mixtures. Labels
@@ -159,8 +157,7 @@ def _check_counts(n_rows: int, n_agents: int) -> None:
         raise StudyError(f"the number of agents must be at least 1, not {n_agents}")
     if n_agents > n_rows:
         raise StudyError(
-            f"{n_agents} agents cannot share {n_rows} rows, since each needs at least one: "
-            "ask for fewer agents"
+            f"{n_agents} agents cannot share {n_rows} rows, since each needs at least one: ask for fewer agents"
         )
 
 

@@ -43,9 +43,7 @@ PARSE = pa.csv.ParseOptions(newlines_in_values=True)
 CHUNK = 2**20
 
 
-def open_batches(
-    path: Path, columns: Sequence[str], *, numbers: frozenset[str] = frozenset()
-) -> Iterator[Any]:
+def open_batches(path: Path, columns: Sequence[str], *, numbers: frozenset[str] = frozenset()) -> Iterator[Any]:
     """Record batches with these columns; those in ``numbers`` are read as numbers, others of a CSV as text.
 
     What a cell becomes depends on no other cell: types are never guessed from the file. The next batches are
@@ -67,9 +65,7 @@ def column_names(path: Path) -> list[str]:
         raise DataError(f"{path} is empty")
     names = _header(path)[0] if _is_csv(path) else list(_parquet_schema(path).names)
     if len(names) > MOST_COLUMNS:
-        raise DataError(
-            f"{path} has {len(names):,} columns; at most {MOST_COLUMNS:,} can be read, one row per line"
-        )
+        raise DataError(f"{path} has {len(names):,} columns; at most {MOST_COLUMNS:,} can be read, one row per line")
     return names
 
 
@@ -222,9 +218,7 @@ def line_warnings(path: Path, rows: int) -> list[str]:
     if lines - 1 - rows <= max(3, rows // 100):
         return []
     made = f"{rows:,} row{'s' * (rows != 1)}"
-    return [
-        f"{lines:,} lines of the file make {made}: is a quotation mark open, or do cells have line breaks?"
-    ]
+    return [f"{lines:,} lines of the file make {made}: is a quotation mark open, or do cells have line breaks?"]
 
 
 def count_lines(path: Path) -> int:

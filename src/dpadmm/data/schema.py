@@ -30,9 +30,7 @@ ROW_NORMS = (1e-9, 1e9)
 if TYPE_CHECKING:
     Values = tuple[str, ...]
 else:  # whole numbers are names of values too, and become text
-    Values = Annotated[
-        tuple[str | int, ...], Meta(extra_json_schema={"maxItems": MOST_VALUES, "uniqueItems": True})
-    ]
+    Values = Annotated[tuple[str | int, ...], Meta(extra_json_schema={"maxItems": MOST_VALUES, "uniqueItems": True})]
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,7 @@ class Number:
             raise StudyError(f"column {self.name!r}: the bounds are too close for a log, {self.bounds!r}")
         edges = [_finite(self.name, "bins", edge) for edge in self.bins]
         if edges != sorted(set(edges)) or (edges and not low < edges[0] <= edges[-1] < high):
-            raise StudyError(
-                f"column {self.name!r}: bins must be edges that rise within the bounds, not {self.bins}"
-            )
+            raise StudyError(f"column {self.name!r}: bins must be edges that rise within the bounds, not {self.bins}")
         object.__setattr__(self, "bounds", (low, high))
         object.__setattr__(self, "bins", tuple(edges))
 
@@ -89,9 +85,7 @@ class Category:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _values(self.name, self.values, least=1))
         if OTHER in self.values:
-            raise StudyError(
-                f"column {self.name!r}: leave {OTHER!r} out of the values; it is what all others become"
-            )
+            raise StudyError(f"column {self.name!r}: leave {OTHER!r} out of the values; it is what all others become")
 
     @cached_property
     def features(self) -> tuple[str, ...]:

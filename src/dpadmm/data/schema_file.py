@@ -140,9 +140,7 @@ def _column(table: object, label: str | None) -> Column:
         raise StudyError(f"the name of a column must be text on one line, not {name[:40]!r}")
     kind = table.get("kind")
     if kind == "text":
-        raise StudyError(
-            f"column {name!r}: text cannot be learnt from; make it a category with public values"
-        )
+        raise StudyError(f"column {name!r}: text cannot be learnt from; make it a category with public values")
     if not isinstance(kind, str) or kind not in KINDS:
         raise StudyError(f"column {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}")
     _check_marks(name, table, label)
@@ -150,9 +148,7 @@ def _column(table: object, label: str | None) -> Column:
     _known(table, [*allowed, "kind", *MARKS], f"column {name!r}")
     for each in fields_in_file(KINDS[kind]):
         if each.default is MISSING and each.name not in table:
-            raise StudyError(
-                f"column {name!r}: {each.name} is missing, which a {kind} needs from public knowledge"
-            )
+            raise StudyError(f"column {name!r}: {each.name} is missing, which a {kind} needs from public knowledge")
     return KINDS[kind](**_tupled(table, allowed))
 
 
@@ -203,9 +199,7 @@ def _table(name: object, about: object) -> Mapping[str, Any]:
     if not isinstance(about, Mapping):
         raise StudyError(f"column {name!r} must be a table with its kind, not {about!r:.60}")
     if "name" in about:
-        raise StudyError(
-            f"column {name!r} has its name in the brackets; leave name = {about['name']!r:.60} out"
-        )
+        raise StudyError(f"column {name!r} has its name in the brackets; leave name = {about['name']!r:.60} out")
     return about
 
 

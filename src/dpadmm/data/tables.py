@@ -162,9 +162,7 @@ def read_named(path: Path, label: str | None, by: str | None, columns: Sequence[
     if twice := sorted(repeated(names)):
         raise DataError(f"{path}: column {twice[0]!r} occurs more than once")
     if label is None:
-        raise StudyError(
-            f"{path}: name the label column with label= or --label; the columns are {listed(names)}"
-        )
+        raise StudyError(f"{path}: name the label column with label= or --label; the columns are {listed(names)}")
     check_columns(path, names, [label] if by is None else [label, by])
     if label == by:
         raise StudyError(f"column {label!r} cannot be both the label and the owner of a row")
@@ -301,9 +299,7 @@ def read_npz(path: Path, label: str | None, by: str | None, columns: Sequence[st
         elif all(name in names for name in _CSR_PARTS):
             features = _csr(path, *(_array(path, archive, name) for name in _CSR_PARTS))
         else:
-            raise StudyError(
-                f"{path} has no array 'features' (and no {', '.join(_CSR_PARTS)} of a CSR matrix)"
-            )
+            raise StudyError(f"{path} has no array 'features' (and no {', '.join(_CSR_PARTS)} of a CSR matrix)")
         if columns is not None:
             features = features[:, numbered(columns, features.shape[1], path)]
         labels = _array(path, archive, label_name)
@@ -338,14 +334,10 @@ def _dense(path: Path, values: NDArray[Any]) -> Features:
     return np.ascontiguousarray(_as_floats(path, "features", values))
 
 
-def _csr(
-    path: Path, data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: NDArray[Any]
-) -> Features:
+def _csr(path: Path, data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: NDArray[Any]) -> Features:
     values = _as_floats(path, "data", data)
     if not all(part.dtype.kind in "iu" for part in (indices, indptr, shape)):
-        raise DataError(
-            f"{path}: the parts do not make a CSR matrix: indices, indptr and shape must be integers"
-        )
+        raise DataError(f"{path}: the parts do not make a CSR matrix: indices, indptr and shape must be integers")
     try:
         n_rows, n_columns = (int(length) for length in shape)
         matrix = compact_csr(values, indices, indptr, (n_rows, n_columns))
@@ -358,9 +350,7 @@ def _csr(
 
 def _as_floats(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind not in "fiub":
-        raise DataError(
-            f"{path}: array {name!r} holds {values.dtype} values; features must be numeric or boolean"
-        )
+        raise DataError(f"{path}: array {name!r} holds {values.dtype} values; features must be numeric or boolean")
     return values.astype(np.float32 if values.dtype == np.float32 else np.float64, copy=False)
 
 
@@ -391,9 +381,7 @@ def first_nonfinite(features: Features) -> tuple[int, int] | None:
 # svmlight / libsvm text: one line ``label index:value index:value ... # comment`` per row
 
 
-def read_svmlight(
-    path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None
-) -> RawTable:
+def read_svmlight(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None) -> RawTable:
     """Rows as CSR. Indices count from 1, or from 0 if an index 0 occurs; ``qid`` tags may name the owners.
 
     Where ``columns`` are chosen, x1, x2, ... by their index, an index 0 is refused: one row with it would

@@ -74,9 +74,7 @@ class PrivateLinearModel(BaseEstimator):
         )
         return encoding, ["the norm of rows (give data_norm= or bounds=)"] if read_off else []
 
-    def _settings(
-        self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any
-    ) -> Settings:
+    def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
         """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
         whole = isinstance(self.max_iter, int | np.integer) and not isinstance(self.max_iter, bool)
         if not whole or self.max_iter < 1:
@@ -117,15 +115,11 @@ class PrivateLinearModel(BaseEstimator):
         """Charge, train, and keep what every fitted estimator has."""
         charge_all(self._accountants(), self.epsilon, self.delta)
         with _ONE_AT_A_TIME:
-            result = run_prepared(
-                prepared, settings, noise=ExactNoise() if self.random_state is None else None
-            )
+            result = run_prepared(prepared, settings, noise=ExactNoise() if self.random_state is None else None)
         self.n_iter_ = result.outcome.rounds
         self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
         if leaks:
-            self.privacy_["guarantee"] += (
-                f"; it does not cover what was read off the data: {', '.join(leaks)}"
-            )
+            self.privacy_["guarantee"] += f"; it does not cover what was read off the data: {', '.join(leaks)}"
         return result
 
     def _warn(self, leaks: Sequence[str]) -> None:

@@ -139,9 +139,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
             raise StudyError("classes must be a list of the labels' values")
         classes = np.unique(given)
         if len(classes) < 2:
-            raise DataError(
-                f"a classifier needs two classes or more; here is only one class: {classes.tolist()!r:.60}"
-            )
+            raise DataError(f"a classifier needs two classes or more; here is only one class: {classes.tolist()!r:.60}")
         return classes, ["the classes (give classes=)"] if self.classes is None else []
 
     def decision_function(self, X: Any) -> Floats:

@@ -130,9 +130,7 @@ def _table(lines: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(lines, schema=SCHEMA)
 
 
-ONE_THREAD = dict.fromkeys(
-    ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-)
+ONE_THREAD = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of worker processes that share the machine: one core each."""
 
 

@@ -186,9 +186,7 @@ def _cells(
     for combination in itertools.product(*lists.values()):
         for seed in seeds:
             try:
-                settings = Settings(
-                    **{**written["shared"], **dict(zip(lists, combination, strict=True)), "seed": seed}
-                )
+                settings = Settings(**{**written["shared"], **dict(zip(lists, combination, strict=True)), "seed": seed})
             except StudyError as error:
                 raise StudyError(f"{where}: {error}") from None
             if settings.metrics_every == 0:

@@ -99,9 +99,7 @@ class Results:
     def experiments(self) -> list[str]:
         """Experiments with at least one cell in these lines."""
         present = set(self.cells)
-        return [
-            name for name, about in self.grid["experiments"].items() if not present.isdisjoint(about["cells"])
-        ]
+        return [name for name, about in self.grid["experiments"].items() if not present.isdisjoint(about["cells"])]
 
     @property
     def cells(self) -> list[str]:
@@ -152,9 +150,7 @@ def data_stamp(dataset: Dataset) -> dict[str, Any]:
     """How a results file identifies its data: name, digest of all values, rows and features."""
     digest = sha256(repr((dataset.classes, dataset.features.shape)).encode())
     features = dataset.features
-    parts = (
-        [features] if isinstance(features, np.ndarray) else [features.data, features.indices, features.indptr]
-    )
+    parts = [features] if isinstance(features, np.ndarray) else [features.data, features.indices, features.indptr]
     for part in (*parts, dataset.labels):
         digest.update(str(part.dtype).encode())
         digest.update(np.ascontiguousarray(part).data)
@@ -188,9 +184,7 @@ def write_results(
         "command": command,
     }
     whole = io.BytesIO()
-    pq.write_table(
-        table.replace_schema_metadata({_HEADER: json.dumps(meta).encode()}), whole, compression="zstd"
-    )
+    pq.write_table(table.replace_schema_metadata({_HEADER: json.dumps(meta).encode()}), whole, compression="zstd")
     try:
         with atomic_file(path) as out:
             out.write(whole.getbuffer())
@@ -215,9 +209,7 @@ def read_results(path: Path | str) -> Results:
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
-        raise DataError(
-            f"there is no results file {path}; dpadmm reproduce or dpadmm compare makes one"
-        ) from None
+        raise DataError(f"there is no results file {path}; dpadmm reproduce or dpadmm compare makes one") from None
     except (pa.ArrowException, OSError, ValueError):
         raise DataError(f"{path} is damaged or not a results file; make it again") from None
     meta = _meta(table, path)
@@ -238,9 +230,7 @@ def _meta(table: pa.Table, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
-        raise DataError(
-            f"{path} is not a results file of dpadmm; give the file that reproduce or compare wrote"
-        )
+        raise DataError(f"{path} is not a results file of dpadmm; give the file that reproduce or compare wrote")
     if meta.get("format") != FORMAT:
         raise DataError(
             f"{path} has format {meta.get('format')} of dpadmm {meta.get('version')}, but this is dpadmm "

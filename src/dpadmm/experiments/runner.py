@@ -214,9 +214,7 @@ class Store:
     refused unless it may be overwritten. A file of the same grid with fewer repeats is extended.
     """
 
-    def __init__(
-        self, grid: Grid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = ""
-    ) -> None:
+    def __init__(self, grid: Grid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = "") -> None:
         self._grid, self._path = grid, path
         self._commands = [command]
         self._order = [cell.key for cell in grid.cells()]
@@ -299,9 +297,7 @@ def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Whether ``ours`` is the grid ``theirs`` with more repeats, and so has all of its cells."""
     if _difference_but_repeats(theirs, ours):
         return False
-    old, new = (
-        {key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours)
-    )
+    old, new = ({key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours))
     return bool(ours["repeats"] > theirs["repeats"]) and old <= new
 
 

@@ -194,9 +194,7 @@ class Proxy:
     ``faults`` may be changed at any time. Every ``slow_every``-th connection is ``SLOW``.
     """
 
-    def __init__(
-        self, host: str, port: int, faults: Faults = NO_FAULTS, *, seed: int = 0, slow_every: int = 0
-    ) -> None:
+    def __init__(self, host: str, port: int, faults: Faults = NO_FAULTS, *, seed: int = 0, slow_every: int = 0) -> None:
         self._target, self.faults, self._slow_every = (host, port), faults, slow_every
         self._random = random.Random(seed)
         self._pairs: set[Pair] = set()
@@ -266,9 +264,7 @@ class Proxy:
             for each in pair:
                 each.close()
 
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: Pair, slow: bool
-    ) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: Pair, slow: bool) -> None:
         with suppress(OSError):
             while data := await reader.read(CHUNK):
                 faults = SLOW if slow else self.faults

@@ -186,9 +186,7 @@ class Page:
         if not _TOKEN.fullmatch(self._token):
             raise DpadmmError("the token of the live page must have 16 to 200 letters, digits, - or _")
         if not 0 <= port <= 65535:
-            raise DpadmmError(
-                f"the live page cannot use port {port}: choose one up to 65535, or 0 for any free port"
-            )
+            raise DpadmmError(f"the live page cannot use port {port}: choose one up to 65535, or 0 for any free port")
         try:
             self._server = _Server(port, EventFeed(snapshot), self._token, header_seconds)
         except OSError as error:
@@ -350,9 +348,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             return False
         return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "replace"), self.server.token)
 
-    def _send_page(
-        self, name: str = "live.html", status: HTTPStatus = HTTPStatus.OK, *, sentence: str = ""
-    ) -> None:
+    def _send_page(self, name: str = "live.html", status: HTTPStatus = HTTPStatus.OK, *, sentence: str = "") -> None:
         nonce = secrets.token_urlsafe(18)
         text = document(name).replace("{{nonce}}", nonce).replace("{{sentence}}", sentence)
         self._send(status, "text/html; charset=utf-8", text.encode(), nonce=nonce)
@@ -402,9 +398,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
     def _send_text(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         self._send(status, "text/plain; charset=utf-8", f"{sentence}\n".encode(), **headers)
 
-    def _send(
-        self, status: HTTPStatus, kind: str, body: bytes | None, *, nonce: str = "", **headers: str
-    ) -> None:
+    def _send(self, status: HTTPStatus, kind: str, body: bytes | None, *, nonce: str = "", **headers: str) -> None:
         """Send headers and body; without a body, the headers of a stream that ends with the connection."""
         self.send_response(status)
         for name, value in {"Content-Type": kind, **security_headers(nonce), **headers}.items():

@@ -121,9 +121,7 @@ def packed(message: Message) -> bytes:
     if values is not None:
         shape, body = (values.shape[0], values.shape[1]), values.astype("<f8").tobytes()
     if len(body) > MAX_BODY:
-        raise BadMessage(
-            f"a model of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB"
-        )
+        raise BadMessage(f"a model of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB")
     ids = (bytes.fromhex(message.study), bytes.fromhex(message.digest))
     sizes = (message.n_rows, message.rows_per_person, len(body))
     return HEAD.pack(MAGIC, VERSION, message.kind, 0, *ids, message.round, *shape, *sizes) + body
@@ -136,9 +134,7 @@ def unpacked(data: bytes, *, study: str, shape: tuple[int, int], from_site: bool
     """
     if not HEAD.size <= len(data) <= HEAD.size + MAX_BODY:
         raise BadMessage(f"a message cannot have {len(data):,} bytes")
-    magic, version, number, nothing, study_bytes, digest, round, d, p, n_rows, k, length = HEAD.unpack_from(
-        data
-    )
+    magic, version, number, nothing, study_bytes, digest, round, d, p, n_rows, k, length = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION or nothing != 0:
         raise BadMessage("unknown format or version")
     if study_bytes.hex() != study:

@@ -132,9 +132,7 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
 class _Run:
     """A run in this process with the noise of the sites."""
 
-    def __init__(
-        self, study: Study, rows: Rows, noise: list[dict[int, Integers]], names: tuple[str, ...]
-    ) -> None:
+    def __init__(self, study: Study, rows: Rows, noise: list[dict[int, Integers]], names: tuple[str, ...]) -> None:
         self._method = cast(Method[Any], study.method(*rows.n_rows.tolist()))
         self._study, self._rows, self._said, self._names = study, rows, noise, names
         self._noise = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())

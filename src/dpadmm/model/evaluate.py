@@ -113,9 +113,7 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
         "loss": _mean_loss(model, 2.0 * truth - 1.0 if model.task == "binary" else truth, scores),
         "auc": mean_auc(codes, scores),
         "calibration_error": (
-            sum(each.rows * abs(each.predicted - each.observed) for each in bins) / len(codes)
-            if bins
-            else None
+            sum(each.rows * abs(each.predicted - each.observed) for each in bins) / len(codes) if bins else None
         ),
     }
     return Evaluation(len(codes), figures, classes, confusion, bins, truth, scores, report)

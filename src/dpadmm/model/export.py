@@ -27,9 +27,7 @@ try:
     from sklearn.pipeline import Pipeline
     from sklearn.svm import LinearSVC
 except ModuleNotFoundError:
-    raise DataError(
-        "to_sklearn() needs scikit-learn; install it with: pip install 'dpadmm[sklearn]'"
-    ) from None
+    raise DataError("to_sklearn() needs scikit-learn; install it with: pip install 'dpadmm[sklearn]'") from None
 
 
 class _Fitted(TransformerMixin, BaseEstimator):

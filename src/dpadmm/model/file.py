@@ -74,9 +74,7 @@ def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
     """Refuse a model that training did not keep in bounds: it would answer any row with nonsense."""
     for name, values in arrays.items():
         if not np.isfinite(values).all():
-            raise DataError(
-                f"{what}: not all numbers of the model's {name} are finite; train again with smaller steps"
-            )
+            raise DataError(f"{what}: not all numbers of the model's {name} are finite; train again with smaller steps")
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
@@ -106,16 +104,12 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Float
         about = json.loads(str(archive["about"]))
         found = about["format"]
         if found not in FORMATS:
-            raise DataError(
-                f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it"
-            )
+            raise DataError(f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it")
         names = ("weights",) if found == FORMATS[0] else ("weights", "history")
         known = {f"{name}.npy" for name in ("about", *names)}
         for each in members:  # nothing rides along that no reader looks at
             if each.filename not in known:
-                raise DataError(
-                    f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}"
-                )
+                raise DataError(f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}")
         for name in names:
             check_claim(archive.zip, f"{name}.npy")
         arrays = {name: archive[name] for name in names}

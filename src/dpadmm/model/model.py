@@ -146,9 +146,7 @@ class Model:
             return np.concatenate([scorer.scores(each) for each in batches])
         features: Features = as_matrix(rows)
         if features.shape[1] != self.n_features:
-            raise DataError(
-                f"the model has {self.n_features} features, but the rows have shape {features.shape}"
-            )
+            raise DataError(f"the model has {self.n_features} features, but the rows have shape {features.shape}")
         if self.clip:
             features = clip_rows(features)
         if self.intercept:
@@ -162,9 +160,7 @@ class Model:
     def predict_proba(self, rows: Any) -> Floats:
         """Probability of every class: (rows, classes)."""
         if not self.has_probabilities:
-            raise DataError(
-                f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax"
-            )
+            raise DataError(f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax")
         return self.probabilities(self.decision_function(rows))
 
     def predict_table(self, path: str | os.PathLike[str]) -> NDArray[Any]:
@@ -290,9 +286,7 @@ class Scorer:
 
     def __init__(self, model: Model) -> None:
         if model.schema is None and not model.feature_names:
-            raise DataError(
-                "the model does not know the names of its columns, so it can predict on matrices only"
-            )
+            raise DataError("the model does not know the names of its columns, so it can predict on matrices only")
         self._model = model
         schema = model.schema or plain_schema(model.feature_names)
         self.columns = [column.name for column in schema.columns]

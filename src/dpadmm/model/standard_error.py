@@ -93,9 +93,7 @@ def noise_error_of(study: Study, history: Floats, n_rows: Integers) -> NoiseErro
     return NoiseError(np.mean(covariances, axis=0), study.shape)
 
 
-def _covariance(
-    matrix: Floats, relative: Floats, problem: Problem, recursion: Recursion, model: Floats
-) -> Floats:
+def _covariance(matrix: Floats, relative: Floats, problem: Problem, recursion: Recursion, model: Floats) -> Floats:
     """Covariance (dp, dp) of the weights if curvature is this matrix, of this relative size by round."""
     smooth, kinks = problem.reg_share * problem.regularizer.convexity, 0.0
     if problem.regularizer.smoothness is None:  # λ/n times its slope on either side of zero
@@ -175,9 +173,7 @@ class Recursion:
         rounds goes the derivative of the model with respect to everything an agent remembers; its square,
         times the noise's, adds up.
         """
-        return (
-            self._sgd(curvature, relative) if self.rho is None else self._admm(curvature, relative, self.rho)
-        )
+        return self._sgd(curvature, relative) if self.rho is None else self._admm(curvature, relative, self.rho)
 
     def _sgd(self, curvature: Floats, relative: Floats) -> Floats:
         size = (self.mean_steps * self.gradient_noise) ** 2
@@ -285,9 +281,7 @@ def curvature_along(
         late[:] = True
     size = sizes[late].mean()
     relative = np.interp(np.arange(rounds), at, sizes / size) if size > 0.0 else np.ones(rounds)
-    return Curvature(
-        np.mean([each for each, used in zip(found, late, strict=True) if used], axis=0), relative
-    )
+    return Curvature(np.mean([each for each, used in zip(found, late, strict=True) if used], axis=0), relative)
 
 
 def mean_outer(left: Floats, right: Floats, curvature: Floats) -> Floats:

@@ -47,9 +47,7 @@ class TypicalTable:
 
     def __init__(self, study: Study, rng: np.random.Generator) -> None:
         n_features = len(study.features)
-        self.columns: tuple[Column | None, ...] = (
-            study.schema.columns if study.schema else (None,) * n_features
-        )
+        self.columns: tuple[Column | None, ...] = study.schema.columns if study.schema else (None,) * n_features
         self.parameters = [rng.normal(size=_n_parameters(column)) for column in self.columns]
         widths = [len(column.features) if column else 1 for column in self.columns]
         ends = np.cumsum(widths).tolist()

@@ -263,9 +263,7 @@ def bounds_figure(results: Results, name: str) -> Picture:
     for axes, regularizer in zip(panels, regularizers, strict=True):
         for gap in (each for each in found if each.regularizer == regularizer):
             look, positive, curve = looks[f"{gap.budget:g}"], gap.measured.mean > 0, gap.measured
-            measured = series.Curve(
-                curve.x[positive], curve.mean[positive], curve.std[positive], curve.n_seeds
-            )
+            measured = series.Curve(curve.x[positive], curve.mean[positive], curve.std[positive], curve.n_seeds)
             bound = series.Curve(curve.x, gap.bound, np.zeros_like(gap.bound), 1)
             draw(axes, measured, look, label=f"measured, {budget} {gap.budget:g}", band=False)
             draw(axes, bound, look, label=f"bound, {budget} {gap.budget:g}", hollow=True)
@@ -344,9 +342,7 @@ def choices_figure(results: Results, name: str) -> Picture:
     series.need(len(radii) > 1 or len(shares) > 1)
     figure = new_figure(9.2, 4.0)
     panels = figure.subplots(1, 2)
-    for axes, letter, column in zip(
-        panels, "ab", (series.error_column(lines), "train_loss_global"), strict=True
-    ):
+    for axes, letter, column in zip(panels, "ab", (series.error_column(lines), "train_loss_global"), strict=True):
         for share, look in zip(shares, steps(len(shares)), strict=True):
             curve = series.by_end(where(lines, reg_share=share), column, "weight_radius")
             draw(axes, curve, look, label=f"λ/n = {power(share)}")

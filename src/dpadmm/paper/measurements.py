@@ -59,9 +59,7 @@ def times(results: Results) -> list[Time]:
             paper, base_of_paper = PAPER_SECONDS.get((name, value)), PAPER_SECONDS.get(("dp_admm", value))
             paper_ratio = paper / base_of_paper if paper and base_of_paper else None
             fastest, slowest = min(seconds), max(seconds)
-            out.append(
-                Time(label, name, value, fastest, slowest, iterations, fastest / ours, paper, paper_ratio)
-            )
+            out.append(Time(label, name, value, fastest, slowest, iterations, fastest / ours, paper, paper_ratio))
     return out
 
 

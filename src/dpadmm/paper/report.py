@@ -147,9 +147,7 @@ def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
     """Write a Markdown page and its figures (PNG) in a folder beside it; the paths."""
     folder = page.with_name(f"{page.stem}-figures")
     drawn, found = pictures(results), claims(results)
-    written = [
-        path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))
-    ]
+    written = [path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))]
     text = _rendered(
         "report.md",
         **_about_claims(found),

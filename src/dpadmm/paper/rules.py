@@ -24,9 +24,7 @@ CLEAR = (
     "A difference is clear when the 95% interval (Student's t) of its mean over the splits, each split "
     "compared with itself, lies on the claimed side of 0."
 )
-ALL_SOME_NONE = (
-    "Holds when all comparisons are clear; in part when some are, and more than are clearly reversed."
-)
+ALL_SOME_NONE = "Holds when all comparisons are clear; in part when some are, and more than are clearly reversed."
 
 
 class Verdict(StrEnum):
@@ -307,9 +305,7 @@ def _totals(every: Mapping[str, Results]) -> str:
     return f" Exact total ε: {', '.join(f'{name} {total:.3f}' for name, total in totals.items())}."
 
 
-def suffers_more(
-    found: Findings, results: Results, experiment: str, who: Sequence[str], than: Sequence[str]
-) -> None:
+def suffers_more(found: Findings, results: Results, experiment: str, who: Sequence[str], than: Sequence[str]) -> None:
     """Whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
     everybody = _rivals(results, experiment, (*who, *than))
     groups = {name: ends for name, lines in everybody.items() if len(ends := _widest(lines)) > 1}
@@ -340,9 +336,7 @@ def _rise(ends: Mapping[float, Results], column: str) -> dict[int, float]:
     return {seed: low[seed] - high[seed] for seed in low if seed in high}
 
 
-def settles_later(
-    found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]
-) -> None:
+def settles_later(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
     """Whether ``who`` needs more rounds than each rival for 90% of its own change in training loss."""
     theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
     budget = budget_column(theirs)

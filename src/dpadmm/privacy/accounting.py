@@ -193,9 +193,7 @@ def paper_epsilon(noise_multiplier: float | Floats, n_rounds: int, delta: float)
     # Every order gives a valid bound, so a cap against overflow is safe
     order = np.maximum(1.0, np.floor(np.minimum(z, 1e300) * math.sqrt(2.0 * log_inverse / rounds)))
     with np.errstate(over="ignore", divide="ignore"):
-        below, above = (
-            rounds / z * ((tau + 1.0) / z) / 2.0 + log_inverse / tau for tau in (order, order + 1.0)
-        )
+        below, above = (rounds / z * ((tau + 1.0) / z) / 2.0 + log_inverse / tau for tau in (order, order + 1.0))
     return unwrapped(np.asarray(np.minimum(below, above) * ROUND_UP))
 
 

@@ -195,9 +195,7 @@ def curvature_ratio(smoothness: float, n_rows: int, strong_convexity: float) -> 
     return smoothness / (n_rows * strong_convexity)
 
 
-def _round_split(
-    smoothness: float, n_rows: int, strong_convexity: float, epsilon: float
-) -> tuple[float, float]:
+def _round_split(smoothness: float, n_rows: int, strong_convexity: float, epsilon: float) -> tuple[float, float]:
     """``(ε − ε_det, Φ)`` of one round."""
     require_epsilon("round_epsilon", epsilon)
     det = math.log1p(curvature_ratio(smoothness, n_rows, strong_convexity))
@@ -213,9 +211,7 @@ def _require_loss(lipschitz: float, smoothness: float, n_rows: int, strong_conve
     require("strong_convexity", strong_convexity, lambda q: (q > 0.0) & np.isfinite(q), "a positive number")
 
 
-def _smallest_that_holds(
-    holds: Callable[[float], bool], *, guess: float, enough: float, precision: float
-) -> float:
+def _smallest_that_holds(holds: Callable[[float], bool], *, guess: float, enough: float, precision: float) -> float:
     """The smallest positive number that holds, to a relative precision and on the safe side.
 
     ``enough`` is known to hold. A good ``guess`` saves evaluations: the bracket grows from 2 % around it.

@@ -40,9 +40,7 @@ class ReleasePlan:
     def __post_init__(self) -> None:
         for _, n_rounds in self.runs:
             require_whole("rounds of a release", n_rounds, least=1)
-        merged = tuple(
-            (release, sum(n for _, n in run)) for release, run in groupby(self.runs, lambda pair: pair[0])
-        )
+        merged = tuple((release, sum(n for _, n in run)) for release, run in groupby(self.runs, lambda pair: pair[0]))
         object.__setattr__(self, "runs", merged)
 
     @classmethod

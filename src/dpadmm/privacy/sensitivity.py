@@ -41,9 +41,7 @@ def mean_gradient_sensitivity(lipschitz: float | Floats, n_rows: int | Integers)
 
 
 @overload
-def minimizer_sensitivity(
-    lipschitz: float, n_rows: int, strong_convexity: float, tolerance: float = 0.0
-) -> float: ...
+def minimizer_sensitivity(lipschitz: float, n_rows: int, strong_convexity: float, tolerance: float = 0.0) -> float: ...
 @overload
 def minimizer_sensitivity(
     lipschitz: float, n_rows: Integers, strong_convexity: float | Floats, tolerance: float | Floats = 0.0

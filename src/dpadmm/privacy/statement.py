@@ -96,9 +96,7 @@ class AgentGroup:
             raise StudyError(f"a group has at least one agent, and 1 to {MAX_RELEASES} releases")
         _number("rows_per_person", self.rows_per_person, int, 1, min(self.n_rows.values()))
         if self.mu * max(*ROW_GROUPS, self.rows_per_person) > MAX_MU:
-            raise StudyError(
-                f"μ of four rows, or of a person, is above {MAX_MU:g}: that is no protection to state"
-            )
+            raise StudyError(f"μ of four rows, or of a person, is above {MAX_MU:g}: that is no protection to state")
 
     @property
     def mu(self) -> float:
@@ -216,9 +214,7 @@ def stated_releases(charged: Tally, released: Tally) -> tuple[StatedRelease, ...
     known, stated = dict(released), []
     for release, n in charged:
         if not isinstance(release, Release):
-            raise StudyError(
-                f"releases of the kind {type(release).__name__}; only Gaussian noise can be stated"
-            )
+            raise StudyError(f"releases of the kind {type(release).__name__}; only Gaussian noise can be stated")
         if release.noise_multiplier == 0.0:
             raise StudyError("releases without noise; only Gaussian noise can be stated")
         z, each = float(release.noise_multiplier), int(release.count)

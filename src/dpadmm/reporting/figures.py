@@ -342,8 +342,7 @@ def forecast_figure(
     figure.suptitle(f"Forecast, not a result: {title}", fontsize=11, x=0.01, ha="left")
     legend(figure, panels[0], columns=5 if several else 3)
     words = "; ".join(
-        f"{each.name}: {verdict.word}, {verdict.reason}"
-        for each, verdict in zip(outlooks, verdicts, strict=True)
+        f"{each.name}: {verdict.word}, {verdict.reason}" for each, verdict in zip(outlooks, verdicts, strict=True)
     )
     caption = (
         f"A forecast of {title}, from {'made-up' if several else 'public'} rows; no private row was read. "

@@ -47,9 +47,7 @@ def as_dataset(
         elif data == "synthetic":
             dataset = sources.synthetic(task, seed=0)
         else:
-            raise DataError(
-                f"there is no data set {data!r}; known are adult and synthetic (or give a Dataset)"
-            )
+            raise DataError(f"there is no data set {data!r}; known are adult and synthetic (or give a Dataset)")
     elif isinstance(data, Dataset):
         dataset = data
     else:
@@ -62,9 +60,7 @@ def as_dataset(
         if owners.shape != dataset.labels.shape:
             raise DataError(f"groups have shape {owners.shape}, but there are {len(dataset.labels)} rows")
         if settings.partition != "groups":
-            raise StudyError(
-                f"groups say who owns a row, but partition is {settings.partition!r}; drop one of them"
-            )
+            raise StudyError(f"groups say who owns a row, but partition is {settings.partition!r}; drop one of them")
         dataset = replace(dataset, groups=owners)
     _check_task(dataset, settings.loss)
     return dataset
@@ -87,9 +83,7 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
 def seed_of(settings: Settings) -> int:
     """The seed that names a run; a run without one could not be told from another."""
     if settings.seed is None:
-        raise StudyError(
-            "prepare() and run() need settings with a seed; simulate() draws one where it is missing"
-        )
+        raise StudyError("prepare() and run() need settings with a seed; simulate() draws one where it is missing")
     return settings.seed
 
 
@@ -144,9 +138,7 @@ def _check_task(dataset: Dataset, loss: Loss) -> None:
     else:
         fits, wanted = dataset.classes is None, "numbers as labels, not classes"
     if not fits:
-        raise DataError(
-            f"loss {loss.name} needs {wanted}; data set {dataset.name!r} has none: choose another loss"
-        )
+        raise DataError(f"loss {loss.name} needs {wanted}; data set {dataset.name!r} has none: choose another loss")
 
 
 def _only(labels: Floats, allowed: Floats) -> bool:

@@ -153,9 +153,7 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
     return settings.changed(**changes)
 
 
-def _participation(
-    settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int
-) -> Participation | None:
+def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int) -> Participation | None:
     """Who takes part when; None: everyone always."""
     if plan is None:
         chance = settings.participation

@@ -71,9 +71,7 @@ def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Row
     return make_rows(features, labels, offsets=offsets, names=names), names
 
 
-def _deal(
-    table: EncodedTable, n_agents: int, seed: int | None
-) -> tuple[NDArray[np.integer[Any]], tuple[str, ...]]:
+def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[NDArray[np.integer[Any]], tuple[str, ...]]:
     """The agent of every row, and the agents' names."""
     if table.groups is None:
         rng = np.random.default_rng(seed)

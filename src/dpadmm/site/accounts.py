@@ -79,9 +79,7 @@ def of_account(study: str, account: Account, *, site: str, version: str) -> Stat
 
     about = account.about
     if missing := [key for key in _LEDGER_KEYS if key not in about]:
-        raise StudyError(
-            f"study {study[:12]} was not enrolled by a guard: the ledger has no {', '.join(missing)}"
-        )
+        raise StudyError(f"study {study[:12]} was not enrolled by a guard: the ledger has no {', '.join(missing)}")
     plan, k = plan_from_json(about["plan"]), about["rows_per_person"]
     group = AgentGroup({site: about["n_rows"]}, k, stated_releases(plan.tally(), plan.tally(account.rounds)))
     if not math.isclose(account.reservation.mu_squared, k**2 * float(plan.mu_squared()), rel_tol=1e-9):

@@ -37,9 +37,7 @@ class SiteRows:
     table: Path
     label: str | None
     unit: PrivacyUnit
-    _reports: dict[str, tuple[Report, Persons]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _reports: dict[str, tuple[Report, Persons]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By study: what its encoding reported, so that remarks do not encode the table again."""
 
     def persons(self) -> Persons:
@@ -58,9 +56,7 @@ class SiteRows:
         """Features with the constant column if there is one, and labels; as many rows as the file has."""
         for role, column in (("label", self.label), ("person", self.unit.column)):
             if column in study.features:
-                raise DataError(
-                    f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature"
-                )
+                raise DataError(f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature")
         if (encoded := self._encoded_table(study)) is not None:
             rows = protect(encoded.features, encoded.labels, self.unit, _ids_of(encoded))
             self._reports[study.hash] = encoded.report, rows.persons
@@ -92,8 +88,7 @@ class SiteRows:
             without = counted(persons.n_without_id, "row has", "rows have")
             ambiguous = counted(persons.n_ambiguous, "id is", "ids are")
             told.append(
-                f"{without} no id, and {ambiguous} written in different ways; "
-                "such rows count as rows of zeros."
+                f"{without} no id, and {ambiguous} written in different ways; such rows count as rows of zeros."
             )
         doubts = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
         for kind, doubt in doubts.items():
@@ -128,9 +123,7 @@ class SiteRows:
         schema, label = named
         person = self.unit.column
         if label.column == person:
-            raise DataError(
-                f"{self.path}: {person!r} is the person column, and the study wants it as the label"
-            )
+            raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as the label")
         intercept = study.settings.intercept
         try:
             return encode_table(self.table, schema, label, by=person, intercept=intercept, total=True)

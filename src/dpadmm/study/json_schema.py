@@ -38,9 +38,7 @@ def study_schema() -> dict[str, Any]:
         **about,
         "adjacency": {"const": ADJACENCY},
         "label": _object({**_properties(parameters(Label)), "public": PUBLIC}, ["column"]),
-        "columns": {
-            "anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]
-        },
+        "columns": {"anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]},
         "row_norm": {"type": ["number", "null"], "minimum": ROW_NORMS[0], "maximum": ROW_NORMS[1]},
         **{name: _choice(registry.classes) for name, registry in REGISTRIES.items()},
         **{name: _object(_properties(settings[each] for each in names)) for name, names in TABLES.items()},

@@ -69,9 +69,7 @@ class Training:
     loss: Loss = field(default=Logistic())
     regularizer: Regularizer = field(default=L2())
     reg_share: Annotated[NotNegative, "λ/n: weight of the regularizer beside the mean loss."] = 1e-4
-    intercept: Annotated[
-        bool, "Add a constant column (0.28, and rows are scaled by 0.96 to keep norm ≤ 1)."
-    ] = False
+    intercept: Annotated[bool, "Add a constant column (0.28, and rows are scaled by 0.96 to keep norm ≤ 1)."] = False
     epsilon: Annotated[
         Positive | tuple[Positive, ...] | None,
         "TOTAL ε of the run, exact; one number or one per agent (1,2,0.5).",
@@ -82,9 +80,7 @@ class Training:
     noise_multiplier: Annotated[
         NotNegative | tuple[NotNegative, ...] | None, "Noise in units of the sensitivity, z; 0: no privacy."
     ] = None
-    delta: Annotated[
-        float, Meta(gt=0, lt=1), "δ of the total (and of a round in the paper's calibration)."
-    ] = 1e-5
+    delta: Annotated[float, Meta(gt=0, lt=1), "δ of the total (and of a round in the paper's calibration)."] = 1e-5
     calibration: Annotated[
         Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
     ] = "paper"
@@ -108,9 +104,7 @@ class Training:
     def _check_budget(self) -> None:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if not self.method.private and given:
-            raise StudyError(
-                f"the {self.method.name} method is not private, so it takes no {given[0]}; leave it out"
-            )
+            raise StudyError(f"the {self.method.name} method is not private, so it takes no {given[0]}; leave it out")
         if self.method.private and len(given) != 1:
             said = f"{' and '.join(given)} were given" if given else "none was given"
             raise StudyError(

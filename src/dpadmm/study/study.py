@@ -128,9 +128,7 @@ class Study:
             if isinstance(getattr(training, name), tuple):
                 raise StudyError(f"study: {name} must be one value, the same for every agent")
         if not training.method.deployable:
-            raise StudyError(
-                f"study: agents can answer for {' and '.join(DEPLOYABLE)}, not for {training.method.name}"
-            )
+            raise StudyError(f"study: agents can answer for {' and '.join(DEPLOYABLE)}, not for {training.method.name}")
         task = training.loss.task
         if self.label is not None and (self.label.bounds is None) == (task == "regression"):
             need = "bounds, since it predicts a number" if task == "regression" else "classes"
@@ -325,9 +323,7 @@ def _constants() -> dict[str, Parameter]:
     """Every setting that is a number of a model or a method."""
     counted = (*PRIVACY, "n_rounds")
     return {
-        name: each
-        for name, each in flat_parameters(Training).items()
-        if each.base is float and name not in counted
+        name: each for name, each in flat_parameters(Training).items() if each.base is float and name not in counted
     }
 
 
@@ -355,11 +351,7 @@ def _training_from(table: Mapping[str, Any]) -> Training:
 
 def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     """What is wrong with the frame of a study's table."""
-    found = [
-        f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}"
-        for name in table
-        if name not in KEYS
-    ]
+    found = [f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS]
     if table.get("format") != FORMAT:
         found.append(f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}')
     if table.get("adjacency", ADJACENCY) != ADJACENCY:
@@ -367,9 +359,7 @@ def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     if "name" not in table:
         found.append(f"{where}: name is missing")
     if ("columns" in table) == ("features" in table):
-        found.append(
-            f"{where}: give either [columns] with their public bounds and values, or a list of features"
-        )
+        found.append(f"{where}: give either [columns] with their public bounds and values, or a list of features")
     if table.get("intercept_value", INTERCEPT) != INTERCEPT:
         found.append(
             f"{where}: its constant column is {table['intercept_value']!r:.60}, and {INTERCEPT} in this "

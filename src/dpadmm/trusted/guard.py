@@ -119,9 +119,7 @@ class Guard:
                 asked = enrolled.question_of(release)
                 asked.grid.noise_scale(asked.release.noise_multiplier)
         except Exception as error:  # whoever asked learns no more than that
-            text = (
-                "the rows here do not fit this study, or it asks for noise that cannot be; its owner sees why"
-            )
+            text = "the rows here do not fit this study, or it asks for noise that cannot be; its owner sees why"
             raise Refusal("study-unfit", text) from error
         if rows.unit != self._policy.unit:
             raise Refusal("study-unfit", "the rows were not limited to the owner's rows per person")
@@ -181,9 +179,7 @@ class Guard:
         return self._studies[study]
 
 
-def _request(
-    study: str, round: int, statistic: Statistic, parameters: Floats, memo: bytes
-) -> tuple[Floats, str]:
+def _request(study: str, round: int, statistic: Statistic, parameters: Floats, memo: bytes) -> tuple[Floats, str]:
     """A copy of the parameters, and the request's digest; whatever is wrong with it, the same refusal."""
     shape = statistic.parameter_shape
     good = type(parameters) is np.ndarray and parameters.dtype == np.float64 and parameters.shape == shape

@@ -74,9 +74,7 @@ class Book:
     @property
     def promised(self) -> Fraction:
         """Σμ² of all that was released and that open studies may still release."""
-        promises = (
-            a.spent if a.closed else Fraction(a.reservation.mu_squared) for a in self.accounts.values()
-        )
+        promises = (a.spent if a.closed else Fraction(a.reservation.mu_squared) for a in self.accounts.values())
         return sum(promises, Fraction(0))
 
     def account(self, study: str) -> Account:

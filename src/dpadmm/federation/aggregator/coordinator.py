@@ -172,9 +172,7 @@ class Coordinator:
             known = [self._uploads[self._names.index(member.name)]]
         if known:
             if known[0].tobytes() != answer.values.tobytes():
-                raise BadMessage(
-                    "a second, different answer to the same round; do two agents share a certificate?"
-                )
+                raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
         elif answer.round == self.round:
             self._new[member.name] = received
         elif answer.round > self._rounds[member.name]:  # late for its own round: it enters the next mean

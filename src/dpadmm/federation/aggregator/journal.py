@@ -270,9 +270,7 @@ def result_of(journal: Journal) -> FederatedResult:
     for name in names:
         n_rows, k = sites[name]
         members.setdefault((k, arrived[name]), {})[name] = n_rows
-    groups = tuple(
-        AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items()
-    )
+    groups = tuple(AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items())
     method, delta = study.settings.method.name, float(study.settings.delta)
     released, whole = [arrived[name] for name in names], [planned] * len(names)
     privacy = PrivacyReport(released, whole, delta, method, ended_by_result=True, exact_noise=True)

@@ -95,9 +95,7 @@ def _host(host: object) -> str:
     labels = text.split(".")
     named = isinstance(host, str) and len(text) <= 253 and all(map(_LABEL.fullmatch, labels))
     if not named or labels[-1].isdigit():
-        raise StudyError(
-            f"hosts: {text[:60]!r} is not a host name or address, such as study.example.org or 192.0.2.7"
-        )
+        raise StudyError(f"hosts: {text[:60]!r} is not a host name or address, such as study.example.org or 192.0.2.7")
     return text.lower()
 
 

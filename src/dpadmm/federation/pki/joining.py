@@ -211,8 +211,7 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
         before = forms.read_certificate(read_short(network / "ca.pem"))
         if before is None or forms.fingerprint_of(before) != invitation.ca_fingerprint:
             raise StudyError(
-                "the invitation comes from another authority than the one that this site joined; "
-                f"{_start_over(folder)}"
+                f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
             )
     _check_dates(invitation, now)
     write_private(network / "ca.pem", invitation.ca_pem.encode("ascii"))

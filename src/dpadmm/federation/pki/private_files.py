@@ -68,13 +68,9 @@ def check_unchanged_by_others(path: Path) -> None:
     """Refuse a file or folder that decides whom to trust if others own it or can change it."""
     found = _status(path, folder=path.is_dir())
     if found.st_uid not in (os.geteuid(), 0):
-        raise StudyError(
-            f"{path}: belongs to another user, but decides whom this machine trusts: change its owner"
-        )
+        raise StudyError(f"{path}: belongs to another user, but decides whom this machine trusts: change its owner")
     if found.st_mode & 0o022:
-        raise StudyError(
-            f"{path}: others can change it, and thus whom this machine trusts: run chmod go-w {path}"
-        )
+        raise StudyError(f"{path}: others can change it, and thus whom this machine trusts: run chmod go-w {path}")
 
 
 def _status(path: Path, *, folder: bool = False) -> os.stat_result:

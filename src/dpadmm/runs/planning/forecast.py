@@ -209,10 +209,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     rng = np.random.default_rng(seed)
     pool = Pool(encoded.features, encoded.labels).take(rng.permutation(n)[:MOST_PUBLIC])
     parts = np.array_split(np.arange(len(pool)), max(LEAST_FOLDS, repeats))
-    folds = [
-        (pool.take(np.concatenate([*parts[:k], *parts[k + 1 :]])), pool.take(parts[k]))
-        for k in range(repeats)
-    ]
+    folds = [(pool.take(np.concatenate([*parts[:k], *parts[k + 1 :]])), pool.take(parts[k])) for k in range(repeats)]
     numbers = [each.name for each in study.schema.columns if isinstance(each, Number)]
     numbers += [study.label.column] if study.label.classes is None else []
     names = [each.name for each in study.schema.columns]
@@ -349,9 +346,7 @@ def outlook(
     """Run every cell of the grid on every fold; ``finished`` is called after each run."""
     made = []
     for epsilon, rounds in grid.cells:
-        settings = study.training.changed(
-            epsilon=epsilon, round_epsilon=None, noise_multiplier=None, n_rounds=rounds
-        )
+        settings = study.training.changed(epsilon=epsilon, round_epsilon=None, noise_multiplier=None, n_rounds=rounds)
         errors = []
         for k, (train, test) in enumerate(scenario.folds):
             weights = run(settings, study.problem, train, sizes, seed=seed + k)
@@ -379,8 +374,7 @@ def _errors(study: Study, train: Pool, test: Pool, weights: Floats) -> Errors:
     loss = study.problem.loss
     power = 2 if loss.task == "regression" else 1
     on_test, on_train = (
-        error(loss, pool.labels, np.asarray(pool.features @ weights, dtype=float)) ** power
-        for pool in (test, train)
+        error(loss, pool.labels, np.asarray(pool.features @ weights, dtype=float)) ** power for pool in (test, train)
     )
     return on_test, on_train
 

@@ -205,9 +205,7 @@ def _best(outlook: Outlook, epsilon: float, *, higher: bool) -> Cell:
     return max(cells, key=lambda cell: cell.value.mean if higher else -cell.value.mean)
 
 
-def least_epsilon(
-    outlook: Outlook, grid: Grid, verdict: Verdict, *, higher: bool
-) -> tuple[float, int] | None:
+def least_epsilon(outlook: Outlook, grid: Grid, verdict: Verdict, *, higher: bool) -> tuple[float, int] | None:
     """The smallest ε of the grid that reaches the goal, with its rounds; None where none does."""
     sign = 1.0 if higher else -1.0
     for epsilon in grid.epsilons:

@@ -87,9 +87,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}") from None
     if not 0 < len(rows) <= MOST_LINES:
-        raise DataError(
-            f"{path} must have a line for every column, from 1 to {MOST_LINES:,}; it has {len(rows):,}"
-        )
+        raise DataError(f"{path} must have a line for every column, from 1 to {MOST_LINES:,}; it has {len(rows):,}")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(given):
             raise DataError(f"{path}, line {number}: {len(row)} cells where there are {len(given)} headings")
@@ -140,9 +138,7 @@ def _bounds(line: Mapping[str, str], path: Path) -> tuple[float, float]:
             value = float(line[heading])
         except ValueError:
             said = f"not {line[heading]!r}" if line[heading] else "which are missing"
-            raise DataError(
-                f"{path}: column {line['name']!r} is a number and needs low and high, {said}"
-            ) from None
+            raise DataError(f"{path}: column {line['name']!r} is a number and needs low and high, {said}") from None
         found.append(int(value) if value.is_integer() and abs(value) < 1e15 else value)
     return found[0], found[1]
 
@@ -150,7 +146,5 @@ def _bounds(line: Mapping[str, str], path: Path) -> tuple[float, float]:
 def _values(line: Mapping[str, str], path: Path) -> tuple[str, ...]:
     values = tuple(value.strip() for value in line["values"].split("|") if value.strip())
     if not values:
-        raise DataError(
-            f"{path}: column {line['name']!r} is of kind {line['kind']} and needs values, with | between"
-        )
+        raise DataError(f"{path}: column {line['name']!r} is of kind {line['kind']} and needs values, with | between")
     return values
