@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import check_names
+from dpadmm._base.fields import Parameter, check_names, choices
 from dpadmm._base.toml import read_toml
 from dpadmm.study.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
 
@@ -38,12 +38,17 @@ def parameters() -> list[inspect.Parameter]:
     for name, each in flat_parameters(Settings).items():
         kind: type = str if each.listed else each.base
         unsaid = each.default is None or kind is bool
-        text = each.help if unsaid else f"{each.help} (default {each.default})"
+        text = each.help if name in REGISTRIES else " ".join([each.help, *_in_brackets(each)])
+        text = text if unsaid else f"{text} (default {each.default})"
         dashed = f"--{name.replace('_', '-')}"
         off = _OFF.get(name, f"--no-{dashed[2:]}")
         names = (f"{dashed}/{off}",) if kind is bool else (dashed, *_SHORT.get(name, ()))
         options.append(_option(name, kind, names, text, _panel(name)))
     return options
+
+
+def _in_brackets(each: Parameter) -> list[str]:
+    return [f"({', '.join(choices(each.kind))})"] if each.base is str else []
 
 
 def _option(name: str, kind: type, names: tuple[str, ...], text: str, panel: str) -> inspect.Parameter:
