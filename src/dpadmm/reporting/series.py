@@ -143,7 +143,7 @@ def _setting_in_words(name: str, value: Any) -> str:
     return _IN_WORDS[name](value) if name in _IN_WORDS else f"{name.replace('_', ' ')} {value}"
 
 
-ONE_MODEL = ("dp_sgd", "centralized")
+ONE_MODEL = tuple(name for name, method in REGISTERED.items() if not method.local_models)
 """Methods without local models; their single model is reported as the local one."""
 
 

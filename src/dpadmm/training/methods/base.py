@@ -44,6 +44,8 @@ class MethodSettings:
     """Whether it adds noise; references that don't take no budget."""
     one_round: ClassVar[bool] = False
     """Whether every agent speaks once, whatever ``n_rounds`` says."""
+    local_models: ClassVar[bool] = True
+    """Whether agents have models of their own (else everyone has the consensus)."""
     deployable: ClassVar[bool] = False
     """Whether agents say nothing but noisy sums over all their rows: what a guard can answer for."""
 

@@ -218,6 +218,7 @@ class Centralized(MethodSettings):
 
     name: ClassVar[str] = "centralized"
     title: ClassVar[str] = "optimum"
+    local_models: ClassVar[bool] = False
     private: ClassVar[bool] = False
     one_round: ClassVar[bool] = True
 
@@ -231,7 +232,7 @@ class CentralizedRounds:
 
     name: ClassVar[str] = "centralized"
     cure: ClassVar[str] = "a larger reg_share"
-    local_models: ClassVar[bool] = False
+    local_models: ClassVar[bool] = Centralized.local_models
 
     def init(self, problem: Problem, rows: Rows) -> PooledState:
         return PooledState(np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs)))

@@ -43,6 +43,7 @@ class DpSgd(MethodSettings):
 
     name: ClassVar[str] = "dp_sgd"
     title: ClassVar[str] = "DPSGD"
+    local_models: ClassVar[bool] = False
     deployable: ClassVar[bool] = True
 
     def rounds(self, setup: Setup) -> DpSgdRounds:
@@ -81,7 +82,7 @@ class DpSgdRounds(DeployableMethod[SgdState]):
 
     name: ClassVar[str] = "dp_sgd"
     cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
-    local_models: ClassVar[bool] = False
+    local_models: ClassVar[bool] = DpSgd.local_models
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
