@@ -85,7 +85,7 @@ def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(
     study = make_study(**QUICK)
     study = replace(
         study,
-        training={**study.training, **steep},
+        training=study.training.changed(**steep),
         provenance=dict.fromkeys(("learning_rate", "reg_share"), "assumed"),
     )
     (tmp_path / "study.toml").write_text(to_toml(study))

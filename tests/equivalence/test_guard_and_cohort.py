@@ -19,7 +19,7 @@ from dpadmm.optim import kernels
 from dpadmm.optim.losses import LOSSES, Logistic, Loss
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
+from dpadmm.study.study import DEPLOYABLE, Study
 from dpadmm.training.methods import Round
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted import discrete_gaussian as exact_noise
@@ -79,7 +79,7 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("plan", ["all", "some"])
-@pytest.mark.parametrize("method", ["dp_admm", "dp_sgd"])
+@pytest.mark.parametrize("method", DEPLOYABLE)
 @pytest.mark.parametrize("loss", LOSS_CASES)
 def test_guards_and_cohort_upload_the_same_bits(
     loss: Loss, method: str, plan: str, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -307,7 +307,7 @@ HUGE = [LIMIT, -LIMIT, 1e308, -1e200, 1e154, 5e-324, -2e-310, 0.0, -0.0, 1.0]
 def test_a_point_however_far_is_answered_and_the_answer_fits(loss):
     """On the real kernel: any point is safe to ask at, so none is refused."""
     classes = {"binary": (-1, 1), "multiclass": (0, 1, 2), "regression": None}[LOSSES[loss].task]
-    training = {**STUDY.training, "loss": loss, "n_rounds": 200, "noise_multiplier": 100.0}
+    training = STUDY.training.changed(loss=loss, n_rounds=200, noise_multiplier=100.0)
     far = replace(STUDY, training=training, classes=classes)
     features, labels = rows()
     labels = np.abs(labels) if classes == (0, 1, 2) else labels

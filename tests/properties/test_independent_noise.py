@@ -232,7 +232,7 @@ def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_a
             STUDY,
             name=name,
             features=tuple(f"x{j}" for j in range(240)),
-            training={**STUDY.training, "n_rounds": 8},
+            training=STUDY.training.changed(n_rounds=8),
         )
         for name in ("one", "another")
     ]

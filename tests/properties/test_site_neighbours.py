@@ -244,8 +244,8 @@ def _review(heard: Heard, site: Site, study: Study) -> None:
     for each in (
         study,
         person_study("logistic", "plain"),
-        replace(study, training={**study.training, "n_rounds": 51}),
-        replace(study, training={**study.training, "noise_multiplier": 0.2}),
+        replace(study, training=study.training.changed(n_rounds=51)),
+        replace(study, training=study.training.changed(noise_multiplier=0.2)),
         Study(name="no such column", features=("height",), training=study.training, **_kept(study)),
         Study(name="ids", features=("id",), training=study.training, **_kept(study)),
     ):

@@ -50,7 +50,7 @@ STUDY = Study(
 
 def study(**training: Any) -> Study:
     """The small study with other settings; ``study(n_rounds=3)``."""
-    return replace(STUDY, training={**STUDY.training, **training})
+    return replace(STUDY, training=STUDY.training.changed(**training))
 
 
 def rows(seed: int = 0, n_rows: int = M, d: int = D) -> tuple[Floats, Floats]:

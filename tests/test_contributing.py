@@ -1,0 +1,170 @@
+"""CONTRIBUTING.md is followed: its diffs are applied to a copy of the tree, and what they add works everywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+
+USE = """
+import json
+from pathlib import Path
+
+import numpy as np
+from typer.testing import CliRunner
+
+from dpadmm import simulate
+from dpadmm.cli import app
+from dpadmm.privacy.statistics import STATISTICS
+from dpadmm.study.study import read_study
+
+
+def run(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    return done.output
+
+
+# help and schema
+shown = run("simulate", "--help")
+for option in ("--loss-scale", "--regularizer-width", "--warm-share", "log_cosh", "smoothed_l1", "warm_sgd"):
+    assert option in shown, option
+schema = json.loads(run("study", "schema"))["properties"]
+for table, name in (("loss", "log_cosh"), ("regularizer", "smoothed_l1"), ("method", "warm_sgd")):
+    assert name in [each["properties"]["name"]["const"] for each in schema[table]["oneOf"]]
+
+# simulate and compare
+own = ["--loss", "log_cosh", "--loss-scale", 0.5, "--regularizer", "smoothed_l1", "--regularizer-width", 0.2]
+small = ["--data", "synthetic", "-e", 2, "-t", 4, "-n", 3, "--seed", 1]
+said = json.loads(run("simulate", *small, *own, "--json"))["settings"]
+assert (said["loss_scale"], said["regularizer_width"]) == (0.5, 0.2)
+compared = json.loads(run("compare", "--methods", "dp_admm,warm_sgd", "--data", "synthetic", "-e", 2, "-n", 3,
+                          "-t", 4, "--json", "--workers", 1))
+assert {row["method"] for row in compared["rows"]} == {"dp_admm", "warm_sgd", "centralized"}
+assert all(row["status"] == "done" for row in compared["rows"])
+
+# rounds that differ are charged as such, exact noise included
+for exact in (False, True):
+    result = simulate("synthetic", method="warm_sgd", warm_share=0.25, epsilon=2.0, n_rounds=4, n_agents=3, seed=1,
+                      exact_noise=exact)
+    assert abs(result.privacy.epsilon - 2.0) < 1e-9
+    ((first, once), (later, thrice)) = result.privacy.planned[0]
+    assert (first.statistic, once, later.statistic, thrice) == ("label_sums", 1, "gradient", 3)
+    shares = np.array([1.0 / first.noise_multiplier**2, 3.0 / later.noise_multiplier**2])
+    assert np.allclose(shares / shares.sum(), [0.25, 0.75])
+assert set(STATISTICS) == {"gradient", "label_sums"}
+
+# a study: check, train, evaluate
+rng = np.random.default_rng(0)
+x, y = rng.uniform(-1, 1, (400, 2)), rng.uniform(0, 1, 400)
+lines = ["a,b,y", *(f"{a:.4f},{b:.4f},{c:.4f}" for (a, b), c in zip(x, y))]
+Path("table.csv").write_text("\\n".join(lines) + "\\n")
+Path("study.toml").write_text('''
+format = "dpadmm-study/2"
+name = "recipes"
+[label]
+column = "y"
+bounds = [0, 1]
+[columns.a]
+kind = "number"
+bounds = [-1, 1]
+[columns.b]
+kind = "number"
+bounds = [-1, 1]
+[loss]
+name = "log_cosh"
+scale = 0.5
+[regularizer]
+name = "smoothed_l1"
+[method]
+name = "warm_sgd"
+[training]
+n_rounds = 4
+[privacy]
+epsilon = 5.0
+[provenance]
+loss_scale = "assumed"
+''')
+run("study", "check", "study.toml")
+assert [release.statistic for release, _ in read_study(Path("study.toml")).terms.plan.runs] == ["label_sums", "gradient"]
+run("train", "study.toml", "table.csv", "--agents", 2, "-o", "m.dpadmm", "--quiet")
+run("verify", "m.statement.json")
+loss = json.loads(run("evaluate", "m.dpadmm", "table.csv", "--json"))["figures"]["loss"]
+assert 0.0 < loss < 1.0
+"""
+
+FIGURE = """
+from dpadmm.paper.figures import pictures
+
+
+def test_a_new_figure_is_drawn(paper_results):
+    assert "spread" in [picture.name for picture in pictures(paper_results)]
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree with every recipe of CONTRIBUTING.md."""
+    folder = tmp_path_factory.mktemp("tree")
+    unneeded = shutil.ignore_patterns("__pycache__", "corpus", "mutation")
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=unneeded)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for diff in DIFFS:
+        done = subprocess.run(
+            ["git", "apply", "-"], input=diff, cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"this diff of CONTRIBUTING.md does not apply: {diff[:200]}\n{done.stderr}"
+    return folder
+
+
+def followed(tree: Path, words: list[str]) -> str:
+    paths = os.pathsep.join(str(tree / each) for each in ("src", "tests", "tests/support"))
+    env = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_recipe_is_one_new_file_and_one_line() -> None:
+    assert len(DIFFS) == 5
+    for diff in DIFFS:
+        assert diff.count("+++ b/") == 2
+        assert diff.count("--- /dev/null") == 1
+        (changed,) = re.findall(r"--- a/.*?(?=--- |\Z)", diff, re.DOTALL)
+        lines = [line for line in changed.splitlines() if re.match(r"[+-](?![+-])", line)]
+        assert len(lines) == 1
+        assert lines[0].startswith('+    "')
+
+
+def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
+    followed(tree, ["-c", USE])
+
+
+def test_the_tests_over_all_losses_and_regularizers_know_what_a_recipe_adds(tree: Path) -> None:
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/optim/losses", "tests/optim/regularizers"]
+    said = followed(tree, [*words, "-k", "log_cosh or smoothed_l1"])
+    passed = re.search(r"(\d+) passed", said)
+    assert passed
+    assert int(passed[1]) > 20
+
+
+def test_a_new_method_with_rounds_that_differ_says_deployed_what_it_says_simulated(tree: Path) -> None:
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/equivalence/test_guard_and_cohort.py"]
+    said = followed(tree, [*words, "-k", "warm_sgd and (logistic or log_cosh) and dense"])
+    assert re.search(r"[1-9]\d* passed", said)
+
+
+def test_a_new_figure_is_drawn(tree: Path) -> None:
+    (tree / "tests/paper/test_new_figure.py").write_text(FIGURE)
+    followed(tree, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/paper/test_new_figure.py"])
