@@ -5,50 +5,31 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
-from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer
+from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
 
-
-def _case(entry: Any, *numbers: float) -> Any:
-    return pytest.param(entry, id="-".join([entry.name, *map(str, numbers)]))
-
-
-LOSS_CASES = [
-    _case(Logistic()),
-    *(_case(Softmax(n_outputs=p), p) for p in (2, 3, 5)),
-    _case(Hinge()),
-    *(_case(SmoothedHinge(width=width), width) for width in (0.1, 1.0, 3.0)),
-    *(_case(Squared(gradient_bound=bound), bound) for bound in (0.5, 2.0, 10.0)),
-    *(_case(Huber(delta=delta), delta) for delta in (0.2, 1.0, 4.0)),
+LOSS_CASES: list[Loss] = [
+    Logistic(),
+    *(Softmax(n_outputs=p) for p in (2, 3, 5)),
+    Hinge(),
+    *(SmoothedHinge(width=width) for width in (0.1, 1.0, 3.0)),
+    *(Squared(gradient_bound=bound) for bound in (0.5, 2.0, 10.0)),
+    *(Huber(delta=delta) for delta in (0.2, 1.0, 4.0)),
 ]
-
-REGULARIZER_CASES = [
-    _case(NoRegularizer()),
-    _case(L2()),
-    _case(L1()),
-    *(_case(ElasticNet(l1_ratio=ratio), ratio) for ratio in (0.0, 0.3, 0.5, 1.0)),
+REGULARIZER_CASES: list[Regularizer] = [
+    NoRegularizer(),
+    L2(),
+    L1(),
+    *(ElasticNet(l1_ratio=ratio) for ratio in (0.0, 0.3, 0.5, 1.0)),
 ]
-
-
-def entries(cases: list[Any]) -> list[Any]:
-    """The losses or regularizers themselves, without pytest's wrapping."""
-    return [case.values[0] for case in cases]
-
-
-def _is_smooth(case: Any) -> bool:
-    return case.values[0].smoothness is not None
-
-
-SMOOTH_LOSS_CASES = [case for case in LOSS_CASES if _is_smooth(case)]
-SMOOTH_REGULARIZER_CASES = [case for case in REGULARIZER_CASES if _is_smooth(case)]
+SMOOTH_LOSS_CASES = [loss for loss in LOSS_CASES if loss.smoothness is not None]
+SMOOTH_REGULARIZER_CASES = [each for each in REGULARIZER_CASES if each.smoothness is not None]
 
 
 def random_labels(loss: Loss, rng: np.random.Generator, n: int) -> Floats:
