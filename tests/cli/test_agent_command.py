@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm.federation.site.decisions import decide
 from dpadmm.privacy import exact_epsilon
@@ -63,12 +65,14 @@ def text_of(answer):
     return " ".join(answer.out.split())
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("words", [[], ["init"], ["check"], ["begin"], ["review"], ["enrol"], ["leave"]])
-def test_help_fits_the_screen(cli, words, columns):
-    text = cli("agent", *words, "--help", columns=columns).succeeded().out
-    assert max(map(len, text.splitlines())) <= columns
-    assert "…" not in text
+def test_help_fits_the_screen(cli):
+    for words, columns in product(
+        [[], ["init"], ["check"], ["begin"], ["review"], ["enrol"], ["leave"]], [80, 120]
+    ):
+        with case(words, columns):
+            text = cli("agent", *words, "--help", columns=columns).succeeded().out
+            assert max(map(len, text.splitlines())) <= columns
+            assert "…" not in text
 
 
 def test_init_writes_a_file_that_asks_for_decisions(cli, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from looping import case
 from paper_runs import rows as dataset_rows
 from rich.console import Console
 
@@ -191,12 +192,13 @@ def test_methods_with_one_model_show_no_local_error(comparison_results):
     assert "local" not in alone.lower()
 
 
-@pytest.mark.parametrize("columns", range(60, 130, 3))
-def test_the_head_breaks_between_its_parts_only(columns):
-    out = io.StringIO()
-    parts = ["20000 rows × 20 features", "logistic loss", "20 rounds", "δ = 1e-05"]
-    _say_head(Console(file=out, width=columns), "synthetic binary", *parts)
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= columns
-    assert all(any(part in line for line in lines) for part in parts)
-    assert "\u00a0" not in out.getvalue()  # plain spaces, for whoever searches or copies
+def test_the_head_breaks_between_its_parts_only():
+    for columns in range(60, 130, 3):
+        with case(columns):
+            out = io.StringIO()
+            parts = ["20000 rows × 20 features", "logistic loss", "20 rounds", "δ = 1e-05"]
+            _say_head(Console(file=out, width=columns), "synthetic binary", *parts)
+            lines = out.getvalue().splitlines()
+            assert max(map(len, lines)) <= columns
+            assert all(any(part in line for line in lines) for part in parts)
+            assert "\u00a0" not in out.getvalue()  # plain spaces, for whoever searches or copies

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from looping import case
 from mixed_tables import make_cells, make_study, write_csv
 
 from dpadmm.data.encoded import encode_table
@@ -32,22 +35,22 @@ def test_help_fits_the_screen(cli, columns):
     assert "…" not in text
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("loss", ["logistic", "softmax"])
-def test_the_table_is_whole_and_fits(cli, models, loss, columns):
-    text = cli("explain", models[loss], "--top", 7, columns=columns).succeeded().out
-    assert max(map(len, text.splitlines())) <= columns
-    assert "…" not in text
-    found = explain(load_model(models[loss]))
-    lines = [line.split() for line in text.splitlines()]
-    for each in found.coefficients[:7]:
-        numbers = [f"{each.coefficient:+.3g}", f"{each.standard_error:.2g}", f"{each.effect:+.3g}"]
-        line = next(line for line in lines if line[:1] == [each.name] and numbers[0] in line)
-        assert numbers == [word for word in line if word[-1].isdigit()][-3:]
-        assert ("noise?" in line) == each.may_be_noise
-    words = " ".join(text.split())
-    assert "does not include the sampling error" in words
-    assert f"{len(found.coefficients) - 7:,} more coefficients" in words
+def test_the_table_is_whole_and_fits(cli, models):
+    for loss, columns in product(["logistic", "softmax"], [80, 120]):
+        with case(loss, columns):
+            text = cli("explain", models[loss], "--top", 7, columns=columns).succeeded().out
+            assert max(map(len, text.splitlines())) <= columns
+            assert "…" not in text
+            found = explain(load_model(models[loss]))
+            lines = [line.split() for line in text.splitlines()]
+            for each in found.coefficients[:7]:
+                numbers = [f"{each.coefficient:+.3g}", f"{each.standard_error:.2g}", f"{each.effect:+.3g}"]
+                line = next(line for line in lines if line[:1] == [each.name] and numbers[0] in line)
+                assert numbers == [word for word in line if word[-1].isdigit()][-3:]
+                assert ("noise?" in line) == each.may_be_noise
+            words = " ".join(text.split())
+            assert "does not include the sampling error" in words
+            assert f"{len(found.coefficients) - 7:,} more coefficients" in words
 
 
 def test_json_has_all_of_it(cli, models):

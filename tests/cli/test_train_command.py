@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from looping import case
 from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
 from conftest import Answer, Cli
@@ -132,22 +133,24 @@ def test_quiet_says_nothing(cli: Cli, tmp_path: Path, table: Path, study: Path) 
     assert (tmp_path / "m.statement.json").exists()
 
 
-@pytest.mark.parametrize("loss", ["hinge", "softmax", "huber"])
-def test_other_losses_and_parquet(cli: Cli, tmp_path: Path, loss: str) -> None:
-    table, study = tmp_path / "rows.parquet", tmp_path / "s.toml"
-    pa.parquet.write_table(pa.table(make_cells(300)), table)
-    study.write_text(to_toml(make_study(loss, **QUICK)))
-    cli("train", study, "-d", table, "-o", tmp_path / "m", "-q").succeeded()
-    out = tmp_path / "p.parquet"
-    cli("predict", tmp_path / "m", "-d", table, "-o", out, "-q").succeeded()
-    written = pa.parquet.read_table(out)
-    expected = load_model(tmp_path / "m").predict_table(table)
-    assert written["prediction"].to_pylist() == expected.tolist()
-    assert len(written.column_names) == {"hinge": 1, "softmax": 4, "huber": 1}[loss]
-    if loss == "huber":
-        assert 0.0 < np.mean(expected) < 100.0
-    figures = cli("evaluate", tmp_path / "m", "-d", table, "--json").succeeded().json
-    assert ("rmse" in figures) == (loss == "huber")
+def test_other_losses_and_parquet(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for loss in ["hinge", "softmax", "huber"]:
+        with case(loss):
+            tmp_path = tmp_path_factory.mktemp("case")
+            table, study = tmp_path / "rows.parquet", tmp_path / "s.toml"
+            pa.parquet.write_table(pa.table(make_cells(300)), table)
+            study.write_text(to_toml(make_study(loss, **QUICK)))
+            cli("train", study, "-d", table, "-o", tmp_path / "m", "-q").succeeded()
+            out = tmp_path / "p.parquet"
+            cli("predict", tmp_path / "m", "-d", table, "-o", out, "-q").succeeded()
+            written = pa.parquet.read_table(out)
+            expected = load_model(tmp_path / "m").predict_table(table)
+            assert written["prediction"].to_pylist() == expected.tolist()
+            assert len(written.column_names) == {"hinge": 1, "softmax": 4, "huber": 1}[loss]
+            if loss == "huber":
+                assert 0.0 < np.mean(expected) < 100.0
+            figures = cli("evaluate", tmp_path / "m", "-d", table, "--json").succeeded().json
+            assert ("rmse" in figures) == (loss == "huber")
 
 
 def test_wrong_units_are_warned_about(cli: Cli, tmp_path: Path, study: Path) -> None:
