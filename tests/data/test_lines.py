@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from looping import case
 
 from dpadmm.data import lines
 from dpadmm.data.batches import open_batches
@@ -24,18 +26,19 @@ def written(path: Path, cells: list[str], end: str = "\n") -> Path:
     return path
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("closed_at", [None, 30])
-def test_an_open_quotation_mark_in_the_last_column_is_seen(tmp_path, end, closed_at):
-    cells = ["no"] * 50
-    cells[10] = '"no'
-    if closed_at:
-        cells[closed_at] = 'no"'
-    path = written(tmp_path / "t.csv", cells, end)
-    rows = rows_of(path)
-    assert rows == (11 if closed_at is None else 30)
-    (sentence,) = swallowed(path, rows)
-    assert sentence.startswith(f"51 lines of the file make {rows} rows: is a quotation mark open")
+def test_an_open_quotation_mark_in_the_last_column_is_seen(tmp_path_factory: pytest.TempPathFactory):
+    for closed_at, end in product([None, 30], ["\n", "\r\n"]):
+        with case(closed_at, end):
+            tmp_path = tmp_path_factory.mktemp("case")
+            cells = ["no"] * 50
+            cells[10] = '"no'
+            if closed_at:
+                cells[closed_at] = 'no"'
+            path = written(tmp_path / "t.csv", cells, end)
+            rows = rows_of(path)
+            assert rows == (11 if closed_at is None else 30)
+            (sentence,) = swallowed(path, rows)
+            assert sentence.startswith(f"51 lines of the file make {rows} rows: is a quotation mark open")
 
 
 def test_a_few_line_breaks_and_blank_lines_are_fine(tmp_path):
@@ -50,12 +53,21 @@ def test_other_files_have_no_lines(tmp_path):
     assert swallowed(tmp_path / "t.parquet", 1) == []
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 1000])
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("", 0), ("a", 1), ("a\n", 1), ("\n\na\r\n\r\nb", 2), ("a\rb\r", 2), ("\r\n\n", 0), ("a\n\n\n\nb\n", 2)],
-)
-def test_lines_are_counted_in_pieces_of_any_size(tmp_path, monkeypatch, text, count, chunk):
-    monkeypatch.setattr(lines, "CHUNK", chunk)
-    (tmp_path / "t").write_bytes(text.encode())
-    assert n_lines(tmp_path / "t") == count
+def test_lines_are_counted_in_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory):
+    for (text, count), chunk in product(
+        [
+            ("", 0),
+            ("a", 1),
+            ("a\n", 1),
+            ("\n\na\r\n\r\nb", 2),
+            ("a\rb\r", 2),
+            ("\r\n\n", 0),
+            ("a\n\n\n\nb\n", 2),
+        ],
+        [1, 2, 3, 1000],
+    ):
+        with case(text, count, chunk), pytest.MonkeyPatch.context() as monkeypatch:
+            tmp_path = tmp_path_factory.mktemp("case")
+            monkeypatch.setattr(lines, "CHUNK", chunk)
+            (tmp_path / "t").write_bytes(text.encode())
+            assert n_lines(tmp_path / "t") == count
