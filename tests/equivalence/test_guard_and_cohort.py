@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from cases import LOSS_CASES
 from cohorts import cohort
 from guards import private
+from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats, Integers
@@ -86,7 +88,7 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("plan", ["all", "some"])
 @pytest.mark.parametrize("method", ["dp_admm", "dp_sgd"])
-@pytest.mark.parametrize("loss", LOSS_CASES)
+@pytest.mark.parametrize("loss", LOSS_CASES, ids=repr)
 def test_guards_and_cohort_upload_the_same_bits(
     loss: Loss, method: str, plan: str, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,10 +123,11 @@ def test_guards_and_cohort_upload_the_same_bits(
             consensus = aggregate(uploads, consensus=consensus, problem=study.problem)
 
 
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("small", [0, 250], ids=["all compiled", "some compiled"])
-def test_agents_that_are_too_large_for_plain_sums(
-    small: int, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "SMALL", small)
-    test_guards_and_cohort_upload_the_same_bits(Logistic(), "dp_admm", "some", sparse, tmp_path, monkeypatch)
+def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for small, sparse in product([0, 250], [False, True]):
+        with case(small, sparse), pytest.MonkeyPatch.context() as monkeypatch:
+            tmp_path = tmp_path_factory.mktemp("case")
+            monkeypatch.setattr(kernels, "SMALL", small)
+            test_guards_and_cohort_upload_the_same_bits(
+                Logistic(), "dp_admm", "some", sparse, tmp_path, monkeypatch
+            )
