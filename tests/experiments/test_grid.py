@@ -9,6 +9,7 @@ import pytest
 from grids import N_CELLS, SMALL
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm.experiments.grid import Cell, grid_from, read_grid
@@ -93,9 +94,8 @@ def _changed(path, value):
 BLOCK = ("experiments", "agents", "runs", 0)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "says"),
-    [
+def test_a_mistake_is_told_with_its_place():
+    for path, value, says in [
         (("experimnts",), {}, "did you mean 'experiments'"),
         (("format",), 2, "format must be 1"),
         (("repeats",), 0, "repeats must be a whole number of at least 1"),
@@ -115,13 +115,12 @@ BLOCK = ("experiments", "agents", "runs", 0)
         ((*BLOCK, "timed"), "yes", "timed must be true or false"),
         ((*BLOCK, "metrics_every"), 0, "metrics_every must be at least 1"),
         ((*BLOCK, "round_epsilon"), 0.1, "give exactly one of epsilon"),
-    ],
-)
-def test_a_mistake_is_told_with_its_place(path, value, says):
-    with pytest.raises(DpadmmError, match=says) as refused:
-        grid_from(_changed(path, value), "my.toml")
-    assert str(refused.value).startswith("my.toml")
-    assert "\n" not in str(refused.value)
+    ]:
+        with case(path, value, says):
+            with pytest.raises(DpadmmError, match=says) as refused:
+                grid_from(_changed(path, value), "my.toml")
+            assert str(refused.value).startswith("my.toml")
+            assert "\n" not in str(refused.value)
 
 
 def test_files_that_are_no_grid_are_refused(tmp_path):
