@@ -17,6 +17,7 @@ import pytest
 from brokers import joined, new_authority
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.pki import certificates as forms
@@ -311,16 +312,19 @@ def test_fingerprints_are_those_that_openssl_shows(authority):
     assert authority.certificate.fingerprint(hashes.SHA256()) == sha256(certificate).digest()
 
 
-@pytest.mark.parametrize("module", ["pki.authority", "pki.certificates", "pki.joining", "nats.broker"])
-def test_missing_packages_are_one_sentence(module):
-    code = (
-        "import sys; sys.modules['cryptography'] = None\n"
-        "from dpadmm._base.errors import DpadmmError\n"
-        f"try: import dpadmm.federation.{module}\n"
-        "except DpadmmError as error: print(error)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "federation needs more packages: pip install 'dpadmm[federation]'\n"
+def test_missing_packages_are_one_sentence():
+    for module in ["pki.authority", "pki.certificates", "pki.joining", "nats.broker"]:
+        with case(module):
+            code = (
+                "import sys; sys.modules['cryptography'] = None\n"
+                "from dpadmm._base.errors import DpadmmError\n"
+                f"try: import dpadmm.federation.{module}\n"
+                "except DpadmmError as error: print(error)"
+            )
+            said = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout
+            assert said == "federation needs more packages: pip install 'dpadmm[federation]'\n"
 
 
 def shaken(client, key, certificate, *, host="localhost", newest=ssl.TLSVersion.TLSv1_3):
