@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES, entries, prove
+from cases import LOSS_CASES, prove
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
@@ -22,7 +22,7 @@ signed = st.sampled_from([-1.0, 1.0])
 @st.composite
 def worlds(draw):
     """Three features, four rows and a replacement for the first, labels, a point: all as bad as can be."""
-    loss = draw(st.sampled_from(entries(LOSS_CASES)))
+    loss = draw(st.sampled_from(LOSS_CASES))
     cell = st.builds(np.multiply, st.sampled_from(SIZES), signed)
     if loss.task == "binary":
         label = signed
