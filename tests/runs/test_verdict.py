@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from looping import case
 
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
 from dpadmm.runs.planning.verdict import best_rounds, joined, judged, least_epsilon, rounds_help, too_short
@@ -16,15 +17,20 @@ def outlook(own, *, spread=0.01, ceiling=0.9, baseline=0.5, others=None):
     return Outlook("public rows", cells, Value(ceiling, sampling=0.01), baseline, 1000)
 
 
-@pytest.mark.parametrize(
-    ("own", "goal", "word"),
-    [(0.80, None, "go"), (0.60, None, "no-go"), (0.705, None, "open"), (0.80, 0.85, "no-go"),
-     (0.80, 0.78, "go"), (0.80, 0.805, "open"), (0.80, 0.795, "open")],
-)  # fmt: skip
-def test_a_goal_outside_the_spread_decides(own, goal, word):
-    verdict = judged(outlook(own), GRID, goal=goal, higher=True)
-    assert verdict.word == word
-    assert verdict.goal == pytest.approx(0.7 if goal is None else goal)
+def test_a_goal_outside_the_spread_decides():
+    for own, goal, word in [
+        (0.80, None, "go"),
+        (0.60, None, "no-go"),
+        (0.705, None, "open"),
+        (0.80, 0.85, "no-go"),
+        (0.80, 0.78, "go"),
+        (0.80, 0.805, "open"),
+        (0.80, 0.795, "open"),
+    ]:
+        with case(own, goal, word):
+            verdict = judged(outlook(own), GRID, goal=goal, higher=True)
+            assert verdict.word == word
+            assert verdict.goal == pytest.approx(0.7 if goal is None else goal)
 
 
 def test_less_is_better_for_errors():
