@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.losses import LOSSES, Huber, SmoothedHinge, Softmax, Squared
@@ -43,24 +45,26 @@ def test_every_setting_is_tested_here() -> None:
     assert known == {field.name for field in fields(Settings)}
 
 
-@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf, "1", None, True, [1.0]])
-@pytest.mark.parametrize("name", [*POSITIVE, *AT_LEAST_0, "delta"])
-def test_bad_numbers(name: str, bad: Any) -> None:
-    if name in MAY_BE_LEFT_OUT and bad is None:
-        return
-    refused(name, bad)
+def test_bad_numbers() -> None:
+    for name, bad in product(
+        [*POSITIVE, *AT_LEAST_0, "delta"], [-1.0, np.nan, np.inf, "1", None, True, [1.0]]
+    ):
+        with case(name, bad):
+            if name in MAY_BE_LEFT_OUT and bad is None:
+                continue
+            refused(name, bad)
 
 
-@pytest.mark.parametrize("name", [*POSITIVE, "delta"])
-def test_zero_where_a_positive_number_is_needed(name: str) -> None:
-    refused(name, 0.0)
+def test_zero_where_a_positive_number_is_needed() -> None:
+    for name in [*POSITIVE, "delta"]:
+        with case(name):
+            refused(name, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"), [("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5)]
-)
-def test_chances_above_1(name: str, bad: float) -> None:
-    refused(name, bad)
+def test_chances_above_1() -> None:
+    for name, bad in [("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5)]:
+        with case(name, bad):
+            refused(name, bad)
 
 
 @pytest.mark.parametrize("bad", [1.1, 7.0])
@@ -74,43 +78,45 @@ def test_stop_tolerance_from_1(bad: float) -> None:
     refused("stop_tolerance", bad)
 
 
-@pytest.mark.parametrize("bad", [1.5, "3", True, np.nan])
-@pytest.mark.parametrize("name", WHOLE)
-def test_bad_whole_numbers(name: str, bad: Any) -> None:
-    refused(name, bad)
-    refused(name, WHOLE[name] - 1)
+def test_bad_whole_numbers() -> None:
+    for name, bad in product(WHOLE, [1.5, "3", True, np.nan]):
+        with case(name, bad):
+            refused(name, bad)
+            refused(name, WHOLE[name] - 1)
 
 
-@pytest.mark.parametrize("bad", [1, "yes", None])
-@pytest.mark.parametrize("name", FLAGS)
-def test_bad_flags(name: str, bad: Any) -> None:
-    refused(name, bad)
+def test_bad_flags() -> None:
+    for name, bad in product(FLAGS, [1, "yes", None]):
+        with case(name, bad):
+            refused(name, bad)
 
 
-@pytest.mark.parametrize("bad", ["", "nonsense", 3, None, ["l2"]])
-@pytest.mark.parametrize("name", NAMES)
-def test_bad_names(name: str, bad: Any) -> None:
-    refused(name, bad)
+def test_bad_names() -> None:
+    for name, bad in product(NAMES, ["", "nonsense", 3, None, ["l2"]]):
+        with case(name, bad):
+            refused(name, bad)
 
 
-@pytest.mark.parametrize(
-    ("name", "typed", "meant"),
-    [
-        ("loss", "logistc", "logistic"), ("regularizer", "L2", "l2"), ("method", "dpadmm", "dp_admm"),
-        ("partition", "group", "groups"), ("average", "tails", "tail"), ("calibration", "exakt", "exact"),
-    ],
-)  # fmt: skip
-def test_the_nearest_name_is_suggested(name: str, typed: str, meant: str) -> None:
-    with pytest.raises(StudyError, match=f"did you mean '{meant}'"):
-        made(**{name: typed})
+def test_the_nearest_name_is_suggested() -> None:
+    for name, typed, meant in [
+        ("loss", "logistc", "logistic"),
+        ("regularizer", "L2", "l2"),
+        ("method", "dpadmm", "dp_admm"),
+        ("partition", "group", "groups"),
+        ("average", "tails", "tail"),
+        ("calibration", "exakt", "exact"),
+    ]:
+        with case(name, typed, meant), pytest.raises(StudyError, match=f"did you mean '{meant}'"):
+            made(**{name: typed})
 
 
-@pytest.mark.parametrize(
-    "bad", [0.0, -1.0, np.nan, np.inf, "1", True, [1.0, 0.0], [1.0, np.nan], [], [[1.0]]]
-)
-@pytest.mark.parametrize("name", ["epsilon", "round_epsilon"])
-def test_bad_budgets(name: str, bad: Any) -> None:
-    refused(name, bad)
+def test_bad_budgets() -> None:
+    for name, bad in product(
+        ["epsilon", "round_epsilon"],
+        [0.0, -1.0, np.nan, np.inf, "1", True, [1.0, 0.0], [1.0, np.nan], [], [[1.0]]],
+    ):
+        with case(name, bad):
+            refused(name, bad)
 
 
 def test_bad_noise_multiplier_but_zero_is_no_privacy() -> None:
@@ -126,11 +132,12 @@ def test_exactly_one_budget() -> None:
         Settings(epsilon=1.0, noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize("name", BUDGETS)
-def test_centralized_takes_no_budget(name: str) -> None:
-    with pytest.raises(StudyError, match=f"takes no {name}"):
-        Settings(method="centralized", **{name: 1.0})  # type: ignore[arg-type]
-    assert Settings(method="centralized").epsilon is None
+def test_centralized_takes_no_budget() -> None:
+    for name in BUDGETS:
+        with case(name):
+            with pytest.raises(StudyError, match=f"takes no {name}"):
+                Settings(method="centralized", **{name: 1.0})  # type: ignore[arg-type]
+            assert Settings(method="centralized").epsilon is None
 
 
 def test_unknown_settings_suggest_the_nearest() -> None:
@@ -142,20 +149,19 @@ def test_unknown_settings_suggest_the_nearest() -> None:
     assert nearest("roh", ["rho", "delta"]) == "did you mean 'rho'?"
 
 
-@pytest.mark.parametrize(
-    "budget", [np.array(0.5), np.float32(0.5), np.array([0.5, 0.25]), [np.float64(0.5)], (1, 2)]
-)
-def test_numpy_values_become_plain_ones(budget: Any) -> None:
-    settings = Settings(
-        epsilon=budget, n_agents=np.int64(2), rho=np.float32(0.5), seed=np.uint8(3), intercept=np.True_,
-        loss=np.str_("logistic"),
-    )  # fmt: skip
-    said = json.loads(json.dumps(asdict(settings), allow_nan=False))
-    assert said["n_agents"] == 2
-    assert said["intercept"] is True
-    assert np.array_equal(said["epsilon"], budget)
-    assert settings_from(asdict(settings)) == settings
-    assert hash(settings) == hash(settings_from(asdict(settings)))
+def test_numpy_values_become_plain_ones() -> None:
+    for budget in [np.array(0.5), np.float32(0.5), np.array([0.5, 0.25]), [np.float64(0.5)], (1, 2)]:
+        with case(budget):
+            settings = Settings(
+                epsilon=budget, n_agents=np.int64(2), rho=np.float32(0.5), seed=np.uint8(3),
+                intercept=np.True_, loss=np.str_("logistic"),
+            )  # fmt: skip
+            said = json.loads(json.dumps(asdict(settings), allow_nan=False))
+            assert said["n_agents"] == 2
+            assert said["intercept"] is True
+            assert np.array_equal(said["epsilon"], budget)
+            assert settings_from(asdict(settings)) == settings
+            assert hash(settings) == hash(settings_from(asdict(settings)))
 
 
 def test_losses_and_regularizers_get_their_parameters() -> None:
@@ -168,10 +174,10 @@ def test_losses_and_regularizers_get_their_parameters() -> None:
         problem = settings_from(asdict(settings) | {"loss": name}).problem(4)
         assert problem.loss.name == name
         assert problem.loss == wanted.get(name, problem.loss)
-    assert {case.values[0].name for case in LOSS_CASES} == set(LOSSES)
+    assert {each.name for each in LOSS_CASES} == set(LOSSES)
     for name in REGULARIZERS:
         assert settings_from(asdict(settings) | {"regularizer": name}).problem(2).regularizer.name == name
     elastic = settings_from(asdict(settings) | {"regularizer": "elastic_net", "reg_share": 0.25}).problem(2)
     assert elastic.regularizer == ElasticNet(0.7)
     assert elastic.reg_share == 0.25
-    assert {case.values[0].name for case in REGULARIZER_CASES} == set(REGULARIZERS)
+    assert {each.name for each in REGULARIZER_CASES} == set(REGULARIZERS)

@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
@@ -190,21 +190,21 @@ def test_a_study_cannot_be_changed_from_outside():
         study.name = "other"
 
 
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_a_constant_needs_an_origin(name):
-    training = {**BASE["training"], name: OTHER[name]}
-    with pytest.raises(StudyError, match=rf"where does {name} = .* come from\?"):
-        changed(training=training)
-    for origin in PROVENANCE:
-        changed(training=training, provenance={name: origin})
-    for wrong in ("cross-validation", "", 1, None, ["public"]):
-        with pytest.raises(StudyError, match=f"provenance of {name}"):
-            changed(training=training, provenance={name: wrong})
+def test_a_constant_needs_an_origin():
+    for name in CONSTANTS:
+        with case(name):
+            training = {**BASE["training"], name: OTHER[name]}
+            with pytest.raises(StudyError, match=rf"where does {name} = .* come from\?"):
+                changed(training=training)
+            for origin in PROVENANCE:
+                changed(training=training, provenance={name: origin})
+            for wrong in ("cross-validation", "", 1, None, ["public"]):
+                with pytest.raises(StudyError, match=f"provenance of {name}"):
+                    changed(training=training, provenance={name: wrong})
 
 
-@pytest.mark.parametrize(
-    ("parts", "complaint"),
-    [
+def test_a_mistake_is_one_sentence():
+    for parts, complaint in [
         ({"format": "dpadmm-study/2"}, "format must be"),
         ({"format": None}, "format must be"),
         ({"name": " "}, "name of one line"),
@@ -239,50 +239,49 @@ def test_a_constant_needs_an_origin(name):
         ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
         ({"absences": 1}, "absences must be"),
         ({"abscences": True}, "did you mean 'absences'"),
-    ],
-)
-def test_a_mistake_is_one_sentence(parts, complaint):
-    with pytest.raises(StudyError, match="a study at hand: ") as caught:
-        study_from({**BASE, **parts}, "a study at hand")
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ]:
+        with case(parts, complaint):
+            with pytest.raises(StudyError, match="a study at hand: ") as caught:
+                study_from({**BASE, **parts}, "a study at hand")
+            assert complaint in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["name", "features", "training"])
-def test_nothing_may_be_missing(name):
-    said = "give either" if name == "features" else f"{name} is missing"
-    with pytest.raises(StudyError, match=said):
-        study_from({key: value for key, value in BASE.items() if key != name})
+def test_nothing_may_be_missing():
+    for name in ["name", "features", "training"]:
+        with case(name):
+            said = "give either" if name == "features" else f"{name} is missing"
+            with pytest.raises(StudyError, match=said):
+                study_from({key: value for key, value in BASE.items() if key != name})
 
 
-@pytest.mark.parametrize("table", [[], "x", None, 5])
-def test_a_study_is_a_table(table):
-    with pytest.raises(StudyError, match="a table"):
-        study_from(table)
+def test_a_study_is_a_table():
+    for table in [[], "x", None, 5]:
+        with case(table), pytest.raises(StudyError, match="a table"):
+            study_from(table)
 
 
-@pytest.mark.parametrize(
-    "place", [*(each.name for each in fields(Study)), "format", *TRAINING, "origin", "class"]
-)
-def test_whatever_is_written_there_is_a_study_or_one_sentence(place):
-    for value in ODD:
-        table = {**BASE, "provenance": dict.fromkeys(CONSTANTS, "public")}
-        if place in TRAINING:
-            budget = {} if place in ("round_epsilon", "noise_multiplier") else {"epsilon": 1.0}
-            table["training"] = {**budget, place: value}
-        elif place == "origin":
-            table["provenance"] = {"rho": value}
-        elif place == "class":
-            table["classes"] = [value, "b"]
-        else:
-            table[place] = value
-        study, mistake = _tried(table)
-        if study is None:
-            assert len(mistake.splitlines()) == 1
-        else:
-            assert len(study.hash) == 64
-            assert 0.1 <= study.noise_multiplier <= 1e9
-            json.dumps(study.as_json(), allow_nan=False)
+def test_whatever_is_written_there_is_a_study_or_one_sentence():
+    for place in [*(each.name for each in fields(Study)), "format", *TRAINING, "origin", "class"]:
+        with case(place):
+            for value in ODD:
+                table = {**BASE, "provenance": dict.fromkeys(CONSTANTS, "public")}
+                if place in TRAINING:
+                    budget = {} if place in ("round_epsilon", "noise_multiplier") else {"epsilon": 1.0}
+                    table["training"] = {**budget, place: value}
+                elif place == "origin":
+                    table["provenance"] = {"rho": value}
+                elif place == "class":
+                    table["classes"] = [value, "b"]
+                else:
+                    table[place] = value
+                study, mistake = _tried(table)
+                if study is None:
+                    assert len(mistake.splitlines()) == 1
+                else:
+                    assert len(study.hash) == 64
+                    assert 0.1 <= study.noise_multiplier <= 1e9
+                    json.dumps(study.as_json(), allow_nan=False)
 
 
 def _tried(table):
@@ -292,21 +291,20 @@ def _tried(table):
         return None, str(error)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_file_that_is_no_study_is_one_sentence(tmp_path_factory: pytest.TempPathFactory):
+    for text in [
         *("name = ", "a = 1\na = 2", "\x00", "a = " + "1" * 5000, "a = " + "[" * 5000, "n = 0x" + "f" * 9000),
         *(TOML.replace("1.0", "nan"), TOML.replace("1.0", "1e999"), TOML.replace('"flu"', "2020-01-01"), ""),
-    ],
-)
-def test_a_file_that_is_no_study_is_one_sentence(tmp_path, text):
-    path = tmp_path / "study.toml"
-    path.write_text(text)
-    with pytest.raises(StudyError) as caught:
-        read_study(path)
-    assert str(caught.value).startswith(str(path))
-    assert len(str(caught.value)) < 400 + len(str(path))
-    assert "\n" not in str(caught.value)
+    ]:
+        with case(text):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = tmp_path / "study.toml"
+            path.write_text(text)
+            with pytest.raises(StudyError) as caught:
+                read_study(path)
+            assert str(caught.value).startswith(str(path))
+            assert len(str(caught.value)) < 400 + len(str(path))
+            assert "\n" not in str(caught.value)
 
 
 def test_the_constant_column_is_a_part_of_what_is_agreed_on() -> None:
@@ -320,20 +318,17 @@ def test_the_constant_column_is_a_part_of_what_is_agreed_on() -> None:
     assert "intercept_value" not in without.as_json()
 
 
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
+def test_quorum_and_deadline_are_checked() -> None:
+    for more, text in [
         ({"quorum": 2}, "absences = true"),
         ({"deadline": 3.0}, "absences = true"),
         ({"absences": True, "quorum": 0}, "quorum must be"),
         ({"absences": True, "quorum": True}, "quorum must be"),
         ({"absences": True, "deadline": 0.0}, "deadline must be"),
         ({"absences": True, "deadline": float("nan")}, "deadline must be"),
-    ],
-)
-def test_quorum_and_deadline_are_checked(more: dict[str, Any], text: str) -> None:
-    with pytest.raises(StudyError, match=text):
-        Study(name="s", features=("x",), training={"noise_multiplier": 9.0}, **more)
+    ]:
+        with case(more, text), pytest.raises(StudyError, match=text):
+            Study(name="s", features=("x",), training={"noise_multiplier": 9.0}, **more)
 
 
 def test_quorum_and_deadline_are_in_the_hash_where_they_are_given() -> None:
