@@ -16,6 +16,8 @@ from rich.console import Console
 from dpadmm.cli.comparison_table import _say_head, rows_of, show
 from dpadmm.experiments.results import read_results
 
+pytestmark = pytest.mark.usefixtures("workers_forked")
+
 TINY = ["-t", "5", "--repeats", "2", "--delta", "1e-3", "--test-rows", "0.25"]
 FILE = ["--label", "label", "--classes", "no,yes"]
 

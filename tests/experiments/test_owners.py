@@ -25,6 +25,7 @@ epsilon = 1.0
 """
 
 
+@pytest.mark.usefixtures("workers_forked")
 def test_every_owner_is_an_agent_and_the_results_say_so(cli, tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     lines = ["x,z,hospital,outcome"]
