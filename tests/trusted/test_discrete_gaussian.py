@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -463,11 +464,19 @@ def test_summation_in_floats_can_cost_more_than_its_rows() -> None:
 # --- what the discrete Gaussian costs, against the continuous one ------------------------------------------
 
 
-def discrete_delta(scale: int, shift: int, epsilon: float) -> float:
-    """δ(ε) of whole numbers ``y`` and ``y + shift`` by the sum over everything that can be seen."""
+@lru_cache(maxsize=1)
+def densities(scale: int, shift: int) -> tuple[Floats, Floats, float]:
+    """Of whole numbers ``y`` and ``y + shift`` at everything that can be seen, and the sum of either."""
     values = np.arange(-12 * scale, 12 * scale + shift + 1).astype(float)
     one, other = (np.exp(-((values - s) ** 2) / (2.0 * scale**2)) for s in (0, shift))
-    return math.fsum(np.maximum(one - np.exp(epsilon) * other, 0.0)) / math.fsum(one)
+    return one, other, math.fsum(one)
+
+
+def discrete_delta(scale: int, shift: int, epsilon: float) -> float:
+    """δ(ε) of ``y`` and ``y + shift``."""
+    one, other, whole = densities(scale, shift)
+    more = one - np.exp(epsilon) * other
+    return math.fsum(more[more > 0.0]) / whole
 
 
 def test_with_the_margin_the_discrete_gaussian_costs_no_more_than_the_continuous() -> None:

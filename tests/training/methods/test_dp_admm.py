@@ -145,7 +145,12 @@ def relative_gap(problem: Problem, rows: Rows, weights: Floats, best: Floats) ->
 
 
 def test_the_centralised_optimum_is_reached() -> None:
-    for loss, regularizer in product(SMOOTH_LOSS_CASES, [NoRegularizer(), L2(), L1(), ElasticNet(0.5)]):
+    """Every loss with one regularizer, and every regularizer with a loss of one and of several outputs."""
+    every = [NoRegularizer(), L1(), ElasticNet(0.5)]
+    for loss, regularizer in [
+        *product(SMOOTH_LOSS_CASES, [L2()]),
+        *product([Logistic(), Softmax(n_outputs=3)], every),
+    ]:
         with case(loss, regularizer):
             rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
             best = minimizer(problem, rows)
