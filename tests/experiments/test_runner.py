@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from grids import N_CELLS, SMALL, small_rows, without_times
+from quick_workers import quick_workers
 
 from dpadmm._base.errors import DataError
 from dpadmm.experiments.grid import grid_from
@@ -26,7 +27,8 @@ def straight(tmp_path_factory):
     """All cells in one go by one worker: the file, and what it says."""
     path = tmp_path_factory.mktemp("straight") / "results.parquet"
     seen = []
-    results = run_grid(grid_from(SMALL), small_rows(), path, workers=1, watch=seen.append)
+    with quick_workers():
+        results = run_grid(grid_from(SMALL), small_rows(), path, workers=1, watch=seen.append)
     assert [progress.done for progress in seen] == list(range(N_CELLS + 1))
     assert {progress.total for progress in seen} == {N_CELLS}
     return path, results
@@ -96,6 +98,7 @@ def test_a_worker_that_dies_is_told_in_one_sentence(tmp_path):
     assert psutil_children() == []
 
 
+@pytest.mark.usefixtures("workers_forked")
 def test_other_grids_data_and_versions_are_refused(straight, tmp_path, monkeypatch):
     path = tmp_path / "results.parquet"
     path.write_bytes(straight[0].read_bytes())
@@ -140,6 +143,7 @@ def test_leftovers_of_a_killed_writer_are_gone_at_the_next_start(straight, tmp_p
     assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
 
 
+@pytest.mark.usefixtures("workers_forked")
 def test_more_repeats_extend_a_file_and_run_only_what_is_missing(straight, tmp_path):
     path, more = tmp_path / "results.parquet", grid_from(SMALL, repeats=3)
     path.write_bytes(straight[0].read_bytes())

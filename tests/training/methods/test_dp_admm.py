@@ -220,7 +220,7 @@ def test_measured_values_stay_under_the_bounds() -> None:
             )
             floor = problem.objectives(rows, np.broadcast_to(best, (4, *best.shape))).sum()
             measured = []
-            for seed in range(6):
+            for seed in range(6 if z else 1):  # without noise all are the same
                 averages = Averages(with_released=True)
                 run(
                     problem,
