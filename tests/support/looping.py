@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LONGEST = 200
+"""Letters of a value that are shown."""
+
 
 @contextmanager
 def case(*values: object) -> Iterator[None]:
@@ -12,5 +15,10 @@ def case(*values: object) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(f"in the case {', '.join(map(repr, values))}")
+        error.add_note(f"in the case {', '.join(map(_shown, values))}")
         raise
+
+
+def _shown(value: object) -> str:
+    text = repr(value[:LONGEST] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
