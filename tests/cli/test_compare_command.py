@@ -124,9 +124,8 @@ def test_agents_can_be_given_by_the_data(cli, tmp_path):
     assert "leave --agents out" in answer.err
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
+    for words, says in [
         ([], "either --epsilon (totals) or --round-epsilon"),
         (["--epsilon", "1", "--round-epsilon", "1"], "either --epsilon (totals) or --round-epsilon"),
         (["--epsilon", "1;2"], "epsilon must be numbers with commas between"),
@@ -142,13 +141,12 @@ def test_agents_can_be_given_by_the_data(cli, tmp_path):
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
         (["--epsilon", "1", "--data", "nothing"], "there is no data set and no file 'nothing'"),
-    ],
-)
-def test_mistakes_are_told_in_one_sentence(cli, rows_csv, words, says):
-    answer = compare(cli, rows_csv, *words)
-    assert answer.code == 2
-    assert says in answer.err
-    assert answer.err.count("\n") == 1
+    ]:
+        with case(words, says):
+            answer = compare(cli, rows_csv, *words)
+            assert answer.code == 2
+            assert says in answer.err
+            assert answer.err.count("\n") == 1
 
 
 def test_without_data_it_says_so(cli):

@@ -178,13 +178,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "complaint"), WRONG, ids=[f"{parts}" for parts, _ in WRONG])
-def test_a_mistake_in_the_file_is_one_sentence(folder, parts, complaint):
-    with pytest.raises(StudyError) as caught:
-        opened(folder, **parts)
-    assert str(caught.value).startswith(str(folder / "site.toml"))
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_mistake_in_the_file_is_one_sentence(folder):
+    for parts, complaint in WRONG:
+        with case(parts, complaint):
+            with pytest.raises(StudyError) as caught:
+                opened(folder, **parts)
+            assert str(caught.value).startswith(str(folder / "site.toml"))
+            assert complaint in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
 def test_limits_in_the_file_include_their_last_value(folder):
