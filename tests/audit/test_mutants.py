@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from looping import case
+import pytest
 
-from audit.mutants import MUTANTS, SHORT, red_gates
+from audit.mutants import MUTANTS, SHORT, Mutant, red_gates
 from dpadmm.audit import run_audit
 
 
@@ -16,10 +16,9 @@ def test_the_code_that_ships_is_green() -> None:
     assert len(audit.seen.worlds) == SHORT.trials
 
 
-def test_a_bug_turns_its_gates_red() -> None:
-    for mutant in MUTANTS:
-        with case(mutant):
-            assert set(mutant.red) <= red_gates(mutant.inject)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_bug_turns_its_gates_red(mutant: Mutant) -> None:
+    assert set(mutant.red) <= red_gates(mutant.inject)
 
 
 def test_all_twelve_bugs_are_there() -> None:

@@ -818,7 +818,7 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
 
 
 def test_a_killed_run_leaves_whole_files(command, tmp_path, rows_csv):
-    words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "100000", "-o", tmp_path / "out"]
+    words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "1000", "-o", tmp_path / "out"]
     with subprocess.Popen(
         [*command, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as started:
