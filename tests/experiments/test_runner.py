@@ -51,7 +51,8 @@ def test_lines_stand_in_the_order_of_the_grid(straight):
 def test_two_workers_in_two_parts_make_the_same_file_and_run_nothing_twice(straight, tmp_path):
     path = tmp_path / "results.parquet"
     grid = grid_from(SMALL)
-    first = run_grid(grid, small_rows(), path, names=["again"], workers=2)
+    with quick_workers():
+        first = run_grid(grid, small_rows(), path, names=["again"], workers=2)
     assert first.cells == [
         cell.key for cell in grid.cells() if cell.key in {c.key for c in grid.cells(["again"])}
     ]
