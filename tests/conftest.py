@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,30 +91,65 @@ def command() -> list[str]:
     return COMMAND
 
 
+@pytest.fixture
+def workers_forked() -> Iterator[None]:
+    """Grids run in workers forked from a server: for tests of what a grid says, not of its processes."""
+    from quick_workers import quick_workers
+
+    with quick_workers():
+        yield
+
+
+Once = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def paper_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """``once(name, make)``: a folder that the first worker of pytest-xdist makes, and the others read."""
+    base = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        base = base.parent
+
+    def folder(name: str, make: Callable[[Path], object]) -> Path:
+        whole = base / name
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not whole.exists():
+                part = tmp_path_factory.mktemp(name)
+                make(part)
+                part.rename(whole)
+        return whole
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def paper_results(once: Once) -> Any:
     """Results of the paper's experiments on a few synthetic rows, made by the runner."""
     from paper_runs import PAPER_SHAPED, make_results
 
-    return make_results(PAPER_SHAPED, tmp_path_factory.mktemp("paper"))
+    from dpadmm.experiments.results import read_results
+
+    return read_results(once("paper", lambda folder: make_results(PAPER_SHAPED, folder)))
 
 
 @pytest.fixture(scope="session")
-def paper_page(paper_results: Any) -> str:
+def paper_page(paper_results: Any, once: Once) -> str:
     """The report on those results."""
     from dpadmm.paper.report import report_html
 
-    return report_html(paper_results, source="runs/small")
+    def make(folder: Path) -> None:
+        (folder / "report.html").write_text(report_html(paper_results, source="runs/small"), encoding="utf-8")
+
+    return (once("paper page", make) / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
-def comparison_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def comparison_folder(once: Once) -> Path:
     """A folder with results that are no experiment of the paper's: two methods, budgets, agents."""
     from paper_runs import COMPARISON, make_results
 
-    folder = tmp_path_factory.mktemp("comparison")
-    make_results(COMPARISON, folder)
-    return folder
+    return once("comparison", lambda folder: make_results(COMPARISON, folder))
 
 
 @pytest.fixture(scope="session")

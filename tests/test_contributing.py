@@ -94,7 +94,8 @@ epsilon = 5.0
 loss_scale = "assumed"
 ''')
 run("study", "check", "study.toml")
-assert [release.statistic for release, _ in read_study(Path("study.toml")).terms.plan.runs] == ["label_sums", "gradient"]
+runs = read_study(Path("study.toml")).terms.plan.runs
+assert [release.statistic for release, _ in runs] == ["label_sums", "gradient"]
 run("train", "study.toml", "table.csv", "--agents", 2, "-o", "m.dpadmm", "--quiet")
 run("verify", "m.statement.json")
 loss = json.loads(run("evaluate", "m.dpadmm", "table.csv", "--json"))["figures"]["loss"]
@@ -153,7 +154,7 @@ def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
 
 def test_the_tests_over_all_losses_and_regularizers_know_what_a_recipe_adds(tree: Path) -> None:
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/optim/losses", "tests/optim/regularizers"]
-    said = followed(tree, [*words, "-k", "log_cosh or smoothed_l1"])
+    said = followed(tree, words)
     passed = re.search(r"(\d+) passed", said)
     assert passed
     assert int(passed[1]) > 20
@@ -161,7 +162,7 @@ def test_the_tests_over_all_losses_and_regularizers_know_what_a_recipe_adds(tree
 
 def test_a_new_method_with_rounds_that_differ_says_deployed_what_it_says_simulated(tree: Path) -> None:
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/equivalence/test_guard_and_cohort.py"]
-    said = followed(tree, [*words, "-k", "warm_sgd and (logistic or log_cosh) and dense"])
+    said = followed(tree, [*words, "-k", "upload_the_same_bits"])
     assert re.search(r"[1-9]\d* passed", said)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from looping import case
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "docs" / "threat-model.md"
@@ -105,9 +105,8 @@ HERE = "tests/test_threat_model.py"
 OWN = "test_a_row_that_names_no_such_test_is_told"
 
 
-@pytest.mark.parametrize(
-    ("last", "complaint"),
-    [
+def test_a_row_that_names_no_such_test_is_told() -> None:
+    for last, complaint in [
         ("proofs in decision 7", "names no test"),
         ("", "names no test"),
         ("`test_somewhere`", "names no test"),
@@ -120,26 +119,23 @@ OWN = "test_a_row_that_names_no_such_test_is_told"
         (f"`{HERE}::Row::test_gone`", f"there is no Row::test_gone in {HERE}"),
         (f"`{HERE}::{OWN}` and `{HERE}::{OWN}_now`", f"there is no {OWN}_now in {HERE}"),
         ("`tests/conftest.py`", "there is no test in tests/conftest.py"),
-    ],
-)
-def test_a_row_that_names_no_such_test_is_told(last: str, complaint: str) -> None:
-    (found,) = problems(_table(last), ROOT)
-    assert found.startswith("line 7, 'nothing leaks': ")
-    assert complaint in found
+    ]:
+        with case(last, complaint):
+            (found,) = problems(_table(last), ROOT)
+            assert found.startswith("line 7, 'nothing leaks': ")
+            assert complaint in found
 
 
-@pytest.mark.parametrize(
-    "last",
-    [
+def test_a_row_that_names_a_test_is_content() -> None:
+    for last in [
         f"`{HERE}`",
         f"`{HERE}::{OWN}`",
         f"`{HERE}::{OWN}[x]` (by hand)",
         "`tests/audit/` and its mutants",
         "`tests/test_thr*.py`",
-    ],
-)
-def test_a_row_that_names_a_test_is_content(last: str) -> None:
-    assert list(problems(_table(last), ROOT)) == []
+    ]:
+        with case(last):
+            assert list(problems(_table(last), ROOT)) == []
 
 
 def test_a_threat_model_without_promises_is_told() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm import Logistic, make_rows
 from dpadmm._base.memmap import is_nameless, portions
@@ -14,21 +13,23 @@ from dpadmm.optim import kernels
 from dpadmm.optim.features import row_norms
 
 
-@pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_a_map_of_somebody_else_is_left_as_it_is(mode: str, tmp_path: Path) -> None:
+def test_a_map_of_somebody_else_is_left_as_it_is(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Pages that were changed in memory alone (copy on write) are lost when they are let go of."""
-    np.full((64, 4), 60.0).tofile(tmp_path / "rows")
-    features = np.memmap(tmp_path / "rows", np.float64, mode, shape=(64, 4))
-    if mode != "r":
-        features /= 600.0
-    wanted = np.array(features)
-    assert len(list(portions(features, np.full(64, 32)))) == 1
-    assert np.array_equal(row_norms(features), np.linalg.norm(wanted, axis=1))
-    if mode != "r":
-        rows = make_rows(features, np.ones(64))
-        gradient = kernels.gradient(rows, np.zeros((1, 4, 1)), Logistic())
-        assert np.linalg.norm(gradient) < 0.2
-    assert np.array_equal(features, wanted)
+    for mode in ["r", "r+", "c"]:
+        with case(mode):
+            tmp_path = tmp_path_factory.mktemp("case")
+            np.full((64, 4), 60.0).tofile(tmp_path / "rows")
+            features = np.memmap(tmp_path / "rows", np.float64, mode, shape=(64, 4))
+            if mode != "r":
+                features /= 600.0
+            wanted = np.array(features)
+            assert len(list(portions(features, np.full(64, 32)))) == 1
+            assert np.array_equal(row_norms(features), np.linalg.norm(wanted, axis=1))
+            if mode != "r":
+                rows = make_rows(features, np.ones(64))
+                gradient = kernels.gradient(rows, np.zeros((1, 4, 1)), Logistic())
+                assert np.linalg.norm(gradient) < 0.2
+            assert np.array_equal(features, wanted)
 
 
 def test_our_own_files_are_looked_at_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:

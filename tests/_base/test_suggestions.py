@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import pytest
+from looping import case
 
 from dpadmm import Settings
 from dpadmm._base.suggestions import near_name
@@ -17,9 +17,8 @@ COLUMNS = (
 LOSSES = ("hinge", "huber", "logistic", "softmax", "squared", "smoothed_hinge")
 
 
-@pytest.mark.parametrize(
-    ("written", "known", "meant"),
-    [
+def test_a_mistake_finds_its_name():
+    for written, known, meant in [
         ("epsilonn", SETTINGS, "epsilon"),
         ("eps", SETTINGS, "epsilon"),
         ("rounds", SETTINGS, "n_rounds"),
@@ -41,21 +40,18 @@ LOSSES = ("hinge", "huber", "logistic", "softmax", "squared", "smoothed_hinge")
         ("hieght", COLUMNS, "height"),
         ("logstic", LOSSES, "logistic"),
         ("soft-max", LOSSES, "softmax"),
-    ],
-)
-def test_a_mistake_finds_its_name(written, known, meant):
-    assert near_name(written, known) == meant
+    ]:
+        with case(written, known, meant):
+            assert near_name(written, known) == meant
 
 
-@pytest.mark.parametrize(
-    ("written", "known"),
-    [
+def test_another_word_finds_none():
+    for written, known in [
         *((word, SETTINGS) for word in ("seeds_of_noise", "iterations", "batch_size", "momentum", "lr")),
         *((word, SETTINGS) for word in ("penalty", "alpha", "workers", "patience", "x", "")),
         *((word, COLUMNS) for word in ("colour", "region", "zip", "temperature", "cost", "gender", "bmi")),
         *((word, COLUMNS) for word in ("insurance", "outcome", "label", "image", "a", "_", "年齢")),
         *((word, LOSSES) for word in ("poisson", "mae", "crossentropy", "exponential")),
-    ],
-)
-def test_another_word_finds_none(written, known):
-    assert near_name(written, known) is None
+    ]:
+        with case(written, known):
+            assert near_name(written, known) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from looping import case
 
 from dpadmm import StudyError
 from dpadmm._base.toml import MOST_BYTES, read_toml
@@ -23,21 +24,20 @@ def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
         read_toml(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
+def test_a_mistake_is_one_sentence(tmp_path_factory: pytest.TempPathFactory):
+    for content, complaint in [
         (b"a = [", "not valid TOML"),
         (b"a = 99999999999999999999", "more than 64 bits"),
         (b"a = " + b"[" * 100_000, "too deep"),
         (b".".join([b"a"] * 200) + b" = 1", "too deep"),  # without a single bracket
         (b"\xff\xfea\x00", "cannot be read as a text file"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, content, complaint):
-    path = tmp_path / "a.toml"
-    path.write_bytes(content)
-    with pytest.raises(StudyError, match=complaint):
-        read_toml(path)
+    ]:
+        with case(content, complaint):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = tmp_path / "a.toml"
+            path.write_bytes(content)
+            with pytest.raises(StudyError, match=complaint):
+                read_toml(path)
 
 
 def test_a_folder_or_nothing(tmp_path):

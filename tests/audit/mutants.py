@@ -103,9 +103,7 @@ def clipping_off(patch: Patch) -> None:
 def one_row_too_many(patch: Patch) -> None:
     """m in the mean is m + 1."""
     sound = agent_module.as_mean
-    patch.setattr(
-        agent_module, "as_mean", lambda upload, grid: sound(upload, replace(grid, n_rows=grid.n_rows + 1))
-    )
+    patch.setattr(agent_module, "as_mean", lambda upload, grid: sound(upload, replace(grid, n_rows=grid.n_rows + 1)))
 
 
 def one_row_too_few(patch: Patch) -> None:

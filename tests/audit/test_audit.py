@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 from scipy.stats import binomtest
 
 from dpadmm._base.errors import StudyError
@@ -54,16 +56,16 @@ def test_a_study_costs_what_is_said():
     assert noise_multiplier(MU) ** 2 != pytest.approx(noise_multiplier(MU), rel=0.1)
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-@pytest.mark.parametrize("world", [0, 1])
-def test_gradients_are_those_of_the_kernel(role, world):
-    features, labels = role.rows(world)
-    rows, total = make_rows(features, labels), gradient_sum(features, labels)
-    for scale in (0.0, 0.3, 10.0, 600.0):
-        point = scale * np.random.default_rng(1).standard_normal(N_FEATURES)
-        mean = kernels.gradient(rows, point[None, :, None], STUDY.problem.loss)[0, :, 0]
-        np.testing.assert_allclose(total(point), mean * role.n_rows, rtol=1e-12, atol=1e-12)
-        assert not total(point)[IDLE].any()
+def test_gradients_are_those_of_the_kernel():
+    for world, role in product([0, 1], ROLES):
+        with case(world, role):
+            features, labels = role.rows(world)
+            rows, total = make_rows(features, labels), gradient_sum(features, labels)
+            for scale in (0.0, 0.3, 10.0, 600.0):
+                point = scale * np.random.default_rng(1).standard_normal(N_FEATURES)
+                mean = kernels.gradient(rows, point[None, :, None], STUDY.problem.loss)[0, :, 0]
+                np.testing.assert_allclose(total(point), mean * role.n_rows, rtol=1e-12, atol=1e-12)
+                assert not total(point)[IDLE].any()
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
@@ -99,10 +101,11 @@ def test_all_pairs_of_worlds_come_alike():
 # --- what guesses prove -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wrong", "n"), [(0, 50), (7, 50), (49, 50), (50, 50), (700, 4300)])
-def test_limits_are_clopper_pearson(wrong, n):
-    limit = binomtest(wrong, n, alternative="less").proportion_ci(0.995, method="exact").high
-    assert float(error_limit(np.array(wrong), n, 0.99)) == pytest.approx(limit, rel=1e-9)
+def test_limits_are_clopper_pearson():
+    for wrong, n in [(0, 50), (7, 50), (49, 50), (50, 50), (700, 4300)]:
+        with case(wrong, n):
+            limit = binomtest(wrong, n, alternative="less").proportion_ci(0.995, method="exact").high
+            assert float(error_limit(np.array(wrong), n, 0.99)) == pytest.approx(limit, rel=1e-9)
 
 
 def test_the_lower_limit_holds_and_is_not_idle():
@@ -185,9 +188,8 @@ def lagged(noise):
     return out / np.sqrt(np.square(out).mean(axis=(0, 3), keepdims=True))
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
+def test_each_gate_can_turn_red():
+    for change, name in [
         ({"residuals": 0.95 * SOUND.residuals}, "noise: variance"),
         ({"residuals": 1.05 * SOUND.residuals}, "noise: variance"),
         ({"residuals": SOUND.residuals * np.array([0.85, 1.0, 1.0])[:, None]}, "noise: variance by round"),
@@ -212,11 +214,10 @@ def lagged(noise):
         ({"misspent": np.array([1])}, "ledger's sums"),
         ({"overrun": np.array([1])}, "nothing beyond the cap"),
         ({"refusals": ("release-failed",)}, "requests are answered"),
-    ],
-)
-def test_each_gate_can_turn_red(change, name):
-    assert red(SOUND) == set()
-    assert name in red(replace(SOUND, **change))
+    ]:
+        with case(change, name):
+            assert red(SOUND) == set()
+            assert name in red(replace(SOUND, **change))
 
 
 def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
@@ -297,11 +298,19 @@ def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"trials": 0}, {"trials": 39}, {"trials": 1e4}, {"mu": 0.0}, {"mu": float("nan")}, {"mu": 11.0},
-     {"delta": 0.0}, {"delta": 1.0}, {"workers": 0}, {"confidence": 1.0}, {"false_alarm": 0.0}],
-)  # fmt: skip
-def test_a_plan_that_cannot_be(wrong):
-    with pytest.raises(StudyError, match=next(iter(wrong))):
-        Plan(**wrong)
+def test_a_plan_that_cannot_be():
+    for wrong in [
+        {"trials": 0},
+        {"trials": 39},
+        {"trials": 1e4},
+        {"mu": 0.0},
+        {"mu": float("nan")},
+        {"mu": 11.0},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"workers": 0},
+        {"confidence": 1.0},
+        {"false_alarm": 0.0},
+    ]:
+        with case(wrong), pytest.raises(StudyError, match=next(iter(wrong))):
+            Plan(**wrong)

@@ -88,9 +88,7 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Addresses the page asked for, but for itself and what it carries inside."""
-        asked = [
-            e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"
-        ]
+        asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [address for address in asked[1:] if not address.startswith("data:")]
 
     def press(self, key: str) -> None:
@@ -98,9 +96,7 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             code = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            self._ask(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text
-            )
+            self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def pdf(self) -> bytes:
         """The page as it prints."""

@@ -19,9 +19,7 @@ def test_the_chart_is_read_by_keyboard(browser, page, run):
     for key, round_ in (("ArrowLeft", 59), ("ArrowLeft", 58), ("ArrowRight", 59), ("Home", 1), ("End", 60)):
         browser.press(key)
         wait(browser, f"{plot}.ariaValueNow", str(round_))
-        assert (
-            browser.js(f"{plot}.ariaValueText") == f"round {round_}: {float(f'{values[round_ - 1]:.3g}'):g}"
-        )
+        assert browser.js(f"{plot}.ariaValueText") == f"round {round_}: {float(f'{values[round_ - 1]:.3g}'):g}"
     assert browser.js(text("chart-summary")).startswith(f"From {values[0]:.3g} in round 1 to ")
     browser.js("document.getElementById('values').open = true")
     wait(browser, "document.querySelectorAll('#values-rows tr').length", 25)

@@ -61,9 +61,7 @@ def test_a_run_from_waiting_to_done(browser, page, run):
     assert browser.js("document.title") == "done · Income above 50,000"
     assert browser.js("shifted") == []
     assert browser.problems() == []
-    assert {address.split("?")[0] for address in browser.requests()} == {
-        f"http://127.0.0.1:{page.port}/events"
-    }
+    assert {address.split("?")[0] for address in browser.requests()} == {f"http://127.0.0.1:{page.port}/events"}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -82,9 +80,7 @@ def test_it_fits_and_reads(browser, dark, width):
     with Page(run) as page:
         show(browser, page, width=width, dark=dark)
         assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
-        assert browser.js(
-            "[...document.querySelectorAll('.scroll')].every(b => b.scrollWidth <= b.clientWidth)"
-        )
+        assert browser.js("[...document.querySelectorAll('.scroll')].every(b => b.scrollWidth <= b.clientWidth)")
         assert browser.js(CONTRAST) == []
         assert browser.problems() == []
 
@@ -100,9 +96,7 @@ def test_strings_of_others_are_text(browser, page, run):
     assert browser.js(text("name")) == evil
     assert browser.js("document.querySelector('#site-rows th').textContent") == evil
     assert browser.js("document.querySelectorAll('#site-rows tr')[1].cells[1].textContent").endswith(evil)
-    assert evil in browser.js(
-        "[...document.querySelectorAll('#event-rows .text')].map(node => node.textContent)"
-    )
+    assert evil in browser.js("[...document.querySelectorAll('#event-rows .text')].map(node => node.textContent)")
     assert browser.js("document.images.length") == 0
     assert browser.js("document.scripts.length") == 1
     assert not browser.js("document.title").startswith("broken")

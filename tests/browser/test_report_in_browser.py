@@ -41,9 +41,7 @@ def test_headings_and_landmarks(browser, page):
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(b - a <= 1 for a, b in pairwise(levels))
-    assert browser.js(
-        "['header','nav','main','footer'].every(n => document.querySelectorAll(n).length === 1)"
-    )
+    assert browser.js("['header','nav','main','footer'].every(n => document.querySelectorAll(n).length === 1)")
     assert browser.js("document.documentElement.lang") == "en"
 
 

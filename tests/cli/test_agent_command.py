@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm.federation.site.decisions import decide
 from dpadmm.privacy import exact_epsilon
@@ -64,12 +66,12 @@ def text_of(answer):
     return " ".join(answer.out.split())
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("words", [[], ["init"], ["check"], ["begin"], ["review"], ["enrol"], ["leave"]])
-def test_help_fits_the_screen(cli, words, columns):
-    text = cli("agent", *words, "--help", columns=columns).succeeded().out
-    assert max(map(len, text.splitlines())) <= columns
-    assert "…" not in text
+def test_help_fits_the_screen(cli):
+    for words, columns in product([[], ["init"], ["check"], ["begin"], ["review"], ["enrol"], ["leave"]], [80, 120]):
+        with case(words, columns):
+            text = cli("agent", *words, "--help", columns=columns).succeeded().out
+            assert max(map(len, text.splitlines())) <= columns
+            assert "…" not in text
 
 
 def test_init_writes_a_file_that_asks_for_decisions(cli, tmp_path):
@@ -100,9 +102,7 @@ def test_check_says_what_the_owner_has_and_allows(cli, site_file, columns):
     assert "Not created yet." in said
     assert not (site_file.parent / "ledger").exists()
     cli("agent", "begin", site_file).succeeded()
-    assert "0 studies, 0 of them open; ε 0.0000 spent" in text_of(
-        cli("agent", "check", site_file).succeeded()
-    )
+    assert "0 studies, 0 of them open; ε 0.0000 spent" in text_of(cli("agent", "check", site_file).succeeded())
 
 
 def test_check_as_json(cli, site_file):
@@ -205,9 +205,7 @@ def test_a_study_beyond_a_limit_is_refused_with_code_and_numbers(cli, begun, stu
     assert answer.code == 2
     assert answer.err.endswith(f"[{code}]\n")
     assert answer.err.count("\n") == 1
-    verdicts = {
-        line.split()[-1] for line in answer.out.splitlines() if line.strip().startswith(name) and line.split()
-    }
+    verdicts = {line.split()[-1] for line in answer.out.splitlines() if line.strip().startswith(name) and line.split()}
     assert verdicts == {"no"}
     assert answer.out.split().count("no") == (2 if name == "total" else 1)
     told = cli("agent", "review", study_file, "--site", begun, "--json")
@@ -301,9 +299,7 @@ def test_a_mistake_in_the_site_is_one_sentence(cli, site_file, verb):
     site_file.write_text(site_file.read_text().replace("epsilon = 1.0", "epsilon = nan"))
     answer = cli("agent", verb, site_file)
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err == (
-        f"dpadmm: {site_file}: limits.epsilon must be one number between 1e-06 and 100, not nan\n"
-    )
+    assert answer.err == (f"dpadmm: {site_file}: limits.epsilon must be one number between 1e-06 and 100, not nan\n")
 
 
 def test_leave_ends_a_study_and_frees_what_it_did_not_use(cli, begun, study_file):
@@ -453,9 +449,7 @@ def play_rounds(begun, study_file, n_rounds):
 
 def test_declining_what_was_never_accepted_reserves_and_changes_nothing(cli, begun, study_file):
     before = read_ledger(begun.parent / "ledger").fingerprint
-    assert declined(cli, begun, study_file).endswith(
-        "Declined, and recorded with the date. Nothing was reserved."
-    )
+    assert declined(cli, begun, study_file).endswith("Declined, and recorded with the date. Nothing was reserved.")
     assert decision(begun, study_file) == "declined"
     kept = next((begun.parent / "studies").iterdir()).read_bytes()
     again = declined(cli, begun, study_file)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from looping import case
 
 from audit.mutants import factor_2_missing
 from dpadmm.reporting.figures import roc_figure
@@ -71,23 +72,21 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     assert "noise: variance" in {gate["name"] for gate in answer.json["gates"] if gate["passed"] is False}
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_mistakes_are_one_sentence(cli):
+    for words, says in [
         (["--trials", "5"], "trials must be a whole number of at least 40"),
         (["--mu", "0"], "mu must be a number from 0.1 to 10"),
         (["--mu", "nan"], "mu must be a number from 0.1 to 10"),
         (["--delta", "1"], "delta"),
         (["--workers", "0"], "workers must be a whole number of at least 1"),
         (["--output", __file__], "is a file; choose another output folder"),
-    ],
-)
-def test_mistakes_are_one_sentence(cli, words, says):
-    answer = cli("audit", *words)
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("dpadmm: ")
-    assert answer.err.count("\n") == 1
-    assert says in answer.err
+    ]:
+        with case(words, says):
+            answer = cli("audit", *words)
+            assert (answer.code, answer.out) == (2, "")
+            assert answer.err.startswith("dpadmm: ")
+            assert answer.err.count("\n") == 1
+            assert says in answer.err
 
 
 @pytest.mark.usefixtures("rarely")
@@ -112,9 +111,7 @@ def test_ctrl_c_judges_what_was_done(cli, tmp_path, monkeypatch):
 def test_the_figure_shows_errors_and_promise():
     rng = np.random.default_rng(1)
     scores = rng.standard_normal(3000), rng.standard_normal(3000) + 2.0
-    picture = roc_figure(
-        scores, mu=2.0, proven=1.9, threshold=1.0, confidence=0.99, title="Audit of 3000 studies"
-    )
+    picture = roc_figure(scores, mu=2.0, proven=1.9, threshold=1.0, confidence=0.99, title="Audit of 3000 studies")
     for axes in picture.figure.axes:
         measured = next(line for line in axes.lines if "measured" in str(line.get_label()))
         x, y = measured.get_data()

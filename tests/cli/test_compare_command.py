@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from looping import case
 from paper_runs import rows as dataset_rows
 from rich.console import Console
 
 from dpadmm.cli.compare import _say_head, rows_of, show
 from dpadmm.experiments.results import read_results
+
+pytestmark = pytest.mark.usefixtures("workers_forked")
 
 TINY = ["-t", "5", "--repeats", "2", "--delta", "1e-3", "--test-rows", "0.25"]
 FILE = ["--label", "label", "--classes", "no,yes"]
@@ -121,9 +124,8 @@ def test_agents_can_be_given_by_the_data(cli, tmp_path):
     assert "leave --agents out" in answer.err
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
+    for words, says in [
         ([], "either --epsilon (totals) or --round-epsilon"),
         (["--epsilon", "1", "--round-epsilon", "1"], "either --epsilon (totals) or --round-epsilon"),
         (["--epsilon", "1;2"], "epsilon must be numbers with commas between"),
@@ -139,13 +141,12 @@ def test_agents_can_be_given_by_the_data(cli, tmp_path):
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
         (["--epsilon", "1", "--data", "nothing"], "there is no data set and no file 'nothing'"),
-    ],
-)
-def test_mistakes_are_told_in_one_sentence(cli, rows_csv, words, says):
-    answer = compare(cli, rows_csv, *words)
-    assert answer.code == 2
-    assert says in answer.err
-    assert answer.err.count("\n") == 1
+    ]:
+        with case(words, says):
+            answer = compare(cli, rows_csv, *words)
+            assert answer.code == 2
+            assert says in answer.err
+            assert answer.err.count("\n") == 1
 
 
 def test_without_data_it_says_so(cli):
@@ -191,12 +192,13 @@ def test_methods_with_one_model_show_no_local_error(comparison_results):
     assert "local" not in alone.lower()
 
 
-@pytest.mark.parametrize("columns", range(60, 130, 3))
-def test_the_head_breaks_between_its_parts_only(columns):
-    out = io.StringIO()
-    parts = ["20000 rows × 20 features", "logistic loss", "20 rounds", "δ = 1e-05"]
-    _say_head(Console(file=out, width=columns), "synthetic binary", *parts)
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= columns
-    assert all(any(part in line for line in lines) for part in parts)
-    assert "\u00a0" not in out.getvalue()  # plain spaces, for whoever searches or copies
+def test_the_head_breaks_between_its_parts_only():
+    for columns in range(60, 130, 3):
+        with case(columns):
+            out = io.StringIO()
+            parts = ["20000 rows × 20 features", "logistic loss", "20 rounds", "δ = 1e-05"]
+            _say_head(Console(file=out, width=columns), "synthetic binary", *parts)
+            lines = out.getvalue().splitlines()
+            assert max(map(len, lines)) <= columns
+            assert all(any(part in line for line in lines) for part in parts)
+            assert "\u00a0" not in out.getvalue()  # plain spaces, for whoever searches or copies

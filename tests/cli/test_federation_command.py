@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from looping import case
 
 from dpadmm.trusted.ledger import read_ledger
 
@@ -71,9 +72,11 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path, command: list[str]) -> None:
     assert not processes(folder)
 
 
-@pytest.mark.parametrize("words", [("--sites", 801), ("--sites", 0), ("--rounds", 0), ("--epsilon", "nan")])
-def test_impossible_wishes(tmp_path: Path, cli, words: tuple[object, ...]) -> None:
-    done = cli("federation", "demo", "--keep", tmp_path / "new", *words)
-    assert done.code == 2
-    assert "Invalid value for" in done.err
-    assert not (tmp_path / "new").exists()
+def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> None:
+    for words in [("--sites", 801), ("--sites", 0), ("--rounds", 0), ("--epsilon", "nan")]:
+        with case(words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            done = cli("federation", "demo", "--keep", tmp_path / "new", *words)
+            assert done.code == 2
+            assert "Invalid value for" in done.err
+            assert not (tmp_path / "new").exists()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import fields
+from itertools import product
 
-import pytest
+from looping import case
 
 import dpadmm
 from dpadmm.cli.simulate_options import RUN_OPTIONS
@@ -33,18 +34,19 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("command", OPTIONS)
-def test_help_names_every_option(cli, command):
-    words = cli(command, "--help", columns=120).succeeded().out.replace(",", " ").replace("/", " ").split()
-    assert not [option for option in OPTIONS[command] if option not in words]
+def test_help_names_every_option(cli):
+    for command in OPTIONS:
+        with case(command):
+            words = cli(command, "--help", columns=120).succeeded().out.replace(",", " ").replace("/", " ").split()
+            assert not [option for option in OPTIONS[command] if option not in words]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("command", [[], *([name] for name in OPTIONS)])
-def test_help_fits_the_screen(cli, command, columns):
-    text = cli(*command, "--help", columns=columns).succeeded().out
-    assert max(map(len, text.splitlines())) <= columns
-    assert "…" not in text
+def test_help_fits_the_screen(cli):
+    for command, columns in product([[], *([name] for name in OPTIONS)], [80, 120]):
+        with case(command, columns):
+            text = cli(*command, "--help", columns=columns).succeeded().out
+            assert max(map(len, text.splitlines())) <= columns
+            assert "…" not in text
 
 
 def test_help_lists_the_commands_and_no_command_shows_it(cli):
@@ -61,9 +63,8 @@ def test_version(process):
     assert (answer.out, answer.err) == (f"{dpadmm.__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
+def test_a_mistake_in_the_line_is_one_sentence(cli):
+    for words, complaint in [
         (["simulat"], "simulat"),
         (["simulate", "--epsilonn", "1"], "--epsilonn (Possible options: --epsilon"),
         (["simulate", "--rounds", "many"], "--rounds"),
@@ -72,14 +73,13 @@ def test_version(process):
         (["demo", "--data", "adlut"], "'adlut' is not one of 'auto', 'adult', 'synthetic'"),
         (["privacy", "--calibration", "papers"], "'papers' is not one of 'paper', 'exact'"),
         (["privacy", "--round-epsilon", "2", "--delta", "1e-3", "-t", "5"], "exact"),
-    ],
-)
-def test_a_mistake_in_the_line_is_one_sentence(cli, words, complaint):
-    answer = cli(*words)
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("dpadmm: ")
-    assert answer.err.count("\n") == 1
-    assert complaint in answer.err
+    ]:
+        with case(words, complaint):
+            answer = cli(*words)
+            assert (answer.code, answer.out) == (2, "")
+            assert answer.err.startswith("dpadmm: ")
+            assert answer.err.count("\n") == 1
+            assert complaint in answer.err
 
 
 def test_a_mistake_in_a_real_process(process):
@@ -97,8 +97,6 @@ def test_a_screen_without_greek_letters_is_no_reason_to_fail(process):
 def test_a_closed_pipe_is_no_traceback(command):
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [*command, "privacy", "--table"], stdout=writer, stderr=subprocess.PIPE, check=False
-    )
+    done = subprocess.run([*command, "privacy", "--table"], stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert done.stderr == b""

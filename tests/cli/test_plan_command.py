@@ -36,9 +36,7 @@ def test_help_fits_the_screen(cli, columns):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
-    answer = cli(
-        "plan", study_file, *words("--public", public, "--goal", "0.99"), columns=columns
-    ).succeeded()
+    answer = cli("plan", study_file, *words("--public", public, "--goal", "0.99"), columns=columns).succeeded()
     text = " ".join(answer.out.split())
     assert max(map(len, answer.out.splitlines())) <= columns
     assert "…" not in answer.out
@@ -76,10 +74,7 @@ def test_a_small_public_table_is_said_to_leave_points_open_and_a_large_one_is_no
     assert 2.0 < points < 5.0
     assert wanted == pytest.approx(100 * points**2, rel=0.1)
     many = planned.table(tmp_path / "many.csv", 3000)
-    assert (
-        "public rows, the forecast has"
-        not in cli("plan", study_file, *words("--public", many)).succeeded().out
-    )
+    assert "public rows, the forecast has" not in cli("plan", study_file, *words("--public", many)).succeeded().out
 
 
 def test_a_column_that_alone_tells_the_label_is_a_warning(cli, study_file, public):
@@ -110,9 +105,7 @@ def test_json_has_everything_and_the_seed_repeats_it(cli, study_file, public):
         (1, 5),
         (1, 20),
     ]
-    assert scenario["own"] == {
-        k: v for k, v in scenario["cells"][3].items() if k not in ("epsilon", "n_rounds")
-    }
+    assert scenario["own"] == {k: v for k, v in scenario["cells"][3].items() if k not in ("epsilon", "n_rounds")}
     assert scenario["verdict"] == first["verdict"]
     assert scenario["baseline"] < scenario["ceiling"]["mean"]
     assert again["scenarios"] == first["scenarios"] != other["scenarios"]

@@ -7,7 +7,7 @@ import tomllib
 
 import numpy as np
 import planned
-import pytest
+from looping import case
 from rich.console import Console
 
 from dpadmm.cli.plan import ROUNDS, show, time_in_words
@@ -28,9 +28,7 @@ def shown(means: dict[int, float], *, goal: float) -> str:
     out = io.StringIO()
     show(
         Console(file=out, width=100),
-        Plan(
-            study, SIZES, costs_of(study, SIZES, 1.2), GRID, (outlook,), (verdict,), None, 2, goal_given=True
-        ),
+        Plan(study, SIZES, costs_of(study, SIZES, 1.2), GRID, (outlook,), (verdict,), None, 2, goal_given=True),
     )
     return " ".join(out.getvalue().split())
 
@@ -45,23 +43,24 @@ def test_a_no_go_that_more_rounds_would_undo_says_so_in_its_line():
 
 def test_a_run_that_is_too_short_is_told_from_rows_that_are_too_few():
     no_cell = "None of the tried combinations of ε and rounds reaches the goal; "
-    assert f"{no_cell}the run is too short for ε to matter: try --rounds 400." in shown(
-        {20: 0.70, 100: 0.76}, goal=0.8
-    )
+    assert f"{no_cell}the run is too short for ε to matter: try --rounds 400." in shown({20: 0.70, 100: 0.76}, goal=0.8)
     assert f"{no_cell}more rows would help." in shown({20: 0.70, 100: 0.60}, goal=0.8)
-    assert f"{no_cell}a model without privacy would not reach it either." in shown(
-        {20: 0.70, 100: 0.76}, goal=0.95
-    )
+    assert f"{no_cell}a model without privacy would not reach it either." in shown({20: 0.70, 100: 0.76}, goal=0.95)
 
 
 def test_rounds_are_looked_at_up_to_four_times_those_of_a_draft():
     assert [int(each) for each in ROUNDS.split(",")] == [50, 100, 200, 800]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "less than a second"), (1.0, "about 1 second"), (1.4, "about 1 second"), (1.6, "about 2 seconds"),
-     (89.0, "about 89 seconds"), (90.0, "about 1.5 minutes"), (7200.0, "about 2.0 hours")],
-)  # fmt: skip
-def test_time_is_told_in_words(seconds, words):
-    assert time_in_words(seconds) == words
+def test_time_is_told_in_words():
+    for seconds, words in [
+        (0.2, "less than a second"),
+        (1.0, "about 1 second"),
+        (1.4, "about 1 second"),
+        (1.6, "about 2 seconds"),
+        (89.0, "about 89 seconds"),
+        (90.0, "about 1.5 minutes"),
+        (7200.0, "about 2.0 hours"),
+    ]:
+        with case(seconds, words):
+            assert time_in_words(seconds) == words

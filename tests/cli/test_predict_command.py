@@ -111,9 +111,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
 # --- evaluate ----------------------------------------------------------------------------------------------
 
 
-def test_figures_are_shown_with_what_they_give_away(
-    cli: Cli, tmp_path: Path, model: Path, table: Path
-) -> None:
+def test_figures_are_shown_with_what_they_give_away(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
     answer = cli("evaluate", model, "--data", table, "--figure", tmp_path / "fig", columns=200).succeeded()
     assert re.search(r"on 3 rows of t\.csv", answer.out)
     assert re.search(r"accuracy +\d", answer.out)

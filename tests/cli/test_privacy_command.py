@@ -1,10 +1,13 @@
 """``dpadmm privacy``: what it prints, its JSON, its refusals."""
 
+from __future__ import annotations
+
 import json
 import math
 
 import pytest
 import typer
+from looping import case
 from typer.testing import CliRunner
 
 from dpadmm._base.errors import StudyError
@@ -73,11 +76,12 @@ WIDE = [
 ]
 
 
-@pytest.mark.parametrize("line", WIDE)
-def test_readable_at_80_columns(line):
-    text = run(line)
-    assert max(len(row) for row in text.splitlines()) <= 80
-    assert "…" not in text
+def test_readable_at_80_columns():
+    for line in WIDE:
+        with case(line):
+            text = run(line)
+            assert max(len(row) for row in text.splitlines()) <= 80
+            assert "…" not in text
 
 
 def test_total_epsilon_gives_noise():
@@ -145,9 +149,8 @@ def test_guarantee_in_words_is_not_understated():
     assert "against everyone who sees all messages of 100 rounds" in text
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_refusals():
+    for line, message in [
         ("", "give --round-epsilon, --noise-multiplier, or a total --epsilon together with --rounds"),
         ("--delta 1e-3 --rounds 5", "give --round-epsilon, --noise-multiplier, or a total --epsilon"),
         ("--epsilon 1 --delta 1e-3", "--epsilon needs --rounds"),
@@ -173,11 +176,10 @@ def test_guarantee_in_words_is_not_understated():
         ("-z 1 --delta 1e-3 -t 5 --rows 5 --lipschitz 0", "lipschitz must be a positive number"),
         ("--table --delta 1e-3", "--table can only be combined"),
         ("--table -t 0", "rounds must be a whole number of at least 1, not 0"),
-    ],
-)
-def test_refusals(line, message):
-    result = CliRunner().invoke(app, line.split())
-    assert isinstance(result.exception, StudyError)
-    assert message in str(result.exception)
-    assert "\n" not in str(result.exception)
-    assert result.output == ""
+    ]:
+        with case(line, message):
+            result = CliRunner().invoke(app, line.split())
+            assert isinstance(result.exception, StudyError)
+            assert message in str(result.exception)
+            assert "\n" not in str(result.exception)
+            assert result.output == ""

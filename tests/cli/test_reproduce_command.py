@@ -9,6 +9,8 @@ import pytest
 from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import read_results
 
+pytestmark = pytest.mark.usefixtures("workers_forked")
+
 GRID = """
 title = "tiny"
 data = "synthetic"

@@ -13,6 +13,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from looping import case
 
 import dpadmm
 from dpadmm.model.file import load_model
@@ -232,17 +234,18 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, monkeypatch, case):
-    make, complaint = BAD[case]
-    inputs, work = tmp_path / "inputs", tmp_path / "work"
-    inputs.mkdir()
-    work.mkdir()
-    monkeypatch.chdir(work)
-    words = make(inputs)
-    answer = cli("simulate", *QUICK, "-o", "out", *words)
-    refused(answer, complaint)
-    assert list(work.iterdir()) == []
+def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path_factory: pytest.TempPathFactory):
+    for name, (make, complaint) in BAD.items():
+        with case(name), pytest.MonkeyPatch.context() as monkeypatch:
+            tmp_path = tmp_path_factory.mktemp("case")
+            inputs, work = tmp_path / "inputs", tmp_path / "work"
+            inputs.mkdir()
+            work.mkdir()
+            monkeypatch.chdir(work)
+            words = make(inputs)
+            answer = cli("simulate", *QUICK, "-o", "out", *words)
+            refused(answer, complaint)
+            assert list(work.iterdir()) == []
 
 
 @pytest.mark.parametrize(("repeats", "named"), [("1", ""), ("2", "run 1 of 2: ")])
@@ -262,9 +265,8 @@ def refused(answer, complaint: str) -> None:
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
+def test_bad_budgets(cli, tmp_path_factory: pytest.TempPathFactory):
+    for words, complaint in [
         ([], "exactly one of epsilon .*none was given"),
         (["--round-epsilon", "1.5"], "exact"),
         (["--round-epsilon", "0"], "round_epsilon must be a positive number"),
@@ -273,11 +275,11 @@ def refused(answer, complaint: str) -> None:
             ["--round-epsilon", "0.1", "--noise-multiplier", "1"],
             "round_epsilon and noise_multiplier were given",
         ),
-    ],
-)
-def test_bad_budgets(cli, tmp_path, words, complaint):
-    refused(cli("simulate", "-d", "synthetic", "-t", "3", "-o", tmp_path / "out", *words), complaint)
-    assert not (tmp_path / "out").exists()
+    ]:
+        with case(words, complaint):
+            tmp_path = tmp_path_factory.mktemp("case")
+            refused(cli("simulate", "-d", "synthetic", "-t", "3", "-o", tmp_path / "out", *words), complaint)
+            assert not (tmp_path / "out").exists()
 
 
 def test_a_round_epsilon_above_1_works_when_calibrated_exactly(cli):
@@ -285,12 +287,13 @@ def test_a_round_epsilon_above_1_works_when_calibrated_exactly(cli):
     assert cli("simulate", *words).succeeded().json["runs"]["1"]["privacy"]["private"]
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("repeats", [1, 4])
-def test_a_lonely_owner_is_refused_whichever_rows_are_held_out(cli, tmp_path, seed, repeats):
-    words = [*_lonely_owner(tmp_path), "-e", "1", "-t", "2", "--seed", seed, "--repeats", repeats]
-    refused(cli("simulate", *words, "-o", tmp_path / "out"), "agent east has one row")
-    assert not (tmp_path / "out").exists()
+def test_a_lonely_owner_is_refused_whichever_rows_are_held_out(cli, tmp_path_factory: pytest.TempPathFactory):
+    for repeats, seed in product([1, 4], range(6)):
+        with case(repeats, seed):
+            tmp_path = tmp_path_factory.mktemp("case")
+            words = [*_lonely_owner(tmp_path), "-e", "1", "-t", "2", "--seed", seed, "--repeats", repeats]
+            refused(cli("simulate", *words, "-o", tmp_path / "out"), "agent east has one row")
+            assert not (tmp_path / "out").exists()
 
 
 def test_an_impossible_split_of_a_later_repeat_is_found_before_the_first_run(cli, tmp_path):
@@ -321,9 +324,7 @@ def test_output_folders_that_cannot_be_used(cli, tmp_path, rows_csv):
 def test_an_output_folder_without_permission(cli, tmp_path, rows_csv, monkeypatch):
     # os.access says yes to root whatever the permissions are
     monkeypatch.setattr("dpadmm.reporting.run_folder.os.access", lambda path, mode: False)
-    refused(
-        cli("simulate", "--data", rows_csv, *BINARY, *QUICK, "-o", tmp_path / "o"), "cannot be written to"
-    )
+    refused(cli("simulate", "--data", rows_csv, *BINARY, *QUICK, "-o", tmp_path / "o"), "cannot be written to")
 
 
 def test_overwrite_replaces_the_run_and_keeps_other_files(cli, tmp_path, rows_csv):
@@ -379,9 +380,7 @@ def test_every_format_gives_the_same_numbers(cli, tmp_path):
     (tmp_path / "rows.svm").write_text("\n".join(lines))
     named = {"csv": BINARY, "parquet": BINARY, "npz": [], "svm": []}
     found = {
-        ending: numbers(
-            cli("simulate", "-d", tmp_path / f"rows.{ending}", *words, *QUICK, "--json").succeeded()
-        )
+        ending: numbers(cli("simulate", "-d", tmp_path / f"rows.{ending}", *words, *QUICK, "--json").succeeded())
         for ending, words in named.items()
     }
     assert found["csv"] == found["parquet"] == found["npz"]
@@ -557,9 +556,7 @@ def test_the_folder_is_complete_and_readable(run_folder):
     }
     with (run_folder / "trace.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["run"], row["round"]) for row in rows] == [
-        (f"{r}", f"{k}") for r in (1, 2) for k in (1, 2, 3, 4)
-    ]
+    assert [(row["run"], row["round"]) for row in rows] == [(f"{r}", f"{k}") for r in (1, 2) for k in (1, 2, 3, 4)]
     assert int(rows[4]["seed"]) == int(rows[0]["seed"]) + 1
     assert all(0.0 < float(row["train_loss_global"]) < 2.0 for row in rows)
 
@@ -626,9 +623,7 @@ def test_a_missing_seed_is_drawn_and_written(cli, rows_csv):
     ],
 )
 def test_readable_at_any_width(cli, rows_csv, words, columns):
-    answer = cli(
-        "simulate", "-d", rows_csv, *BINARY, "-n", "3", "-t", "3", "--seed", "1", *words, columns=columns
-    )
+    answer = cli("simulate", "-d", rows_csv, *BINARY, "-n", "3", "-t", "3", "--seed", "1", *words, columns=columns)
     lines = answer.succeeded().out.splitlines()
     assert answer.err == ""
     assert max(map(len, lines)) <= columns
@@ -784,9 +779,7 @@ def test_ctrl_c_while_data_is_read(command, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "moment", ["before round 1 of run 1", "before round 1 of run 2", "between", "writing"]
-)
+@pytest.mark.parametrize("moment", ["before round 1 of run 1", "before round 1 of run 2", "between", "writing"])
 def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment):
     """Whatever is interrupted, runs that have finished are shown and whole in the folder."""
     import dpadmm.cli.simulate as module
@@ -825,10 +818,8 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
 
 
 def test_a_killed_run_leaves_whole_files(command, tmp_path, rows_csv):
-    words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "100000", "-o", tmp_path / "out"]
-    with subprocess.Popen(
-        [*command, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as started:
+    words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "1000", "-o", tmp_path / "out"]
+    with subprocess.Popen([*command, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         _wait(lambda: (tmp_path / "out" / "model-3.npz").exists())
         started.kill()
         assert started.wait(60) == -signal.SIGKILL
@@ -844,20 +835,18 @@ def test_a_killed_run_leaves_whole_files(command, tmp_path, rows_csv):
     assert tomllib.loads((tmp_path / "out" / "settings.toml").read_text())["seed"] == 7
 
 
-@pytest.mark.parametrize(
-    ("words", "shown", "not_shown"),
-    [
+def test_a_total_says_how_it_was_added_up(cli):
+    for words, shown, not_shown in [
         (["--method", "admm_dvp"], "total ε, Rényi bound of objective perturbation", "moments bound"),
         (["--method", "admm_dvp", "--mechanism", "pure"], "optimal composition of pure ε", "multiplier"),
         (["--method", "dp_sgd", "--sampling", "0.5"], "privacy loss distribution (PLD)", "moments bound"),
         (["--method", "admm_pvp"], "total ε, exact", "∞"),
-    ],
-)
-def test_a_total_says_how_it_was_added_up(cli, words, shown, not_shown):
-    answer = cli("simulate", "-d", "synthetic", "-e", 1, "-t", 2, "-n", 3, "--seed", 1, *words).succeeded()
-    assert shown in answer.out
-    assert not_shown not in answer.out
-    assert "nan" not in answer.out
+    ]:
+        with case(words, shown, not_shown):
+            answer = cli("simulate", "-d", "synthetic", "-e", 1, "-t", 2, "-n", 3, "--seed", 1, *words).succeeded()
+            assert shown in answer.out
+            assert not_shown not in answer.out
+            assert "nan" not in answer.out
 
 
 @pytest.mark.parametrize("method", ["admm_pvp", "admm_dvp"])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from dpadmm.federation.local import SITE_TOML
 from typer.core import TyperGroup
 
 from dpadmm.cli import COMMANDS, app, loaded
+from dpadmm.federation.demo import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from looping import case
 from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
 from conftest import Answer, Cli
@@ -95,9 +96,7 @@ def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(
     assert files(tmp_path) == ["rows.csv", "study.toml"]
 
 
-def test_exact_noise_is_never_the_same_and_seeded_noise_is(
-    cli: Cli, tmp_path: Path, table: Path, study: Path
-):
+def test_exact_noise_is_never_the_same_and_seeded_noise_is(cli: Cli, tmp_path: Path, table: Path, study: Path):
     def weights(*words: object) -> np.ndarray:
         cli("train", study, "-d", table, "-o", tmp_path / "m", "--overwrite", "-q", *words).succeeded()
         return load_model(tmp_path / "m").weights
@@ -111,9 +110,7 @@ def test_exact_noise_is_never_the_same_and_seeded_noise_is(
 
 
 def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
-    answer = cli(
-        "train", study, "-d", table, "--agents", 3, "-o", tmp_path / "m.dpadmm", "--json"
-    ).succeeded()
+    answer = cli("train", study, "-d", table, "--agents", 3, "-o", tmp_path / "m.dpadmm", "--json").succeeded()
     found = answer.json
     assert (found["rows"], found["agents"]) == (900, {f"agent {k}": 300 for k in (1, 2, 3)})
     assert found["noise"] == "exact"
@@ -132,22 +129,24 @@ def test_quiet_says_nothing(cli: Cli, tmp_path: Path, table: Path, study: Path) 
     assert (tmp_path / "m.statement.json").exists()
 
 
-@pytest.mark.parametrize("loss", ["hinge", "softmax", "huber"])
-def test_other_losses_and_parquet(cli: Cli, tmp_path: Path, loss: str) -> None:
-    table, study = tmp_path / "rows.parquet", tmp_path / "s.toml"
-    pa.parquet.write_table(pa.table(make_cells(300)), table)
-    study.write_text(to_toml(make_study(loss, **QUICK)))
-    cli("train", study, "-d", table, "-o", tmp_path / "m", "-q").succeeded()
-    out = tmp_path / "p.parquet"
-    cli("predict", tmp_path / "m", "-d", table, "-o", out, "-q").succeeded()
-    written = pa.parquet.read_table(out)
-    expected = load_model(tmp_path / "m").predict_table(table)
-    assert written["prediction"].to_pylist() == expected.tolist()
-    assert len(written.column_names) == {"hinge": 1, "softmax": 4, "huber": 1}[loss]
-    if loss == "huber":
-        assert 0.0 < np.mean(expected) < 100.0
-    figures = cli("evaluate", tmp_path / "m", "-d", table, "--json").succeeded().json
-    assert ("rmse" in figures) == (loss == "huber")
+def test_other_losses_and_parquet(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for loss in ["hinge", "softmax", "huber"]:
+        with case(loss):
+            tmp_path = tmp_path_factory.mktemp("case")
+            table, study = tmp_path / "rows.parquet", tmp_path / "s.toml"
+            pa.parquet.write_table(pa.table(make_cells(300)), table)
+            study.write_text(to_toml(make_study(loss, **QUICK)))
+            cli("train", study, "-d", table, "-o", tmp_path / "m", "-q").succeeded()
+            out = tmp_path / "p.parquet"
+            cli("predict", tmp_path / "m", "-d", table, "-o", out, "-q").succeeded()
+            written = pa.parquet.read_table(out)
+            expected = load_model(tmp_path / "m").predict_table(table)
+            assert written["prediction"].to_pylist() == expected.tolist()
+            assert len(written.column_names) == {"hinge": 1, "softmax": 4, "huber": 1}[loss]
+            if loss == "huber":
+                assert 0.0 < np.mean(expected) < 100.0
+            figures = cli("evaluate", tmp_path / "m", "-d", table, "--json").succeeded().json
+            assert ("rmse" in figures) == (loss == "huber")
 
 
 def test_wrong_units_are_warned_about(cli: Cli, tmp_path: Path, study: Path) -> None:
@@ -194,9 +193,7 @@ def _swapped(old: str, new: str) -> Callable[[str], str]:
 
 
 def _plain_features(text: str) -> str:
-    return (
-        'format = "dpadmm-study/2"\nname = "s"\nfeatures = ["n0"]\n[training]\nepsilon = 1.0\ndelta = 1e-5\n'
-    )
+    return 'format = "dpadmm-study/2"\nname = "s"\nfeatures = ["n0"]\n[training]\nepsilon = 1.0\ndelta = 1e-5\n'
 
 
 MISTAKES: dict[str, tuple[Make, str]] = {
@@ -245,9 +242,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_statement_that_is_there_is_not_replaced(
-    cli: Cli, tmp_path: Path, table: Path, study: Path
-) -> None:
+def test_a_statement_that_is_there_is_not_replaced(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
     (tmp_path / "m.statement.json").write_text("mine")
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert answer.code == 2
@@ -295,9 +290,7 @@ def test_ctrl_c_keeps_the_rounds_done_and_charges_all(
         assert started.wait(60) == 130
     assert b"Traceback" not in shown
     last = shown.decode().strip().splitlines()[-1]
-    done = re.search(
-        r"interrupted after (\d+) of 1000000 rounds; their model is in m.dpadmm, and charged", last
-    )
+    done = re.search(r"interrupted after (\d+) of 1000000 rounds; their model is in m.dpadmm, and charged", last)
     assert done, last
     (group,) = read_statement(tmp_path / "m.statement.json").statement.groups
     assert [(each.released, each.charged) for each in group.releases] == [(int(done[1]), 1_000_000)]

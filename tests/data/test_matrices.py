@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from looping import case
 from mixed_tables import SCHEMA, make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 
@@ -58,9 +60,7 @@ def test_sparse_rows_too() -> None:
     rng = np.random.default_rng(0)
     data = mapped(rng.uniform(0.1, 1.0, (700, 2)))
     indices = mapped(np.sort(rng.permuted(np.tile(np.arange(9), (700, 1)), axis=1)[:, :2]).astype(np.int32))
-    sparse = csr_array(
-        (data.reshape(-1), indices.reshape(-1), np.arange(0, 1401, 2, dtype=np.int32)), (700, 9)
-    )
+    sparse = csr_array((data.reshape(-1), indices.reshape(-1), np.arange(0, 1401, 2, dtype=np.int32)), (700, 9))
     order = rng.permutation(700)
     found = moved(sparse, np.argsort(order))
     assert paging.is_mapped(found)
@@ -71,23 +71,22 @@ def test_sparse_rows_too() -> None:
         moved(csr_array(np.tri(4)), np.arange(4))
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, WIDE])
-@pytest.mark.parametrize("by", ["site", None])
-def test_a_table_in_a_file_gives_the_model_of_one_in_memory(
-    tmp_path: Path, schema: Schema, by: str | None
-) -> None:
-    cells = make_cells(300)
-    cells["region0"] = [f"v{k % 70}" for k in range(300)] if schema is WIDE else cells["region0"]
-    path, study = write_csv(tmp_path / "t.csv", cells), make_study(schema=schema, n_rounds=4)
-    assert study.label is not None
-    models = []
-    for memory in (0, 2**28):
-        table = encode_table(path, schema, study.label, by=by, intercept=True, memory_bytes=memory)
-        assert paging.is_mapped(table.features) == (memory == 0)
-        assert isinstance(table.features, csr_array) == (schema is WIDE)
-        result = run_study(study, table, n_agents=1 if by else 4, seed=5)
-        models.append(result.weights)
-    np.testing.assert_allclose(models[0], models[1], rtol=1e-9, atol=1e-12)
+def test_a_table_in_a_file_gives_the_model_of_one_in_memory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for by, schema in product(["site", None], [SCHEMA, WIDE]):
+        with case(by, schema):
+            tmp_path = tmp_path_factory.mktemp("case")
+            cells = make_cells(300)
+            cells["region0"] = [f"v{k % 70}" for k in range(300)] if schema is WIDE else cells["region0"]
+            path, study = write_csv(tmp_path / "t.csv", cells), make_study(schema=schema, n_rounds=4)
+            assert study.label is not None
+            models = []
+            for memory in (0, 2**28):
+                table = encode_table(path, schema, study.label, by=by, intercept=True, memory_bytes=memory)
+                assert paging.is_mapped(table.features) == (memory == 0)
+                assert isinstance(table.features, csr_array) == (schema is WIDE)
+                result = run_study(study, table, n_agents=1 if by else 4, seed=5)
+                models.append(result.weights)
+            np.testing.assert_allclose(models[0], models[1], rtol=1e-9, atol=1e-12)
 
 
 def test_one_agent_is_not_copied(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Partition, by_group, equal, holdout, label_skewed, unequal
@@ -59,12 +61,13 @@ def test_by_group_gives_each_value_its_rows(groups: list[str]) -> None:
         assert partition.rows(agent).tolist() == [row for row, group in enumerate(groups) if group == name]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_seed_decides(kind: str) -> None:
-    first, same, other = (KINDS[kind](200, 5, np.random.default_rng(seed), 1.0) for seed in (1, 1, 2))
-    assert np.array_equal(first.order, same.order)
-    assert np.array_equal(first.offsets, same.offsets)
-    assert not np.array_equal(first.order, other.order)
+def test_the_seed_decides() -> None:
+    for kind in KINDS:
+        with case(kind):
+            first, same, other = (KINDS[kind](200, 5, np.random.default_rng(seed), 1.0) for seed in (1, 1, 2))
+            assert np.array_equal(first.order, same.order)
+            assert np.array_equal(first.offsets, same.offsets)
+            assert not np.array_equal(first.order, other.order)
 
 
 def test_equal_sizes_differ_by_at_most_one() -> None:
@@ -106,19 +109,16 @@ def test_groups_of_numbers_and_mixed_types() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
+def test_a_missing_group_names_the_row() -> None:
+    for groups in [
         np.array(["a", None], dtype=object),
         np.array(["a", float("nan")], dtype=object),
         np.array([1.0, np.nan]),
         np.array(["a", ""]),
         np.array(["2020-01-01", "NaT"], dtype="M8[D]"),
-    ],
-)
-def test_a_missing_group_names_the_row(groups: np.ndarray) -> None:
-    with pytest.raises(DataError, match="row 2: the group is missing"):
-        by_group(groups)
+    ]:
+        with case(groups), pytest.raises(DataError, match="row 2: the group is missing"):
+            by_group(groups)
 
 
 @pytest.mark.parametrize("groups", [np.zeros((2, 2)), []])
@@ -127,25 +127,24 @@ def test_groups_must_be_one_value_per_row(groups: object) -> None:
         by_group(groups)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("n_rows", "n_agents", "message"), [(5, 6, "6 agents cannot share 5 rows"), (5, 0, "at least 1, not 0")]
-)
-def test_impossible_counts_are_refused(kind: str, n_rows: int, n_agents: int, message: str) -> None:
-    with pytest.raises(StudyError, match=message):
-        KINDS[kind](n_rows, n_agents, np.random.default_rng(0), 1.0)
+def test_impossible_counts_are_refused() -> None:
+    for (n_rows, n_agents, message), kind in product(
+        [(5, 6, "6 agents cannot share 5 rows"), (5, 0, "at least 1, not 0")], KINDS
+    ):
+        with case(n_rows, n_agents, message, kind), pytest.raises(StudyError, match=message):
+            KINDS[kind](n_rows, n_agents, np.random.default_rng(0), 1.0)
 
 
-@pytest.mark.parametrize("spread", [-1.0, float("nan"), float("inf")])
-def test_spread_out_of_range_is_refused(spread: float) -> None:
-    with pytest.raises(StudyError, match="spread must be"):
-        unequal(10, 2, np.random.default_rng(0), spread=spread)
+def test_spread_out_of_range_is_refused() -> None:
+    for spread in [-1.0, float("nan"), float("inf")]:
+        with case(spread), pytest.raises(StudyError, match="spread must be"):
+            unequal(10, 2, np.random.default_rng(0), spread=spread)
 
 
-@pytest.mark.parametrize("concentration", [0.0, -1.0, float("nan"), 1e300])
-def test_concentration_out_of_range_is_refused(concentration: float) -> None:
-    with pytest.raises(StudyError, match="concentration must lie"):
-        label_skewed(np.ones(10), 2, np.random.default_rng(0), concentration=concentration)
+def test_concentration_out_of_range_is_refused() -> None:
+    for concentration in [0.0, -1.0, float("nan"), 1e300]:
+        with case(concentration), pytest.raises(StudyError, match="concentration must lie"):
+            label_skewed(np.ones(10), 2, np.random.default_rng(0), concentration=concentration)
 
 
 def test_labels_that_cannot_be_skewed_are_refused() -> None:
@@ -164,24 +163,19 @@ def test_holdout_splits_all_rows(n_rows: int, data: st.DataObject) -> None:
     assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(n_rows))
 
 
-@pytest.mark.parametrize(
-    ("n_rows", "n_test", "message"), [(5, 5, "from 0 to 4"), (5, -1, "-1 of 5"), (0, 0, "no rows")]
-)
-def test_an_impossible_holdout_is_refused(n_rows: int, n_test: int, message: str) -> None:
-    with pytest.raises(StudyError, match=message):
-        holdout(n_rows, n_test, np.random.default_rng(0))
+def test_an_impossible_holdout_is_refused() -> None:
+    for n_rows, n_test, message in [(5, 5, "from 0 to 4"), (5, -1, "-1 of 5"), (0, 0, "no rows")]:
+        with case(n_rows, n_test, message), pytest.raises(StudyError, match=message):
+            holdout(n_rows, n_test, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("order", "offsets", "names", "message"),
-    [
+def test_a_partition_that_is_none_is_refused() -> None:
+    for order, offsets, names, message in [
         ([0, 1], [0, 1], ("a",), "from 0 to the number of rows"),
         ([0, 1], [0, 0, 2], ("a", "b"), "agent 1 has no rows"),
         ([0, 1], [0, 2], ("a", "b"), "1 agents but 2 names"),
         ([0, 0], [0, 2], ("a",), "exactly once"),
         ([0, 2], [0, 2], ("a",), "exactly once"),
-    ],
-)
-def test_a_partition_that_is_none_is_refused(order: list, offsets: list, names: tuple, message: str) -> None:
-    with pytest.raises(StudyError, match=message):
-        Partition(np.array(order), np.array(offsets), names)
+    ]:
+        with case(order, offsets, names, message), pytest.raises(StudyError, match=message):
+            Partition(np.array(order), np.array(offsets), names)

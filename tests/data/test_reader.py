@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pyarrow.parquet as pq
 import pytest
+from looping import case
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm.data import reader
@@ -41,9 +42,8 @@ def csv_file(folder: Path, content: str | bytes) -> Path:
 ROWS = "age,sex,y\n62.5,f,yes\n87.5,m,no\n"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_files_that_say_the_same_in_another_way(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for content in [
         ROWS,
         "\ufeff" + ROWS,
         ROWS.replace("\n", "\r\n"),
@@ -54,16 +54,14 @@ ROWS = "age,sex,y\n62.5,f,yes\n87.5,m,no\n"
         "note,y,sex,age\nx,yes, f ,62.5\ny,no,m, 87.5 \n",
         'y,sex,age,note\nyes,f,62.5,"two\nlines, ""quoted"""\nno,m,87.5,\n',
         "age,sex,y,age2,age2\n6.25e1,f,yes,1,2\n+87.50,m,no,3,4\n",
-    ],
-    ids=["plain", "BOM", "CRLF", "CR", "no end", "empty lines", "quoted", "blanks", "line break", "repeated"],
-)
-def test_files_that_say_the_same_in_another_way(content: str, tmp_path: Path) -> None:
-    np.testing.assert_allclose(features(csv_file(tmp_path, content)), WANTED, atol=1e-6)
+    ]:
+        with case(content):
+            tmp_path = tmp_path_factory.mktemp("case")
+            np.testing.assert_allclose(features(csv_file(tmp_path, content)), WANTED, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for content, words in [
         (ROWS.encode("utf-16"), "is written in UTF-16; save it as CSV in UTF-8"),
         (ROWS.encode("utf-16-le"), "is written in UTF-16"),
         (ROWS.encode("utf-16-be"), "is written in UTF-16"),
@@ -88,14 +86,13 @@ def test_files_that_say_the_same_in_another_way(content: str, tmp_path: Path) ->
         (b"\0\0\0\0", "UTF-16"),
         (",".join(f"c{i}" for i in range(1_000_000)) + "\n", "has 1,000,000 columns; at most 100,000"),
         ("x" * 2**24, "more than 16 million bytes"),
-    ],
-    ids=lambda value: value[:30] if isinstance(value, str) and value[:2] != "xx" else None,
-)
-def test_a_file_that_is_no_table_gets_one_sentence(content: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(DpadmmError, match=words) as refused:
-        features(csv_file(tmp_path, content))
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 400
+    ]:
+        with case(content, words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DpadmmError, match=words) as refused:
+                features(csv_file(tmp_path, content))
+            assert "\n" not in str(refused.value)
+            assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -107,9 +104,7 @@ def test_a_cell_that_is_no_number_is_found_by_its_row_and_not_quoted(kind: str, 
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    with pytest.raises(
-        DpadmmError, match="column 'age': the cell in row 300,001 should be a number"
-    ) as refused:
+    with pytest.raises(DpadmmError, match="column 'age': the cell in row 300,001 should be a number") as refused:
         encode_table(path, Schema((Number("age", (0, 1)),)), None)
     assert "obese" not in str(refused.value)
     (problem,) = survey_table(path, Schema((Number("age", (0, 1)),))).problems
@@ -147,40 +142,40 @@ KINDS: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_types_of_parquet_columns(kind: str, tmp_path: Path) -> None:
+def test_types_of_parquet_columns(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever holds a 1 or a 0, it is a number, a category or a boolean, and missing is missing."""
-    values, arrow = KINDS[kind]
-    cells = pa.array(values, arrow)
-    path = tmp_path / "table.parquet"
-    stored = pa.table({"n": cells, "c": cells, "b": cells})
-    pa.parquet.write_table(stored, path)
-    columns = (Number("n", (0, 1), missing="indicator"), Category("c", ("0", "1")), Boolean("b"))
-    found = encode_table(path, Schema(columns, row_norm=9.0), None)
-    true = 0.0 if kind == "bool" else 1.0  # as text it is "true", which is another value
-    wanted = [[1, 0, 0, true, 1 - true, 1], [0, 1, 0, 0, 1, 0], [-1, 0, true, 0, 1 - true, -1]]
-    np.testing.assert_allclose(np.asarray(found.features) * 9.0, wanted, atol=1e-6)
-    assert (found.report.columns["n"].missing, found.report.columns["b"].missing) == (1, 1)
+    for kind in KINDS:
+        with case(kind):
+            tmp_path = tmp_path_factory.mktemp("case")
+            values, arrow = KINDS[kind]
+            cells = pa.array(values, arrow)
+            path = tmp_path / "table.parquet"
+            stored = pa.table({"n": cells, "c": cells, "b": cells})
+            pa.parquet.write_table(stored, path)
+            columns = (Number("n", (0, 1), missing="indicator"), Category("c", ("0", "1")), Boolean("b"))
+            found = encode_table(path, Schema(columns, row_norm=9.0), None)
+            true = 0.0 if kind == "bool" else 1.0  # as text it is "true", which is another value
+            wanted = [[1, 0, 0, true, 1 - true, 1], [0, 1, 0, 0, 1, 0], [-1, 0, true, 0, 1 - true, -1]]
+            np.testing.assert_allclose(np.asarray(found.features) * 9.0, wanted, atol=1e-6)
+            assert (found.report.columns["n"].missing, found.report.columns["b"].missing) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("cells", "words"),
-    [
+def test_parquet_columns_that_hold_something_else(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for cells, words in [
         (pa.array([0], pa.timestamp("us")), "column 'n' holds timestamp.us. values"),
         (pa.array([0], pa.duration("s")), "column 'n' holds duration"),
         (pa.array([b"1"], pa.large_binary()), "column 'n' holds large_binary values"),
         (pa.array([[1]], pa.list_(pa.int8())), "column 'n' holds list"),
         (pa.array([{"a": 1}]), "column 'n' holds struct"),
-    ],
-    ids=["time", "duration", "bytes", "list", "struct"],
-)
-def test_parquet_columns_that_hold_something_else(cells: Any, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "table.parquet"
-    pa.parquet.write_table(pa.table({"n": cells}), path)
-    for column in (Number("n", (0, 1)), Category("n", ("0",)), Boolean("n")):
-        if column.kind == "number" or not pa.types.is_timestamp(cells.type):  # dates may be categories
-            with pytest.raises(DpadmmError, match=words):
-                encode_table(path, Schema((column,)), None)
+    ]:
+        with case(cells, words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = tmp_path / "table.parquet"
+            pa.parquet.write_table(pa.table({"n": cells}), path)
+            for column in (Number("n", (0, 1)), Category("n", ("0",)), Boolean("n")):
+                if column.kind == "number" or not pa.types.is_timestamp(cells.type):  # dates may be categories
+                    with pytest.raises(DpadmmError, match=words):
+                        encode_table(path, Schema((column,)), None)
 
 
 def test_a_broken_parquet_file(tmp_path: Path) -> None:
@@ -285,9 +280,7 @@ def rows_of(path: Path) -> int:
 
 
 def written(path: Path, cells: list[str], end: str = "\n") -> Path:
-    path.write_bytes(
-        f"age,ill{end}{end.join(f'{20 + k},{cell}' for k, cell in enumerate(cells))}{end}".encode()
-    )
+    path.write_bytes(f"age,ill{end}{end.join(f'{20 + k},{cell}' for k, cell in enumerate(cells))}{end}".encode())
     return path
 
 

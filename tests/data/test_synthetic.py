@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from looping import case
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
@@ -12,7 +15,7 @@ from dpadmm.data import known_optimum, synthetic
 from dpadmm.data.datasets.synthetic import true_weights
 from dpadmm.data.matrices import shrink_rows
 from dpadmm.optim.features import row_norms
-from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared, slopes
+from dpadmm.optim.losses import Hinge, Huber, Logistic, SmoothedHinge, Softmax, Squared, slopes
 
 LABELS = {"binary": {-1.0, 1.0}, "multiclass": {0.0, 1.0, 2.0}}
 SMOOTH = [
@@ -29,25 +32,25 @@ SMOOTH = [
 DEFAULTS = {"n_features": 20, "n_classes": 3, "density": 1.0, "signal": 3.0, "seed": 0}
 
 
-@pytest.mark.parametrize("density", [1.0, 0.2])
-@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
-def test_rows_have_norm_at_most_one_and_labels_fit_the_task(task: str, density: float) -> None:
-    data = synthetic(task, n_rows=3000, n_features=30, density=density)
-    norms = row_norms(data.features)
-    assert 0.5 < norms.mean() <= norms.max() <= 1.0
-    if task == "regression":
-        assert -1.0 <= data.labels.min() < -0.5 < 0.5 < data.labels.max() <= 1.0
-        assert data.classes is None
-    else:
-        assert set(data.labels.tolist()) == LABELS[task]
-        assert np.bincount((data.labels > 0).astype(int)).min() > 500
-    if density < 1.0:
-        assert isinstance(data.features, csr_array)
-        assert data.features.nnz / (3000 * 30) == pytest.approx(density, rel=0.05)
-        assert data.features.has_canonical_format
-    else:
-        assert isinstance(data.features, np.ndarray)
-        assert data.features.flags.c_contiguous
+def test_rows_have_norm_at_most_one_and_labels_fit_the_task() -> None:
+    for task, density in product(["binary", "multiclass", "regression"], [1.0, 0.2]):
+        with case(task, density):
+            data = synthetic(task, n_rows=3000, n_features=30, density=density)
+            norms = row_norms(data.features)
+            assert 0.5 < norms.mean() <= norms.max() <= 1.0
+            if task == "regression":
+                assert -1.0 <= data.labels.min() < -0.5 < 0.5 < data.labels.max() <= 1.0
+                assert data.classes is None
+            else:
+                assert set(data.labels.tolist()) == LABELS[task]
+                assert np.bincount((data.labels > 0).astype(int)).min() > 500
+            if density < 1.0:
+                assert isinstance(data.features, csr_array)
+                assert data.features.nnz / (3000 * 30) == pytest.approx(density, rel=0.05)
+                assert data.features.has_canonical_format
+            else:
+                assert isinstance(data.features, np.ndarray)
+                assert data.features.flags.c_contiguous
 
 
 def test_the_seed_decides() -> None:
@@ -85,9 +88,8 @@ def test_no_signal_means_labels_of_pure_noise() -> None:
     assert np.abs(synthetic("regression", n_rows=20_000, signal=0.0).labels).mean() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_impossible_settings_are_refused() -> None:
+    for arguments, message in [
         ({"task": "ranking"}, "unknown task"),
         ({"n_rows": 0}, "n_rows"),
         ({"n_features": 0}, "n_features"),
@@ -96,54 +98,49 @@ def test_no_signal_means_labels_of_pure_noise() -> None:
         ({"density": 1.5}, "density"),
         ({"signal": float("nan")}, "signal"),
         ({"seed": -1}, "seed"),
-    ],
-)
-def test_impossible_settings_are_refused(arguments: dict, message: str) -> None:
-    with pytest.raises(StudyError, match=message):
-        synthetic(**{"task": "binary", **arguments})
+    ]:
+        with case(arguments, message), pytest.raises(StudyError, match=message):
+            synthetic(**{"task": "binary", **arguments})
 
 
-@pytest.mark.parametrize("l2", [0.0, 1e-6, 0.1, 10.0])
-@pytest.mark.parametrize("loss", SMOOTH, ids=repr)
-def test_the_gradient_vanishes_at_the_known_optimum(loss: Loss, l2: float) -> None:
-    data, weights = known_optimum(loss, n_features=12, rows_per_feature=9, l2=l2, seed=3)
-    assert data.n_rows == 12 * 9
-    assert weights.shape == (12, loss.n_outputs)
-    assert row_norms(data.features).max() <= 1.0
-    slope = slopes(loss, data.labels, data.features @ weights)
-    assert np.linalg.norm(slope, axis=1).max() <= loss.lipschitz  # no row is clipped at the optimum
-    gradient = data.features.T @ slope / data.n_rows + l2 * weights
-    assert np.linalg.norm(gradient) < 1e-12
-    assert l2 > 1.0 or np.abs(weights).max() > 0.01
+def test_the_gradient_vanishes_at_the_known_optimum() -> None:
+    for loss, l2 in product(SMOOTH, [0.0, 1e-6, 0.1, 10.0]):
+        with case(loss, l2):
+            data, weights = known_optimum(loss, n_features=12, rows_per_feature=9, l2=l2, seed=3)
+            assert data.n_rows == 12 * 9
+            assert weights.shape == (12, loss.n_outputs)
+            assert row_norms(data.features).max() <= 1.0
+            slope = slopes(loss, data.labels, data.features @ weights)
+            assert np.linalg.norm(slope, axis=1).max() <= loss.lipschitz  # no row is clipped at the optimum
+            gradient = data.features.T @ slope / data.n_rows + l2 * weights
+            assert np.linalg.norm(gradient) < 1e-12
+            assert l2 > 1.0 or np.abs(weights).max() > 0.01
 
 
-@pytest.mark.parametrize(
-    ("loss", "arguments", "message"),
-    [
+def test_impossible_optima_are_refused() -> None:
+    for loss, arguments, message in [
         (Hinge(), {}, "hinge has kinks"),
         (Logistic(), {"rows_per_feature": 1}, "at least 2, not 1"),
         (Softmax(4), {"rows_per_feature": 3}, "at least 4, not 3"),
         (Squared(), {"n_features": 0}, "n_features"),
         (Squared(), {"l2": -1.0}, "l2"),
-    ],
-)
-def test_impossible_optima_are_refused(loss: Loss, arguments: dict, message: str) -> None:
-    with pytest.raises(StudyError, match=message):
-        known_optimum(loss, **{"n_features": 3, "rows_per_feature": 5, **arguments})
+    ]:
+        with case(loss, arguments, message), pytest.raises(StudyError, match=message):
+            known_optimum(loss, **{"n_features": 3, "rows_per_feature": 5, **arguments})
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_shrinking_touches_only_long_rows(dtype: type, sparse: bool) -> None:
-    rng = np.random.default_rng(0)
-    matrix = rng.standard_normal((500, 40)).astype(dtype)
-    matrix[::2] *= 0.01
-    before = matrix.copy()
-    features = csr_array(matrix) if sparse else matrix
-    shrink_rows(features)
-    after = features.toarray() if isinstance(features, csr_array) else features
-    assert after.dtype == dtype
-    assert np.array_equal(after[::2], before[::2])
-    for order in (slice(None), rng.permutation(40)):
-        assert np.sqrt((after[:, order] ** 2).sum(axis=1, dtype=dtype)).max() <= 1.0
-    assert np.linalg.norm(after[1::2], axis=1).min() > 1.0 - 1e-4
+def test_shrinking_touches_only_long_rows() -> None:
+    for sparse, dtype in product([False, True], [np.float32, np.float64]):
+        with case(sparse, dtype):
+            rng = np.random.default_rng(0)
+            matrix = rng.standard_normal((500, 40)).astype(dtype)
+            matrix[::2] *= 0.01
+            before = matrix.copy()
+            features = csr_array(matrix) if sparse else matrix
+            shrink_rows(features)
+            after = features.toarray() if isinstance(features, csr_array) else features
+            assert after.dtype == dtype
+            assert np.array_equal(after[::2], before[::2])
+            for order in (slice(None), rng.permutation(40)):
+                assert np.sqrt((after[:, order] ** 2).sum(axis=1, dtype=dtype)).max() <= 1.0
+            assert np.linalg.norm(after[1::2], axis=1).min() > 1.0 - 1e-4

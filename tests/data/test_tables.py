@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from looping import case
 from scipy import sparse
 
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
@@ -86,9 +88,8 @@ def test_text_far_below_is_named(tmp_path: Path) -> None:
         read_table(_csv(tmp_path, "\n".join(lines)), task="binary", label="y")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bad_csv_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for text, message in [
         ("x,y\n1,1\nabc,1\n", "column 'x', row 2: 'abc' is text"),
         ("x,y\n1,1\n,1\n", "column 'x', row 2: the cell is missing"),
         ("x,y\n1,1\nNA,1\n", "column 'x', row 2: the cell is missing"),
@@ -101,28 +102,27 @@ def test_text_far_below_is_named(tmp_path: Path) -> None:
         ("x,y\n", "has no rows"),
         ("y\n1\n", "has no feature columns"),
         ("", "is empty"),
-    ],
-)
-def test_bad_csv_is_one_clear_sentence(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(DataError, match=message) as caught:
-        read_table(_csv(tmp_path, text), task="binary", label="y")
-    assert "\n" not in str(caught.value)
+    ]:
+        with case(text, message):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DataError, match=message) as caught:
+                read_table(_csv(tmp_path, text), task="binary", label="y")
+            assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
+def test_bad_parquet_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for columns, message in [
         ({"x": [1.0, None], "y": [1, 1]}, "column 'x', row 2: the cell is missing"),
         ({"x": [1.0, float("nan")], "y": [1, 1]}, "column 'x', row 2: the cell is not a finite number"),
         ({"x": ["1", "b"], "y": [1, 1]}, "column 'x', row 2: 'b' is text"),
         ({"x": [[1], [2]], "y": [1, 1]}, "column 'x' holds list.* values"),
         ({"x": [1, 2], "y": [1, None]}, "row 2: the label is missing"),
         ({"x": pa.nulls(2), "y": [1, 1]}, "column 'x', row 1: the cell is missing"),
-    ],
-)
-def test_bad_parquet_is_one_clear_sentence(tmp_path: Path, columns: dict, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_table(_parquet(tmp_path, columns), task="binary", label="y")
+    ]:
+        with case(columns, message):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DataError, match=message):
+                read_table(_parquet(tmp_path, columns), task="binary", label="y")
 
 
 def test_settings_must_name_columns_that_exist(tmp_path: Path) -> None:
@@ -148,20 +148,25 @@ def test_settings_must_name_columns_that_exist(tmp_path: Path) -> None:
         read_table(path, task="multiclass", label="repaid")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, bool])
-def test_npz_keeps_single_precision(tmp_path: Path, dtype: type) -> None:
-    matrix = np.asfortranarray(np.array([[1, 0], [0, 1], [1, 1]], dtype=dtype))
-    np.savez(
-        tmp_path / "t.npz", features=matrix, labels=np.array(["n", "y", "y"]), groups=np.array([2, 1, 2])
-    )
-    data = read_table(tmp_path / "t.npz", task="binary", classes=("n", "y"))
-    assert isinstance(data.features, np.ndarray)
-    assert data.features.dtype == (np.float32 if dtype is np.float32 else np.float64)
-    assert data.features.flags.c_contiguous
-    assert data.features.tolist() == matrix.astype(float).tolist()
-    assert data.labels.tolist() == [-1.0, 1.0, 1.0]
-    assert data.groups is not None
-    assert data.groups.tolist() == [2, 1, 2]
+def test_npz_keeps_single_precision(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for dtype in [np.float32, np.float64, np.int32, bool]:
+        with case(dtype):
+            tmp_path = tmp_path_factory.mktemp("case")
+            matrix = np.asfortranarray(np.array([[1, 0], [0, 1], [1, 1]], dtype=dtype))
+            np.savez(
+                tmp_path / "t.npz",
+                features=matrix,
+                labels=np.array(["n", "y", "y"]),
+                groups=np.array([2, 1, 2]),
+            )
+            data = read_table(tmp_path / "t.npz", task="binary", classes=("n", "y"))
+            assert isinstance(data.features, np.ndarray)
+            assert data.features.dtype == (np.float32 if dtype is np.float32 else np.float64)
+            assert data.features.flags.c_contiguous
+            assert data.features.tolist() == matrix.astype(float).tolist()
+            assert data.labels.tolist() == [-1.0, 1.0, 1.0]
+            assert data.groups is not None
+            assert data.groups.tolist() == [2, 1, 2]
 
 
 def test_npz_arrays_may_have_other_names(tmp_path: Path) -> None:
@@ -184,9 +189,8 @@ def test_npz_sparse_as_scipy_writes_it(tmp_path: Path, dtype: type) -> None:
     assert np.array_equal(data.features.toarray(), matrix.toarray())
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
+def test_bad_npz_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for arrays, message in [
         ({"features": np.eye(2)}, "no array 'labels'"),
         ({"labels": np.ones(2)}, "no array 'features'"),
         ({"features": np.eye(2), "labels": np.ones(3)}, "2 rows need 2 labels"),
@@ -220,12 +224,12 @@ def test_npz_sparse_as_scipy_writes_it(tmp_path: Path, dtype: type) -> None:
             },
             "column 2, row 2: .*not a finite",
         ),
-    ],
-)
-def test_bad_npz_is_one_clear_sentence(tmp_path: Path, arrays: dict, message: str) -> None:
-    np.savez(tmp_path / "t.npz", **arrays)
-    with pytest.raises(DpadmmError, match=message):
-        read_table(tmp_path / "t.npz", task="binary")
+    ]:
+        with case(arrays, message):
+            tmp_path = tmp_path_factory.mktemp("case")
+            np.savez(tmp_path / "t.npz", **arrays)
+            with pytest.raises(DpadmmError, match=message):
+                read_table(tmp_path / "t.npz", task="binary")
 
 
 def test_npz_under_a_password_or_larger_than_memory_is_one_clear_sentence(tmp_path: Path) -> None:
@@ -238,9 +242,7 @@ def test_npz_under_a_password_or_larger_than_memory_is_one_clear_sentence(tmp_pa
     with pytest.raises(DataError, match=r"array 'features' cannot be read: .*encrypted"):
         read_table(path, task="regression")
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": (10**15, 1)}
-    )
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**15, 1)})
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("features.npy", "labels.npy"):
             archive.writestr(name, header.getvalue())
@@ -265,17 +267,19 @@ def test_npz_damage_and_disguise(tmp_path: Path) -> None:
         read_table(path, task="binary")
 
 
-@pytest.mark.parametrize("ending", ["svm", "libsvm", "SVMLIGHT"])
-def test_svmlight_rows(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"t.{ending}"
-    path.write_text("# a comment\n+1 qid:3 1:0.5 4:-1e-1 # end\n\n-1 qid:2\n1 qid:3 2:2\n")
-    data = read_table(path, task="binary", by="qid")
-    assert isinstance(data.features, sparse.csr_array)
-    assert data.features.indices.dtype == data.features.indptr.dtype == np.int32
-    assert data.features.toarray().tolist() == [[0.5, 0, 0, -0.1], [0, 0, 0, 0], [0, 2, 0, 0]]
-    assert data.labels.tolist() == [1.0, -1.0, 1.0]
-    assert data.groups is not None
-    assert data.groups.tolist() == ["3", "2", "3"]
+def test_svmlight_rows(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for ending in ["svm", "libsvm", "SVMLIGHT"]:
+        with case(ending):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = tmp_path / f"t.{ending}"
+            path.write_text("# a comment\n+1 qid:3 1:0.5 4:-1e-1 # end\n\n-1 qid:2\n1 qid:3 2:2\n")
+            data = read_table(path, task="binary", by="qid")
+            assert isinstance(data.features, sparse.csr_array)
+            assert data.features.indices.dtype == data.features.indptr.dtype == np.int32
+            assert data.features.toarray().tolist() == [[0.5, 0, 0, -0.1], [0, 0, 0, 0], [0, 2, 0, 0]]
+            assert data.labels.tolist() == [1.0, -1.0, 1.0]
+            assert data.groups is not None
+            assert data.groups.tolist() == ["3", "2", "3"]
 
 
 def test_svmlight_may_count_from_zero(tmp_path: Path) -> None:
@@ -286,9 +290,8 @@ def test_svmlight_may_count_from_zero(tmp_path: Path) -> None:
     assert data.groups is None
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments", "message"),
-    [
+def test_bad_svmlight_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for text, arguments, message in [
         ("1 1:2\n1 1:x\n", {}, "row 2: '1:x' is not of the form index:value"),
         ("1 5\n", {}, "row 1: '5' is not of the form"),
         ("1 2:nan\n", {}, "row 1, column 2: the value 'nan' is not a finite number"),
@@ -302,40 +305,45 @@ def test_svmlight_may_count_from_zero(tmp_path: Path) -> None:
         ("1 1:1\n", {"by": "qid"}, "row 1 has no qid tag"),
         ("1 1:1\n", {"by": "site"}, "only the tag 'qid'"),
         ("1 1:1\n", {"label": "y"}, "first word of every line"),
-    ],
-)
-def test_bad_svmlight_is_one_clear_sentence(tmp_path: Path, text: str, arguments: dict, message: str) -> None:
-    (tmp_path / "t.svm").write_text(text)
-    with pytest.raises(DpadmmError, match=message):
-        read_table(tmp_path / "t.svm", task="binary", **arguments)
+    ]:
+        with case(text, arguments, message):
+            tmp_path = tmp_path_factory.mktemp("case")
+            (tmp_path / "t.svm").write_text(text)
+            with pytest.raises(DpadmmError, match=message):
+                read_table(tmp_path / "t.svm", task="binary", **arguments)
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "svm"])
-@pytest.mark.parametrize("seed", range(5))
-def test_binary_garbage_is_one_clear_sentence(tmp_path: Path, ending: str, seed: int) -> None:
-    path = tmp_path / f"t.{ending}"
-    path.write_bytes(np.random.default_rng(seed).bytes(5000))
-    with pytest.raises(DpadmmError) as caught:
-        read_table(path, task="binary", label=None if ending == "svm" else "y")
-    assert "t." in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_binary_garbage_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for seed, ending in product(range(5), ["csv", "parquet", "npz", "svm"]):
+        with case(seed, ending):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = tmp_path / f"t.{ending}"
+            path.write_bytes(np.random.default_rng(seed).bytes(5000))
+            with pytest.raises(DpadmmError) as caught:
+                read_table(path, task="binary", label=None if ending == "svm" else "y")
+            assert "t." in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "svm"])
-def test_missing_empty_and_directory(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"t.{ending}"
-    with pytest.raises(DataError, match="does not exist"):
-        read_table(path, task="binary", label="y")
-    path.touch()
-    with pytest.raises(DataError, match="is empty"):
-        read_table(path, task="binary", label="y")
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(DataError, match="is a directory"):
-        read_table(path, task="binary", label="y")
+def test_missing_empty_and_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for ending in ["csv", "parquet", "npz", "svm"]:
+        with case(ending):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = tmp_path / f"t.{ending}"
+            with pytest.raises(DataError, match="does not exist"):
+                read_table(path, task="binary", label="y")
+            path.touch()
+            with pytest.raises(DataError, match="is empty"):
+                read_table(path, task="binary", label="y")
+            path.unlink()
+            path.mkdir()
+            with pytest.raises(DataError, match="is a directory"):
+                read_table(path, task="binary", label="y")
 
 
-@pytest.mark.parametrize("name", ["t.xlsx", "t", "t.csv.gz"])
-def test_unknown_endings_list_the_known_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=r"unknown ending .*\.csv, \.parquet, \.npz"):
-        read_table(tmp_path / name, task="binary")
+def test_unknown_endings_list_the_known_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in ["t.xlsx", "t", "t.csv.gz"]:
+        with case(name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DataError, match=r"unknown ending .*\.csv, \.parquet, \.npz"):
+                read_table(tmp_path / name, task="binary")

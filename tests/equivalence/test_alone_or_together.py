@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from cases import LOSS_CASES
 from cohorts import SIZES, cohort
+from looping import case
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim import kernels, problem
 from dpadmm.optim.constants import constants_of
-from dpadmm.optim.losses import Logistic, Loss
+from dpadmm.optim.losses import Logistic
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.optim.regularizers import L1, L2, Regularizer
+from dpadmm.optim.regularizers import L1, L2
 from dpadmm.optim.schedules import theorem_schedule
 from dpadmm.study.settings import Settings
 from dpadmm.training.loop import PlannedParticipation, RoundView, train
@@ -43,31 +45,28 @@ def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmmRounds:
     return DpAdmmRounds(RHO, theorem_schedule(constants), constants.noise_multiplier)
 
 
-@pytest.mark.parametrize("plan", [None, "some"])
-@pytest.mark.parametrize("regularizer", [L2(), L1()], ids=lambda r: r.name)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_agents_alone_are_the_cohort(
-    loss: Loss, regularizer: Regularizer, plan: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
-    monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 100)  # so that agents are cut into blocks
-    rows, task, shape = cohort(loss), Problem(loss, regularizer, 0.01), (D, loss.n_outputs)
-    mask = np.ones((ROUNDS, N), dtype=bool)
-    if plan:
-        mask &= np.random.default_rng(1).random(mask.shape) < 0.6
-        mask[:, 0] = True
-    together: list[RoundView] = []
-    train(
-        method_for(task, rows.n_rows, Z),
-        task,
-        rows,
-        n_rounds=ROUNDS,
-        noise=SimulatedNoise(7, N, shape),
-        participation=PlannedParticipation(mask) if plan else None,
-        observers=[together.append],
-    )
-    methods = [method_for(task, rows.agent(i).n_rows, Z[i : i + 1]) for i in range(N)]
-    check_alone(methods, task, rows, mask, together)
+def test_agents_alone_are_the_cohort() -> None:
+    for loss, regularizer, plan in product(LOSS_CASES, [L2(), L1()], [None, "some"]):
+        with case(loss, regularizer, plan), pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
+            monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 100)  # so that agents are cut into blocks
+            rows, task, shape = cohort(loss), Problem(loss, regularizer, 0.01), (D, loss.n_outputs)
+            mask = np.ones((ROUNDS, N), dtype=bool)
+            if plan:
+                mask &= np.random.default_rng(1).random(mask.shape) < 0.6
+                mask[:, 0] = True
+            together: list[RoundView] = []
+            train(
+                method_for(task, rows.n_rows, Z),
+                task,
+                rows,
+                n_rounds=ROUNDS,
+                noise=SimulatedNoise(7, N, shape),
+                participation=PlannedParticipation(mask) if plan else None,
+                observers=[together.append],
+            )
+            methods = [method_for(task, rows.agent(i).n_rows, Z[i : i + 1]) for i in range(N)]
+            check_alone(methods, task, rows, mask, together)
 
 
 def check_alone(
@@ -90,9 +89,8 @@ def check_alone(
             np.testing.assert_array_equal(together[k - 1].released[i], states[i].released[0])
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
+def test_agents_alone_are_the_cohort_in_every_method() -> None:
+    for chosen in [
         {"method": "admm"},
         {"method": "admm", "regularizer": "l1"},
         {"method": "admm", "regularizer": "l1", "split_regularizer": True},
@@ -103,21 +101,19 @@ def check_alone(
         {"method": "output_perturbation", "epsilon": 0.5},
         {"method": "objective_perturbation", "epsilon": 0.5},
         {"method": "objective_perturbation", "epsilon": 0.5, "mechanism": "pure"},
-    ],
-    ids=lambda chosen: "-".join(map(str, chosen.values())),
-)
-def test_agents_alone_are_the_cohort_in_every_method(chosen: dict[str, Any]) -> None:
-    settings = Settings(**chosen, n_rounds=6, rho=RHO, reg_share=0.01, delta=1e-3)
-    task, rows = settings.problem(2), cohort(Logistic())
-    together: list[RoundView] = []
-    planned = settings.planned_rounds
-    train(
-        settings.rounds(task, rows, np.full(N, planned), seed=7),
-        task,
-        rows,
-        n_rounds=planned,
-        noise=SimulatedNoise(7, N, (D, 1)),
-        observers=[together.append],
-    )
-    methods = [settings.rounds(task, rows.agent(i), np.array([planned]), seed=7) for i in range(N)]
-    check_alone(methods, task, rows, np.ones((planned, N), dtype=bool), together)
+    ]:
+        with case(chosen):
+            settings = Settings(**chosen, n_rounds=6, rho=RHO, reg_share=0.01, delta=1e-3)
+            task, rows = settings.problem(2), cohort(Logistic())
+            together: list[RoundView] = []
+            planned = settings.planned_rounds
+            train(
+                settings.rounds(task, rows, np.full(N, planned), seed=7),
+                task,
+                rows,
+                n_rounds=planned,
+                noise=SimulatedNoise(7, N, (D, 1)),
+                observers=[together.append],
+            )
+            methods = [settings.rounds(task, rows.agent(i), np.array([planned]), seed=7) for i in range(N)]
+            check_alone(methods, task, rows, np.ones((planned, N), dtype=bool), together)

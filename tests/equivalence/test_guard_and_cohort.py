@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import pytest
 from cases import LOSS_CASES
 from cohorts import cohort
 from guards import private
+from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.fields import parameters
 from dpadmm.optim import kernels
-from dpadmm.optim.losses import LOSSES, Logistic, Loss
+from dpadmm.optim.losses import LOSSES, Logistic, Loss, Softmax, Squared
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.site.agent import Agent
-from dpadmm.study.study import DEPLOYABLE, Study
+from dpadmm.study.study import Study
 from dpadmm.training.methods import Round
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted import discrete_gaussian as exact_noise
@@ -77,11 +79,21 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     return said
 
 
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("plan", ["all", "some"])
-@pytest.mark.parametrize("method", DEPLOYABLE)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_guards_and_cohort_upload_the_same_bits(
+EVERYTHING = list(product(DEPLOYABLE, ["all", "some"], [False, True]))
+"""Methods, who takes part, and whether rows are sparse."""
+
+
+def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Everything for a loss of one output, of several and with clipping; for all, what differs most."""
+    for loss in LOSS_CASES:
+        thoroughly = loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=2.0))
+        for method, plan, sparse in EVERYTHING:
+            if thoroughly or (plan, sparse) == ("some", True):
+                with case(loss, method, plan, sparse), pytest.MonkeyPatch.context() as monkeypatch:
+                    check_same_bits(loss, method, plan, sparse, tmp_path_factory.mktemp("case"), monkeypatch)
+
+
+def check_same_bits(
     loss: Loss, method: str, plan: str, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, rows = study_for(loss, method, absences=plan == "some"), rows_for(loss, sparse=sparse)
@@ -115,10 +127,9 @@ def test_guards_and_cohort_upload_the_same_bits(
             consensus = aggregate(uploads, consensus=consensus, round=k, problem=study.problem)
 
 
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("small", [0, 250], ids=["all compiled", "some compiled"])
-def test_agents_that_are_too_large_for_plain_sums(
-    small: int, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "SMALL", small)
-    test_guards_and_cohort_upload_the_same_bits(Logistic(), "dp_admm", "some", sparse, tmp_path, monkeypatch)
+def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for small, sparse in product([0, 250], [False, True]):
+        with case(small, sparse), pytest.MonkeyPatch.context() as monkeypatch:
+            tmp_path = tmp_path_factory.mktemp("case")
+            monkeypatch.setattr(kernels, "SMALL", small)
+            check_same_bits(Logistic(), "dp_admm", "some", sparse, tmp_path, monkeypatch)

@@ -131,9 +131,7 @@ def test_where_one_of_several_refuses_none_is_charged_and_no_row_touched(watch: 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 6.0])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_is_charged_is_what_the_noise_of_the_worst_agent_costs(
-    watch: Watch, kind: str, epsilon: float
-) -> None:
+def test_what_is_charged_is_what_the_noise_of_the_worst_agent_costs(watch: Watch, kind: str, epsilon: float) -> None:
     """ε is computed here from the noise that was really drawn, of every agent in every round."""
     accountant = BudgetAccountant(10.0, DELTA)
     model = MAKERS[kind](epsilon, accountant=accountant).fit(X, Y, groups=OWNERS)

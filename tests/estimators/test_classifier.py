@@ -6,10 +6,12 @@ import json
 import pickle
 import re
 import warnings
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from looping import case
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 from sklearn.exceptions import NotFittedError
@@ -37,23 +39,29 @@ LOUD = 1e7
 
 
 @SEEDED
-@pytest.mark.parametrize("C", [0.01, 0.1])
-@pytest.mark.parametrize("how", ["plain", "bounds", "intercept", "softmax"])
-def test_C_means_what_it_means_in_logistic_regression(C: float, how: str) -> None:
-    y, rows, classes = (THREE, X, [0, 1, 2]) if how == "softmax" else (Y, X, ["no", "yes"])
-    scaling: dict[str, Any] = {"data_norm": NORM}
-    if how == "bounds":  # C is for rows that are mapped to [−1, 1]
-        scaling, rows = {"bounds": (-2.0, 2.0)}, X / 2.0
-    if how == "intercept":  # it is penalised, as the weight of a constant column of 0.28/0.96 of data_norm
-        rows = np.column_stack([X, np.full(len(X), 0.28 / 0.96 * NORM)])
-    oracle = LogisticRegression(C=C, fit_intercept=False, tol=1e-8, max_iter=1000).fit(rows, y)
-    model = DPADMMClassifier(
-        LOUD, C=C, fit_intercept=how == "intercept", max_iter=1500, random_state=0, classes=classes, **scaling
-    ).fit(X, y)
-    scores = oracle.decision_function(rows)
-    assert_allclose(model.decision_function(X), scores, atol=0.02 * np.abs(scores).max())
-    if how == "intercept":
-        assert model.intercept_ == pytest.approx(0.28 / 0.96 * NORM * oracle.coef_[:, -1], rel=0.02)
+def test_C_means_what_it_means_in_logistic_regression() -> None:
+    for how, C in product(["plain", "bounds", "intercept", "softmax"], [0.01, 0.1]):
+        with case(how, C):
+            y, rows, classes = (THREE, X, [0, 1, 2]) if how == "softmax" else (Y, X, ["no", "yes"])
+            scaling: dict[str, Any] = {"data_norm": NORM}
+            if how == "bounds":  # C is for rows that are mapped to [−1, 1]
+                scaling, rows = {"bounds": (-2.0, 2.0)}, X / 2.0
+            if how == "intercept":  # it is penalised, as the weight of a constant column of 0.28/0.96 of data_norm
+                rows = np.column_stack([X, np.full(len(X), 0.28 / 0.96 * NORM)])
+            oracle = LogisticRegression(C=C, fit_intercept=False, tol=1e-8, max_iter=1000).fit(rows, y)
+            model = DPADMMClassifier(
+                LOUD,
+                C=C,
+                fit_intercept=how == "intercept",
+                max_iter=1500,
+                random_state=0,
+                classes=classes,
+                **scaling,
+            ).fit(X, y)
+            scores = oracle.decision_function(rows)
+            assert_allclose(model.decision_function(X), scores, atol=0.02 * np.abs(scores).max())
+            if how == "intercept":
+                assert model.intercept_ == pytest.approx(0.28 / 0.96 * NORM * oracle.coef_[:, -1], rel=0.02)
 
 
 @SEEDED
@@ -103,8 +111,7 @@ def test_a_row_beyond_the_norm_is_shortened_when_it_is_predicted_too() -> None:
 @SEEDED
 def test_sparse_rows_and_float32_give_the_same_model() -> None:
     models = [
-        DPADMMClassifier(random_state=1, **PUBLIC).fit(rows, Y)
-        for rows in (X, csr_array(X), X.astype(np.float32))
+        DPADMMClassifier(random_state=1, **PUBLIC).fit(rows, Y) for rows in (X, csr_array(X), X.astype(np.float32))
     ]
     for other in models[1:]:
         assert_allclose(other.coef_, models[0].coef_, rtol=1e-3, atol=1e-4)
@@ -244,28 +251,24 @@ def test_penalties_are_in_the_units_of_the_rows(
         assert settings.regularizer.l1_ratio == pytest.approx(0.25 * 0.5 / (0.25 * 0.5 + 0.75 * 0.25), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_what_is_read_off_the_data_is_warned_about_and_reported() -> None:
+    for given, words in [
         ({"classes": ["no", "yes"]}, ["the norm of rows"]),
         ({"data_norm": NORM}, ["the classes"]),
         ({"bounds": (-2.0, 2.0)}, ["the classes"]),
         ({}, ["the classes", "the norm of rows"]),
-    ],
-)
-def test_what_is_read_off_the_data_is_warned_about_and_reported(
-    given: dict[str, Any], words: list[str]
-) -> None:
-    model = DPADMMClassifier(**given, **FEW)
-    with pytest.warns(PrivacyLeakWarning, match="read off the data") as caught:
-        model.fit(X, Y)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    report = model.privacy_
-    assert [text.split(" (")[0] for text in report["read_off_the_data"]] == words
-    assert all(word in report["guarantee"] and word in str(caught[0].message) for word in words)
-    quiet = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y).privacy_["guarantee"]
-    assert report["guarantee"].startswith(f"{quiet}; it does not cover")
+    ]:
+        with case(given, words):
+            model = DPADMMClassifier(**given, **FEW)
+            with pytest.warns(PrivacyLeakWarning, match="read off the data") as caught:
+                model.fit(X, Y)
+            assert len(caught) == 1
+            assert caught[0].filename == __file__
+            report = model.privacy_
+            assert [text.split(" (")[0] for text in report["read_off_the_data"]] == words
+            assert all(word in report["guarantee"] and word in str(caught[0].message) for word in words)
+            quiet = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y).privacy_["guarantee"]
+            assert report["guarantee"].startswith(f"{quiet}; it does not cover")
 
 
 def test_parameters_are_as_they_were() -> None:
@@ -285,9 +288,8 @@ def test_a_fitted_model_survives_a_pickle() -> None:
 # --- refusals ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_wrong_parameters_are_a_sentence() -> None:
+    for given, words in [
         ({"epsilon": 0.0}, "epsilon must be a positive number, not 0.0"),
         ({"epsilon": [1.0, 2.0]}, "epsilon must be a positive number, not [1.0, 2.0]"),
         ({"epsilon": np.inf}, "epsilon must be a positive number"),
@@ -306,11 +308,9 @@ def test_a_fitted_model_survives_a_pickle() -> None:
         ({"loss": "log"}, "loss must be one of logistic, hinge, smoothed_hinge, not 'log'"),
         ({"rho": -1.0}, "rho must be"),
         ({"accountant": 3.0}, "accountant must be a BudgetAccountant or None, not 3.0"),
-    ],
-)
-def test_wrong_parameters_are_a_sentence(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(StudyError, match=re.escape(words)):
-        DPADMMClassifier(**({**PUBLIC, **FEW} | given)).fit(X, Y)
+    ]:
+        with case(given, words), pytest.raises(StudyError, match=re.escape(words)):
+            DPADMMClassifier(**({**PUBLIC, **FEW} | given)).fit(X, Y)
 
 
 def test_no_penalty_is_allowed() -> None:
@@ -327,9 +327,7 @@ def test_missing_cells_and_text_lead_to_public_values_and_are_not_quoted() -> No
             refused()
     for cells in (["secret"] * 240, pandas.Categorical(["secret"] * 240)):
         table = pandas.DataFrame({"age": X[:, 0], "ward": cells})
-        with pytest.raises(
-            DataError, match=r"columns 'ward' of X must be numbers: .* from a public list"
-        ) as said:
+        with pytest.raises(DataError, match=r"columns 'ward' of X must be numbers: .* from a public list") as said:
             DPADMMClassifier(**PUBLIC).fit(table, Y)
         assert "secret" not in str(said.value)
     for kind in (object, str):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 
@@ -24,21 +25,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", [np.float64, np.float32])
-def test_scores_of_scaled_rows_are_scores_in_the_units_of_the_rows(
-    case: str, intercept: bool, kind: type
-) -> None:
-    encoding, read_off = encoding_of(X, **CASES[case], centred=intercept)
-    weights = RNG.standard_normal((3 + intercept, 2))
-    coef, constant = encoding.coefficients(weights, intercept)
-    rows = encoding.rows(X.astype(kind))
-    scores = (with_intercept(rows) if intercept else rows) @ weights
-    assert_allclose(scores, X @ coef.T + constant, rtol=1e-10 if kind is np.float64 else 2e-4, atol=2e-4)
-    assert not read_off
-    assert rows.dtype == kind
-    assert intercept or not constant.any()
+def test_scores_of_scaled_rows_are_scores_in_the_units_of_the_rows() -> None:
+    for kind, scaling, intercept in product([np.float64, np.float32], CASES, [True, False]):
+        with case(kind, scaling, intercept):
+            encoding, read_off = encoding_of(X, **CASES[scaling], centred=intercept)
+            weights = RNG.standard_normal((3 + intercept, 2))
+            coef, constant = encoding.coefficients(weights, intercept)
+            rows = encoding.rows(X.astype(kind))
+            scores = (with_intercept(rows) if intercept else rows) @ weights
+            assert_allclose(scores, X @ coef.T + constant, rtol=1e-10 if kind is np.float64 else 2e-4, atol=2e-4)
+            assert not read_off
+            assert rows.dtype == kind
+            assert intercept or not constant.any()
 
 
 def test_bounds_alone_keep_every_row_within_norm_one() -> None:
@@ -78,9 +76,8 @@ def test_a_missing_norm_is_read_off_and_said() -> None:
     assert encoding_of(np.zeros((2, 2)), data_norm=None, bounds=None, centred=True)[0].norm == 1.0
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
+def test_wrong_bounds_are_a_sentence() -> None:
+    for how, words in [
         ({"bounds": (1.0, 0.0)}, "bounds of feature 1 are upside down: 1 > 0"),
         ({"bounds": ([0, 0, 5], [1, 1, 4])}, "bounds of feature 3 are upside down: 5 > 4"),
         ({"bounds": ([0.0, 1.0], 2.0)}, "bounds must be a pair (low, high), each of one number or 3"),
@@ -89,11 +86,9 @@ def test_a_missing_norm_is_read_off_and_said() -> None:
         ({"data_norm": 0.0}, "data_norm must be a positive number, not 0.0"),
         ({"data_norm": "long"}, "data_norm must be a positive number, not 'long'"),
         ({"data_norm": np.inf}, "data_norm must be a finite number"),
-    ],
-)
-def test_wrong_bounds_are_a_sentence(how: dict[str, Any], words: str) -> None:
-    with pytest.raises(StudyError, match=re.escape(words)):
-        encoding_of(X, **({"data_norm": None, "bounds": None} | how), centred=True)
+    ]:
+        with case(how, words), pytest.raises(StudyError, match=re.escape(words)):
+            encoding_of(X, **({"data_norm": None, "bounds": None} | how), centred=True)
 
 
 def test_what_cannot_be_scaled_is_a_sentence() -> None:

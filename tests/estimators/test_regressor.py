@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import Lasso, Ridge
 
@@ -68,15 +69,13 @@ def test_without_much_noise_it_learns_the_line_and_its_intercept() -> None:
     assert model.score(X, Y) > 0.95
 
 
-@pytest.mark.parametrize("scaling", [{"data_norm": NORM}, {"bounds": ([-2.0, -2.0, -2.5], 2.0)}])
-@pytest.mark.parametrize("intercept", [True, False])
-def test_predictions_are_linear_in_the_units_of_rows_and_labels(
-    scaling: dict[str, Any], intercept: bool
-) -> None:
-    model = DPADMMRegressor(y_bounds=(70, 130), fit_intercept=intercept, max_iter=5, **scaling).fit(X, Y)
-    assert model.coef_.shape == (3,)
-    assert_allclose(model.predict(X), X @ model.coef_ + model.intercept_)
-    assert intercept or model.intercept_ == 0.0
+def test_predictions_are_linear_in_the_units_of_rows_and_labels() -> None:
+    for intercept, scaling in product([True, False], [{"data_norm": NORM}, {"bounds": ([-2.0, -2.0, -2.5], 2.0)}]):
+        with case(intercept, scaling):
+            model = DPADMMRegressor(y_bounds=(70, 130), fit_intercept=intercept, max_iter=5, **scaling).fit(X, Y)
+            assert model.coef_.shape == (3,)
+            assert_allclose(model.predict(X), X @ model.coef_ + model.intercept_)
+            assert intercept or model.intercept_ == 0.0
 
 
 @SEEDED
@@ -108,16 +107,13 @@ def test_noise_is_in_proportion_to_the_gradient_bound() -> None:
     assert far[1] / far[0] == pytest.approx(2.0, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_wrong_parameters_are_a_sentence() -> None:
+    for given, words in [
         ({"y_bounds": (2.0, 1.0)}, "y_bounds are upside down"),
         ({"y_bounds": 3.0}, r"y_bounds must be a pair \(low, high\)"),
         ({"alpha": -1.0}, "alpha must be a number of at least 0, not -1.0"),
         ({"gradient_bound": 0.0}, "gradient_bound must be a positive number, not 0.0"),
         ({"loss": "hinge"}, "loss must be one of squared, huber, not 'hinge'"),
-    ],
-)
-def test_wrong_parameters_are_a_sentence(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(StudyError, match=words):
-        DPADMMRegressor(**(PUBLIC | given)).fit(X, Y)
+    ]:
+        with case(given, words), pytest.raises(StudyError, match=words):
+            DPADMMRegressor(**(PUBLIC | given)).fit(X, Y)

@@ -9,6 +9,7 @@ import pytest
 from grids import N_CELLS, SMALL
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm.experiments.grid import Cell, grid_from, read_grid
@@ -94,9 +95,8 @@ def _changed(path, value):
 BLOCK = ("experiments", "agents", "runs", 0)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "says"),
-    [
+def test_a_mistake_is_told_with_its_place():
+    for path, value, says in [
         (("experimnts",), {}, "did you mean 'experiments'"),
         (("format",), 2, "format must be 1"),
         (("repeats",), 0, "repeats must be a whole number of at least 1"),
@@ -116,13 +116,12 @@ BLOCK = ("experiments", "agents", "runs", 0)
         ((*BLOCK, "timed"), "yes", "timed must be true or false"),
         ((*BLOCK, "metrics_every"), 0, "metrics_every must be at least 1"),
         ((*BLOCK, "round_epsilon"), 0.1, "give exactly one of epsilon"),
-    ],
-)
-def test_a_mistake_is_told_with_its_place(path, value, says):
-    with pytest.raises(DpadmmError, match=says) as refused:
-        grid_from(_changed(path, value), "my.toml")
-    assert str(refused.value).startswith("my.toml")
-    assert "\n" not in str(refused.value)
+    ]:
+        with case(path, value, says):
+            with pytest.raises(DpadmmError, match=says) as refused:
+                grid_from(_changed(path, value), "my.toml")
+            assert str(refused.value).startswith("my.toml")
+            assert "\n" not in str(refused.value)
 
 
 def test_files_that_are_no_grid_are_refused(tmp_path):
@@ -166,9 +165,7 @@ def test_the_paper_grid_is_the_paper():
         assert {(s.regularizer.name, s.reg_share) for s in settings} == {(regularizer, 1e-6)}
         assert {s.method.weight_radius for s in settings if isinstance(s.method, DpAdmm)} == {radius}
         private = {(s.n_agents, s.round_epsilon, s.seed) for s in settings if s.method.name == "dp_admm"}
-        assert private == {
-            (n, e, k) for n in (1, 10, 50, 100, 200, 500) for e in (0.05, 0.1) for k in range(1, 11)
-        }
+        assert private == {(n, e, k) for n in (1, 10, 50, 100, 200, 500) for e in (0.05, 0.1) for k in range(1, 11)}
     for name in ("fig2", "fig6"):
         pairs = {(cell.settings.round_epsilon, cell.settings.delta) for cell in named[name]}
         assert pairs == {(e, d) for e in (0.01, 0.05, 0.1, 0.2) for d in (1e-3, 1e-4, 1e-5, 1e-6)}

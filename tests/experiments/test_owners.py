@@ -25,12 +25,12 @@ epsilon = 1.0
 """
 
 
+@pytest.mark.usefixtures("workers_forked")
 def test_every_owner_is_an_agent_and_the_results_say_so(cli, tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     lines = ["x,z,hospital,outcome"]
     lines += [
-        f"{a:.3f},{b:.3f},{'ABC'[k % 3]},{'no' if a > 0.5 else 'yes'}"
-        for k, (a, b) in enumerate(rng.random((60, 2)))
+        f"{a:.3f},{b:.3f},{'ABC'[k % 3]},{'no' if a > 0.5 else 'yes'}" for k, (a, b) in enumerate(rng.random((60, 2)))
     ]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "patients.csv").write_text("\n".join(lines) + "\n")

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from grids import N_CELLS, SMALL, small_rows, without_times
+from quick_workers import quick_workers
 
 from dpadmm._base.errors import DataError
 from dpadmm.experiments.grid import grid_from
@@ -26,7 +27,8 @@ def straight(tmp_path_factory):
     """All cells in one go by one worker: the file, and what it says."""
     path = tmp_path_factory.mktemp("straight") / "results.parquet"
     seen = []
-    results = run_grid(grid_from(SMALL), small_rows(), path, workers=1, watch=seen.append)
+    with quick_workers():
+        results = run_grid(grid_from(SMALL), small_rows(), path, workers=1, watch=seen.append)
     assert [progress.done for progress in seen] == list(range(N_CELLS + 1))
     assert {progress.total for progress in seen} == {N_CELLS}
     return path, results
@@ -49,10 +51,9 @@ def test_lines_stand_in_the_order_of_the_grid(straight):
 def test_two_workers_in_two_parts_make_the_same_file_and_run_nothing_twice(straight, tmp_path):
     path = tmp_path / "results.parquet"
     grid = grid_from(SMALL)
-    first = run_grid(grid, small_rows(), path, names=["again"], workers=2)
-    assert first.cells == [
-        cell.key for cell in grid.cells() if cell.key in {c.key for c in grid.cells(["again"])}
-    ]
+    with quick_workers():
+        first = run_grid(grid, small_rows(), path, names=["again"], workers=2)
+    assert first.cells == [cell.key for cell in grid.cells() if cell.key in {c.key for c in grid.cells(["again"])}]
     whole = run_grid(grid, small_rows(), path, workers=2)
     assert without_times(whole).equals(without_times(straight[1]))
     for name in ("seconds", "wall_seconds"):  # kept to the last bit: not run again
@@ -96,6 +97,7 @@ def test_a_worker_that_dies_is_told_in_one_sentence(tmp_path):
     assert psutil_children() == []
 
 
+@pytest.mark.usefixtures("workers_forked")
 def test_other_grids_data_and_versions_are_refused(straight, tmp_path, monkeypatch):
     path = tmp_path / "results.parquet"
     path.write_bytes(straight[0].read_bytes())
@@ -106,9 +108,7 @@ def test_other_grids_data_and_versions_are_refused(straight, tmp_path, monkeypat
         ("another grid", (grid_from(other), rows)),
         ("other data", (grid, rows.take(range(300)))),
     ):
-        with pytest.raises(
-            DataError, match=f"belongs to {says} .*; choose another output folder, or give --over"
-        ):
+        with pytest.raises(DataError, match=f"belongs to {says} .*; choose another output folder, or give --over"):
             run_grid(*args, path)
     monkeypatch.setattr("dpadmm.__version__", "99.0")
     with pytest.raises(DataError, match=r"another version of dpadmm \(.*, not 99.0\); choose another"):
@@ -140,6 +140,7 @@ def test_leftovers_of_a_killed_writer_are_gone_at_the_next_start(straight, tmp_p
     assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
 
 
+@pytest.mark.usefixtures("workers_forked")
 def test_more_repeats_extend_a_file_and_run_only_what_is_missing(straight, tmp_path):
     path, more = tmp_path / "results.parquet", grid_from(SMALL, repeats=3)
     path.write_bytes(straight[0].read_bytes())

@@ -127,9 +127,7 @@ def test_another_authority_an_expired_certificate_and_a_wrong_clock(tmp_path: Pa
     # A clock that is half an hour off does not matter; one that is two hours off is told
     for hours, fine in ((0.5, True), (2.0, False)):
         place = tmp_path / f"skew-{hours}"
-        ahead = Authority.create(
-            place / "aggregator", hosts=["localhost"], port=port, now=now + timedelta(hours=hours)
-        )
+        ahead = Authority.create(place / "aggregator", hosts=["localhost"], port=port, now=now + timedelta(hours=hours))
         (place / "site").mkdir()
         write_rows(place / "site" / "table.csv", 1)
         site = new_site(place / "site", study, table="table.csv", epsilon=3.0)

@@ -20,6 +20,7 @@ from guards import POLICY, STUDY, D, consensus, guarded, memory_folder, own, ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.errors import Refusal
@@ -217,38 +218,43 @@ def test_malformed_requests_are_refused_with_a_known_code_and_never_spend(guard)
     assert account.spent == len(account.rounds) * Fraction(POLICY.price(FUZZED.terms.plan.at(1)))
 
 
-@pytest.mark.parametrize("value", ODD_STUDIES, ids=lambda value: type(value).__name__)
-def test_odd_studies(guard, value):
-    assert ask(guard, value, 1, PLAIN, b"") == "study-unknown"
+def test_odd_studies(guard):
+    for value in ODD_STUDIES:
+        with case(value):
+            assert ask(guard, value, 1, PLAIN, b"") == "study-unknown"
 
 
-@pytest.mark.parametrize("value", ODD_ROUNDS, ids=lambda value: type(value).__name__)
-def test_odd_rounds(guard, value):
-    expected = "round-over" if type(value) is int and value > ROUNDS else "request-malformed"
-    assert ask(guard, HASH, value, PLAIN, b"") == expected
+def test_odd_rounds(guard):
+    for value in ODD_ROUNDS:
+        with case(value):
+            expected = "round-over" if type(value) is int and value > ROUNDS else "request-malformed"
+            assert ask(guard, HASH, value, PLAIN, b"") == expected
 
 
-@pytest.mark.parametrize("value", ODD_MEMOS, ids=lambda value: type(value).__name__)
-def test_odd_memos(guard, value):
-    assert ask(guard, HASH, 1, PLAIN, value) == "request-malformed"
+def test_odd_memos(guard):
+    for value in ODD_MEMOS:
+        with case(value):
+            assert ask(guard, HASH, 1, PLAIN, value) == "request-malformed"
 
 
 def test_a_memo_that_is_too_long(guard):
     assert ask(guard, HASH, 1, PLAIN, bytes(MAX_MEMO + 1)) == "request-malformed"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_other_kinds_of_numbers(guard, dtype):
-    assert ask(guard, HASH, 1, np.zeros((D, 1), dtype), b"") == "request-malformed"
+def test_other_kinds_of_numbers(guard):
+    for dtype in DTYPES:
+        with case(dtype):
+            assert ask(guard, HASH, 1, np.zeros((D, 1), dtype), b"") == "request-malformed"
 
 
-@pytest.mark.parametrize("how", LAYOUTS)
-def test_a_layout_is_nobody_s_business(guard, how):
+def test_a_layout_is_nobody_s_business(guard):
     """The same numbers in another layout are the same request."""
-    last = len(guard._ledger.status().accounts[HASH].rounds)
-    point = laid_out(how)
-    first = guard.answer(HASH, last + 1, point)
-    assert guard.answer(HASH, last + 1, point.copy()).tobytes() == first.tobytes()
+    for how in LAYOUTS:
+        with case(how):
+            last = len(guard._ledger.status().accounts[HASH].rounds)
+            point = laid_out(how)
+            first = guard.answer(HASH, last + 1, point)
+            assert guard.answer(HASH, last + 1, point.copy()).tobytes() == first.tobytes()
 
 
 things = st.one_of(
@@ -303,23 +309,24 @@ def test_an_agent_refuses_what_is_no_consensus():
 HUGE = [LIMIT, -LIMIT, 1e308, -1e200, 1e154, 5e-324, -2e-310, 0.0, -0.0, 1.0]
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_a_point_however_far_is_answered_and_the_answer_fits(loss):
+def test_a_point_however_far_is_answered_and_the_answer_fits():
     """On the real kernel: any point is safe to ask at, so none is refused."""
-    classes = {"binary": (-1, 1), "multiclass": (0, 1, 2), "regression": None}[LOSSES[loss].task]
-    training = STUDY.training.changed(loss=loss, n_rounds=200, noise_multiplier=100.0)
-    far = replace(STUDY, training=training, classes=classes)
-    features, labels = rows()
-    labels = np.abs(labels) if classes == (0, 1, 2) else labels
-    rng, policy = random.Random(), replace(POLICY, losses=frozenset(LOSSES))
-    with memory_folder() as folder, guarded(folder, own(features, labels), policy) as guard:
-        grid = guard.enrol(far).question(1).grid
-        largest = grid.largest + REACH * grid.noise_scale(far.noise_multiplier)
-        for round in range(1, 200 if LONG else 40):
-            point = np.array([rng.choice(HUGE) for _ in range(grid.size)]).reshape(far.shape)
-            answer = guard.answer(far.hash, round, point)
-            assert answer.shape == far.shape
-            assert np.abs(answer).max() <= largest
+    for loss in sorted(LOSSES):
+        with case(loss):
+            classes = {"binary": (-1, 1), "multiclass": (0, 1, 2), "regression": None}[LOSSES[loss].task]
+            training = STUDY.training.changed(loss=loss, n_rounds=200, noise_multiplier=100.0)
+            far = replace(STUDY, training=training, classes=classes)
+            features, labels = rows()
+            labels = np.abs(labels) if classes == (0, 1, 2) else labels
+            rng, policy = random.Random(), replace(POLICY, losses=frozenset(LOSSES))
+            with memory_folder() as folder, guarded(folder, own(features, labels), policy) as guard:
+                grid = guard.enrol(far).question(1).grid
+                largest = grid.largest + REACH * grid.noise_scale(far.noise_multiplier)
+                for round in range(1, 200 if LONG else 40):
+                    point = np.array([rng.choice(HUGE) for _ in range(grid.size)]).reshape(far.shape)
+                    answer = guard.answer(far.hash, round, point)
+                    assert answer.shape == far.shape
+                    assert np.abs(answer).max() <= largest
 
 
 @pytest.mark.parametrize("method", ["dp_admm", "dp_sgd"])

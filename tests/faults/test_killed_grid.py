@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 from grids import SMALL, small_rows, without_times
+from quick_workers import quick_workers
 
 from dpadmm.experiments.grid import grid_from
-from dpadmm.experiments.results import read_results
+from dpadmm.experiments.results import Results, read_results
 from dpadmm.experiments.runner import run_grid
 
 EXPERIMENTS = {name: about for name, about in SMALL["experiments"].items() if name != "times"}
@@ -41,11 +42,15 @@ if __name__ == "__main__":
 """
 
 
+def in_one_go(path: Path, *, repeats: int = 4, **options) -> Results:
+    """The grid without any trouble."""
+    with quick_workers():
+        return run_grid(grid_from(GRID, repeats=repeats), small_rows(), path, workers=1, **options)
+
+
 def start(path: Path, *, repeats: int = 4, **options) -> subprocess.Popen:
     script = path.parent.parent / "script.py"
-    script.write_text(
-        f"import sys\nsys.path[:0] = {[str(Path(__file__).parents[1] / 'support')]!r}\n{SCRIPT}"
-    )
+    script.write_text(f"import sys\nsys.path[:0] = {[str(Path(__file__).parents[1] / 'support')]!r}\n{SCRIPT}")
     words = [sys.executable, str(script), json.dumps(GRID), str(path), str(repeats)]
     options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
@@ -86,14 +91,14 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
     assert counts == list(range(finished, n_cells + 1))  # what was finished was not run again
     whole = read_results(path)
     assert whole.select(cell=before.cells).table.equals(before.table)
-    straight = run_grid(grid, small_rows(), tmp_path / "straight.parquet", workers=1)
+    straight = in_one_go(tmp_path / "straight.parquet")
     assert without_times(whole).equals(without_times(straight))
     assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
 
 
 def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_run(tmp_path):
-    grid, path = grid_from(GRID, repeats=6), tmp_path / "out" / "results.parquet"
-    before = run_grid(grid_from(GRID), small_rows(), path, workers=1)
+    path = tmp_path / "out" / "results.parquet"
+    before = in_one_go(path)
     process = start(path, repeats=6)
     try:
         counts = (int(line) for line in process.stdout)
@@ -106,18 +111,17 @@ def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_r
     kept = read_results(path)
     assert kept.select(cell=before.cells).table.equals(before.table)
     seen = []
-    whole = run_grid(grid, small_rows(), path, workers=1, watch=seen.append)
+    whole = in_one_go(path, repeats=6, watch=seen.append)
     assert seen[0].done == len(kept.cells)
     assert whole.select(cell=kept.cells).table.equals(kept.table)
-    straight = run_grid(grid, small_rows(), tmp_path / "straight" / "results.parquet", workers=1)
+    straight = in_one_go(tmp_path / "straight" / "results.parquet", repeats=6)
     assert without_times(whole).equals(without_times(straight))
 
 
 def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path):
     path = tmp_path / "out" / "results.parquet"
     path.parent.mkdir()
-    grid = grid_from(GRID)
-    first = run_grid(grid, small_rows(), path, names=["again"])
+    first = in_one_go(path, names=["again"])
     room = path.stat().st_size + 300
 
     def little_room() -> None:

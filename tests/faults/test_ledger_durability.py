@@ -60,11 +60,7 @@ def traced(run: str, folder: Path) -> list[Call]:
     assert done.returncode == 0, done.stderr
     calls = [call for line in out.read_text(errors="replace").splitlines() if (call := _call(line))]
     begin = next(i for i, call in enumerate(calls) if call.text.startswith("@begin"))
-    mine = [
-        call
-        for call in calls[begin:]
-        if call.text.startswith("@") or folder in (call.path, *call.path.parents)
-    ]
+    mine = [call for call in calls[begin:] if call.text.startswith("@") or folder in (call.path, *call.path.parents)]
     assert "unfinished" not in out.read_text(errors="replace")  # one thread alone: the order is the order
     return mine
 

@@ -248,9 +248,7 @@ def test_damage_that_no_record_shows_is_found_by_sqlite_itself(whole, folder):
         Ledger.open(folder / "copy", cap=CAP)
 
 
-@pytest.mark.parametrize(
-    ("round", "mu_squared"), [(1, ROUND_COST), (3, ROUND_COST), (2, CAP / 2), (2, 2 * CAP)]
-)
+@pytest.mark.parametrize(("round", "mu_squared"), [(1, ROUND_COST), (3, ROUND_COST), (2, CAP / 2), (2, 2 * CAP)])
 def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, monkeypatch, round, mu_squared):
     with opened(folder) as ledger:
         answer(ledger, 1)

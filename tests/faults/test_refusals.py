@@ -37,9 +37,7 @@ def codes_in(path: Path) -> set[str]:
     )
     if not ours:
         return set()
-    calls = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     found = [_code(call.args[0]) for call in calls if call.func.id == "Refusal"]
     if None in found:  # passed on, from somewhere in this file
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]

@@ -84,9 +84,7 @@ def test_a_server_that_wants_no_tls_is_not_talked_to(ground):
     heard = bytearray()
 
     async def strip(reader, writer):
-        writer.write(
-            b'INFO {"server_id":"x","version":"2.10.25","max_payload":1048576,"tls_required":false}\r\n'
-        )
+        writer.write(b'INFO {"server_id":"x","version":"2.10.25","max_payload":1048576,"tls_required":false}\r\n')
         heard.extend(await reader.read(65536))
         writer.close()
 

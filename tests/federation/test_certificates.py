@@ -14,6 +14,7 @@ from brokers import free_port, joined, new_authority
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from looping import case
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.pki import certificates as forms
@@ -94,9 +95,8 @@ def test_what_a_request_asks_for_beside_its_key_is_not_certified(authority, tmp_
     assert not extension(invitation.certificate, x509.BasicConstraints).value.ca
 
 
-@pytest.mark.parametrize(
-    ("choices", "sentence"),
-    [
+def test_wrong_settings_write_nothing(tmp_path_factory: pytest.TempPathFactory):
+    for choices, sentence in [
         ({"hosts": []}, "give at least one host name"),
         ({"hosts": "localhost"}, "give at least one host name"),
         ({"hosts": ["bad host"]}, "is not a host name or address"),
@@ -112,12 +112,12 @@ def test_what_a_request_asks_for_beside_its_key_is_not_certified(authority, tmp_
         ({"listen": "::1%x\ny"}, "is not an IP address"),
         ({"listen": 5}, "is not an IP address"),
         ({"days": 0}, "is not a whole number from 1 to 7300"),
-    ],
-)
-def test_wrong_settings_write_nothing(tmp_path, choices, sentence):
-    with pytest.raises(StudyError, match=sentence):
-        Authority.create(tmp_path / "a", **({"hosts": ["localhost"], "port": 4222} | choices))
-    assert not (tmp_path / "a").exists()
+    ]:
+        with case(choices, sentence):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(StudyError, match=sentence):
+                Authority.create(tmp_path / "a", **({"hosts": ["localhost"], "port": 4222} | choices))
+            assert not (tmp_path / "a").exists()
 
 
 def test_hosts_are_names_and_addresses(tmp_path):

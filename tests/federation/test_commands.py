@@ -226,9 +226,7 @@ def _declining_while_the_agent_runs(land: Land) -> None:
     wait_for(lambda: _decisions(land, "west").get(third.hash) == "left")
     assert "for good" in land.refused("agent", "enrol", "third.toml", *site)
 
-    (land.folder / "fourth.toml").write_text(
-        STUDY.replace("three hospitals", "fourth").replace("3.0", "90.0")
-    )
+    (land.folder / "fourth.toml").write_text(STUDY.replace("three hospitals", "fourth").replace("3.0", "90.0"))
     fourth = read_study(land.folder / "fourth.toml")
     decide(land.folder / "west", fourth, "accepted")  # beyond the limits: the agent cannot enrol it
     wait_for(lambda: _decisions(land, "west").get(fourth.hash) == "accepted")

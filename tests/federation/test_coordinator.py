@@ -43,9 +43,7 @@ class Table:
 
     def upload(self, site: str, value: float, **more: Any) -> bytes:
         values = np.full(self.study.shape, value)
-        message = Message(
-            Kind.UPLOAD, self.study.hash, self.run.round, values, digest_of(self.run.request), 10, 1
-        )
+        message = Message(Kind.UPLOAD, self.study.hash, self.run.round, values, digest_of(self.run.request), 10, 1)
         return packed(message._replace(**more))
 
     def say(self, site: str, value: float, **more: Any) -> None:
@@ -165,9 +163,7 @@ def test_an_upload_after_its_round_is_in_the_next_mean_and_on_record(make: Any) 
         ({"kind": Kind.REQUEST, "n_rows": 0, "rows_per_person": 0, "digest": "00" * 32}, "is not allowed"),
     ],
 )
-def test_what_is_not_an_answer_is_refused_and_its_site_named(
-    make: Any, change: dict[str, Any], text: str
-) -> None:
+def test_what_is_not_an_answer_is_refused_and_its_site_named(make: Any, change: dict[str, Any], text: str) -> None:
     table = make()
     table.begin("a", "b", "c")
     table.say("b", 1.0, **change)
@@ -318,9 +314,7 @@ def test_absurd_uploads_stop_the_study_with_a_reason(make: Any) -> None:
 @pytest.mark.parametrize("k", [11, 2**32 - 1])
 def test_numbers_that_no_statement_can_be_made_of_are_refused_before_they_count(make: Any, k: int) -> None:
     table = make()
-    answer = Message(
-        Kind.PRESENT, ALL.hash, digest=digest_of(table.run.request), n_rows=10, rows_per_person=k
-    )
+    answer = Message(Kind.PRESENT, ALL.hash, digest=digest_of(table.run.request), n_rows=10, rows_per_person=k)
     table.run.take("a", packed(answer), 1.0)
     assert "this study cannot protect" in table.told[-1]
     assert table.journal.sizes() == {}

@@ -66,9 +66,7 @@ def responder(tmp_path: Path) -> Iterator[Responder]:
 
 @pytest.mark.parametrize("declined", [True, False])
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_a_study_that_took_part_is_closed(
-    responder: Responder, tmp_path: Path, rounds: int, declined: bool
-) -> None:
+def test_a_study_that_took_part_is_closed(responder: Responder, tmp_path: Path, rounds: int, declined: bool) -> None:
     responder.accept(STUDY)
     for round in range(1, rounds + 1):
         assert said(responder, STUDY, request(round, STUDY)) == "UPLOAD"

@@ -54,9 +54,7 @@ class Sites:
         self.folder, self.rows, self.turn, self.away = folder, rows, [0, 0], set[tuple[str, int]]()
         self.lost: set[tuple[str, int]] = set()
         self.responders: dict[str, Responder] = {}
-        monkeypatch.setattr(
-            exact_noise, "discrete_gaussian", lambda scale, count: seeded(*self.turn)(scale, count)
-        )
+        monkeypatch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: seeded(*self.turn)(scale, count))
 
     def start(self, name: str, accepted: Study) -> None:
         alone = self.rows.agent(NAMES.index(name))

@@ -17,6 +17,7 @@ import pytest
 from brokers import joined, new_authority
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.pki import certificates as forms
@@ -186,9 +187,7 @@ def test_wrong_clocks_are_named(authority, site):
     invitation = authority.approve(make_request(site, "site-a"), days=10)
     now = datetime.now(UTC)
     join(site, invitation, now=now - timedelta(minutes=55))  # behind, but less than an hour
-    with pytest.raises(
-        StudyError, match=r"only from .* UTC .the clock of this machine shows .*correct the clock"
-    ):
+    with pytest.raises(StudyError, match=r"only from .* UTC .the clock of this machine shows .*correct the clock"):
         join(site, invitation, now=now - timedelta(hours=2))
     with pytest.raises(StudyError, match=r"site's certificate expired .*ask for a new invitation"):
         join(site, invitation, now=now + timedelta(days=11))
@@ -266,9 +265,7 @@ def test_files_that_are_nothing_of_ours_are_one_sentence(tmp_path):
     with pytest.raises(StudyError, match="not a regular file"):
         read_request(tmp_path)
     os.mkfifo(path)
-    with pytest.raises(
-        StudyError, match="not a regular file"
-    ):  # and does not wait for somebody to write to it
+    with pytest.raises(StudyError, match="not a regular file"):  # and does not wait for somebody to write to it
         read_invitation(path)
 
 
@@ -311,16 +308,17 @@ def test_fingerprints_are_those_that_openssl_shows(authority):
     assert authority.certificate.fingerprint(hashes.SHA256()) == sha256(certificate).digest()
 
 
-@pytest.mark.parametrize("module", ["pki.authority", "pki.certificates", "pki.joining", "nats.broker"])
-def test_missing_packages_are_one_sentence(module):
-    code = (
-        "import sys; sys.modules['cryptography'] = None\n"
-        "from dpadmm._base.errors import DpadmmError\n"
-        f"try: import dpadmm.federation.{module}\n"
-        "except DpadmmError as error: print(error)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "federation needs more packages: pip install 'dpadmm[federation]'\n"
+def test_missing_packages_are_one_sentence():
+    for module in ["pki.authority", "pki.certificates", "pki.joining", "nats.broker"]:
+        with case(module):
+            code = (
+                "import sys; sys.modules['cryptography'] = None\n"
+                "from dpadmm._base.errors import DpadmmError\n"
+                f"try: import dpadmm.federation.{module}\n"
+                "except DpadmmError as error: print(error)"
+            )
+            said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+            assert said == "federation needs more packages: pip install 'dpadmm[federation]'\n"
 
 
 def shaken(client, key, certificate, *, host="localhost", newest=ssl.TLSVersion.TLSv1_3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.protocol import (
@@ -15,10 +16,13 @@ from dpadmm.federation.protocol import (
 )
 
 
-@pytest.mark.parametrize("name", ["", "-a", "A", "a b", "a.b", "a" * 41, "a\n", "ä"])
-def test_a_name_that_could_be_another_subject_is_refused(name: str) -> None:
-    with pytest.raises(StudyError, match="is not a valid site name: use 1 to 40 lowercase letters"):
-        check_name(name)
+def test_a_name_that_could_be_another_subject_is_refused() -> None:
+    for name in ["", "-a", "A", "a b", "a.b", "a" * 41, "a\n", "ä"]:
+        with (
+            case(name),
+            pytest.raises(StudyError, match="is not a valid site name: use 1 to 40 lowercase letters"),
+        ):
+            check_name(name)
 
 
 def test_names_that_are_allowed() -> None:

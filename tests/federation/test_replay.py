@@ -49,9 +49,7 @@ def sites(tmp_path: Path, study: Study) -> dict[str, Site]:
 class Line(InProcess):
     """Some answers are held back until the next request, and some are lost; some sites are away."""
 
-    def __init__(
-        self, study: Study, responders: dict[str, Responder], **faults: set[tuple[str, int]]
-    ) -> None:
+    def __init__(self, study: Study, responders: dict[str, Responder], **faults: set[tuple[str, int]]) -> None:
         self._study, self._responders, self._faults = study, responders, faults
         self._held: list[tuple[str, bytes]] = []
         super().__init__({name: lambda data, name=name: self._answer(name, data) for name in responders})  # type: ignore[misc]
@@ -116,9 +114,7 @@ def test_the_same_with_answers_late_and_lost(tmp_path: Path, study: Study, sites
 
 
 @pytest.fixture
-def changed(
-    tmp_path: Path, study: Study, sites: dict[str, Site]
-) -> Iterator[tuple[Path, sqlite3.Connection]]:
+def changed(tmp_path: Path, study: Study, sites: dict[str, Site]) -> Iterator[tuple[Path, sqlite3.Connection]]:
     path = run(tmp_path, study, sites)
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         yield path, database

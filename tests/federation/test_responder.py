@@ -168,11 +168,7 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
         responder.answer(STUDY.hash, data)
         told.append(len(heard.lines))
     assert told == [1, 1, 2, 3]
-    assert (
-        heard.lines[0]
-        == heard.lines[1]
-        == f"{short}: refused an invalid message: a message cannot have 7 bytes"
-    )
+    assert heard.lines[0] == heard.lines[1] == f"{short}: refused an invalid message: a message cannot have 7 bytes"
     assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.close()

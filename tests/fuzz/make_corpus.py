@@ -106,9 +106,7 @@ def fuzz(
     for data in kept:
         (place / _digest(data)).write_bytes(data)
     size = sum(each.stat().st_size for each in place.iterdir())
-    sys.stdout.write(
-        f"{name}: {tries:,} inputs, {len(reached):,} branches, {len(kept)} files kept, {size:,} bytes\n"
-    )
+    sys.stdout.write(f"{name}: {tries:,} inputs, {len(reached):,} branches, {len(kept)} files kept, {size:,} bytes\n")
     return [f"{name}: {what}" for what in problems.values()]
 
 
@@ -138,9 +136,7 @@ def _digest(data: bytes) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("readers", nargs="*", metavar="READER", help=", ".join(READERS))
     parser.add_argument("--seconds", type=float, default=30.0, help="of fuzzing, for each reader")
     parser.add_argument("--seed", type=int, default=None, help="of the changes (default: another each time)")

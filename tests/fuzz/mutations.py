@@ -11,9 +11,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 
 _TOKEN = re.compile(rb'"(?:[^"\\\n]|\\.)*"|[-+]?[0-9][0-9.eE_+-]*|[A-Za-z_][\w-]*|[\[\]{}=:,]')
-_PEM = re.compile(
-    rb"(-----BEGIN [A-Z ]+-----)(?:\\n|\n)([A-Za-z0-9+/=\\\n]+?)(?:\\n|\n)(-----END [A-Z ]+-----)"
-)
+_PEM = re.compile(rb"(-----BEGIN [A-Z ]+-----)(?:\\n|\n)([A-Za-z0-9+/=\\\n]+?)(?:\\n|\n)(-----END [A-Z ]+-----)")
 _DEEP = 970
 """Nearly as deep as Python's stack."""
 
@@ -198,9 +196,7 @@ def _in_zip(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
         inside = head[:128] + inside[128:]
     elif change == "shape":
         shape = rng.choice((b"(0,)", b"()", b"(3, 9999999999)", b"(-1,)", b"(1,)", b"(2, 3, 1)", b"(((("))
-        kind = rng.choice(
-            (b"'<f8'", b"'<c16'", b"'<U9'", b"'|O'", b"'<M8[s]'", b"'|V8'", b"'<f2'", b"[('a', '<f8')]")
-        )
+        kind = rng.choice((b"'<f8'", b"'<c16'", b"'<U9'", b"'|O'", b"'<M8[s]'", b"'|V8'", b"'<f2'", b"[('a', '<f8')]"))
         head = b"{'descr': %s, 'fortran_order': False, 'shape': %s, }" % (kind, shape)
         inside = b"\x93NUMPY\x01\0" + (118).to_bytes(2, "little") + head.ljust(117) + b"\n" + inside[128:]
     elif change == "name":

@@ -139,9 +139,7 @@ def _journal(data: bytes, folder: Path) -> object:
     """A journal whose study says this; the rest of the database is whole."""
     path = _empty_journal(folder)
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute(
-            "UPDATE about SET value = ? WHERE name = 'study'", (data.decode("utf-8", "replace"),)
-        )
+        database.execute("UPDATE about SET value = ? WHERE name = 'study'", (data.decode("utf-8", "replace"),))
     with Journal.open(path, read_only=True) as journal:
         return journal.study, journal.members, list(journal.consensus())
 
@@ -150,9 +148,7 @@ def _model_about(data: bytes, folder: Path) -> object:
     """A model whose JSON says this, with arrays that are whole."""
     whole = io.BytesIO()
     text = data.decode("utf-8", "replace").rstrip("\0")  # NumPy's texts end where their zeros begin
-    np.savez(
-        whole, allow_pickle=False, about=np.array(text), weights=np.ones((3, 1)), history=np.ones((2, 3, 1))
-    )
+    np.savez(whole, allow_pickle=False, about=np.array(text), weights=np.ones((3, 1)), history=np.ones((2, 3, 1)))
     (folder / "model.dpadmm").write_bytes(whole.getvalue())
     return load_model(folder / "model.dpadmm")
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from looping import case
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
@@ -57,9 +58,7 @@ def test_binary_figures_are_scikit_learns() -> None:
     np.testing.assert_allclose([each.observed for each in found.bins], observed)
     np.testing.assert_allclose([each.predicted for each in found.bins], predicted)
     counts = np.array([each.rows for each in found.bins])
-    assert found.figures["calibration_error"] == pytest.approx(
-        (counts * abs(observed - predicted)).sum() / 500
-    )
+    assert found.figures["calibration_error"] == pytest.approx((counts * abs(observed - predicted)).sum() / 500)
 
 
 def test_figures_of_several_classes_are_scikit_learns() -> None:
@@ -146,34 +145,33 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
     assert evaluate(model, tmp_path / "t.csv", label="z").confusion.tolist() == [[1, 0], [1, 1]]
 
 
-@pytest.mark.parametrize(
-    ("model", "labels", "label", "sentence"),
-    [
+def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for model, labels, label, sentence in [
         (binary(), ["yes", "maybe"], None, "label 'z' of row 2 is none of the classes no, yes"),
         (number(), [1.0, ""], None, "label 'z' of row 2 is missing"),
         (binary(), ["yes", "no"], "x", "column 'x' is a feature of the model"),
         (binary(), ["yes", "no"], "q", "has no column 'q'"),
         (Model(np.ones((2, 1)), "binary", "hinge", feature_names=("x", "y")), ["1", "-1"], None, "--label"),
         (Model(np.ones((2, 1)), "binary", "hinge"), ["1", "-1"], "z", "the names of its columns"),
-    ],
-)
-def test_a_sentence_for_every_mistake(
-    tmp_path: Path, model: Model, labels: list[object], label: str | None, sentence: str
-) -> None:
-    with pytest.raises((DataError, StudyError), match=sentence):
-        evaluate(model, write(tmp_path / "t.csv", labels), label=label)
+    ]:
+        with case(model, labels, label, sentence):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises((DataError, StudyError), match=sentence):
+                evaluate(model, write(tmp_path / "t.csv", labels), label=label)
 
 
 # --- figures -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [binary(), binary("hinge"), several(), number()])
-def test_figures_can_be_drawn(tmp_path: Path, model: Model) -> None:
-    truth = RNG.integers(2, size=80).astype(float)
-    found = of_scores(model, truth, RNG.normal(size=(80, model.weights.shape[1])))
-    _, svg = save_figure(evaluation_figure(model, found, "80 rows"), tmp_path / "evaluation")
-    words = "".join(ElementTree.parse(svg).getroot().itertext())
-    assert "80 rows" in words
-    assert ("ROC" in words) == (model.task == "binary")
-    assert ("calibration" in words) == model.has_probabilities
-    assert ("RMSE" in words) == (model.task == "regression")
+def test_figures_can_be_drawn(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for model in [binary(), binary("hinge"), several(), number()]:
+        with case(model):
+            tmp_path = tmp_path_factory.mktemp("case")
+            truth = RNG.integers(2, size=80).astype(float)
+            found = of_scores(model, truth, RNG.normal(size=(80, model.weights.shape[1])))
+            _, svg = save_figure(evaluation_figure(model, found, "80 rows"), tmp_path / "evaluation")
+            words = "".join(ElementTree.parse(svg).getroot().itertext())
+            assert "80 rows" in words
+            assert ("ROC" in words) == (model.task == "binary")
+            assert ("calibration" in words) == model.has_probabilities
+            assert ("RMSE" in words) == (model.task == "regression")

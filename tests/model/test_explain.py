@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from looping import case
 from mixed_tables import COLUMNS, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
 
 from dpadmm.data.encoded import encode_table
@@ -63,29 +65,29 @@ def within_bounds(cells):
     return {column.name: cells[column.name] for column in COLUMNS}
 
 
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize("loss", ["logistic", "hinge", "softmax", "huber"])
-def test_coefficients_times_values_are_the_scores(loss, intercept):
-    model, cells = random_model(loss, intercept=intercept), within_bounds(make_cells(60, seed=8))
-    found = explain(model).as_json()
-    outputs = [each["class"] for each in found["intercept"]]
-    slopes = {(each["column"], each["value"] or "", each["class"]): each["coefficient"]
-              for each in found["coefficients"]}  # fmt: skip
-    sums = np.array([[each["coefficient"] for each in found["intercept"]]] * 60)
-    for column in COLUMNS:
-        for row, cell in enumerate(cells[column.name]):
-            for value, size in value_of(column, cell).items():
-                for h, output in enumerate(outputs):
-                    if size and (value != "missing" or len(column.features) > 1):
-                        sums[row, h] += slopes[column.name, value, output] * size
-    scores = model.decision_function(pa.table(cells))
-    if loss == "softmax":
-        assert outputs == list(GRADES)
-        np.testing.assert_allclose(sums, scores - scores.mean(axis=1, keepdims=True), atol=1e-5)
-    elif loss == "huber":
-        np.testing.assert_allclose(sums[:, 0], model.predict(pa.table(cells)), atol=1e-3)  # 0 … 100
-    else:
-        np.testing.assert_allclose(sums, scores, atol=1e-5)
+def test_coefficients_times_values_are_the_scores():
+    for loss, intercept in product(["logistic", "hinge", "softmax", "huber"], [True, False]):
+        with case(loss, intercept):
+            model, cells = random_model(loss, intercept=intercept), within_bounds(make_cells(60, seed=8))
+            found = explain(model).as_json()
+            outputs = [each["class"] for each in found["intercept"]]
+            slopes = {(each["column"], each["value"] or "", each["class"]): each["coefficient"]
+                      for each in found["coefficients"]}  # fmt: skip
+            sums = np.array([[each["coefficient"] for each in found["intercept"]]] * 60)
+            for column in COLUMNS:
+                for row, cell in enumerate(cells[column.name]):
+                    for value, size in value_of(column, cell).items():
+                        for h, output in enumerate(outputs):
+                            if size and (value != "missing" or len(column.features) > 1):
+                                sums[row, h] += slopes[column.name, value, output] * size
+            scores = model.decision_function(pa.table(cells))
+            if loss == "softmax":
+                assert outputs == list(GRADES)
+                np.testing.assert_allclose(sums, scores - scores.mean(axis=1, keepdims=True), atol=1e-5)
+            elif loss == "huber":
+                np.testing.assert_allclose(sums[:, 0], model.predict(pa.table(cells)), atol=1e-3)  # 0 … 100
+            else:
+                np.testing.assert_allclose(sums, scores, atol=1e-5)
 
 
 def test_largest_effect_over_the_range_first():
@@ -119,18 +121,16 @@ def test_a_single_public_value_is_compared_with_all_others():
     assert yes.coefficient != 0.0
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
+def test_rows_that_are_shortened_are_told():
+    for schema, said in [
         (Schema((Number("a", (0, 1)), Boolean("b"))), ""),
         (Schema((Number("a", (0, 1)), Boolean("b")), row_norm=1.2), "row_norm 1.2"),
         (Schema((Plain("a"), Plain("b"))), "row_norm 1 "),
-    ],
-)
-def test_rows_that_are_shortened_are_told(schema, said):
-    told = explain(random_model("logistic", schema=schema)).shortened
-    assert said in told
-    assert bool(told) == bool(said)
+    ]:
+        with case(schema, said):
+            told = explain(random_model("logistic", schema=schema)).shortened
+            assert said in told
+            assert bool(told) == bool(said)
 
 
 def test_features_without_a_schema():

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from looping import case
 from mixed_tables import GRADES, LABELS, SCHEMA, make_cells
 from scipy.sparse import csr_array
 from sklearn.base import clone
@@ -109,27 +110,27 @@ def same(model: Model, other: Pipeline, rows: Any) -> None:
     if model.has_probabilities:
         np.testing.assert_allclose(other.predict_proba(rows), model.predict_proba(rows), atol=1e-6)
     else:
-        np.testing.assert_allclose(
-            other.decision_function(rows), model.decision_function(rows)[:, 0], atol=1e-5
-        )
+        np.testing.assert_allclose(other.decision_function(rows), model.decision_function(rows)[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_pipelines_predict_the_same_from_tables(name: str) -> None:
-    model = MODELS[name]
-    other = model.to_sklearn()
-    assert isinstance(other, Pipeline)
-    same(model, other, pd.DataFrame(frame_for(model)))
-    same(model, other, frame_for(model))
-    assert model.schema is not None
-    assert other[:-1].get_feature_names_out().tolist() == list(model.schema.features)
+def test_pipelines_predict_the_same_from_tables() -> None:
+    for name in MODELS:
+        with case(name):
+            model = MODELS[name]
+            other = model.to_sklearn()
+            assert isinstance(other, Pipeline)
+            same(model, other, pd.DataFrame(frame_for(model)))
+            same(model, other, frame_for(model))
+            assert model.schema is not None
+            assert other[:-1].get_feature_names_out().tolist() == list(model.schema.features)
 
 
-@pytest.mark.parametrize("name", MATRIX_MODELS)
-def test_pipelines_predict_the_same_from_matrices(name: str) -> None:
-    model, rows = MATRIX_MODELS[name], np.random.default_rng(2).normal(size=(300, 4))
-    same(model, model.to_sklearn(), rows)
-    same(model, model.to_sklearn(), csr_array(rows))
+def test_pipelines_predict_the_same_from_matrices() -> None:
+    for name in MATRIX_MODELS:
+        with case(name):
+            model, rows = MATRIX_MODELS[name], np.random.default_rng(2).normal(size=(300, 4))
+            same(model, model.to_sklearn(), rows)
+            same(model, model.to_sklearn(), csr_array(rows))
 
 
 def test_softmax_of_two_classes() -> None:

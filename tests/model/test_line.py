@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from looping import case
 
 from dpadmm import Model, simulate
 
@@ -13,9 +13,8 @@ def test_of_a_run():
     assert shown == "<Model logistic, 20 features, classes -1, 1, ε = 1 at δ = 1e-05, simulated noise>"
 
 
-@pytest.mark.parametrize(
-    ("model", "shown"),
-    [
+def test_one_line_whatever_it_says_of_itself():
+    for model, shown in [
         (
             Model(np.zeros((3, 1)), "binary", "hinge", classes=("no", "yes"), intercept=True),
             "<Model hinge, 2 features and a constant, classes no, yes, privacy unknown>",
@@ -41,8 +40,7 @@ def test_of_a_run():
             Model(np.ones((1, 1)), "binary", "logistic", privacy={"epsilon": "much", "noise": 3}),
             "<Model logistic, 1 feature, classes -1, 1, not private>",
         ),
-    ],
-)
-def test_one_line_whatever_it_says_of_itself(model, shown):
-    assert repr(model) == shown
-    assert len(shown.splitlines()) == 1
+    ]:
+        with case(model, shown):
+            assert repr(model) == shown
+            assert len(shown.splitlines()) == 1

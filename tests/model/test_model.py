@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from looping import case
 from mixed_tables import make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
@@ -85,22 +86,26 @@ def test_long_rows_are_shortened_when_they_were_in_training() -> None:
     np.testing.assert_allclose(MODELS["plain"].decision_function(long), long @ W1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_sparse_and_float32_rows(name: str) -> None:
-    model = MODELS[name]
-    usual = model.decision_function(A)
-    np.testing.assert_allclose(model.decision_function(csr_array(A)), usual, rtol=1e-12)
-    np.testing.assert_allclose(model.decision_function(A.astype(np.float32)), usual, atol=1e-6)
-    if model.task != "regression":
-        np.testing.assert_array_equal(model.predict(csr_array(A)), model.predict(A))
+def test_sparse_and_float32_rows() -> None:
+    for name in MODELS:
+        with case(name):
+            model = MODELS[name]
+            usual = model.decision_function(A)
+            np.testing.assert_allclose(model.decision_function(csr_array(A)), usual, rtol=1e-12)
+            np.testing.assert_allclose(model.decision_function(A.astype(np.float32)), usual, atol=1e-6)
+            if model.task != "regression":
+                np.testing.assert_array_equal(model.predict(csr_array(A)), model.predict(A))
 
 
-@pytest.mark.parametrize("shape", [(3,), (5, 2), (5, 4), (2, 3, 3)])
-def test_wrong_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(
-        DataError, match=r"the model has 3 features, but the rows have shape|must have two dimensions"
-    ):
-        MODELS["binary"].predict(np.zeros(shape))
+def test_wrong_shapes_are_refused() -> None:
+    for shape in [(3,), (5, 2), (5, 4), (2, 3, 3)]:
+        with (
+            case(shape),
+            pytest.raises(
+                DataError, match=r"the model has 3 features, but the rows have shape|must have two dimensions"
+            ),
+        ):
+            MODELS["binary"].predict(np.zeros(shape))
 
 
 def test_no_probabilities_without_a_probability_model() -> None:
@@ -112,16 +117,27 @@ def test_no_probabilities_without_a_probability_model() -> None:
 # --- file --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_round_trip(name: str, tmp_path: Path) -> None:
-    model, path = MODELS[name], tmp_path / "some model.dpadmm"
-    assert model.save(path) == path
-    again = load_model(path)
-    np.testing.assert_array_equal(again.weights, model.weights)
-    for field in ("task", "loss", "classes", "intercept", "clip", "feature_names", "privacy", "version"):
-        assert getattr(again, field) == getattr(model, field), field
-    np.testing.assert_array_equal(again.predict(A), model.predict(A))
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]  # and no .part
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in MODELS:
+        with case(name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            model, path = MODELS[name], tmp_path / "some model.dpadmm"
+            assert model.save(path) == path
+            again = load_model(path)
+            np.testing.assert_array_equal(again.weights, model.weights)
+            for field in (
+                "task",
+                "loss",
+                "classes",
+                "intercept",
+                "clip",
+                "feature_names",
+                "privacy",
+                "version",
+            ):
+                assert getattr(again, field) == getattr(model, field), field
+            np.testing.assert_array_equal(again.predict(A), model.predict(A))
+            assert [entry.name for entry in tmp_path.iterdir()] == [path.name]  # and no .part
 
 
 def test_numpy_values_are_saved_as_plain_ones(tmp_path: Path) -> None:
@@ -133,9 +149,7 @@ def test_numpy_values_are_saved_as_plain_ones(tmp_path: Path) -> None:
         assert again.privacy == {"z": [1.0, 1.0]}
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model"
     MODELS["binary"].save(path)
     before = path.read_bytes()
@@ -156,21 +170,23 @@ def test_what_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_model_that_is_not_finite_is_written_by_nobody(tmp_path: Path, bad: float) -> None:
-    weights = W1.copy()
-    weights[1, 0] = bad
-    model = Model(weights, "binary", "logistic", feature_names=("x", "y", "z"))
-    with pytest.raises(DataError, match=r"m was not written: .*the model's weights are finite; train again"):
-        model.save(tmp_path / "m")
-    with pytest.raises(DataError, match="m was not written"):
-        model.to_onnx(tmp_path / "m")
-    with pytest.raises(DataError, match="no pipeline was made"):
-        model.to_sklearn()
-    past = Model(W1, "binary", "logistic", history=np.stack([W1, weights]))
-    with pytest.raises(DataError, match="the model's history are finite"):
-        past.save(tmp_path / "m")
-    assert not list(tmp_path.iterdir())
+def test_a_model_that_is_not_finite_is_written_by_nobody(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for bad in [np.nan, np.inf, -np.inf]:
+        with case(bad):
+            tmp_path = tmp_path_factory.mktemp("case")
+            weights = W1.copy()
+            weights[1, 0] = bad
+            model = Model(weights, "binary", "logistic", feature_names=("x", "y", "z"))
+            with pytest.raises(DataError, match=r"m was not written: .*the model's weights are finite; train again"):
+                model.save(tmp_path / "m")
+            with pytest.raises(DataError, match="m was not written"):
+                model.to_onnx(tmp_path / "m")
+            with pytest.raises(DataError, match="no pipeline was made"):
+                model.to_sklearn()
+            past = Model(W1, "binary", "logistic", history=np.stack([W1, weights]))
+            with pytest.raises(DataError, match="the model's history are finite"):
+                past.save(tmp_path / "m")
+            assert not list(tmp_path.iterdir())
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -228,16 +244,18 @@ def test_a_file_with_a_part_twice_is_refused(tmp_path: Path, again: str) -> None
         load_model(tmp_path / "m")
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "weights", "Weights.npy", "history.npy", "a/", "x" * 200])
-def test_a_file_with_a_part_that_nobody_reads_is_refused(tmp_path: Path, name: str) -> None:
-    path = _write(tmp_path / "m", GOOD, weights=W1)
-    load_model(path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(name, _npy(W1))
-    with pytest.raises(DataError, match="is in the file, which is no part of a model; train again") as caught:
-        load_model(path)
-    assert name[:40] in str(caught.value)
-    assert len(str(caught.value)) < len(str(path)) + 150
+def test_a_file_with_a_part_that_nobody_reads_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in ["rows.csv", "weights", "Weights.npy", "history.npy", "a/", "x" * 200]:
+        with case(name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = _write(tmp_path / "m", GOOD, weights=W1)
+            load_model(path)
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.writestr(name, _npy(W1))
+            with pytest.raises(DataError, match="is in the file, which is no part of a model; train again") as caught:
+                load_model(path)
+            assert name[:40] in str(caught.value)
+            assert len(str(caught.value)) < len(str(path)) + 150
 
 
 def encrypted(raw: bytes) -> bytes:
@@ -264,9 +282,8 @@ def test_another_format_is_named(tmp_path: Path) -> None:
         load_model(path)
 
 
-@pytest.mark.parametrize(
-    ("about", "weights"),
-    [
+def test_files_that_make_no_model_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for about, weights in [
         ({}, W1),
         ([], W1),
         ("text", W1),
@@ -280,11 +297,11 @@ def test_another_format_is_named(tmp_path: Path) -> None:
         (GOOD | {"task": "guessing"}, W1),
         (GOOD | {"classes": ["one"]}, W1),
         (GOOD | {"task": "multiclass", "classes": ["a", "b"]}, W3),
-    ],
-)
-def test_files_that_make_no_model_are_refused(tmp_path: Path, about: object, weights: object) -> None:
-    with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
-        load_model(_write(tmp_path / "m", about, weights=weights))
+    ]:
+        with case(about, weights):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+                load_model(_write(tmp_path / "m", about, weights=weights))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -342,9 +359,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Result, Pa
     return study, run_study(study, table, seed=1), path
 
 
-def test_a_study_s_model_keeps_all_that_is_public(
-    trained: tuple[Study, Result, Path], tmp_path: Path
-) -> None:
+def test_a_study_s_model_keeps_all_that_is_public(trained: tuple[Study, Result, Path], tmp_path: Path) -> None:
     study, result, table = trained
     made = model_of(result)
     again = load_model(made.save(tmp_path / "m.dpadmm"))
@@ -377,9 +392,7 @@ def test_scores_of_a_table_are_those_of_training(trained: tuple[Study, Result, P
 
 def test_numbers_are_predicted_in_the_label_s_units(tmp_path: Path) -> None:
     schema, label = Schema((Number("x", (0.0, 10.0)),)), Label("price", bounds=(100.0, 300.0))
-    model = Model(
-        np.array([[0.5]]), "regression", "squared", schema=schema, label=label, feature_names=("x",)
-    )
+    model = Model(np.array([[0.5]]), "regression", "squared", schema=schema, label=label, feature_names=("x",))
     (tmp_path / "t.csv").write_text("x\n0\n5\n10\n")
     expected = pytest.approx([150.0, 200.0, 250.0], rel=1e-6)
     assert model.predict_table(tmp_path / "t.csv").tolist() == expected
@@ -412,21 +425,19 @@ COLUMN = {"name": "x", "kind": "number", "bounds": [0.0, 1.0]}
 SCHEMA_3 = {"columns": [COLUMN | {"name": name} for name in "xyz"], "row_norm": None}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_files_of_the_second_format_that_are_well(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for change in [
         {},
         {"schema": SCHEMA_3, "feature_names": ["x", "y", "z"]},
         {"label": {"column": "y", "classes": ["a", "b"]}, "classes": ["a", "b"]},
-    ],
-)
-def test_files_of_the_second_format_that_are_well(tmp_path: Path, change: dict[str, object]) -> None:
-    load_model(_write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1))))
+    ]:
+        with case(change):
+            tmp_path = tmp_path_factory.mktemp("case")
+            load_model(_write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1))))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_files_whose_parts_do_not_fit_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for change in [
         {"study": STUDY | {"name": "another"}},
         {"study": [1]},
         {"study_hash": None},
@@ -445,18 +456,20 @@ def test_files_of_the_second_format_that_are_well(tmp_path: Path, change: dict[s
         {"label": {"column": "y", "classes": ["a", "b"], "more": 1}, "classes": ["a", "b"]},
         {"classes": [{"a": 1}, {"b": 2}]},
         {"classes": "ab"},
-    ],
-)
-def test_files_whose_parts_do_not_fit_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    path = _write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1)))
-    with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
-        load_model(path)
+    ]:
+        with case(change):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = _write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1)))
+            with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+                load_model(path)
 
 
-@pytest.mark.parametrize("history", [np.zeros((2, 4, 1)), np.zeros(3), np.full((2, 3, 1), np.inf)])
-def test_a_history_of_another_model_is_refused(tmp_path: Path, history: np.ndarray) -> None:
-    with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
-        load_model(_write(tmp_path / "m", GOOD2, weights=W1, history=history))
+def test_a_history_of_another_model_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for history in [np.zeros((2, 4, 1)), np.zeros(3), np.full((2, 3, 1), np.inf)]:
+        with case(history):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+                load_model(_write(tmp_path / "m", GOOD2, weights=W1, history=history))
 
 
 def test_files_that_promise_too_much_are_refused_before_memory_is_taken(
@@ -473,9 +486,7 @@ def test_files_that_promise_too_much_are_refused_before_memory_is_taken(
     assert len(load_model(tmp_path / "bomb").weights) == 2**18
     monkeypatch.setattr(model_file, "MOST_BYTES", 2**20)
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 1)}
-    )
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 1)})
     with zipfile.ZipFile(tmp_path / "huge", "w") as archive:
         archive.writestr("about.npy", about.getvalue())
         archive.writestr("weights.npy", header.getvalue())

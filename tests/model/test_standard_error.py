@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 from mixed_tables import write_csv
 
 from dpadmm._base.errors import DataError
@@ -68,17 +70,17 @@ def final(study, n_rows, noise):
     return averages.model(study.settings.average, consensus)[0, 0], state.released[:, 0, 0], consensus[0, 0]
 
 
-@pytest.mark.parametrize("average", AVERAGES)
-@pytest.mark.parametrize("method", ["dp_admm", "dp_sgd"])
-def test_noise_travels_as_in_the_method_itself(method, average):
-    n_rows, t = np.array([50, 400, 50, 90]), 7
-    study = one_weight(method, average, t)
-    std = 3.0 * mean_gradient_sensitivity(study.problem.loss.lipschitz, n_rows)
-    impulses = np.eye(t * 4).reshape(-1, t, 4) * std
-    expected = sum(final(study, n_rows, impulse)[0] ** 2 for impulse in impulses)
-    recursion = recursion_of(study, n_rows, t)
-    assert recursion.variance(np.array([CURVATURE]), np.ones(t))[0] == pytest.approx(expected, rel=1e-9)
-    assert recursion.variance(np.array([0.0]), np.ones(t))[0] > 1.05 * expected
+def test_noise_travels_as_in_the_method_itself():
+    for method, average in product(["dp_admm", "dp_sgd"], AVERAGES):
+        with case(method, average):
+            n_rows, t = np.array([50, 400, 50, 90]), 7
+            study = one_weight(method, average, t)
+            std = 3.0 * mean_gradient_sensitivity(study.problem.loss.lipschitz, n_rows)
+            impulses = np.eye(t * 4).reshape(-1, t, 4) * std
+            expected = sum(final(study, n_rows, impulse)[0] ** 2 for impulse in impulses)
+            recursion = recursion_of(study, n_rows, t)
+            assert recursion.variance(np.array([CURVATURE]), np.ones(t))[0] == pytest.approx(expected, rel=1e-9)
+            assert recursion.variance(np.array([0.0]), np.ones(t))[0] > 1.05 * expected
 
 
 def test_local_models_spread_around_the_consensus():
@@ -92,14 +94,14 @@ def test_local_models_spread_around_the_consensus():
     assert not recursion_of(study, n_rows[:1], t).local_variance(CURVATURE).any()
 
 
-@pytest.mark.parametrize("average", AVERAGES)
-@pytest.mark.parametrize("rounds", [1, 2, 3, 6])
-def test_averages_of_interrupted_runs(average, rounds):
-    path, averages = np.arange(1.0, rounds + 1.0), Averages()
-    for k, value in enumerate(path, 1):
-        averages(RoundView(k, 6, np.full((1, 1), value), np.empty((0, 1, 1)), 0.0))
-    expected = averages.model(average, np.full((1, 1), path[-1]))[0, 0]
-    assert average_weights(average, rounds, 6) @ path == pytest.approx(expected)
+def test_averages_of_interrupted_runs():
+    for rounds, average in product([1, 2, 3, 6], AVERAGES):
+        with case(rounds, average):
+            path, averages = np.arange(1.0, rounds + 1.0), Averages()
+            for k, value in enumerate(path, 1):
+                averages(RoundView(k, 6, np.full((1, 1), value), np.empty((0, 1, 1)), 0.0))
+            expected = averages.model(average, np.full((1, 1), path[-1]))[0, 0]
+            assert average_weights(average, rounds, 6) @ path == pytest.approx(expected)
 
 
 SKEWED = Schema(
@@ -138,27 +140,25 @@ def table(tmp_path_factory):
     return encode_table(path, SKEWED, skewed_study().label, by="site", intercept=True)
 
 
-@pytest.mark.parametrize(
-    "training",
-    [{}, {"method": "dp_sgd"}, {"epsilon": 1.0, "average": "tail", "regularizer": "l1"}],
-)
-def test_the_estimate_agrees_with_many_runs_on_the_same_rows(table, training):
-    study, n_runs = skewed_study(**training), 120
-    model = model_of(run_study(study, table, seed=1000))
-    found = explain(model)
-    deal = of_codes(table.groups, table.owners)
-    rows = make_rows(table.features, table.labels, order=deal.order, offsets=deal.offsets)
-    method = study.settings.rounds(study.problem, rows, np.full(3, 40), seed=0)
-    runs = []
-    for seed in range(n_runs):
-        noise = SimulatedNoise(seed, 3, study.shape)
-        outcome = train(method, study.problem, rows, n_rounds=40, noise=noise)
-        weights = outcome.weights(study.settings.average)
-        other = explain(replace(model, weights=weights, history=np.empty((0, 0, 0))))
-        runs.append({each.name: each.coefficient for each in (*other.coefficients, *other.intercepts)})
-    for each in (*found.coefficients, *found.intercepts):
-        observed = np.std([run[each.name] for run in runs], ddof=1)
-        assert observed / 1.6 < each.standard_error < 1.6 * observed, each  # so many runs know it within 7%
+def test_the_estimate_agrees_with_many_runs_on_the_same_rows(table):
+    for training in [{}, {"method": "dp_sgd"}, {"epsilon": 1.0, "average": "tail", "regularizer": "l1"}]:
+        with case(training):
+            study, n_runs = skewed_study(**training), 120
+            model = model_of(run_study(study, table, seed=1000))
+            found = explain(model)
+            deal = of_codes(table.groups, table.owners)
+            rows = make_rows(table.features, table.labels, order=deal.order, offsets=deal.offsets)
+            method = study.settings.rounds(study.problem, rows, np.full(3, 40), seed=0)
+            runs = []
+            for seed in range(n_runs):
+                noise = SimulatedNoise(seed, 3, study.shape)
+                outcome = train(method, study.problem, rows, n_rounds=40, noise=noise)
+                weights = outcome.weights(study.settings.average)
+                other = explain(replace(model, weights=weights, history=np.empty((0, 0, 0))))
+                runs.append({each.name: each.coefficient for each in (*other.coefficients, *other.intercepts)})
+            for each in (*found.coefficients, *found.intercepts):
+                observed = np.std([run[each.name] for run in runs], ddof=1)
+                assert observed / 1.6 < each.standard_error < 1.6 * observed, each  # so many runs know it within 7%
 
 
 def test_only_public_values_count(table):
@@ -194,10 +194,10 @@ def test_combinations_use_the_covariance():
     assert error.std_of(np.array([[1.0, 1.0], [1.0, 0.0]])).tolist() == pytest.approx([2**0.5, 2**0.5])
 
 
-@pytest.mark.parametrize("shape", [(8, 2, 1), (1, 1, 1), (8, 1)])
-def test_a_history_that_is_not_of_the_study_is_refused(shape):
-    with pytest.raises(DataError, match="history"):
-        noise_error_of(one_weight(), np.zeros(shape), np.array([50]))
+def test_a_history_that_is_not_of_the_study_is_refused():
+    for shape in [(8, 2, 1), (1, 1, 1), (8, 1)]:
+        with case(shape), pytest.raises(DataError, match="history"):
+            noise_error_of(one_weight(), np.zeros(shape), np.array([50]))
 
 
 @pytest.mark.parametrize("size", [0.0, 1e3])

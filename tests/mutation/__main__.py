@@ -46,14 +46,10 @@ Kill = tuple[Mutant, bool, str]
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutation", description=__doc__)
     parser.add_argument("--files", nargs="+", default=[], metavar="GLOB", help="targets, such as 'privacy/*'")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="TEXT", help="mutants whose identity has this in it"
-    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="mutants whose identity has this in it")
     parser.add_argument("--rerun-survivors", action="store_true", help="those that the last runs left")
     parser.add_argument("--changed", metavar="BASE", help="targets changed since a commit, if there are any")
-    parser.add_argument(
-        "--sample", metavar="SEED", help="in random order, by the tests known to find mutants"
-    )
+    parser.add_argument("--sample", metavar="SEED", help="in random order, by the tests known to find mutants")
     parser.add_argument("--seconds", type=float, help="stop in time")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--check-reasons", action="store_true", help="also run mutants that have a reason")
@@ -81,9 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
     mutants = [mutant for target in targets for mutant in mutants_of(target, project.text(target))]
     known = {*targets, *(each.file for each in reasons if each.file not in project.targets)}
     stale = [each for each in reasons if each.file in known and not any(map(each.covers, mutants))]
-    asked = [
-        mutant for mutant in mutants if not options.only or any(t in _names(mutant) for t in options.only)
-    ]
+    asked = [mutant for mutant in mutants if not options.only or any(t in _names(mutant) for t in options.only)]
     if options.rerun_survivors:
         last = _last(project)
         asked = [mutant for mutant in asked if last.get(mutant.identity) in MISSED]
@@ -113,9 +107,7 @@ def main(words: Sequence[str] | None = None) -> int:
         and any(map(each.covers, verdicts))
         and all(verdicts[m][0] in (KILLED, TIMED_OUT) for m in verdicts if each.covers(m))
     ]
-    _report(
-        project, verdicts, stale, wrong, n_cut, len(asked) - len(verdicts), spent, time.monotonic() - start
-    )
+    _report(project, verdicts, stale, wrong, n_cut, len(asked) - len(verdicts), spent, time.monotonic() - start)
     _keep(project, verdicts, options.json, stale)
     if options.keep_killers:
         whole = [each for each in targets if all(m in verdicts for m in mutants if m.file == each)]
@@ -132,9 +124,7 @@ def _names(mutant: Mutant) -> str:
 def _targets(project: Project, options: argparse.Namespace) -> list[str]:
     targets = project.chosen(options.files)
     if options.changed:
-        changed = set(
-            _git(project, "diff", "--name-only", options.changed, "--", project.package).split("\n")
-        )
+        changed = set(_git(project, "diff", "--name-only", options.changed, "--", project.package).split("\n"))
         touched = [each for each in targets if f"{project.package}/{each}" in changed]
         if touched:
             return touched
@@ -144,9 +134,7 @@ def _targets(project: Project, options: argparse.Namespace) -> list[str]:
 
 
 def _git(project: Project, *words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=project.root, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    return subprocess.run(["git", *words], cwd=project.root, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _run(
@@ -169,9 +157,7 @@ def _run(
         elif isinstance(chooser, Chooser):
             verdicts[mutant] = (NOT_COVERED, None)
     if isinstance(chooser, KillerChooser) and len(tasks) < len(work):
-        _say(
-            f"of {len(work) - len(tasks)} mutants no test is known; run make mutation MUTATION=--keep-killers"
-        )
+        _say(f"of {len(work) - len(tasks)} mutants no test is known; run make mutation MUTATION=--keep-killers")
     folder = tempfile.mkdtemp(prefix="mutation-")
     os.environ["MUTATION_FOLDER"] = folder
     n_cut, waiting = 0, list(tasks.values())
@@ -287,9 +273,7 @@ def _last(project: Project) -> dict[str, str]:
 def _keep(project: Project, verdicts: dict[Mutant, Verdict], file: Path | None, stale: list[Reason]) -> None:
     project.state.mkdir(exist_ok=True)
     results = _last(project) | {mutant.identity: how for mutant, (how, _) in verdicts.items()}
-    (project.state / "results.json").write_text(
-        json.dumps(results, indent=0, ensure_ascii=False), encoding="utf-8"
-    )
+    (project.state / "results.json").write_text(json.dumps(results, indent=0, ensure_ascii=False), encoding="utf-8")
     if file is not None:
         entries = [
             {

@@ -115,9 +115,7 @@ def _end(child: _Child[Any], ended: bool) -> tuple[str, Any]:
             os.kill(child.pid, signal.SIGKILL)  # before it had a group of its own
         os.waitpid(child.pid, 0)
     result = child.folder / "result.json"
-    answer = (
-        tuple(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else (DIED, _doing(child))
-    )
+    answer = tuple(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else (DIED, _doing(child))
     shutil.rmtree(child.folder, ignore_errors=True)
     if _MEMORY.is_dir():
         for each in _MEMORY.glob(f"{child.folder.name}-*"):

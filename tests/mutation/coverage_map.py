@@ -70,9 +70,7 @@ def read_map(project: Project, files: Iterable[str]) -> Map:
     return found
 
 
-def complete_map(
-    project: Project, files: list[str], *, workers: int, until: float, tell: Callable[[str], None]
-) -> Map:
+def complete_map(project: Project, files: list[str], *, workers: int, until: float, tell: Callable[[str], None]) -> Map:
     """The map of these files, measured where it is not known."""
     known = read_map(project, files)
     missing = [file for file in files if file not in known]
@@ -117,18 +115,14 @@ def _measure(project: Project, file: str, folder: Path) -> dict[str, Any]:
                 if kind == "":
                     imported.setdefault(target, []).append(line)
                 tests = [name] if kind == "test" else []
-                tests += [
-                    test for test, wants in mapper.fixtures.items() if kind == "fixture" and name in wants
-                ]
+                tests += [test for test, wants in mapper.fixtures.items() if kind == "fixture" and name in wants]
                 lines.setdefault(target, {}).setdefault(line, []).extend(names[test] for test in tests)
     return {
         "version": [VERSION, *project.targets],
         "times": {test: round(seconds, 4) for test, seconds in mapper.times.items()},
         "failed": sorted(mapper.failed),
         "names": list(mapper.times),
-        "lines": {
-            t: {n: sorted(set(tests)) for n, tests in each.items() if tests} for t, each in lines.items()
-        },
+        "lines": {t: {n: sorted(set(tests)) for n, tests in each.items() if tests} for t, each in lines.items()},
         "imported": imported,
         "loads": _loaded(project, before, file),
     }

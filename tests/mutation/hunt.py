@@ -89,22 +89,12 @@ class Chooser:
         target, covered = mutant.file, self.by_line[mutant.file]
         span = range(mutant.lines[0], mutant.lines[1] + 1)
         groups = [{test for line in span for test in covered.get(line, ())}]
-        if (
-            mutant.function is None
-        ):  # it runs at import: who uses its names, who uses the module, who loads it
+        if mutant.function is None:  # it runs at import: who uses its names, who uses the module, who loads it
             uses = _uses(self.project, target, mutant.names)
             path = f"{self.project.package}/{target}"
             groups += [{test for line in uses for test in covered.get(line, ())}]
             groups += [{test for tests in covered.values() for test in tests}]
-            groups += [
-                {
-                    t
-                    for each in self.known.values()
-                    if path in each.loads
-                    for t in each.times
-                    if t in self.times
-                }
-            ]
+            groups += [{t for each in self.known.values() if path in each.loads for t in each.times if t in self.times}]
         own = self.project.own_files(target)
         ordered: dict[str, None] = {}
         for group in groups:
@@ -112,8 +102,7 @@ class Chooser:
         affected = {
             file
             for file in {_file(test) for test in ordered}
-            if mutant.function is None
-            or any(line in self.known[file].imported.get(target, ()) for line in span)
+            if mutant.function is None or any(line in self.known[file].imported.get(target, ()) for line in span)
         }
         chosen, seconds, files = list[str](), 0.0, set[str]()
         for test in ordered:
@@ -364,6 +353,4 @@ def _serve(
 
 
 def _functions(tasks: Sequence[Task], target: str) -> list[Any]:
-    return list(
-        dict.fromkeys(task.mutant.function for task in tasks if task.target == target and task.mutant)
-    )
+    return list(dict.fromkeys(task.mutant.function for task in tasks if task.target == target and task.mutant))

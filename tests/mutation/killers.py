@@ -47,8 +47,7 @@ class KillerChooser:
         known = self.table.get(mutant.file, {})
         places = [known.get(mutant.where, {}), *known.values()]
         live, fresh = (
-            tuple(dict.fromkeys(test for each in places for test in each.get(kind, ())))
-            for kind in ("live", "fresh")
+            tuple(dict.fromkeys(test for each in places for test in each.get(kind, ()))) for kind in ("live", "fresh")
         )
         if mutant.function is None:
             fresh, live = tuple(dict.fromkeys([*fresh, *live])), ()

@@ -89,9 +89,7 @@ def _argument(node: cst.Call) -> Iterator[cst.CSTNode]:
 
 
 def _gone(node: cst.Expr | cst.Raise) -> Iterator[cst.CSTNode]:
-    value = (
-        node.value.expression if isinstance(node, cst.Expr) and isinstance(node.value, cst.Await) else None
-    )
+    value = node.value.expression if isinstance(node, cst.Expr) and isinstance(node.value, cst.Await) else None
     if isinstance(node, cst.Raise) or isinstance(value or node.value, cst.Call):
         yield cst.Pass(semicolon=node.semicolon)
 
@@ -111,9 +109,7 @@ def _parenthesised(node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def _negated(test: cst.BaseExpression) -> cst.BaseExpression:
-    return cst.UnaryOperation(
-        cst.Not(), _parenthesised(test), lpar=[cst.LeftParen()], rpar=[cst.RightParen()]
-    )
+    return cst.UnaryOperation(cst.Not(), _parenthesised(test), lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
 Operator = Callable[[Any], Iterable[cst.CSTNode]]
@@ -180,9 +176,7 @@ def _is_skipped(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.If):
         return isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
     if isinstance(node, cst.Assign):
-        return any(
-            isinstance(each.target, cst.Name) and each.target.value == "__all__" for each in node.targets
-        )
+        return any(isinstance(each.target, cst.Name) and each.target.value == "__all__" for each in node.targets)
     return isinstance(node, cst.FormattedString | cst.ConcatenatedString) and _is_prose(node)
 
 
@@ -320,9 +314,7 @@ def _tree(text: str) -> str:
 
 def _difference(old: str, new: str) -> tuple[int, int, str]:
     """Start and end of what is different in ``old``, and what stands there in ``new``."""
-    start = next(
-        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new))
-    )
+    start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     tail = min(len(old), len(new)) - start
     back = next((i for i in range(tail) if old[-1 - i] != new[-1 - i]), tail)
     return start, len(old) - back, new[start : len(new) - back]

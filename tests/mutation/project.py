@@ -44,8 +44,7 @@ class Project:
         chosen = [
             each
             for each in self.targets
-            if not globs
-            or any(fnmatch(each, glob) or fnmatch(f"{self.package}/{each}", glob) for glob in globs)
+            if not globs or any(fnmatch(each, glob) or fnmatch(f"{self.package}/{each}", glob) for glob in globs)
         ]
         if not chosen:
             raise ValueError(f"no target is named {' or '.join(globs)}; targets.toml lists them")
@@ -88,6 +87,4 @@ def read_project(path: Path, root: Path) -> Project:
     unknown = sorted(set(own) - set(lists["targets"]))
     if unknown:
         raise ValueError(f"[own] in {path} names {', '.join(unknown)}, which is no target")
-    return Project(
-        root.resolve(), said["source"], said["package"], said["reasons"], said["killers"], own=own, **lists
-    )
+    return Project(root.resolve(), said["source"], said["package"], said["reasons"], said["killers"], own=own, **lists)

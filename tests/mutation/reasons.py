@@ -50,9 +50,7 @@ def read_reasons(path: Path) -> list[Reason]:
         unknown = sorted(set(entry) - _FIELDS)
         if unknown:
             raise ValueError(f"{name}: {unknown[0]} is not known; known are {', '.join(sorted(_FIELDS))}")
-        if not all(
-            isinstance(entry.get(key), str) and entry[key].strip() for key in ("file", "where", "why")
-        ):
+        if not all(isinstance(entry.get(key), str) and entry[key].strip() for key in ("file", "where", "why")):
             raise ValueError(f"{name}: a reason needs file, where, and a sentence in why")
     return [Reason(**entry) for entry in entries]
 

@@ -157,9 +157,7 @@ def test_exactly_the_hole_is_found_and_a_reason_closes_it(toy: Toy) -> None:
     assert not (toy.root / ".mutation" / "map").exists()
 
     toy.excuse(hole, old="return n <= 3")
-    assert toy.run("--only", "fits", code=1)["stale"] == [
-        "toy/purse.py::fits: return n <= 3 => return n < LIMIT"
-    ]
+    assert toy.run("--only", "fits", code=1)["stale"] == ["toy/purse.py::fits: return n <= 3 => return n < LIMIT"]
 
 
 def test_a_reason_for_what_a_test_finds_is_told(toy: Toy) -> None:

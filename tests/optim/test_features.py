@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from cases import prove
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 from scipy.sparse import coo_array, csc_array, csr_array
 
 from dpadmm._base.arrays import Features, Floats
@@ -41,9 +44,8 @@ def test_right_arrays_are_taken_as_they_are() -> None:
     assert as_matrix(sparse) is sparse
 
 
-@pytest.mark.parametrize(
-    "given_form",
-    [
+def test_other_forms_are_converted() -> None:
+    for given_form in [
         np.asfortranarray(np.eye(3)),
         np.eye(3, dtype=int),
         np.eye(3, dtype=bool),
@@ -53,40 +55,34 @@ def test_right_arrays_are_taken_as_they_are() -> None:
         csc_array(np.eye(3)),
         coo_array(np.eye(3)),
         csr_array(np.eye(3, dtype=int)),
-    ],
-)
-def test_other_forms_are_converted(given_form: Features) -> None:
-    matrix = as_matrix(given_form)
-    assert matrix.dtype == np.float64
-    if isinstance(matrix, np.ndarray):
-        assert matrix.flags.c_contiguous
-    np.testing.assert_array_equal(dense(matrix), np.eye(3))
+    ]:
+        with case(given_form):
+            matrix = as_matrix(given_form)
+            assert matrix.dtype == np.float64
+            if isinstance(matrix, np.ndarray):
+                assert matrix.flags.c_contiguous
+            np.testing.assert_array_equal(dense(matrix), np.eye(3))
 
 
 def test_duplicate_sparse_entries_are_added_without_touching_the_callers_matrix() -> None:
-    given_form = csr_array(
-        (np.array([0.25, 0.5, 1.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 2)
-    )
+    given_form = csr_array((np.array([0.25, 0.5, 1.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 2))
     matrix = as_matrix(given_form)
     np.testing.assert_array_equal(dense(matrix), [[0.0, 0.75], [1.0, 0.0]])
     np.testing.assert_allclose(row_norms(matrix), [0.75, 1.0])
     assert len(given_form.data) == 3
 
 
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
+def test_wrong_forms_are_refused() -> None:
+    for bad, said in [
         (np.ones(3), "two dimensions"),
         (np.ones((2, 2, 2)), "two dimensions"),
         (np.ones((0, 3)), "nothing to train on"),
         (np.ones((3, 0)), "nothing to train on"),
         (np.array([["a", "b"]]), "must be numbers"),
         (np.array([[1.0, "x"]], dtype=object), "must be numbers"),
-    ],
-)
-def test_wrong_forms_are_refused(bad: Features, said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        as_matrix(bad)
+    ]:
+        with case(bad, said), pytest.raises(DataError, match=said):
+            as_matrix(bad)
 
 
 # --- norms -------------------------------------------------------------------------------------------------
@@ -106,21 +102,22 @@ def test_empty_sparse_rows_have_norm_zero() -> None:
     assert row_norms(csr_array((3, 2))).tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_are_refused_by_row(storage: str, bad: float) -> None:
-    a = np.full((5, 3), 0.1)
-    a[3, 1] = bad
-    with pytest.raises(DataError, match=r"row 4 has a NaN, infinite .*the only such row"):
-        check_norms(row_norms(stored(a, storage)))
+def test_nan_and_infinity_are_refused_by_row() -> None:
+    for bad, storage in product([np.nan, np.inf, -np.inf], STORAGE):
+        with case(bad, storage):
+            a = np.full((5, 3), 0.1)
+            a[3, 1] = bad
+            with pytest.raises(DataError, match=r"row 4 has a NaN, infinite .*the only such row"):
+                check_norms(row_norms(stored(a, storage)))
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_long_rows_are_refused_by_row(storage: str) -> None:
-    a = np.full((5, 4), 0.1)
-    a[2] = a[4] = 1.0
-    with pytest.raises(DataError, match=r"row 3 has L2 norm 2 > 1 \(2 such rows\).*clip_rows=True"):
-        check_norms(row_norms(stored(a, storage)))
+def test_long_rows_are_refused_by_row() -> None:
+    for storage in STORAGE:
+        with case(storage):
+            a = np.full((5, 4), 0.1)
+            a[2] = a[4] = 1.0
+            with pytest.raises(DataError, match=r"row 3 has L2 norm 2 > 1 \(2 such rows\).*clip_rows=True"):
+                check_norms(row_norms(stored(a, storage)))
 
 
 def test_rounding_of_a_unit_row_is_no_reason_to_refuse_it() -> None:
@@ -136,50 +133,53 @@ def test_rounding_of_a_unit_row_is_no_reason_to_refuse_it() -> None:
 # --- clipping ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_clipped_rows_have_norm_at_most_1(storage: str) -> None:
-    rng = np.random.default_rng(1)
-    a = rng.standard_normal((400, 7)) * rng.choice([1e-3, 0.3, 1.0, 1e4, 1e12], size=(400, 1))
-    a[rng.random(a.shape) < 0.3] = 0.0
-    features = stored(a, storage)
-    before = dense(features).copy()
-    clipped = clip_rows(features)
-    norms = np.linalg.norm(dense(clipped), axis=1)
-    assert norms.max() <= 1.0 + rounding(storage)
-    assert clipped.dtype == features.dtype
-    assert type(clipped) is type(features)
-    check_norms(row_norms(clipped))
-    length = np.linalg.norm(before, axis=1, keepdims=True)
-    expected = np.where(length > 1.0, before / np.maximum(length, 1.0), before)
-    np.testing.assert_allclose(dense(clipped), expected, rtol=10 * rounding(storage), atol=1e-12)
-    np.testing.assert_array_equal(dense(clipped)[length[:, 0] <= 1.0], before[length[:, 0] <= 1.0])
-    np.testing.assert_array_equal(dense(features), before)  # the caller's rows stay
+def test_clipped_rows_have_norm_at_most_1() -> None:
+    for storage in STORAGE:
+        with case(storage):
+            rng = np.random.default_rng(1)
+            a = rng.standard_normal((400, 7)) * rng.choice([1e-3, 0.3, 1.0, 1e4, 1e12], size=(400, 1))
+            a[rng.random(a.shape) < 0.3] = 0.0
+            features = stored(a, storage)
+            before = dense(features).copy()
+            clipped = clip_rows(features)
+            norms = np.linalg.norm(dense(clipped), axis=1)
+            assert norms.max() <= 1.0 + rounding(storage)
+            assert clipped.dtype == features.dtype
+            assert type(clipped) is type(features)
+            check_norms(row_norms(clipped))
+            length = np.linalg.norm(before, axis=1, keepdims=True)
+            expected = np.where(length > 1.0, before / np.maximum(length, 1.0), before)
+            np.testing.assert_allclose(dense(clipped), expected, rtol=10 * rounding(storage), atol=1e-12)
+            np.testing.assert_array_equal(dense(clipped)[length[:, 0] <= 1.0], before[length[:, 0] <= 1.0])
+            np.testing.assert_array_equal(dense(features), before)  # the caller's rows stay
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_nothing_is_copied_when_nothing_is_too_long(storage: str) -> None:
-    features = stored(np.full((3, 3), 0.1), storage)
-    data = lambda m: m.data if isinstance(m, csr_array) else m  # noqa: E731
-    assert np.shares_memory(data(clip_rows(features)), data(features))
-    unit = stored(np.eye(3), storage)
-    assert np.shares_memory(data(clip_rows(unit)), data(unit))
+def test_nothing_is_copied_when_nothing_is_too_long() -> None:
+    for storage in STORAGE:
+        with case(storage):
+            features = stored(np.full((3, 3), 0.1), storage)
+            data = lambda m: m.data if isinstance(m, csr_array) else m  # noqa: E731
+            assert np.shares_memory(data(clip_rows(features)), data(features))
+            unit = stored(np.eye(3), storage)
+            assert np.shares_memory(data(clip_rows(unit)), data(unit))
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_a_row_a_little_too_long_is_shortened_and_one_of_norm_1_stays(storage: str) -> None:
-    clipped = dense(clip_rows(stored(np.array([[1.5, 0.0], [0.0, 1.0]]), storage)))
-    assert 1.0 - 1e-6 < clipped[0, 0] <= 1.0
-    assert clipped[1].tolist() == [0.0, 1.0]
+def test_a_row_a_little_too_long_is_shortened_and_one_of_norm_1_stays() -> None:
+    for storage in STORAGE:
+        with case(storage):
+            clipped = dense(clip_rows(stored(np.array([[1.5, 0.0], [0.0, 1.0]]), storage)))
+            assert 1.0 - 1e-6 < clipped[0, 0] <= 1.0
+            assert clipped[1].tolist() == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_clipping_does_not_hide_bad_numbers(storage: str, bad: float) -> None:
-    a = np.full((3, 3), 0.1)
-    a[1, 0] = bad
-    a[2] = 5.0
-    with pytest.raises(DataError, match="row 2 has a NaN"):
-        clip_rows(stored(a, storage))
+def test_clipping_does_not_hide_bad_numbers() -> None:
+    for bad, storage in product([np.nan, np.inf], STORAGE):
+        with case(bad, storage):
+            a = np.full((3, 3), 0.1)
+            a[1, 0] = bad
+            a[2] = 5.0
+            with pytest.raises(DataError, match="row 2 has a NaN"):
+                clip_rows(stored(a, storage))
 
 
 @pytest.mark.parametrize("storage", ["dense-f64", "csr-f64"])
@@ -191,23 +191,24 @@ def test_clipping_does_not_silently_erase_absurdly_large_rows(storage: str) -> N
 # --- intercept ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_the_intercept_keeps_norms_at_most_1(storage: str) -> None:
-    rng = np.random.default_rng(2)
-    a = rng.standard_normal((300, 5))
-    a /= np.maximum(1.0, np.linalg.norm(a, axis=1, keepdims=True))
-    features = clip_rows(stored(a, storage))
-    wider = with_intercept(features)
-    assert wider.shape == (300, 6)
-    assert wider.dtype == features.dtype
-    assert type(wider) is type(features)
-    norms = np.linalg.norm(dense(wider), axis=1)
-    assert norms.max() <= 1.0 + rounding(storage)
-    np.testing.assert_allclose(
-        norms**2, 0.96**2 * np.linalg.norm(dense(features), axis=1) ** 2 + 0.28**2, rtol=1e-6
-    )
-    np.testing.assert_allclose(dense(wider)[:, -1], 0.28, rtol=1e-7)
-    np.testing.assert_allclose(dense(wider)[:, :-1], dense(features) * 0.96, rtol=1e-6)
+def test_the_intercept_keeps_norms_at_most_1() -> None:
+    for storage in STORAGE:
+        with case(storage):
+            rng = np.random.default_rng(2)
+            a = rng.standard_normal((300, 5))
+            a /= np.maximum(1.0, np.linalg.norm(a, axis=1, keepdims=True))
+            features = clip_rows(stored(a, storage))
+            wider = with_intercept(features)
+            assert wider.shape == (300, 6)
+            assert wider.dtype == features.dtype
+            assert type(wider) is type(features)
+            norms = np.linalg.norm(dense(wider), axis=1)
+            assert norms.max() <= 1.0 + rounding(storage)
+            np.testing.assert_allclose(
+                norms**2, 0.96**2 * np.linalg.norm(dense(features), axis=1) ** 2 + 0.28**2, rtol=1e-6
+            )
+            np.testing.assert_allclose(dense(wider)[:, -1], 0.28, rtol=1e-7)
+            np.testing.assert_allclose(dense(wider)[:, :-1], dense(features) * 0.96, rtol=1e-6)
 
 
 def test_rows_may_exceed_norm_1_by_rounding_and_no_more():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import pytest
 from cases import LOSS_CASES, prove, random_labels, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Features, Floats
@@ -69,40 +71,45 @@ def agrees(rows: Rows, loss: Loss, points: Floats, active: Any = None) -> None:
 
 
 @pytest.mark.usefixtures("in_place")
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_gradient_is_the_reference(loss: Loss, storage: str) -> None:
-    rows = cohort(loss, storage)
-    assert not np.array_equal(rows.order, np.arange(len(rows.order)))
-    assert len(rows.blocks[0]) > rows.n_agents
-    for scale in (0.0, 3.0, 300.0):
-        if storage.endswith("f64"):
-            agrees(rows, loss, points_for(rows, loss, scale))
-    exact = rows.features.astype(np.float64)
-    wide = Rows(exact, rows.labels, rows.order, rows.offsets, rows.norms)
-    points = points_for(rows, loss)
-    np.testing.assert_allclose(
-        kernels.gradient(rows, points, loss), kernels.reference_gradient(wide, points, loss), atol=1e-12
-    )
+def test_gradient_is_the_reference() -> None:
+    for loss, storage in product(LOSS_CASES, STORAGE):
+        with case(loss, storage):
+            rows = cohort(loss, storage)
+            assert not np.array_equal(rows.order, np.arange(len(rows.order)))
+            assert len(rows.blocks[0]) > rows.n_agents
+            for scale in (0.0, 3.0, 300.0):
+                if storage.endswith("f64"):
+                    agrees(rows, loss, points_for(rows, loss, scale))
+            exact = rows.features.astype(np.float64)
+            wide = Rows(exact, rows.labels, rows.order, rows.offsets, rows.norms)
+            points = points_for(rows, loss)
+            np.testing.assert_allclose(
+                kernels.gradient(rows, points, loss),
+                kernels.reference_gradient(wide, points, loss),
+                atol=1e-12,
+            )
 
 
 @pytest.mark.usefixtures("in_place")
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("active", [[0], [6], [1, 3], [0, 5, 6], list(range(7)), []])
-@pytest.mark.parametrize("loss", [LOSS_CASES[0], LOSS_CASES[2]])
-def test_only_active_agents(loss: Loss, storage: str, active: list[int]) -> None:
-    rows = cohort(loss, storage)
-    chosen, points = np.array(active, dtype=np.int64), points_for(rows, loss)
-    part = kernels.gradient(rows, points, loss, chosen)
-    everyone = kernels.gradient(rows, points, loss)
-    np.testing.assert_array_equal(part[chosen], everyone[chosen])
-    assert not np.delete(part, chosen, axis=0).any()
+def test_only_active_agents() -> None:
+    for loss, active, storage in product(
+        [LOSS_CASES[0], LOSS_CASES[2]],
+        [[0], [6], [1, 3], [0, 5, 6], list(range(7)), []],
+        STORAGE,
+    ):
+        with case(loss, active, storage):
+            rows = cohort(loss, storage)
+            chosen, points = np.array(active, dtype=np.int64), points_for(rows, loss)
+            part = kernels.gradient(rows, points, loss, chosen)
+            everyone = kernels.gradient(rows, points, loss)
+            np.testing.assert_array_equal(part[chosen], everyone[chosen])
+            assert not np.delete(part, chosen, axis=0).any()
 
 
 @pytest.mark.usefixtures("in_place")
 def test_as_many_active_blocks_as_agents_is_no_special_case() -> None:
     """Seven agents, of which one is active and cut into exactly seven blocks."""
-    loss = LOSS_CASES[0].values[0]
+    loss = LOSS_CASES[0]
     rows = cohort(loss, "dense-f64", sizes=(2, 2, 2, 2, 2, 2, 7 * 1000 // D - 5))
     active = np.array([6])
     assert np.count_nonzero(rows.blocks[0] == 6) == rows.n_agents
@@ -110,137 +117,136 @@ def test_as_many_active_blocks_as_agents_is_no_special_case() -> None:
 
 
 @pytest.mark.usefixtures("in_place")
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("loss", [LOSS_CASES[0], LOSS_CASES[2]])
-def test_scores(loss: Loss, storage: str) -> None:
-    rows = cohort(loss, storage)
-    points = points_for(rows, loss)
-    owner = np.repeat(np.arange(rows.n_agents), rows.n_rows)
-    a = rows.features[rows.order].astype(np.float64)
-    dense = a.toarray() if isinstance(a, csr_array) else a
-    expected = np.einsum("jd,jdp->jp", dense, points[owner])
-    np.testing.assert_allclose(kernels.scores(rows, points), expected, atol=1e-12)
+def test_scores() -> None:
+    for loss, storage in product([LOSS_CASES[0], LOSS_CASES[2]], STORAGE):
+        with case(loss, storage):
+            rows = cohort(loss, storage)
+            points = points_for(rows, loss)
+            owner = np.repeat(np.arange(rows.n_agents), rows.n_rows)
+            a = rows.features[rows.order].astype(np.float64)
+            dense = a.toarray() if isinstance(a, csr_array) else a
+            expected = np.einsum("jd,jdp->jp", dense, points[owner])
+            np.testing.assert_allclose(kernels.scores(rows, points), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("d", [1, 2, 31, 104, 9000])
-def test_any_number_of_features(d: int) -> None:
-    loss = Softmax(n_outputs=3)
-    for storage in ("dense-f64", "csr-f64"):
-        rows = cohort(loss, storage, sizes=(2, 5, 40), d=d)
-        agrees(rows, loss, points_for(rows, loss))
+def test_any_number_of_features() -> None:
+    for d in [1, 2, 31, 104, 9000]:
+        with case(d):
+            loss = Softmax(n_outputs=3)
+            for storage in ("dense-f64", "csr-f64"):
+                rows = cohort(loss, storage, sizes=(2, 5, 40), d=d)
+                agrees(rows, loss, points_for(rows, loss))
 
 
 # --- clipping ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-@pytest.mark.parametrize("scale", [1.0, 1e3, 1e75, 1e150])
-def test_no_row_weighs_more_than_c1(loss: Loss, storage: str, scale: float) -> None:
+def test_no_row_weighs_more_than_c1() -> None:
     """Agents of two rows, one of them zero: twice the mean gradient is the other row's gradient."""
-    rng = np.random.default_rng(4)
-    n = 60
-    a = np.zeros((2 * n, D))
-    a[::2] = random_rows(rng, n, D) * rng.choice([1.0, 1.0, 1e-3], size=(n, 1))
-    labels = random_labels(loss, rng, 2 * n)
-    rows = make_rows(stored(a, storage), labels, offsets=np.arange(0, 2 * n + 1, 2))
-    points = scale * rng.standard_normal((n, D, loss.n_outputs))
-    sizes = 2.0 * np.linalg.norm(kernels.gradient(rows, points, loss), axis=(1, 2))
-    assert np.isfinite(sizes).all()
-    assert sizes.max() <= loss.lipschitz * (1.0 + 1e-12)
-    if loss.name in ("squared", "huber", "hinge") and scale > 1.0:  # clipped, not dropped
-        assert sizes.max() >= 0.99 * loss.lipschitz
+    for scale, loss, storage in product([1.0, 1e3, 1e75, 1e150], LOSS_CASES, STORAGE):
+        with case(scale, loss, storage):
+            rng = np.random.default_rng(4)
+            n = 60
+            a = np.zeros((2 * n, D))
+            a[::2] = random_rows(rng, n, D) * rng.choice([1.0, 1.0, 1e-3], size=(n, 1))
+            labels = random_labels(loss, rng, 2 * n)
+            rows = make_rows(stored(a, storage), labels, offsets=np.arange(0, 2 * n + 1, 2))
+            points = scale * rng.standard_normal((n, D, loss.n_outputs))
+            sizes = 2.0 * np.linalg.norm(kernels.gradient(rows, points, loss), axis=(1, 2))
+            assert np.isfinite(sizes).all()
+            assert sizes.max() <= loss.lipschitz * (1.0 + 1e-12)
+            if loss.name in ("squared", "huber", "hinge") and scale > 1.0:  # clipped, not dropped
+                assert sizes.max() >= 0.99 * loss.lipschitz
 
 
 def test_rows_a_little_too_long_are_clipped_to_c1() -> None:
     """Norm 1 + 1e-6 is let in (float32 rounding), but the gradient still keeps to c1."""
-    loss = LOSS_CASES[4].values[0]
+    loss = LOSS_CASES[4]
     assert loss.name == "hinge"
     rows = make_rows(np.array([[1.0 + 9e-7, 0.0], [0.0, 0.0]]), np.array([1.0, 1.0]))
     size = 2.0 * np.linalg.norm(kernels.gradient(rows, np.zeros((1, 2, 1)), loss))
     assert size <= 1.0 + 1e-15
 
 
-@pytest.mark.parametrize("small", [0, 2**60], ids=["compiled", "plain"])
-@pytest.mark.parametrize("storage", ["dense-f32", "csr-f64"])
-def test_sums_for_exact_noise_are_clipped_to_the_bound_that_was_asked_for(
-    small: int, storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_for_exact_noise_are_clipped_to_the_bound_that_was_asked_for() -> None:
     """By whichever way: the bound is a hair below c1, and what is left of c1 pays for rounding."""
-    monkeypatch.setattr(kernels, "SMALL", small)
-    loss = Softmax(n_outputs=3)
-    rows = cohort(loss, storage)
-    points = points_for(rows, loss, scale=100.0)
-    for bound in (0.125, 0.5):
-        found = kernels.guarded_sums(rows, points, loss, bound=bound)
-        expected = kernels.reference_gradient(rows, points, loss, bound=bound)
-        expected *= rows.n_rows[:, None, None]
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-        wider = kernels.reference_gradient(rows, points, loss) * rows.n_rows[:, None, None]
-        assert np.abs(found - wider).max() > 1e-7
+    for storage, small in product(["dense-f32", "csr-f64"], [0, 2**60]):
+        with case(storage, small), pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(kernels, "SMALL", small)
+            loss = Softmax(n_outputs=3)
+            rows = cohort(loss, storage)
+            points = points_for(rows, loss, scale=100.0)
+            for bound in (0.125, 0.5):
+                found = kernels.guarded_sums(rows, points, loss, bound=bound)
+                expected = kernels.reference_gradient(rows, points, loss, bound=bound)
+                expected *= rows.n_rows[:, None, None]
+                np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+                wider = kernels.reference_gradient(rows, points, loss) * rows.n_rows[:, None, None]
+                assert np.abs(found - wider).max() > 1e-7
 
 
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_another_bound_and_no_bound(loss: Loss) -> None:
-    rows = cohort(loss, "dense-f64")
-    points = points_for(rows, loss, 5.0)
-    for bound in (0.1, np.inf):
-        np.testing.assert_allclose(
-            kernels.gradient(rows, points, loss, bound=bound),
-            kernels.reference_gradient(rows, points, loss, bound=bound),
-            atol=1e-12,
-        )
-    for i in range(rows.n_agents):
-        mine = slice(rows.offsets[i], rows.offsets[i + 1])
-        a = rows.features[rows.order[mine]]
-        true = a.T @ slopes(loss, rows.labels[mine], a @ points[i]) / len(a)
-        np.testing.assert_allclose(kernels.gradient(rows, points, loss, bound=np.inf)[i], true, atol=1e-12)
+def test_another_bound_and_no_bound() -> None:
+    for loss in LOSS_CASES:
+        with case(loss):
+            rows = cohort(loss, "dense-f64")
+            points = points_for(rows, loss, 5.0)
+            for bound in (0.1, np.inf):
+                np.testing.assert_allclose(
+                    kernels.gradient(rows, points, loss, bound=bound),
+                    kernels.reference_gradient(rows, points, loss, bound=bound),
+                    atol=1e-12,
+                )
+            for i in range(rows.n_agents):
+                mine = slice(rows.offsets[i], rows.offsets[i + 1])
+                a = rows.features[rows.order[mine]]
+                true = a.T @ slopes(loss, rows.labels[mine], a @ points[i]) / len(a)
+                np.testing.assert_allclose(kernels.gradient(rows, points, loss, bound=np.inf)[i], true, atol=1e-12)
 
 
 # --- the same bits -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("in_place")
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("loss", [LOSS_CASES[0], LOSS_CASES[3], LOSS_CASES[-1]])
-def test_same_bits_for_any_number_of_threads_and_every_time(loss: Loss, storage: str) -> None:
-    rows = cohort(loss, storage, sizes=(2, 900, 31, 4000))
-    points = points_for(rows, loss)
-    first, first_scores = kernels.gradient(rows, points, loss), kernels.scores(rows, points)
-    before = numba.get_num_threads()
-    try:
-        for threads in (1, min(2, before), before):
-            numba.set_num_threads(threads)
-            for _ in range(3):
-                np.testing.assert_array_equal(kernels.gradient(rows, points, loss), first)
-                np.testing.assert_array_equal(kernels.scores(rows, points), first_scores)
-    finally:
-        numba.set_num_threads(before)
+def test_same_bits_for_any_number_of_threads_and_every_time() -> None:
+    for loss, storage in product([LOSS_CASES[0], LOSS_CASES[3], LOSS_CASES[-1]], STORAGE):
+        with case(loss, storage):
+            rows = cohort(loss, storage, sizes=(2, 900, 31, 4000))
+            points = points_for(rows, loss)
+            first, first_scores = kernels.gradient(rows, points, loss), kernels.scores(rows, points)
+            before = numba.get_num_threads()
+            try:
+                for threads in (1, min(2, before), before):
+                    numba.set_num_threads(threads)
+                    for _ in range(3):
+                        np.testing.assert_array_equal(kernels.gradient(rows, points, loss), first)
+                        np.testing.assert_array_equal(kernels.scores(rows, points), first_scores)
+            finally:
+                numba.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("in_place")
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("d", [1, 6, 33])
-@pytest.mark.parametrize("loss", [LOSS_CASES[0], LOSS_CASES[3]])
-def test_an_agent_alone_has_the_bits_it_has_in_the_cohort(loss: Loss, storage: str, d: int) -> None:
-    rows = cohort(loss, storage, sizes=(2, 900, 31, 4000, 5), d=d)
-    points = points_for(rows, loss)
-    together = kernels.gradient(rows, points, loss)
-    for i in range(rows.n_agents):
-        alone = kernels.gradient(rows.agent(i), points[i : i + 1], loss)
-        np.testing.assert_array_equal(alone[0], together[i])
+def test_an_agent_alone_has_the_bits_it_has_in_the_cohort() -> None:
+    for loss, d, storage in product([LOSS_CASES[0], LOSS_CASES[3]], [1, 6, 33], STORAGE):
+        with case(loss, d, storage):
+            rows = cohort(loss, storage, sizes=(2, 900, 31, 4000, 5), d=d)
+            points = points_for(rows, loss)
+            together = kernels.gradient(rows, points, loss)
+            for i in range(rows.n_agents):
+                alone = kernels.gradient(rows.agent(i), points[i : i + 1], loss)
+                np.testing.assert_array_equal(alone[0], together[i])
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_a_copy_in_cohort_order_has_the_same_bits(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = LOSS_CASES[0].values[0]
-    copied = cohort(loss, storage)
-    monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
-    in_place = cohort(loss, storage)
-    points = points_for(copied, loss)
-    np.testing.assert_array_equal(
-        kernels.gradient(copied, points, loss), kernels.gradient(in_place, points, loss)
-    )
+def test_a_copy_in_cohort_order_has_the_same_bits() -> None:
+    for storage in STORAGE:
+        with case(storage), pytest.MonkeyPatch.context() as monkeypatch:
+            loss = LOSS_CASES[0]
+            copied = cohort(loss, storage)
+            monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
+            in_place = cohort(loss, storage)
+            points = points_for(copied, loss)
+            np.testing.assert_array_equal(
+                kernels.gradient(copied, points, loss), kernels.gradient(in_place, points, loss)
+            )
 
 
 @prove
@@ -311,7 +317,7 @@ class Stubborn:
 
 
 def test_a_formula_that_cannot_be_compiled_falls_back_with_a_warning() -> None:
-    loss, logistic = Stubborn(), LOSS_CASES[0].values[0]
+    loss, logistic = Stubborn(), LOSS_CASES[0]
     rows = cohort(logistic, "dense-f64")
     points = points_for(rows, logistic)
     with pytest.warns(PerformanceWarning, match=r"Stubborn\.formula cannot be compiled"):
@@ -333,7 +339,7 @@ def _scaled_hinge(factor: float) -> Any:
 
 
 def test_formulas_that_differ_in_a_captured_number_only_are_told_apart() -> None:
-    rows = cohort(LOSS_CASES[0].values[0], "dense-f64")
+    rows = cohort(LOSS_CASES[0], "dense-f64")
     points = np.zeros((rows.n_agents, D, 1))
     one, two = (kernels.gradient(rows, points, _scaled_hinge(factor)) for factor in (1.0, 2.0))
     np.testing.assert_allclose(two, 2.0 * one, rtol=1e-12)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES, random_labels, random_rows
+from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats
@@ -12,7 +15,7 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.optim import problem as module
 from dpadmm.optim.losses import Logistic, Loss
 from dpadmm.optim.problem import Problem, Rows, make_rows
-from dpadmm.optim.regularizers import L2, Regularizer
+from dpadmm.optim.regularizers import L2
 
 SIZES = np.array([2, 5, 30])
 OFFSETS = np.array([0, 2, 7, 37])
@@ -26,68 +29,68 @@ def cohort(loss: Loss, seed: int = 0) -> tuple[Rows, Floats, Floats, np.ndarray]
     return make_rows(a, b, order=order, offsets=OFFSETS), a, b, order
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_objectives_are_the_papers(loss: Loss, regularizer: Regularizer) -> None:
-    rows, a, b, order = cohort(loss)
-    problem = Problem(loss, regularizer, 0.3)
-    points = np.random.default_rng(1).standard_normal((3, D, loss.n_outputs))
-    groups = np.split(order, OFFSETS[1:-1])
-    mean = [loss.value(b[own], a[own] @ w).mean() for own, w in zip(groups, points, strict=True)]
-    penalty = [0.3 * float(regularizer.value(w)) for w in points]
-    np.testing.assert_allclose(problem.losses(rows, points), mean, rtol=1e-12)
-    np.testing.assert_allclose(problem.objectives(rows, points), np.add(mean, penalty), rtol=1e-12)
-    everywhere = [loss.value(b[own], a[own] @ points[0]).mean() for own in groups]
-    assert problem.objective(rows, points[0]) == pytest.approx(np.mean(everywhere) + penalty[0], rel=1e-12)
+def test_objectives_are_the_papers() -> None:
+    for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
+        with case(loss, regularizer):
+            rows, a, b, order = cohort(loss)
+            problem = Problem(loss, regularizer, 0.3)
+            points = np.random.default_rng(1).standard_normal((3, D, loss.n_outputs))
+            groups = np.split(order, OFFSETS[1:-1])
+            mean = [loss.value(b[own], a[own] @ w).mean() for own, w in zip(groups, points, strict=True)]
+            penalty = [0.3 * float(regularizer.value(w)) for w in points]
+            np.testing.assert_allclose(problem.losses(rows, points), mean, rtol=1e-12)
+            np.testing.assert_allclose(problem.objectives(rows, points), np.add(mean, penalty), rtol=1e-12)
+            everywhere = [loss.value(b[own], a[own] @ points[0]).mean() for own in groups]
+            assert problem.objective(rows, points[0]) == pytest.approx(np.mean(everywhere) + penalty[0], rel=1e-12)
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_gradient_is_the_slope_of_the_objective(loss: Loss, regularizer: Regularizer) -> None:
-    rng = np.random.default_rng(2)
-    labels = 0.2 * random_labels(loss, rng, 37) if loss.task == "regression" else random_labels(loss, rng, 37)
-    rows = make_rows(random_rows(rng, 37, D), labels, offsets=OFFSETS)
-    problem = Problem(loss, regularizer, 0.3)
-    w, direction = 0.05 * rng.standard_normal((2, D, loss.n_outputs))  # small: no row of `squared` is clipped
-    step = 1e-5
-    ahead, behind = (problem.objective(rows, w + sign * step * direction) for sign in (1.0, -1.0))
-    slope = float(np.vdot(problem.gradient(rows, w), direction))
-    assert (ahead - behind) / (2.0 * step) == pytest.approx(slope, abs=1e-6)
+def test_gradient_is_the_slope_of_the_objective() -> None:
+    for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
+        with case(loss, regularizer):
+            rng = np.random.default_rng(2)
+            labels = 0.2 * random_labels(loss, rng, 37) if loss.task == "regression" else random_labels(loss, rng, 37)
+            rows = make_rows(random_rows(rng, 37, D), labels, offsets=OFFSETS)
+            problem = Problem(loss, regularizer, 0.3)
+            w, direction = 0.05 * rng.standard_normal((2, D, loss.n_outputs))  # small: no row of `squared` is clipped
+            step = 1e-5
+            ahead, behind = (problem.objective(rows, w + sign * step * direction) for sign in (1.0, -1.0))
+            slope = float(np.vdot(problem.gradient(rows, w), direction))
+            assert (ahead - behind) / (2.0 * step) == pytest.approx(slope, abs=1e-6)
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_smooth_means_both_are(loss: Loss, regularizer: Regularizer) -> None:
-    both = loss.smoothness is not None and regularizer.smoothness is not None
-    assert Problem(loss, regularizer, 0.1).smooth == both
+def test_smooth_means_both_are() -> None:
+    for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
+        with case(loss, regularizer):
+            both = loss.smoothness is not None and regularizer.smoothness is not None
+            assert Problem(loss, regularizer, 0.1).smooth == both
 
 
-@pytest.mark.parametrize("bad", [-1e-9, np.nan, np.inf])
-def test_bad_reg_share_is_named(bad: float) -> None:
-    with pytest.raises(StudyError, match="reg_share"):
-        Problem(Logistic(), L2(), bad)
+def test_bad_reg_share_is_named() -> None:
+    for bad in [-1e-9, np.nan, np.inf]:
+        with case(bad), pytest.raises(StudyError, match="reg_share"):
+            Problem(Logistic(), L2(), bad)
 
 
 # --- layout ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("limit", [0, 2**27])
-def test_every_agent_gets_its_rows(sparse: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_BYTES", limit)
-    rng = np.random.default_rng(3)
-    a, b, order = random_rows(rng, 37, D), rng.choice([-1.0, 1.0], 37), rng.permutation(37)
-    rows = make_rows(csr_array(a) if sparse else a, b, order=order, offsets=OFFSETS)
-    assert (rows.n_agents, rows.n_features, rows.n_rows.tolist()) == (3, D, SIZES.tolist())
-    for i in range(3):
-        own = order[OFFSETS[i] : OFFSETS[i + 1]]
-        for place in (rows, rows.agent(i)):
-            mine = slice(rows.offsets[i], rows.offsets[i + 1]) if place is rows else slice(None)
-            found = place.features[place.order[mine]]
-            np.testing.assert_array_equal(found.toarray() if sparse else found, a[own])
-            np.testing.assert_array_equal(place.labels[mine], b[own])
-            np.testing.assert_allclose(place.norms[mine], np.linalg.norm(a[own], axis=1))
-        assert rows.agent(i).n_agents == 1
+def test_every_agent_gets_its_rows() -> None:
+    for limit, sparse in product([0, 2**27], [False, True]):
+        with case(limit, sparse), pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(module, "COMPACT_BYTES", limit)
+            rng = np.random.default_rng(3)
+            a, b, order = random_rows(rng, 37, D), rng.choice([-1.0, 1.0], 37), rng.permutation(37)
+            rows = make_rows(csr_array(a) if sparse else a, b, order=order, offsets=OFFSETS)
+            assert (rows.n_agents, rows.n_features, rows.n_rows.tolist()) == (3, D, SIZES.tolist())
+            for i in range(3):
+                own = order[OFFSETS[i] : OFFSETS[i + 1]]
+                for place in (rows, rows.agent(i)):
+                    mine = slice(rows.offsets[i], rows.offsets[i + 1]) if place is rows else slice(None)
+                    found = place.features[place.order[mine]]
+                    np.testing.assert_array_equal(found.toarray() if sparse else found, a[own])
+                    np.testing.assert_array_equal(place.labels[mine], b[own])
+                    np.testing.assert_allclose(place.norms[mine], np.linalg.norm(a[own], axis=1))
+                assert rows.agent(i).n_agents == 1
 
 
 def test_large_data_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +124,8 @@ def _with(array: Floats, place: object, value: float) -> Floats:
     return out
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_bad_rows_are_refused() -> None:
+    for changes, said in [
         ({"features": _with(np.eye(6), (2, 2), np.nan)}, "row 3 has a NaN"),
         ({"features": _with(np.eye(6), (5, 0), np.inf)}, "row 6 has a NaN, infinite"),
         ({"features": csr_array(_with(np.eye(6), (1, 4), -np.inf))}, "row 2 has a NaN, infinite"),
@@ -144,9 +146,8 @@ def _with(array: Floats, place: object, value: float) -> Floats:
         ({"offsets": np.array([0, 3])}, "offsets must rise"),
         ({"offsets": np.array([1, 3, 6])}, "offsets must rise"),
         ({"offsets": np.array([0])}, "offsets must rise"),
-    ],
-)
-def test_bad_rows_are_refused(changes: dict[str, object], said: str) -> None:
-    arguments = GOOD | changes
-    with pytest.raises(DataError, match=said):
-        make_rows(arguments.pop("features"), arguments.pop("labels"), **arguments)  # type: ignore[arg-type]
+    ]:
+        with case(changes, said):
+            arguments = GOOD | changes
+            with pytest.raises(DataError, match=said):
+                make_rows(arguments.pop("features"), arguments.pop("labels"), **arguments)  # type: ignore[arg-type]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES, prove
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim import bounds
 from dpadmm.optim.constants import Constants, constants_of
-from dpadmm.optim.losses import Hinge, Logistic, Loss
+from dpadmm.optim.losses import Hinge, Logistic
 from dpadmm.optim.problem import Problem
-from dpadmm.optim.regularizers import L1, L2, Regularizer
+from dpadmm.optim.regularizers import L1, L2
 from dpadmm.optim.schedules import Constant, NonSmooth, Smooth, theorem_schedule
 from dpadmm.privacy import paper_noise_multiplier
 
@@ -80,33 +82,33 @@ def adult(problem: Problem, epsilon: float, delta: float, radius: float) -> Cons
     )
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.05, 1e-3), (0.1, 1e-3), (0.5, 1e-6)])
-@pytest.mark.parametrize("k", [1, 7, 100])
-def test_the_papers_adult_steps(epsilon: float, delta: float, k: int) -> None:
-    log, m = math.log(1.25 / delta), 400
-    # the paper divides its 1e-6 by n once more in the L1 line; here λ/n is 1e-6/100 to match it
-    l1 = theorem_schedule(adult(Problem(Logistic(), L1(), 1e-6 / 100), epsilon, delta, 23.0))
-    inside = 2 * k * (1 + 1e-6 * math.sqrt(104) / 100) ** 2 + 1664 * k * log / (m**2 * epsilon**2)
-    np.testing.assert_allclose(l1(k), np.full(100, 23 * inside**-0.5), rtol=1e-12)
-    l2 = theorem_schedule(adult(Problem(Logistic(), L2(), 1e-6), epsilon, delta, 89.0))
-    expected = 1 / (0.25 + 1e-6 + 2 * math.sqrt(416 * k * log) / (89 * m * epsilon))
-    np.testing.assert_allclose(l2(k), np.full(100, expected), rtol=1e-12)
+def test_the_papers_adult_steps() -> None:
+    for k, (epsilon, delta) in product([1, 7, 100], [(0.05, 1e-3), (0.1, 1e-3), (0.5, 1e-6)]):
+        with case(k, epsilon, delta):
+            log, m = math.log(1.25 / delta), 400
+            # the paper divides its 1e-6 by n once more in the L1 line; here λ/n is 1e-6/100 to match it
+            l1 = theorem_schedule(adult(Problem(Logistic(), L1(), 1e-6 / 100), epsilon, delta, 23.0))
+            inside = 2 * k * (1 + 1e-6 * math.sqrt(104) / 100) ** 2 + 1664 * k * log / (m**2 * epsilon**2)
+            np.testing.assert_allclose(l1(k), np.full(100, 23 * inside**-0.5), rtol=1e-12)
+            l2 = theorem_schedule(adult(Problem(Logistic(), L2(), 1e-6), epsilon, delta, 89.0))
+            expected = 1 / (0.25 + 1e-6 + 2 * math.sqrt(416 * k * log) / (89 * m * epsilon))
+            np.testing.assert_allclose(l2(k), np.full(100, expected), rtol=1e-12)
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_the_schedule_is_the_theorem_that_applies(loss: Loss, regularizer: Regularizer) -> None:
-    problem = Problem(loss, regularizer, 0.1)
-    made = constants_of(problem, n_features=4, n_rows=ROWS, noise_multiplier=np.array(2.0), weight_radius=3.0)
-    assert made.n_weights == 4 * loss.n_outputs
-    assert made.noise_multiplier.tolist() == [2.0, 2.0, 2.0]
-    assert (made.c1, made.c2) == (loss.lipschitz, regularizer.lipschitz(made.n_weights, 3.0))
-    schedule = theorem_schedule(made)
-    assert isinstance(schedule, Smooth if problem.smooth else NonSmooth)
-    steps = np.array([schedule(k) for k in (1, 2, 50)])
-    assert steps.shape == (3, 3)
-    assert (steps > 0.0).all()
-    assert (np.diff(steps, axis=0) < 0.0).all()
+def test_the_schedule_is_the_theorem_that_applies() -> None:
+    for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
+        with case(loss, regularizer):
+            problem = Problem(loss, regularizer, 0.1)
+            made = constants_of(problem, n_features=4, n_rows=ROWS, noise_multiplier=np.array(2.0), weight_radius=3.0)
+            assert made.n_weights == 4 * loss.n_outputs
+            assert made.noise_multiplier.tolist() == [2.0, 2.0, 2.0]
+            assert (made.c1, made.c2) == (loss.lipschitz, regularizer.lipschitz(made.n_weights, 3.0))
+            schedule = theorem_schedule(made)
+            assert isinstance(schedule, Smooth if problem.smooth else NonSmooth)
+            steps = np.array([schedule(k) for k in (1, 2, 50)])
+            assert steps.shape == (3, 3)
+            assert (steps > 0.0).all()
+            assert (np.diff(steps, axis=0) < 0.0).all()
 
 
 def test_less_noise_means_longer_steps_and_a_smaller_bound() -> None:
@@ -128,9 +130,7 @@ def test_the_smooth_theorem_refuses_kinks() -> None:
         (Problem(Hinge(), L2(), 0.1), "the loss has kinks"),
         (Problem(Logistic(), L1(), 0.1), "the regularizer has kinks"),
     ):
-        made = constants_of(
-            problem, n_features=4, n_rows=ROWS, noise_multiplier=np.ones(3), weight_radius=3.0
-        )
+        made = constants_of(problem, n_features=4, n_rows=ROWS, noise_multiplier=np.ones(3), weight_radius=3.0)
         with pytest.raises(StudyError, match=kink):
             Smooth(made)(1)
         with pytest.raises(StudyError, match=kink):
@@ -141,9 +141,10 @@ def test_constant_schedule() -> None:
     assert Constant(0.25, 3)(1).tolist() == Constant(0.25, 3)(99).tolist() == [0.25] * 3
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
-def test_bad_numbers_are_named(bad: float) -> None:
-    with pytest.raises(StudyError, match="step_size"):
-        Constant(bad, 3)
-    with pytest.raises(StudyError, match="weight_radius"):
-        constants(weight_radius=bad)
+def test_bad_numbers_are_named() -> None:
+    for bad in [0.0, -1.0, math.inf, math.nan]:
+        with case(bad):
+            with pytest.raises(StudyError, match="step_size"):
+                Constant(bad, 3)
+            with pytest.raises(StudyError, match="weight_radius"):
+                constants(weight_radius=bad)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
-import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES, numbers, prove, random_labels, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm.optim import updates
 from dpadmm.optim.constants import constants_of
 from dpadmm.optim.losses import Loss, slopes
 from dpadmm.optim.problem import Problem, Rows, make_rows
-from dpadmm.optim.regularizers import Regularizer
 from dpadmm.optim.schedules import theorem_schedule
 from dpadmm.training.loop import RoundView, train
 from dpadmm.training.methods import DpAdmmRounds, Round
@@ -28,9 +29,7 @@ def cohort(loss: Loss, seed: int = 0) -> Rows:
     rng = np.random.default_rng(seed)
     m = sum(SIZES)
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
-    return make_rows(
-        random_rows(rng, m, D), random_labels(loss, rng, m), order=rng.permutation(m), offsets=offsets
-    )
+    return make_rows(random_rows(rng, m, D), random_labels(loss, rng, m), order=rng.permutation(m), offsets=offsets)
 
 
 def paper_row_gradients(loss: Loss, a: Floats, b: Floats, w: Floats) -> Floats:
@@ -69,36 +68,36 @@ def numbers_of(seed: int, shape: tuple[int, int], rounds: int = ROUNDS) -> Float
     return np.array([noise.draw(k).copy() for k in range(1, rounds + 1)])
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_dp_admm_is_algorithm_1(loss: Loss, regularizer: Regularizer) -> None:
-    problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
-    shape = (D, loss.n_outputs)
-    constants = constants_of(
-        problem, n_features=D, n_rows=rows.n_rows, noise_multiplier=Z, weight_radius=RADIUS
-    )
-    schedule = theorem_schedule(constants)
-    seen: list[RoundView] = []
-    train(
-        DpAdmmRounds(RHO, schedule, Z),
-        problem,
-        rows,
-        n_rounds=ROUNDS,
-        noise=SimulatedNoise(11, N, shape),
-        observers=[seen.append],
-    )
-    eta = [schedule(k) for k in range(1, ROUNDS + 1)]
-    expected = algorithm_1(problem, rows, eta, numbers_of(11, shape))
-    assert len(seen) == ROUNDS
-    for view, (w, w_tilde, _) in zip(seen, expected, strict=True):
-        np.testing.assert_allclose(view.consensus, w, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(view.released, w_tilde, rtol=1e-12, atol=1e-12)
+def test_dp_admm_is_algorithm_1() -> None:
+    for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
+        with case(loss, regularizer):
+            problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
+            shape = (D, loss.n_outputs)
+            constants = constants_of(
+                problem, n_features=D, n_rows=rows.n_rows, noise_multiplier=Z, weight_radius=RADIUS
+            )
+            schedule = theorem_schedule(constants)
+            seen: list[RoundView] = []
+            train(
+                DpAdmmRounds(RHO, schedule, Z),
+                problem,
+                rows,
+                n_rounds=ROUNDS,
+                noise=SimulatedNoise(11, N, shape),
+                observers=[seen.append],
+            )
+            eta = [schedule(k) for k in range(1, ROUNDS + 1)]
+            expected = algorithm_1(problem, rows, eta, numbers_of(11, shape))
+            assert len(seen) == ROUNDS
+            for view, (w, w_tilde, _) in zip(seen, expected, strict=True):
+                np.testing.assert_allclose(view.consensus, w, rtol=1e-12, atol=1e-12)
+                np.testing.assert_allclose(view.released, w_tilde, rtol=1e-12, atol=1e-12)
 
 
 def test_a_missing_factor_2_would_be_seen() -> None:
     """The transcription above is sensitive to the noise scale: half the noise is another run."""
-    loss = LOSS_CASES[0].values[0]
-    problem, rows = Problem(loss, REGULARIZER_CASES[1].values[0], 0.01), cohort(loss)
+    loss = LOSS_CASES[0]
+    problem, rows = Problem(loss, REGULARIZER_CASES[1], 0.01), cohort(loss)
     eta = [np.full(N, 0.5)] * ROUNDS
     normals = numbers_of(3, (D, 1))
     right = algorithm_1(problem, rows, eta, normals)[-1][0]
@@ -117,9 +116,7 @@ STATE = (3, 2, 2)
 
 @prove
 @given(_arrays(STATE), _arrays(STATE), _arrays(STATE), _arrays(STATE), _arrays(STATE[1:]))
-def test_primal_step_is_the_minimiser_of_the_approximate_lagrangian(
-    h, reg, released, dual, consensus
-) -> None:
+def test_primal_step_is_the_minimiser_of_the_approximate_lagrangian(h, reg, released, dual, consensus) -> None:
     """Its gradient ``h + r − γ + ρ(w − w^{k−1}) + (w − w̃^{k−1})/η`` vanishes there."""
     rho, eta = 0.7, np.array([0.1, 1.0, 30.0])[:, None, None]
     w = updates.primal_step(h, reg, released=released, dual=dual, consensus=consensus, rho=rho, step_size=eta)
@@ -160,8 +157,8 @@ def test_updates_leave_their_inputs_alone() -> None:
 
 def test_duals_sum_to_zero_with_partial_participation() -> None:
     """Closed with the consensus an agent returns to, the duals of all agents sum to zero in every round."""
-    loss = LOSS_CASES[0].values[0]
-    problem, rows = Problem(loss, REGULARIZER_CASES[1].values[0], 0.01), cohort(loss)
+    loss = LOSS_CASES[0]
+    problem, rows = Problem(loss, REGULARIZER_CASES[1], 0.01), cohort(loss)
     present: list[Integers] = [np.array(who) for who in ([0, 2], [1], [0, 1, 3], [3], [2, 3], [0], [1, 2])]
     method = DpAdmmRounds(RHO, lambda k: np.full(N, 0.5), Z)
     noise = SimulatedNoise(5, N, (D, 1))

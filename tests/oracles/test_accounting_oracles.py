@@ -1,6 +1,9 @@
 """The accountant against dp_accounting and against 60-digit arithmetic."""
 
+from __future__ import annotations
+
 import math
+from itertools import product
 
 import mpmath
 import numpy as np
@@ -14,6 +17,7 @@ from dp_accounting import (
     pld,
     rdp,
 )
+from looping import case
 
 from dpadmm.privacy import (
     Release,
@@ -44,32 +48,36 @@ def precise_delta(mu: float, epsilon: float) -> mpmath.mpf:
         return upper - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
 
 
-@pytest.mark.parametrize("delta", [1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.5])
-@pytest.mark.parametrize("mu", [1e-6, 1e-4, 1e-2, 0.3, 0.4999, 0.5, 0.7, 1.0, 4.0, 20.0, 100.0, 1e5])
-def test_epsilon_in_60_digits_is_an_upper_bound_and_tight(mu, delta):
-    epsilon = exact_epsilon(mu, delta)
-    assert precise_delta(mu, epsilon) <= delta
-    if epsilon > 0.0:
-        assert precise_delta(mu, epsilon * (1 - 1e-9)) > delta
+def test_epsilon_in_60_digits_is_an_upper_bound_and_tight():
+    for mu, delta in product(
+        [1e-6, 1e-4, 1e-2, 0.3, 0.4999, 0.5, 0.7, 1.0, 4.0, 20.0, 100.0, 1e5],
+        [1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.5],
+    ):
+        with case(mu, delta):
+            epsilon = exact_epsilon(mu, delta)
+            assert precise_delta(mu, epsilon) <= delta
+            if epsilon > 0.0:
+                assert precise_delta(mu, epsilon * (1 - 1e-9)) > delta
 
 
-@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 0.4999, 0.5, 0.7, 1.2, 2.0, 30.0])
-@pytest.mark.parametrize("ratio", [-1.0, -0.25, -0.1, 0.0, 0.1, 1.0, 3.0, 6.0])
-def test_delta_in_60_digits(mu, ratio):
-    epsilon = max(0.0, mu * (mu / 2 + ratio))
-    precise = precise_delta(mu, epsilon)
-    assert precise <= exact_delta(mu, epsilon) <= precise * (1 + mpmath.mpf("1.5e-12"))
+def test_delta_in_60_digits():
+    for ratio, mu in product(
+        [-1.0, -0.25, -0.1, 0.0, 0.1, 1.0, 3.0, 6.0], [1e-6, 1e-3, 0.1, 0.4999, 0.5, 0.7, 1.2, 2.0, 30.0]
+    ):
+        with case(ratio, mu):
+            epsilon = max(0.0, mu * (mu / 2 + ratio))
+            precise = precise_delta(mu, epsilon)
+            assert precise <= exact_delta(mu, epsilon) <= precise * (1 + mpmath.mpf("1.5e-12"))
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])
-@pytest.mark.parametrize(("z", "t"), [(0.3, 2), (5.0, 10), (75.53, 100), (3e4, 10**6)])
-def test_the_papers_formula_in_60_digits_is_rounded_up_by_a_few_last_bits(z, t, delta):
-    with mpmath.workdps(60):
-        best = int(z * math.sqrt(-2 * math.log(delta) / t))
-        orders = [mpmath.mpf(order) for order in range(max(1, best - 2), best + 4)]
-        noise, leak = mpmath.mpf(z), mpmath.log(1 / mpmath.mpf(delta))
-        precise = min(t * (order + 1) / (2 * noise**2) + leak / order for order in orders)
-        assert precise <= paper_epsilon(z, t, delta) <= precise * (1 + mpmath.mpf("1e-14"))
+def test_the_papers_formula_in_60_digits_is_rounded_up_by_a_few_last_bits():
+    for (z, t), delta in product([(0.3, 2), (5.0, 10), (75.53, 100), (3e4, 10**6)], [1e-12, 1e-5, 0.3]):
+        with case(z, t, delta), mpmath.workdps(60):
+            best = int(z * math.sqrt(-2 * math.log(delta) / t))
+            orders = [mpmath.mpf(order) for order in range(max(1, best - 2), best + 4)]
+            noise, leak = mpmath.mpf(z), mpmath.log(1 / mpmath.mpf(delta))
+            precise = min(t * (order + 1) / (2 * noise**2) + leak / order for order in orders)
+            assert precise <= paper_epsilon(z, t, delta) <= precise * (1 + mpmath.mpf("1e-14"))
 
 
 def test_a_budget_of_delta_alone_buys_all_but_a_few_trillionths_of_its_noise():
@@ -80,41 +88,40 @@ def test_a_budget_of_delta_alone_buys_all_but_a_few_trillionths_of_its_noise():
             assert largest * (1 - mpmath.mpf("3.5e-12")) <= mu_from_epsilon(1e-300, delta) <= largest
 
 
-@pytest.mark.parametrize("mu", [0.2, 1.0, 5.0])
-def test_delta_by_integrating_the_densities(mu):
+def test_delta_by_integrating_the_densities():
     """``δ(ε) = ∫ max(0, N(μ,1) − e^ε N(0,1))``: the definition, without the closed form."""
-    points = np.linspace(-40.0, 45.0, 2_000_001)
-    for epsilon in (0.0, 0.5, 2.0):
-        gap = scipy.stats.norm.pdf(points, mu) - math.exp(epsilon) * scipy.stats.norm.pdf(points)
-        assert exact_delta(mu, epsilon) == pytest.approx(
-            float(np.trapezoid(np.maximum(gap, 0.0), points)), rel=1e-7, abs=1e-12
-        )
+    for mu in [0.2, 1.0, 5.0]:
+        with case(mu):
+            points = np.linspace(-40.0, 45.0, 2_000_001)
+            for epsilon in (0.0, 0.5, 2.0):
+                gap = scipy.stats.norm.pdf(points, mu) - math.exp(epsilon) * scipy.stats.norm.pdf(points)
+                assert exact_delta(mu, epsilon) == pytest.approx(
+                    float(np.trapezoid(np.maximum(gap, 0.0), points)), rel=1e-7, abs=1e-12
+                )
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-6, 1e-3, 0.1])
-@pytest.mark.parametrize("mu", [0.01, 0.1, 1.0, 10.0, 100.0])
-def test_dp_accounting_closed_form(mu, delta):
-    assert exact_epsilon(mu, delta) == pytest.approx(
-        get_epsilon_gaussian(1.0 / mu, delta), rel=1e-9, abs=1e-11
-    )
+def test_dp_accounting_closed_form():
+    for mu, delta in product([0.01, 0.1, 1.0, 10.0, 100.0], [1e-12, 1e-6, 1e-3, 0.1]):
+        with case(mu, delta):
+            assert exact_epsilon(mu, delta) == pytest.approx(get_epsilon_gaussian(1.0 / mu, delta), rel=1e-9, abs=1e-11)
 
 
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-3])
-@pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 8.0])
-def test_dp_accounting_calibration(epsilon, delta):
-    expected = get_sigma_gaussian(epsilon, delta) * math.sqrt(100)
-    assert total_noise_multiplier(epsilon, delta, 100) == pytest.approx(expected, rel=1e-9)
+def test_dp_accounting_calibration():
+    for epsilon, delta in product([0.05, 0.5, 1.0, 8.0], [1e-9, 1e-5, 1e-3]):
+        with case(epsilon, delta):
+            expected = get_sigma_gaussian(epsilon, delta) * math.sqrt(100)
+            assert total_noise_multiplier(epsilon, delta, 100) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-3])
-@pytest.mark.parametrize("releases", PLANS)
-def test_rdp_above_pld_above_exact(releases, delta):
-    exact = exact_epsilon(gaussian_mu(releases), delta)
-    by_pld, by_rdp = pld_epsilon(releases, delta), rdp_epsilon(releases, delta)
-    assert exact <= by_rdp
-    assert exact * (1 - 1e-7) <= by_pld
-    assert by_pld == pytest.approx(exact, rel=1e-4, abs=1e-8)
-    assert by_rdp <= 1.0005 * _by_many_orders(releases, delta)
+def test_rdp_above_pld_above_exact():
+    for releases, delta in product(PLANS, [1e-8, 1e-5, 1e-3]):
+        with case(releases, delta):
+            exact = exact_epsilon(gaussian_mu(releases), delta)
+            by_pld, by_rdp = pld_epsilon(releases, delta), rdp_epsilon(releases, delta)
+            assert exact <= by_rdp
+            assert exact * (1 - 1e-7) <= by_pld
+            assert by_pld == pytest.approx(exact, rel=1e-4, abs=1e-8)
+            assert by_rdp <= 1.0005 * _by_many_orders(releases, delta)
 
 
 def _by_many_orders(releases, delta):

@@ -1,5 +1,7 @@
 """Totals of sampled and pure releases against independent calculations."""
 
+from __future__ import annotations
+
 import math
 
 import mpmath
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import common, privacy_loss_distribution
+from looping import case
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import norm
@@ -49,11 +52,12 @@ def fft_epsilon(z, q, count, delta):
     return high
 
 
-@pytest.mark.parametrize(("z", "q", "count", "delta"), SAMPLED)
-def test_sampled_rounds_by_another_fft(z, q, count, delta):
-    assert total_epsilon(SampledRelease(z, q), count, delta) == pytest.approx(
-        fft_epsilon(z, q, count, delta), rel=1e-3
-    )
+def test_sampled_rounds_by_another_fft():
+    for z, q, count, delta in SAMPLED:
+        with case(z, q, count, delta):
+            assert total_epsilon(SampledRelease(z, q), count, delta) == pytest.approx(
+                fft_epsilon(z, q, count, delta), rel=1e-3
+            )
 
 
 @pytest.mark.parametrize(("z", "q"), [(5.0, 0.1), (1.0, 0.01), (0.5, 0.3), (20.0, 0.9)])
@@ -70,30 +74,32 @@ def test_one_sampled_round_by_integrating_the_densities(z, q):
     assert delta * 0.98 < found <= delta * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("z", "count", "delta"), [(46.0, 100, 1e-3), (1.0, 5, 1e-5), (1000.0, 100, 1e-6)])
-def test_trap_sampling_everything_is_the_plain_gaussian(z, count, delta):
+def test_trap_sampling_everything_is_the_plain_gaussian():
     """The factor 2: in dp_accounting a replaced row moves by twice its sensitivity, so that is ½ here."""
-    exact = exact_epsilon(math.sqrt(count) / z, delta)
-    assert sampled_epsilon(SampledRelease(z, 1.0), count, delta) == pytest.approx(exact, rel=1e-3)
+    for z, count, delta in [(46.0, 100, 1e-3), (1.0, 5, 1e-5), (1000.0, 100, 1e-6)]:
+        with case(z, count, delta):
+            exact = exact_epsilon(math.sqrt(count) / z, delta)
+            assert sampled_epsilon(SampledRelease(z, 1.0), count, delta) == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize(("z", "q", "count", "delta"), SAMPLED)
-def test_sampled_rounds_cost_at_most_removing_and_adding_a_row(z, q, count, delta):
+def test_sampled_rounds_cost_at_most_removing_and_adding_a_row():
     """(ε, δ) for adding or removing a row is (2ε, (1 + e^ε)δ) for replacing one."""
-    one = privacy_loss_distribution.from_gaussian_mechanism(
-        z,
-        sensitivity=0.5,
-        sampling_prob=q,
-        value_discretization_interval=1e-2 * q / z,
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )
-    together = one.self_compose(count)
-    grid = np.geomspace(1e-4, 30.0, 800)
-    leaks = (1.0 + np.exp(grid)) * np.array(together.get_delta_for_epsilon(grid))
-    epsilon = grid[leaks <= delta][0]
-    total = total_epsilon(SampledRelease(z, q), count, delta)
-    assert total <= 2.0 * epsilon
-    assert total > together.get_epsilon_for_delta(delta)  # replacing is worse than removing
+    for z, q, count, delta in SAMPLED:
+        with case(z, q, count, delta):
+            one = privacy_loss_distribution.from_gaussian_mechanism(
+                z,
+                sensitivity=0.5,
+                sampling_prob=q,
+                value_discretization_interval=1e-2 * q / z,
+                neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            )
+            together = one.self_compose(count)
+            grid = np.geomspace(1e-4, 30.0, 800)
+            leaks = (1.0 + np.exp(grid)) * np.array(together.get_delta_for_epsilon(grid))
+            epsilon = grid[leaks <= delta][0]
+            total = total_epsilon(SampledRelease(z, q), count, delta)
+            assert total <= 2.0 * epsilon
+            assert total > together.get_epsilon_for_delta(delta)  # replacing is worse than removing
 
 
 def test_opposite_rows_are_the_worst_pair():
@@ -142,10 +148,11 @@ def test_pure_rounds_in_50_digits(epsilon, count, delta):
     assert total == 0.0 or leak(total * (1 - 1e-6)) > delta
 
 
-@pytest.mark.parametrize(("epsilon", "count"), [(0.05, 100), (0.5, 10), (0.01, 500)])
-def test_pure_rounds_by_dp_accounting(epsilon, count):
-    one = privacy_loss_distribution.from_privacy_parameters(
-        common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=epsilon
-    )
-    expected = one.self_compose(count).get_epsilon_for_delta(1e-5)
-    assert pure_composition(epsilon, count, 1e-5) == pytest.approx(expected, rel=1e-6)
+def test_pure_rounds_by_dp_accounting():
+    for epsilon, count in [(0.05, 100), (0.5, 10), (0.01, 500)]:
+        with case(epsilon, count):
+            one = privacy_loss_distribution.from_privacy_parameters(
+                common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=epsilon
+            )
+            expected = one.self_compose(count).get_epsilon_for_delta(1e-5)
+            assert pure_composition(epsilon, count, 1e-5) == pytest.approx(expected, rel=1e-6)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from looping import case
 from paper_runs import tampered
 
 from dpadmm.paper.figures import pictures
@@ -92,24 +93,19 @@ def test_comparisons_have_a_panel_for_every_number_of_agents(comparison_results)
     assert drawn == pytest.approx(np.mean(ends))
 
 
-@pytest.mark.parametrize(
-    "equals",
-    [
+def test_comparisons_of_less(comparison_results):
+    for equals in [
         {"epsilon": [0.5, None]},
         {"epsilon": [0.5, None], "n_agents": [2, 10]},
         {"method": "dp_sgd"},
         {"seed": 1},
-    ],
-    ids=["one budget", "one of both", "one method, no optimum", "one split"],
-)
-def test_comparisons_of_less(comparison_results, equals):
-    (picture,) = pictures(comparison_results.select(None, **equals))
-    assert any(len(axes.lines) or len(axes.containers) for axes in picture.figure.axes)
+    ]:
+        with case(equals):
+            (picture,) = pictures(comparison_results.select(None, **equals))
+            assert any(len(axes.lines) or len(axes.containers) for axes in picture.figure.axes)
 
 
-@pytest.mark.parametrize(
-    "equals", [{}, {"epsilon": [0.5, None], "n_agents": [2, 10]}], ids=["lines", "points"]
-)
+@pytest.mark.parametrize("equals", [{}, {"epsilon": [0.5, None], "n_agents": [2, 10]}], ids=["lines", "points"])
 @pytest.mark.parametrize(("factor", "scale"), [(1.0, "linear"), (50.0, "log")])
 def test_losses_far_apart_have_a_logarithmic_scale(comparison_results, equals, factor, scale):
     lines = comparison_results.select(None, **equals)
@@ -122,9 +118,7 @@ def test_losses_far_apart_have_a_logarithmic_scale(comparison_results, equals, f
 
 
 def test_an_interrupted_comparison_has_a_whole_caption(comparison_results):
-    caption = comparison_picture(
-        comparison_results.select(method="centralized", seed=1), "comparison"
-    ).caption
+    caption = comparison_picture(comparison_results.select(method="centralized", seed=1), "comparison").caption
     assert caption.startswith("The non-private optimum alone at the end of the runs (synthetic, L2, 1 random")
     assert "1 splits" not in caption
     without = comparison_picture(comparison_results.select(method="dp_sgd"), "comparison").caption

@@ -6,6 +6,7 @@ import csv
 import io
 
 import pytest
+from quick_workers import quick_workers
 
 from dpadmm.data import synthetic
 from dpadmm.experiments.grid import grid_from
@@ -102,7 +103,8 @@ def test_errors_of_a_regression_are_rms_errors(tmp_path):
         "experiments": {"comparison": {"title": "", "runs": [{"method": ["admm", "centralized"]}]}},
     }
     rows = synthetic("regression", seed=0, n_rows=200, n_features=3)
-    run_grid(grid_from(grid), rows, tmp_path / "results.parquet", command="")
+    with quick_workers():
+        run_grid(grid_from(grid), rows, tmp_path / "results.parquet", command="")
     results = read_results(tmp_path)
     columns = accuracy_table(results, "comparison").columns
     assert (columns[7], columns[9]) == ("RMS error, global", "RMS error, local")

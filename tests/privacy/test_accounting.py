@@ -1,13 +1,17 @@
 """The accountant: the design's reference table, properties, edges, bad input."""
 
+from __future__ import annotations
+
 import math
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy import (
@@ -40,11 +44,12 @@ deltas = st.floats(-15, math.log10(0.5)).map(lambda power: 10.0**power)
 multipliers = st.floats(-1, 4).map(lambda power: 10.0**power)
 
 
-@pytest.mark.parametrize(("round_epsilon", "delta", "paper", "exact"), REFERENCE)
-def test_reference_table(round_epsilon, delta, paper, exact):
-    z = paper_noise_multiplier(round_epsilon, delta)
-    assert round(paper_epsilon(z, 100, delta), 4) == paper
-    assert round(exact_epsilon(gaussian_mu([Release(z, 100)]), delta), 4) == exact
+def test_reference_table():
+    for round_epsilon, delta, paper, exact in REFERENCE:
+        with case(round_epsilon, delta, paper, exact):
+            z = paper_noise_multiplier(round_epsilon, delta)
+            assert round(paper_epsilon(z, 100, delta), 4) == paper
+            assert round(exact_epsilon(gaussian_mu([Release(z, 100)]), delta), 4) == exact
 
 
 @given(multipliers, st.integers(1, 10**6), deltas)
@@ -91,9 +96,7 @@ def test_mu_squares_add_up(parts, z):
     assert total**2 == pytest.approx(gaussian_mu(releases) ** 2 + 1.0 / z**2, rel=1e-12)
 
 
-@given(
-    multipliers, deltas, st.floats(-4, 2).map(lambda power: 10.0**power), st.sampled_from(["exact", "paper"])
-)
+@given(multipliers, deltas, st.floats(-4, 2).map(lambda power: 10.0**power), st.sampled_from(["exact", "paper"]))
 @few
 def test_affordable_rounds_are_the_largest_number(z, delta, epsilon, accountant):
     def total(t):
@@ -149,12 +152,12 @@ def test_epsilon_is_zero_when_delta_alone_covers_it():
     assert exact_epsilon(1e-3, at_zero * (1 - 1e-6)) > 0.0
 
 
-@pytest.mark.parametrize("mu", [5e-324, 1e-300, 1e-12, 1e6, 1e154, 1e308])
-@pytest.mark.parametrize("delta", [5e-324, 1e-300, 1e-3, 0.5, 1 - 1e-16])
-def test_extremes_neither_warn_nor_give_nan(mu, delta):
-    assert exact_epsilon(mu, delta) >= 0.0
-    assert 0.0 <= exact_delta(mu, 1.0) <= 1.0
-    assert paper_epsilon(min(1e308, 1 / max(mu, 1e-308)), 100, delta) >= 0.0
+def test_extremes_neither_warn_nor_give_nan():
+    for delta, mu in product([5e-324, 1e-300, 1e-3, 0.5, 1 - 1e-16], [5e-324, 1e-300, 1e-12, 1e6, 1e154, 1e308]):
+        with case(delta, mu):
+            assert exact_epsilon(mu, delta) >= 0.0
+            assert 0.0 <= exact_delta(mu, 1.0) <= 1.0
+            assert paper_epsilon(min(1e308, 1 / max(mu, 1e-308)), 100, delta) >= 0.0
 
 
 def test_where_two_halves_round_to_more_than_one_nothing_warns():
@@ -167,9 +170,7 @@ def test_arrays_equal_single_calls():
     together = exact_epsilon(mu, delta)
     apart = [[exact_epsilon(float(m), float(d)) for m, d in zip(row, delta, strict=True)] for row in mu]
     np.testing.assert_array_equal(together, apart)
-    np.testing.assert_array_equal(
-        exact_delta(mu, 1.0), [[exact_delta(float(m), 1.0) for m in row] for row in mu]
-    )
+    np.testing.assert_array_equal(exact_delta(mu, 1.0), [[exact_delta(float(m), 1.0) for m in row] for row in mu])
     z = np.array([0.0, 5.0, 75.0])
     np.testing.assert_array_equal(paper_epsilon(z, 10, 1e-5), [paper_epsilon(float(v), 10, 1e-5) for v in z])
     assert isinstance(exact_epsilon(1.0, 1e-3), float)
@@ -211,36 +212,38 @@ def test_group_privacy():
         group_mu(0.25, 0)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 2.0, math.nan])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda d: exact_epsilon(1.0, d),
-        lambda d: paper_epsilon(1.0, 1, d),
-        lambda d: rdp_epsilon([Release(1.0)], d),
-        lambda d: pld_epsilon([Release(1.0)], d),
-        lambda d: affordable_rounds(1.0, 1.0, d),
-    ],
-)
-def test_bad_delta(call, delta):
-    with pytest.raises(StudyError, match=f"^delta must be between 0 and 1, both excluded, not {delta}$"):
-        call(delta)
-
-
-@pytest.mark.parametrize("z", [-1.0, math.nan, math.inf])
-@pytest.mark.parametrize(
-    "call", [Release, lambda z: paper_epsilon(z, 1, 0.1), lambda z: affordable_rounds(z, 1.0, 0.1)]
-)
-def test_bad_noise_multiplier(call, z):
-    with pytest.raises(
-        StudyError, match=f"^noise_multiplier must be a finite number of at least 0, not {z}$"
+def test_bad_delta():
+    for call, delta in product(
+        [
+            lambda d: exact_epsilon(1.0, d),
+            lambda d: paper_epsilon(1.0, 1, d),
+            lambda d: rdp_epsilon([Release(1.0)], d),
+            lambda d: pld_epsilon([Release(1.0)], d),
+            lambda d: affordable_rounds(1.0, 1.0, d),
+        ],
+        [0.0, 1.0, -0.1, 2.0, math.nan],
     ):
-        call(z)
+        with (
+            case(call, delta),
+            pytest.raises(StudyError, match=f"^delta must be between 0 and 1, both excluded, not {delta}$"),
+        ):
+            call(delta)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_bad_noise_multiplier():
+    for call, z in product(
+        [Release, lambda z: paper_epsilon(z, 1, 0.1), lambda z: affordable_rounds(z, 1.0, 0.1)],
+        [-1.0, math.nan, math.inf],
+    ):
+        with (
+            case(call, z),
+            pytest.raises(StudyError, match=f"^noise_multiplier must be a finite number of at least 0, not {z}$"),
+        ):
+            call(z)
+
+
+def test_bad_input():
+    for call, message in [
         (lambda: Release(1.0, -1), "count must be a whole number of at least 0, not -1"),
         (lambda: Release(1.0, 1.5), "count must be a whole number of at least 0, not 1.5"),
         (lambda: Release("1"), "noise_multiplier must be a finite number of at least 0, not '?1"),
@@ -256,11 +259,9 @@ def test_bad_noise_multiplier(call, z):
         (lambda: group_mu(-1.0, 2), "mu must be a number of at least 0, not -1.0"),
         (lambda: exact_delta(1.0, -1.0), "epsilon must be a number of at least 0, not -1.0"),
         (lambda: exact_epsilon(np.array([1.0, -2.0]), 0.1), "mu must be a number of at least 0, not -2.0"),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(StudyError, match=message):
-        call()
+    ]:
+        with case(call, message), pytest.raises(StudyError, match=message):
+            call()
 
 
 def test_the_slow_import_waits_until_it_is_needed():

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import BudgetExceeded, DpadmmError, StudyError
 from dpadmm.privacy.accounting import exact_epsilon
@@ -67,10 +68,13 @@ def test_what_remains_wastes_less_than_two_billionths_of_the_budget(n_fits: int)
     assert 1.0 - 1.5e-9 < share < 1.0
 
 
-@pytest.mark.parametrize("n_fits", [0, -1, 1.5])
-def test_fits_to_come_are_a_whole_number(n_fits: float) -> None:
-    with pytest.raises(StudyError, match=r"^n_fits must be a whole number of at least 1, not"):
-        BudgetAccountant(2.0, DELTA).remaining(n_fits)  # type: ignore[arg-type]
+def test_fits_to_come_are_a_whole_number() -> None:
+    for n_fits in [0, -1, 1.5]:
+        with (
+            case(n_fits),
+            pytest.raises(StudyError, match=r"^n_fits must be a whole number of at least 1, not"),
+        ):
+            BudgetAccountant(2.0, DELTA).remaining(n_fits)  # type: ignore[arg-type]
 
 
 def test_a_refused_fit_is_not_charged_and_the_refusal_says_what_is_left() -> None:
@@ -168,14 +172,13 @@ def test_a_forked_child_is_refused() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (1.0, 0.0), (1.0, 1.0)]
-)
-def test_a_budget_that_is_none_is_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(StudyError):
-        BudgetAccountant(epsilon, delta)
-    with pytest.raises(StudyError):
-        BudgetAccountant(1.0, 1e-5).charge(epsilon, delta)
+def test_a_budget_that_is_none_is_refused() -> None:
+    for epsilon, delta in [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (1.0, 0.0), (1.0, 1.0)]:
+        with case(epsilon, delta):
+            with pytest.raises(StudyError):
+                BudgetAccountant(epsilon, delta)
+            with pytest.raises(StudyError):
+                BudgetAccountant(1.0, 1e-5).charge(epsilon, delta)
 
 
 def test_it_is_readable_and_never_false() -> None:

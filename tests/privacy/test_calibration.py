@@ -1,11 +1,15 @@
 """Calibration: formulas, safety to the last bit, tightness, bad input."""
 
+from __future__ import annotations
+
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy import (
@@ -57,19 +61,19 @@ def test_mu_grows_with_the_budget(epsilon, delta, more):
     assert mu_from_epsilon(epsilon * more, delta) >= mu_from_epsilon(epsilon, delta) * (1 - 1e-11)
 
 
-@pytest.mark.parametrize("epsilon", [1e-300, 1e-20, 1e8, 1e15])
-@pytest.mark.parametrize("delta", [1e-300, 1e-5, 1 - 1e-10])
-def test_extremes_are_safe_and_do_not_warn(epsilon, delta):
-    mu = mu_from_epsilon(epsilon, delta)
-    assert mu > 0.0
-    assert exact_epsilon(mu, delta) <= epsilon
+def test_extremes_are_safe_and_do_not_warn():
+    for delta, epsilon in product([1e-300, 1e-5, 1 - 1e-10], [1e-300, 1e-20, 1e8, 1e15]):
+        with case(delta, epsilon):
+            mu = mu_from_epsilon(epsilon, delta)
+            assert mu > 0.0
+            assert exact_epsilon(mu, delta) <= epsilon
 
 
-@pytest.mark.parametrize("delta", [0.3, 0.7, 0.95])
-@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 30.0])
-def test_a_large_delta_is_safe_and_tight_too(epsilon, delta):
-    mu = mu_from_epsilon(epsilon, delta)
-    assert exact_epsilon(mu, delta) <= epsilon < exact_epsilon(mu * (1 + 1e-9), delta)
+def test_a_large_delta_is_safe_and_tight_too():
+    for epsilon, delta in product([1e-3, 1.0, 30.0], [0.3, 0.7, 0.95]):
+        with case(epsilon, delta):
+            mu = mu_from_epsilon(epsilon, delta)
+            assert exact_epsilon(mu, delta) <= epsilon < exact_epsilon(mu * (1 + 1e-9), delta)
 
 
 def test_narrow_numbers_are_not_computed_with():
@@ -98,9 +102,7 @@ def test_known_value_of_the_analytic_gaussian_mechanism():
 def test_every_agent_may_differ():
     epsilon, delta, t = np.array([0.1, 1.0, 8.0]), np.array([1e-3, 1e-5, 1e-7]), np.array([1, 50, 200])
     z = total_noise_multiplier(epsilon, delta, t)
-    apart = [
-        total_noise_multiplier(float(e), float(d), int(n)) for e, d, n in zip(epsilon, delta, t, strict=True)
-    ]
+    apart = [total_noise_multiplier(float(e), float(d), int(n)) for e, d, n in zip(epsilon, delta, t, strict=True)]
     np.testing.assert_array_equal(z, apart)
     assert np.all(exact_epsilon(np.sqrt(t) / z, delta) <= epsilon)
     assert total_noise_multiplier(1.0, 1e-5, t).shape == (3,)
@@ -121,41 +123,43 @@ def test_paper_calibration_refuses_large_epsilon_and_names_the_way_out():
     assert exact_round_noise_multiplier(1.5, 1e-3) > 0.0
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda e: paper_noise_multiplier(e, 0.1), "round_epsilon"),
-        (lambda e: exact_round_noise_multiplier(e, 0.1), "round_epsilon"),
-        (lambda e: total_noise_multiplier(e, 0.1, 5), "epsilon"),
-        (lambda e: mu_from_epsilon(e, 0.1), "epsilon"),
-    ],
-)
-def test_bad_epsilon(call, name, epsilon):
-    with pytest.raises(StudyError, match=f"^{name} must be a positive number, not {epsilon}$"):
-        call(epsilon)
+def test_bad_epsilon():
+    for (call, name), epsilon in product(
+        [
+            (lambda e: paper_noise_multiplier(e, 0.1), "round_epsilon"),
+            (lambda e: exact_round_noise_multiplier(e, 0.1), "round_epsilon"),
+            (lambda e: total_noise_multiplier(e, 0.1, 5), "epsilon"),
+            (lambda e: mu_from_epsilon(e, 0.1), "epsilon"),
+        ],
+        [0.0, -1.0, math.nan, math.inf],
+    ):
+        with (
+            case(call, name, epsilon),
+            pytest.raises(StudyError, match=f"^{name} must be a positive number, not {epsilon}$"),
+        ):
+            call(epsilon)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda d: paper_noise_multiplier(0.5, d),
-        lambda d: exact_round_noise_multiplier(0.5, d),
-        lambda d: total_noise_multiplier(0.5, d, 5),
-        lambda d: mu_from_epsilon(0.5, d),
-        lambda d: round_epsilon_from_noise(0.5, d),
-    ],
-)
-def test_bad_delta(call, delta):
-    with pytest.raises(StudyError, match=f"^delta must be between 0 and 1, both excluded, not {delta}$"):
-        call(delta)
+def test_bad_delta():
+    for call, delta in product(
+        [
+            lambda d: paper_noise_multiplier(0.5, d),
+            lambda d: exact_round_noise_multiplier(0.5, d),
+            lambda d: total_noise_multiplier(0.5, d, 5),
+            lambda d: mu_from_epsilon(0.5, d),
+            lambda d: round_epsilon_from_noise(0.5, d),
+        ],
+        [0.0, 1.0, -0.1, math.nan],
+    ):
+        with (
+            case(call, delta),
+            pytest.raises(StudyError, match=f"^delta must be between 0 and 1, both excluded, not {delta}$"),
+        ):
+            call(delta)
 
 
 def test_other_bad_input():
     with pytest.raises(StudyError, match=r"^n_releases must be a whole number of at least 1, not 0$"):
         total_noise_multiplier(1.0, 0.1, 0)
-    with pytest.raises(
-        StudyError, match=r"^noise_multiplier must be a finite number of at least 0, not -1\.0$"
-    ):
+    with pytest.raises(StudyError, match=r"^noise_multiplier must be a finite number of at least 0, not -1\.0$"):
         round_epsilon_from_noise(-1.0, 0.1)

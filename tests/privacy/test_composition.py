@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy import exact_epsilon
@@ -29,20 +30,22 @@ ONE_OF_EACH: list[AnyRelease] = [
 ]
 
 
-@pytest.mark.parametrize("release", ONE_OF_EACH, ids=lambda release: type(release).__name__)
-def test_nothing_costs_nothing_and_more_costs_more(release: AnyRelease) -> None:
-    assert total_epsilon(release, 0, 1e-5) == 0.0
-    totals = [total_epsilon(release, count, 1e-5) for count in (1, 2, 10, np.int64(100))]
-    assert all(type(total) is float and 0.0 < total < math.inf for total in totals)
-    assert totals == sorted(totals)
-    assert totals[3] < 100 * totals[0]
-    assert total_epsilon(release, 10, 1e-7) > totals[2]
+def test_nothing_costs_nothing_and_more_costs_more() -> None:
+    for release in ONE_OF_EACH:
+        with case(release):
+            assert total_epsilon(release, 0, 1e-5) == 0.0
+            totals = [total_epsilon(release, count, 1e-5) for count in (1, 2, 10, np.int64(100))]
+            assert all(type(total) is float and 0.0 < total < math.inf for total in totals)
+            assert totals == sorted(totals)
+            assert totals[3] < 100 * totals[0]
+            assert total_epsilon(release, 10, 1e-7) > totals[2]
 
 
-@pytest.mark.parametrize("release", [Release(0.0), SampledRelease(0.0, 0.1), ObjectiveRelease(0.0, 0.1)])
-def test_without_noise_there_is_no_privacy(release: AnyRelease) -> None:
-    assert total_epsilon(release, 1, 1e-3) == math.inf
-    assert total_epsilon(release, 0, 1e-3) == 0.0
+def test_without_noise_there_is_no_privacy() -> None:
+    for release in [Release(0.0), SampledRelease(0.0, 0.1), ObjectiveRelease(0.0, 0.1)]:
+        with case(release):
+            assert total_epsilon(release, 1, 1e-3) == math.inf
+            assert total_epsilon(release, 0, 1e-3) == 0.0
 
 
 def test_a_minimiser_off_its_place_without_covering_noise_is_not_private() -> None:
@@ -72,10 +75,11 @@ def test_the_convolutions_error_grows_with_the_rounds() -> None:
     assert total_epsilon(SampledRelease(z, q), 10, delta) < total_epsilon(Release(z), 10, delta)
 
 
-@pytest.mark.parametrize(("z", "q"), [(1e-2, 0.5), (0.2, 1e-4), (1e4, 0.3), (1e3, 1e-5)])
-def test_extreme_samples_stay_finite_and_below_all_rows(z: float, q: float) -> None:
-    total = total_epsilon(SampledRelease(z, q), 3, 1e-5)
-    assert 0.0 <= total <= total_epsilon(Release(z), 3, 1e-5)
+def test_extreme_samples_stay_finite_and_below_all_rows() -> None:
+    for z, q in [(1e-2, 0.5), (0.2, 1e-4), (1e4, 0.3), (1e3, 1e-5)]:
+        with case(z, q):
+            total = total_epsilon(SampledRelease(z, q), 3, 1e-5)
+            assert 0.0 <= total <= total_epsilon(Release(z), 3, 1e-5)
 
 
 def test_an_objective_costs_more_than_a_release_of_its_slope_and_more_with_curvature() -> None:
@@ -114,29 +118,30 @@ def test_the_accountants_have_names() -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [-1, 1.5, math.nan])
-def test_counts_are_whole(count: float) -> None:
-    with pytest.raises(StudyError, match="count"):
-        total_epsilon(Release(1.0), count, 1e-3)  # type: ignore[arg-type]
+def test_counts_are_whole() -> None:
+    for count in [-1, 1.5, math.nan]:
+        with case(count), pytest.raises(StudyError, match="count"):
+            total_epsilon(Release(1.0), count, 1e-3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-3, math.nan])
-def test_delta_is_a_probability(delta: float) -> None:
-    with pytest.raises(StudyError, match="delta"):
-        total_epsilon(PureRelease(1.0), 1, delta)
+def test_delta_is_a_probability() -> None:
+    for delta in [0.0, 1.0, -1e-3, math.nan]:
+        with case(delta), pytest.raises(StudyError, match="delta"):
+            total_epsilon(PureRelease(1.0), 1, delta)
 
 
-@pytest.mark.parametrize("sampling", [0.0, -0.1, 1.1, math.nan])
-def test_sampling_is_a_share(sampling: float) -> None:
-    with pytest.raises(StudyError, match=r"^sampling must be above 0 and at most 1"):
-        SampledRelease(1.0, sampling)
-    assert SampledRelease(1.0, 1.0).sampling == 1.0
+def test_sampling_is_a_share() -> None:
+    for sampling in [0.0, -0.1, 1.1, math.nan]:
+        with case(sampling):
+            with pytest.raises(StudyError, match=r"^sampling must be above 0 and at most 1"):
+                SampledRelease(1.0, sampling)
+            assert SampledRelease(1.0, 1.0).sampling == 1.0
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
-def test_pure_epsilon_is_positive(epsilon: float) -> None:
-    with pytest.raises(StudyError, match=r"^epsilon must be a positive number"):
-        PureRelease(epsilon)
+def test_pure_epsilon_is_positive() -> None:
+    for epsilon in [0.0, -1.0, math.inf, math.nan]:
+        with case(epsilon), pytest.raises(StudyError, match=r"^epsilon must be a positive number"):
+            PureRelease(epsilon)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan])

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_epsilon, tally_paper_epsilon, total_epsilon
 from dpadmm.privacy.plan import ReleasePlan, gaussian, plan_from_json
-from dpadmm.privacy.releases import AnyRelease, PureRelease, Release, SampledRelease, UnpricedRelease
+from dpadmm.privacy.releases import PureRelease, Release, SampledRelease, UnpricedRelease
 from dpadmm.privacy.statistics import STATISTICS, make_statistic
 
 RELEASES = st.sampled_from([None, Release(5.0), Release(20.0), Release(20.0, statistic="moments")])
@@ -38,10 +39,10 @@ def test_a_plan_is_the_list_of_its_rounds(releases: list[Release | None], data: 
     assert sum(run["rounds"] for run in plan.as_json()) == plan.n_rounds
 
 
-@pytest.mark.parametrize("round", [0, -1, 4])
-def test_a_round_that_is_not_planned_is_refused(round: int) -> None:
-    with pytest.raises(StudyError, match=f"has 3 rounds, and no round {round}"):
-        ReleasePlan.constant(Release(5.0), 3).at(round)
+def test_a_round_that_is_not_planned_is_refused() -> None:
+    for round in [0, -1, 4]:
+        with case(round), pytest.raises(StudyError, match=f"has 3 rounds, and no round {round}"):
+            ReleasePlan.constant(Release(5.0), 3).at(round)
 
 
 def test_a_plan_is_stored_by_runs_of_equal_rounds() -> None:
@@ -51,16 +52,19 @@ def test_a_plan_is_stored_by_runs_of_equal_rounds() -> None:
         {"statistic": None, "noise_multiplier": None, "rounds": 1},
         {"statistic": "moments", "noise_multiplier": 20.0, "rounds": 1},
     ]
-    assert plan_from_json(
-        [{"statistic": "gradient", "noise_multiplier": 5, "rounds": 2}]
-    ) == ReleasePlan.constant(Release(5.0), 2)
+    assert plan_from_json([{"statistic": "gradient", "noise_multiplier": 5, "rounds": 2}]) == ReleasePlan.constant(
+        Release(5.0), 2
+    )
     assert ReleasePlan.constant(Release(5.0), 0) == ReleasePlan.of([])
 
 
-@pytest.mark.parametrize("rounds", [0, -1, 1.5])
-def test_a_run_of_no_rounds_is_refused(rounds: float) -> None:
-    with pytest.raises(StudyError, match="rounds of a release must be a whole number of at least 1"):
-        ReleasePlan(((Release(5.0), rounds),))  # type: ignore[arg-type]
+def test_a_run_of_no_rounds_is_refused() -> None:
+    for rounds in [0, -1, 1.5]:
+        with (
+            case(rounds),
+            pytest.raises(StudyError, match="rounds of a release must be a whole number of at least 1"),
+        ):
+            ReleasePlan(((Release(5.0), rounds),))  # type: ignore[arg-type]
 
 
 def test_rounds_that_differ_add_up_exactly() -> None:
@@ -84,18 +88,16 @@ def test_a_release_without_a_price_has_no_epsilon() -> None:
     assert tally_epsilon(((Release(20.0), 5), (UnpricedRelease("Mine"), 0)), 1e-5) < math.inf
 
 
-@pytest.mark.parametrize("other", [Release(0.0), Release(5.0, count=2), PureRelease(1.0)])
-def test_only_single_gaussian_releases_can_be_deployed(other: AnyRelease) -> None:
-    with pytest.raises(StudyError, match="one in a round"):
-        gaussian(other)
+def test_only_single_gaussian_releases_can_be_deployed() -> None:
+    for other in [Release(0.0), Release(5.0, count=2), PureRelease(1.0)]:
+        with case(other), pytest.raises(StudyError, match="one in a round"):
+            gaussian(other)
 
 
-@pytest.mark.parametrize(
-    ("change"), [{"rounds": True}, {"rounds": 1.0}, {"noise_multiplier": "5"}, {"noise_multiplier": True}]
-)
-def test_a_stored_plan_with_odd_values_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(StudyError, match="must be numbers"):
-        plan_from_json([{"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2} | change])
+def test_a_stored_plan_with_odd_values_is_refused() -> None:
+    for change in [{"rounds": True}, {"rounds": 1.0}, {"noise_multiplier": "5"}, {"noise_multiplier": True}]:
+        with case(change), pytest.raises(StudyError, match="must be numbers"):
+            plan_from_json([{"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2} | change])
 
 
 def test_the_list_of_statistics_is_closed() -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from looping import case
 from reports import constant_report
 
 from dpadmm.privacy import Release, exact_epsilon, paper_epsilon, paper_noise_multiplier
 from dpadmm.privacy.composition import total_epsilon
-from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, SampledRelease
+from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.privacy.report import PrivacyReport
 
 
-def report(
-    z: list[float], done: list[int], planned: list[int] | None = None, **changes: object
-) -> PrivacyReport:
+def report(z: list[float], done: list[int], planned: list[int] | None = None, **changes: object) -> PrivacyReport:
     values = {"delta": 1e-3, "method": "dp_admm"} | changes
     return constant_report([Release(v) for v in z], np.array(done), np.array(planned or done), **values)  # type: ignore[arg-type]
 
@@ -53,29 +53,30 @@ def test_who_said_nothing_gave_nothing_away() -> None:
     assert made.as_json()["epsilon"] == 0.0
 
 
-@pytest.mark.parametrize(("z", "done"), [([0.0, 0.0], [5, 5]), ([0.0, 3.0], [5, 5]), ([0.0, 3.0], [5, 0])])
-def test_without_noise_there_is_no_privacy(z: list[float], done: list[int]) -> None:
-    made = report(z, done)
-    assert not made.private
-    assert made.epsilon == np.inf
-    said = made.as_json()
-    assert (said["private"], said["epsilon"], said["paper_epsilon"]) == (False, None, None)
-    assert said["guarantee"].startswith("none")
+def test_without_noise_there_is_no_privacy() -> None:
+    for z, done in [([0.0, 0.0], [5, 5]), ([0.0, 3.0], [5, 5]), ([0.0, 3.0], [5, 0])]:
+        with case(z, done):
+            made = report(z, done)
+            assert not made.private
+            assert made.epsilon == np.inf
+            said = made.as_json()
+            assert (said["private"], said["epsilon"], said["paper_epsilon"]) == (False, None, None)
+            assert said["guarantee"].startswith("none")
 
 
-@pytest.mark.parametrize("z", [[3.0, 4.0], [0.0, 4.0], [0.0, 0.0]])
-@pytest.mark.parametrize("done", [[0, 0], [0, 7], [7, 7]])
-def test_json_is_plain_and_without_nan(z: list[float], done: list[int]) -> None:
-    made = report(z, done, [7, 7], delta=np.float64(1e-5))
-    said = json.loads(json.dumps(made.as_json(), allow_nan=False))
-    assert said["n_releases"] == done
-    assert said["noise_multiplier"] == z
-    assert len(said["epsilon_by_agent"]) == 2
-    assert said["delta"] == 1e-5
-    if any(z):
-        assert "not a protection" in said["noise"]
-    if made.private:
-        assert "one row" in said["guarantee"]
+def test_json_is_plain_and_without_nan() -> None:
+    for done, z in product([[0, 0], [0, 7], [7, 7]], [[3.0, 4.0], [0.0, 4.0], [0.0, 0.0]]):
+        with case(done, z):
+            made = report(z, done, [7, 7], delta=np.float64(1e-5))
+            said = json.loads(json.dumps(made.as_json(), allow_nan=False))
+            assert said["n_releases"] == done
+            assert said["noise_multiplier"] == z
+            assert len(said["epsilon_by_agent"]) == 2
+            assert said["delta"] == 1e-5
+            if any(z):
+                assert "not a protection" in said["noise"]
+            if made.private:
+                assert "one row" in said["guarantee"]
 
 
 OTHER_EVENTS = [
@@ -85,25 +86,26 @@ OTHER_EVENTS = [
 ]
 
 
-@pytest.mark.parametrize(("event", "accountant"), OTHER_EVENTS)
-def test_any_release_is_accounted_by_its_own_accountant(event: AnyRelease, accountant: str) -> None:
-    made = constant_report([event] * 3, np.array([10, 0, 4]), np.array([20, 20, 20]), 1e-3, "some_method")
-    expected = [total_epsilon(event, count, 1e-3) for count in (10, 0, 4)]
-    np.testing.assert_array_equal(made.epsilon_by_agent, expected)
-    assert made.epsilon == expected[0]
-    assert made.planned_epsilon == total_epsilon(event, 20, 1e-3)
-    assert made.accountant == accountant
-    assert made.private
-    assert np.isnan(made.paper_epsilon)  # a bound for plain Gaussian releases
-    assert np.isnan(made.mu).all()
-    said = json.loads(json.dumps(made.as_json(), allow_nan=False))
-    assert (said["accountant"], said["paper_epsilon"]) == (accountant, None)
-    pure = isinstance(event, PureRelease)
-    assert said["round_epsilon"] == (0.05 if pure else None)
-    assert said["noise_multiplier"] == [None if pure else event.noise_multiplier] * 3  # type: ignore[union-attr]
-    assert "not a protection" in said["noise"]
-    stopped = replace(made, ended_by_result=True)
-    assert stopped.epsilon == made.planned_epsilon
+def test_any_release_is_accounted_by_its_own_accountant() -> None:
+    for event, accountant in OTHER_EVENTS:
+        with case(event, accountant):
+            made = constant_report([event] * 3, np.array([10, 0, 4]), np.array([20, 20, 20]), 1e-3, "some_method")
+            expected = [total_epsilon(event, count, 1e-3) for count in (10, 0, 4)]
+            np.testing.assert_array_equal(made.epsilon_by_agent, expected)
+            assert made.epsilon == expected[0]
+            assert made.planned_epsilon == total_epsilon(event, 20, 1e-3)
+            assert made.accountant == accountant
+            assert made.private
+            assert np.isnan(made.paper_epsilon)  # a bound for plain Gaussian releases
+            assert np.isnan(made.mu).all()
+            said = json.loads(json.dumps(made.as_json(), allow_nan=False))
+            assert (said["accountant"], said["paper_epsilon"]) == (accountant, None)
+            pure = isinstance(event, PureRelease)
+            assert said["round_epsilon"] == (0.05 if pure else None)
+            assert said["noise_multiplier"] == [None if pure else event.noise_multiplier] * 3  # type: ignore[union-attr]
+            assert "not a protection" in said["noise"]
+            stopped = replace(made, ended_by_result=True)
+            assert stopped.epsilon == made.planned_epsilon
 
 
 def test_agents_with_different_releases() -> None:

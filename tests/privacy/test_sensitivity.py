@@ -1,9 +1,14 @@
 """The sensitivity is a true bound of neighbouring mean gradients, and attained: without the 2 this fails."""
 
+from __future__ import annotations
+
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 from scipy.special import expit
 
 from dpadmm._base.errors import StudyError
@@ -16,17 +21,17 @@ def clipped(gradients: np.ndarray, bound: float) -> np.ndarray:
     return gradients * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
 
 
-@pytest.mark.parametrize("lipschitz", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("n_rows", [1, 2, 7])
-def test_brute_force_over_replaced_rows_stays_below_and_attains(lipschitz, n_rows):
-    rng = np.random.default_rng(0)
-    bound, largest = mean_gradient_sensitivity(lipschitz, n_rows), 0.0
-    for _ in range(3000):
-        rows = clipped(rng.normal(size=(n_rows, 2)) * 4 * lipschitz, lipschitz)
-        neighbour = rows.copy()
-        neighbour[rng.integers(n_rows)] = clipped(rng.normal(size=(1, 2)) * 4 * lipschitz, lipschitz)[0]
-        largest = max(largest, float(np.linalg.norm(rows.mean(0) - neighbour.mean(0))))
-    assert 0.99 * bound < largest <= bound * (1 + 1e-12)
+def test_brute_force_over_replaced_rows_stays_below_and_attains():
+    for n_rows, lipschitz in product([1, 2, 7], [0.5, 1.0, 3.0]):
+        with case(n_rows, lipschitz):
+            rng = np.random.default_rng(0)
+            bound, largest = mean_gradient_sensitivity(lipschitz, n_rows), 0.0
+            for _ in range(3000):
+                rows = clipped(rng.normal(size=(n_rows, 2)) * 4 * lipschitz, lipschitz)
+                neighbour = rows.copy()
+                neighbour[rng.integers(n_rows)] = clipped(rng.normal(size=(1, 2)) * 4 * lipschitz, lipschitz)[0]
+                largest = max(largest, float(np.linalg.norm(rows.mean(0) - neighbour.mean(0))))
+            assert 0.99 * bound < largest <= bound * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Hinge()])
@@ -50,16 +55,19 @@ def test_arrays_give_one_value_per_agent():
     assert isinstance(mean_gradient_sensitivity(1.0, 2), float)
 
 
-@pytest.mark.parametrize("lipschitz", [0.0, -1.0, np.nan, np.inf])
-def test_bad_lipschitz(lipschitz):
-    with pytest.raises(StudyError, match=r"lipschitz must be a positive number, not"):
-        mean_gradient_sensitivity(lipschitz, 10)
+def test_bad_lipschitz():
+    for lipschitz in [0.0, -1.0, np.nan, np.inf]:
+        with case(lipschitz), pytest.raises(StudyError, match=r"lipschitz must be a positive number, not"):
+            mean_gradient_sensitivity(lipschitz, 10)
 
 
-@pytest.mark.parametrize("n_rows", [0, -1, 2.5, np.nan])
-def test_bad_rows(n_rows):
-    with pytest.raises(StudyError, match=f"n_rows must be a whole number of at least 1, not {n_rows}"):
-        mean_gradient_sensitivity(1.0, n_rows)
+def test_bad_rows():
+    for n_rows in [0, -1, 2.5, np.nan]:
+        with (
+            case(n_rows),
+            pytest.raises(StudyError, match=f"n_rows must be a whole number of at least 1, not {n_rows}"),
+        ):
+            mean_gradient_sensitivity(1.0, n_rows)
 
 
 def test_the_wrong_agent_is_the_one_named():
@@ -76,9 +84,7 @@ def solved(rows, q, center):
     w = center.copy()
     for _ in range(200):
         p = expit(-rows @ w)
-        w = w - np.linalg.solve(
-            (rows.T * (p * (1 - p))) @ rows / len(rows) + q * np.eye(2), slope(rows, w, q, center)
-        )
+        w = w - np.linalg.solve((rows.T * (p * (1 - p))) @ rows / len(rows) + q * np.eye(2), slope(rows, w, q, center))
     assert np.linalg.norm(slope(rows, w, q, center)) < 1e-9
     return w
 
@@ -95,21 +101,21 @@ def test_minimisers_of_neighbours_are_within_the_sensitivity(n_rows):
         assert moved <= minimizer_sensitivity(1.0, n_rows, q)
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 0.05])
-@pytest.mark.parametrize("n_rows", [1, 5])
-def test_opposite_rows_and_a_careless_solver_attain_the_sensitivity(n_rows, tolerance):
+def test_opposite_rows_and_a_careless_solver_attain_the_sensitivity():
     """Rows ``(±cos θ, sin θ)`` far on the wrong side, and answers as far off as the tolerance allows."""
-    q, center = 0.7, np.array([0.0, -400.0])
-    rows = np.tile([np.cos(0.05), np.sin(0.05)], (n_rows, 1))
-    neighbour = rows.copy()
-    neighbour[0, 0] *= -1.0
-    off = np.array([tolerance / q, 0.0])
-    answers = solved(rows, q, center) + off, solved(neighbour, q, center) - off
-    for data, answer in zip((rows, neighbour), answers, strict=True):
-        assert np.linalg.norm(slope(data, answer, q, center)) <= tolerance + 1e-8
-    moved = np.linalg.norm(answers[0] - answers[1])
-    limit = minimizer_sensitivity(1.0, n_rows, q, tolerance)
-    assert 0.99 * limit < moved <= limit * (1 + 1e-8)
+    for n_rows, tolerance in product([1, 5], [0.0, 0.05]):
+        with case(n_rows, tolerance):
+            q, center = 0.7, np.array([0.0, -400.0])
+            rows = np.tile([np.cos(0.05), np.sin(0.05)], (n_rows, 1))
+            neighbour = rows.copy()
+            neighbour[0, 0] *= -1.0
+            off = np.array([tolerance / q, 0.0])
+            answers = solved(rows, q, center) + off, solved(neighbour, q, center) - off
+            for data, answer in zip((rows, neighbour), answers, strict=True):
+                assert np.linalg.norm(slope(data, answer, q, center)) <= tolerance + 1e-8
+            moved = np.linalg.norm(answers[0] - answers[1])
+            limit = minimizer_sensitivity(1.0, n_rows, q, tolerance)
+            assert 0.99 * limit < moved <= limit * (1 + 1e-8)
 
 
 def test_a_solvers_tolerance_counts_twice():
@@ -119,12 +125,13 @@ def test_a_solvers_tolerance_counts_twice():
     np.testing.assert_allclose(by_agent, [0.2, 0.15])
 
 
-@pytest.mark.parametrize(("convexity", "tolerance"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (1.0, np.nan)])
-def test_nonsense_about_the_minimiser_is_refused(convexity, tolerance):
-    with pytest.raises(
-        StudyError, match="^strong_convexity must be" if convexity <= 0 else "^tolerance must be"
-    ):
-        minimizer_sensitivity(1.0, 10, convexity, tolerance)
+def test_nonsense_about_the_minimiser_is_refused():
+    for convexity, tolerance in [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (1.0, np.nan)]:
+        with (
+            case(convexity, tolerance),
+            pytest.raises(StudyError, match="^strong_convexity must be" if convexity <= 0 else "^tolerance must be"),
+        ):
+            minimizer_sensitivity(1.0, 10, convexity, tolerance)
 
 
 def test_single_precision_is_not_kept():

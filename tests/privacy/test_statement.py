@@ -10,6 +10,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from guards import STUDY, Z, consensus, guarded
+from looping import case
 from reports import constant_report
 
 from dpadmm._base.errors import StudyError
@@ -100,9 +101,9 @@ def test_the_worst_person_may_be_at_another_agent_than_the_worst_row():
     assert stated["worst"]["epsilon"] == first["epsilon"]
     assert stated["worst"]["epsilon_of_person"] == second["epsilon_of_person"]
     assert second["epsilon_of_person"] > first["epsilon"]["0.001"]
-    assert statement(group(release(5.0), a=5), little).as_json()["worst"][
-        "epsilon_of_person"
-    ] == pytest.approx(exact_epsilon(2.0, 1e-3))
+    assert statement(group(release(5.0), a=5), little).as_json()["worst"]["epsilon_of_person"] == pytest.approx(
+        exact_epsilon(2.0, 1e-3)
+    )
 
 
 def test_who_released_nothing_gave_away_nothing():
@@ -166,17 +167,17 @@ def test_a_run_that_its_result_ended_is_charged_in_full(ended):
     assert simulated(whole).as_json()["worst"]["epsilon"]["1e-05"] == whole.epsilon
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
+def test_only_gaussian_noise_can_be_stated():
+    for kind, words in [
         (PureRelease(1.0), "PureRelease"),
         (SampledRelease(1.0, 0.1), "SampledRelease"),
         (Release(0.0), "without noise"),
-    ],
-)
-def test_only_gaussian_noise_can_be_stated(kind, words):
-    with pytest.raises(StudyError, match=f"agent 2 has releases .*{words}.*only Gaussian noise"):
-        simulated(report(Release(5.0), kind))
+    ]:
+        with (
+            case(kind, words),
+            pytest.raises(StudyError, match=f"agent 2 has releases .*{words}.*only Gaussian noise"),
+        ):
+            simulated(report(Release(5.0), kind))
 
 
 def test_of_an_account_that_a_guard_opened(tmp_path):
@@ -219,32 +220,29 @@ def test_an_account_that_reserved_something_else():
         of_account("ab" * 8, account(0.04), site="here", version="0.1.0")
 
 
-@pytest.mark.parametrize("name", ABOUT)
-def test_an_account_that_lacks_something(name):
-    whole = account()
-    lacking = replace(whole, about={key: value for key, value in whole.about.items() if key != name})
-    with pytest.raises(StudyError, match=f"not enrolled by a guard.*{name}"):
-        of_account("ab" * 8, lacking, site="here", version="0.1.0")
+def test_an_account_that_lacks_something():
+    for name in ABOUT:
+        with case(name):
+            whole = account()
+            lacking = replace(whole, about={key: value for key, value in whole.about.items() if key != name})
+            with pytest.raises(StudyError, match=f"not enrolled by a guard.*{name}"):
+                of_account("ab" * 8, lacking, site="here", version="0.1.0")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_an_account_with_odd_values_is_refused():
+    for make in [
         lambda: account(plan=[{**ABOUT["plan"][0], "noise_multiplier": "10"}]),
         lambda: account(n_rows=1),
         lambda: account(plan=[{**ABOUT["plan"][0], "rounds": 4.0}]),
         lambda: account(delta=None),
         lambda: account(name="\x1b[2J"),
-    ],
-)
-def test_an_account_with_odd_values_is_refused(make):
-    with pytest.raises(StudyError, match="must be"):
-        of_account("ab" * 8, make(), site="here", version="0.1.0")
+    ]:
+        with case(make), pytest.raises(StudyError, match="must be"):
+            of_account("ab" * 8, make(), site="here", version="0.1.0")
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_what_cannot_be_stated():
+    for make, words in [
         (lambda: release(0.0), "noise_multiplier must be a number from 0.001 to 1e"),
         (lambda: release(math.nan), "noise_multiplier must be"),
         (lambda: release(20.0, 10**400), "charged must be .* not a huge number"),
@@ -260,8 +258,6 @@ def test_an_account_with_odd_values_is_refused(make):
         (lambda: replace(statement(), groups=()), "a statement has 1 to"),
         (lambda: replace(statement(), study_hash="xyz"), "hash must be"),
         (lambda: replace(statement(), sampler="best"), "sampler must be one of"),
-    ],
-)
-def test_what_cannot_be_stated(make, words):
-    with pytest.raises(StudyError, match=words):
-        make()
+    ]:
+        with case(make, words), pytest.raises(StudyError, match=words):
+            make()

@@ -7,12 +7,14 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon
@@ -83,52 +85,56 @@ def test_the_list_of_figures_is_whole():
     assert len(FIGURES) == 3 * (6 + 1 + 4 + 1)  # two groups and the worst: δ, paper's, rows, person
 
 
-@pytest.mark.parametrize("path", CHECKED, ids=lambda path: ".".join(map(str, path)))
-def test_every_false_value_is_found(tmp_path, path):
-    true = at(path)
-    if isinstance(true, float):
-        false = [true * (1.0 - 1e-6), true * (1.0 + 1e-6), -true, 1e300, None]
-    elif isinstance(true, int):
-        false = [true + 1, float(true), 10**30, str(true)]
-    else:
-        false = [f"{true}.", 0.0, [], {}] if true is not None else [0.0, 1.0, "", {}]
-    for value in false:
-        with pytest.raises(StudyError, match=r"statement\.json: "):
-            read_statement(written(tmp_path, changed(path, value)))
+def test_every_false_value_is_found(tmp_path_factory: pytest.TempPathFactory):
+    for path in CHECKED:
+        with case(path):
+            tmp_path = tmp_path_factory.mktemp("case")
+            true = at(path)
+            if isinstance(true, float):
+                false = [true * (1.0 - 1e-6), true * (1.0 + 1e-6), -true, 1e300, None]
+            elif isinstance(true, int):
+                false = [true + 1, float(true), 10**30, str(true)]
+            else:
+                false = [f"{true}.", 0.0, [], {}] if true is not None else [0.0, 1.0, "", {}]
+            for value in false:
+                with pytest.raises(StudyError, match=r"statement\.json: "):
+                    read_statement(written(tmp_path, changed(path, value)))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FIGURES if at(path)], ids=lambda path: ".".join(map(str, path))
-)
-def test_a_figure_that_is_too_small_is_named_with_the_true_one(tmp_path, path):
-    with pytest.raises(StudyError) as error:
-        read_statement(written(tmp_path, changed(path, at(path) * 0.9)))
-    text = str(error.value)
-    assert f"{path[-1]} states {at(path) * 0.9!r}, which is less than the true {at(path)!r}" in text
-    with pytest.raises(StudyError, match="which is not the true"):
-        read_statement(written(tmp_path, changed(path, at(path) * 1.1)))
+def test_a_figure_that_is_too_small_is_named_with_the_true_one(tmp_path_factory: pytest.TempPathFactory):
+    for path in [path for path in FIGURES if at(path)]:
+        with case(path):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(StudyError) as error:
+                read_statement(written(tmp_path, changed(path, at(path) * 0.9)))
+            text = str(error.value)
+            assert f"{path[-1]} states {at(path) * 0.9!r}, which is less than the true {at(path)!r}" in text
+            with pytest.raises(StudyError, match="which is not the true"):
+                read_statement(written(tmp_path, changed(path, at(path) * 1.1)))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in leaves(DOCUMENT) if NOT_CHECKABLE & set(path)], ids=lambda path: str(path[-1])
-)
-def test_what_no_calculation_can_check(tmp_path, path):
-    true = at(path)
-    other = {"hash": "cd" * 32}.get(path[-1], true + 1 if isinstance(true, int) else f"{true}1")
-    read_statement(written(tmp_path, changed(path, other)))
+def test_what_no_calculation_can_check(tmp_path_factory: pytest.TempPathFactory):
+    for path in [path for path in leaves(DOCUMENT) if NOT_CHECKABLE & set(path)]:
+        with case(path):
+            tmp_path = tmp_path_factory.mktemp("case")
+            true = at(path)
+            other = {"hash": "cd" * 32}.get(path[-1], true + 1 if isinstance(true, int) else f"{true}1")
+            read_statement(written(tmp_path, changed(path, other)))
 
 
-@pytest.mark.parametrize("path", list(leaves(DOCUMENT)), ids=lambda path: ".".join(map(str, path)))
-def test_no_field_may_be_missing_or_added(tmp_path, path):
-    document = copy.deepcopy(DOCUMENT)
-    place: Any = document
-    for key in path[:-1]:
-        place = place[key]
-    del place[path[-1]]
-    with pytest.raises(StudyError):
-        read_statement(written(tmp_path, document))
-    with pytest.raises(StudyError):
-        read_statement(written(tmp_path, changed((*path[:-1], "\x1b[2Jmore"), 1)))
+def test_no_field_may_be_missing_or_added(tmp_path_factory: pytest.TempPathFactory):
+    for path in list(leaves(DOCUMENT)):
+        with case(path):
+            tmp_path = tmp_path_factory.mktemp("case")
+            document = copy.deepcopy(DOCUMENT)
+            place: Any = document
+            for key in path[:-1]:
+                place = place[key]
+            del place[path[-1]]
+            with pytest.raises(StudyError):
+                read_statement(written(tmp_path, document))
+            with pytest.raises(StudyError):
+                read_statement(written(tmp_path, changed((*path[:-1], "\x1b[2Jmore"), 1)))
 
 
 RIGHT = canonical(DOCUMENT)
@@ -161,14 +167,15 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_bad_files(tmp_path, case):
-    raw, words = BAD_FILES[case]
-    assert raw != RIGHT
-    with pytest.raises(StudyError, match=words) as error:
-        read_statement(written(tmp_path, raw))
-    assert len(str(error.value)) < 600
-    assert str(error.value).isprintable()
+def test_bad_files(tmp_path_factory: pytest.TempPathFactory):
+    for name, (raw, words) in BAD_FILES.items():
+        with case(name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            assert raw != RIGHT
+            with pytest.raises(StudyError, match=words) as error:
+                read_statement(written(tmp_path, raw))
+            assert len(str(error.value)) < 600
+            assert str(error.value).isprintable()
 
 
 def test_files_that_are_not_there_or_have_no_end(tmp_path):
@@ -186,9 +193,7 @@ def test_files_that_are_not_there_or_have_no_end(tmp_path):
 
 anything = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=5,
 )
 
@@ -220,21 +225,24 @@ def test_mutated_files_are_right_or_refused(tmp_path, data):
 # Two ways to the same ε
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-9, 1e-8, 1e-5, 1e-3, 0.3])
-@pytest.mark.parametrize(("mu", "count"), [(1e-5, 1), (0.1, 100), (1.0, 10**8), (3.0, 1000), (25.0, 37)])
-def test_pld_confirms_the_closed_form(mu, count, delta):
-    (pld,) = pld_epsilons(mu, count, [delta])
-    assert pld is not None
-    assert agree(exact_epsilon(mu, delta), pld, mu)
+def test_pld_confirms_the_closed_form():
+    for (mu, count), delta in product(
+        [(1e-5, 1), (0.1, 100), (1.0, 10**8), (3.0, 1000), (25.0, 37)], [1e-12, 1e-9, 1e-8, 1e-5, 1e-3, 0.3]
+    ):
+        with case(mu, count, delta):
+            (pld,) = pld_epsilons(mu, count, [delta])
+            assert pld is not None
+            assert agree(exact_epsilon(mu, delta), pld, mu)
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.995, 1.005, 2.0])
-def test_pld_contradicts_other_numbers(factor):
-    (pld,) = pld_epsilons(0.5, 100, [1e-5])
-    assert pld is not None
-    assert not agree(exact_epsilon(0.5, 1e-5) * factor, pld, 0.5)
-    assert not agree(0.1, math.nan, 0.5)
-    assert not agree(0.1, math.inf, 0.5)
+def test_pld_contradicts_other_numbers():
+    for factor in [0.5, 0.995, 1.005, 2.0]:
+        with case(factor):
+            (pld,) = pld_epsilons(0.5, 100, [1e-5])
+            assert pld is not None
+            assert not agree(exact_epsilon(0.5, 1e-5) * factor, pld, 0.5)
+            assert not agree(0.1, math.nan, 0.5)
+            assert not agree(0.1, math.inf, 0.5)
 
 
 def test_pld_where_it_cannot_say():

@@ -11,11 +11,13 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from guards import STUDY, guarded, memory_folder, tiny
+from looping import case
 from noise_checks import Watcher, check_independent, check_nothing_shared, check_scale, gradients_said
 from questions import gradient_question
 
@@ -168,15 +170,15 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("loss", SHAPES)
-@pytest.mark.parametrize("how", RUNS)
-def test_noise_of_a_run_is_whole_and_independent(how: str, loss: str) -> None:
-    noise = RUNS[how](loss)
-    assert noise.shape == (ROUNDS, len(SIZES), *SHAPES[loss])
-    if how != "simulate":
-        check_on_grid(noise, loss)
-    check_scale(noise)
-    check_independent(noise)
+def test_noise_of_a_run_is_whole_and_independent() -> None:
+    for how, loss in product(RUNS, SHAPES):
+        with case(how, loss):
+            noise = RUNS[how](loss)
+            assert noise.shape == (ROUNDS, len(SIZES), *SHAPES[loss])
+            if how != "simulate":
+                check_on_grid(noise, loss)
+            check_scale(noise)
+            check_independent(noise)
 
 
 @pytest.mark.parametrize("loss", SHAPES)
@@ -284,9 +286,7 @@ json.dump(said, sys.stdout)
 
 
 def test_forked_processes_with_the_same_seeds_draw_different_noise() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert len(said) == 3
@@ -319,42 +319,41 @@ def test_every_agent_and_round_gets_the_scale_of_its_own_number_of_rows(active: 
         ExactNoise(source).answer(gradient_question(rows, loss, points, z, round, active))
     agents = range(len(SIZES)) if active is None else active.tolist()
     assert asked == {
-        (i, round): (Grid(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240)
-        for i in agents
-        for round in rounds
+        (i, round): (Grid(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240) for i in agents for round in rounds
     }
 
 
-@pytest.mark.parametrize("how", ["dp_sgd", "dp_sgd of samples", "dp_sgd, exact", "admm_pvp"])
-def test_noise_of_the_other_methods_differs_from_round_to_round_and_run_to_run(how: str) -> None:
-    method, _, kind = how.replace(" of samples", ",samples").partition(",")
-    features, labels = np.zeros((20, 240)), np.tile([-1.0, 1.0], 10)
-    runs = []
-    for _ in range(2):
-        seen = Watcher()
-        more: dict[str, Any] = {"learning_rate": 1.0, "sampling": 0.5 if kind == "samples" else 1.0}
-        simulate(
-            (features, labels),
-            method=method,
-            noise_multiplier=10.0,
-            delta=DELTA,
-            n_rounds=ROUNDS,
-            n_agents=1,
-            regularizer="none",
-            intercept=False,
-            test_rows=0,
-            metrics_every=0,
-            exact_noise="exact" in kind,
-            observers=[seen],
-            **(more if method == "dp_sgd" else {}),
-        )
-        models = np.array([np.zeros_like(seen.consensus[0]), *seen.consensus])
-        moves = np.diff(models, axis=0)[:, None]
-        if method == "dp_sgd":
-            moves /= 10.0 * 2.0 / 20 / more["sampling"]
-            check_scale(moves)
-        else:
-            moves /= moves.std()
-        check_independent(moves)
-        runs.append(moves)
-    check_nothing_shared(*runs)
+def test_noise_of_the_other_methods_differs_from_round_to_round_and_run_to_run() -> None:
+    for how in ["dp_sgd", "dp_sgd of samples", "dp_sgd, exact", "admm_pvp"]:
+        with case(how):
+            method, _, kind = how.replace(" of samples", ",samples").partition(",")
+            features, labels = np.zeros((20, 240)), np.tile([-1.0, 1.0], 10)
+            runs = []
+            for _ in range(2):
+                seen = Watcher()
+                more: dict[str, Any] = {"learning_rate": 1.0, "sampling": 0.5 if kind == "samples" else 1.0}
+                simulate(
+                    (features, labels),
+                    method=method,
+                    noise_multiplier=10.0,
+                    delta=DELTA,
+                    n_rounds=ROUNDS,
+                    n_agents=1,
+                    regularizer="none",
+                    intercept=False,
+                    test_rows=0,
+                    metrics_every=0,
+                    exact_noise="exact" in kind,
+                    observers=[seen],
+                    **(more if method == "dp_sgd" else {}),
+                )
+                models = np.array([np.zeros_like(seen.consensus[0]), *seen.consensus])
+                moves = np.diff(models, axis=0)[:, None]
+                if method == "dp_sgd":
+                    moves /= 10.0 * 2.0 / 20 / more["sampling"]
+                    check_scale(moves)
+                else:
+                    moves /= moves.std()
+                check_independent(moves)
+                runs.append(moves)
+            check_nothing_shared(*runs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cases import prove
 from guards import gradient_total, private
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 from scipy.sparse import csr_array
 
 import dpadmm.estimators.base as base
@@ -80,14 +82,15 @@ def test_the_two_shares_are_one_together() -> None:
     assert INTERCEPT > 0.2
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_rows_of_length_1_keep_it_with_the_constant_column(storage: str) -> None:
-    with_constant = with_intercept(stored(on_the_sphere(), storage))
-    assert with_constant.dtype == (np.float64 if storage.endswith("64") else np.float32)
-    assert with_constant.shape == (200, 7)
-    check_rows(with_constant, least=1.0 - 1e-6)
-    check_rows(with_intercept(stored(np.zeros((3, 6)), storage)))
-    make_rows(with_constant, np.ones(200))  # its own check agrees
+def test_rows_of_length_1_keep_it_with_the_constant_column() -> None:
+    for storage in STORAGE:
+        with case(storage):
+            with_constant = with_intercept(stored(on_the_sphere(), storage))
+            assert with_constant.dtype == (np.float64 if storage.endswith("64") else np.float32)
+            assert with_constant.shape == (200, 7)
+            check_rows(with_constant, least=1.0 - 1e-6)
+            check_rows(with_intercept(stored(np.zeros((3, 6)), storage)))
+            make_rows(with_constant, np.ones(200))  # its own check agrees
 
 
 @prove
@@ -100,10 +103,11 @@ def test_rows_beyond_1_are_shortened_before_the_constant_column_comes(
     check_rows(with_intercept(clip_rows(stored(rows, storage))), least=1.0 - 1e-6)
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_rows_within_the_slack_stay_within_it(storage: str) -> None:
-    rows = on_the_sphere() * (1.0 + 0.7 * NORM_SLACK)
-    assert longest(with_intercept(stored(rows, storage))) <= 1.0 + NORM_SLACK
+def test_rows_within_the_slack_stay_within_it() -> None:
+    for storage in STORAGE:
+        with case(storage):
+            rows = on_the_sphere() * (1.0 + 0.7 * NORM_SLACK)
+            assert longest(with_intercept(stored(rows, storage))) <= 1.0 + NORM_SLACK
 
 
 # --- tables ------------------------------------------------------------------------------------------------
@@ -136,17 +140,18 @@ def cells(n: int = 300) -> Any:
     return pa.record_batch({name: pa.array(list(values)) for name, values in table.items()})
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_encoded_tables_count_the_constant_column(name: str) -> None:
-    schema = SCHEMAS[name]
-    assert schema.sparse == name.startswith("sparse")
-    features = Encoder(schema, intercept=True).encode(cells())
-    assert isinstance(features, csr_array) == schema.sparse
-    assert features.shape == (300, len(schema.features) + 1)
-    check_rows(features, least=1.0 - 1e-5)
-    without = Encoder(schema).encode(cells())
-    scaled = dense(without) * np.float32(BESIDE_INTERCEPT)
-    np.testing.assert_allclose(dense(features)[:, :-1], scaled, rtol=1e-6, atol=0.0)
+def test_encoded_tables_count_the_constant_column() -> None:
+    for name in SCHEMAS:
+        with case(name):
+            schema = SCHEMAS[name]
+            assert schema.sparse == name.startswith("sparse")
+            features = Encoder(schema, intercept=True).encode(cells())
+            assert isinstance(features, csr_array) == schema.sparse
+            assert features.shape == (300, len(schema.features) + 1)
+            check_rows(features, least=1.0 - 1e-5)
+            without = Encoder(schema).encode(cells())
+            scaled = dense(without) * np.float32(BESIDE_INTERCEPT)
+            np.testing.assert_allclose(dense(features)[:, :-1], scaled, rtol=1e-6, atol=0.0)
 
 
 # --- gradients ---------------------------------------------------------------------------------------------
@@ -162,36 +167,36 @@ def gradients(rows: Rows, loss: Any, point: Floats, bound: float) -> list[Floats
     ]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-@pytest.mark.parametrize("storage", STORAGE)
-def test_a_gradient_is_shortened_to_c1_as_a_whole(storage: str, loss: Any) -> None:
+def test_a_gradient_is_shortened_to_c1_as_a_whole() -> None:
     """The constant column's part counts: at a far point the length is c1, not c1 for the rest alone."""
-    data = with_intercept(stored(on_the_sphere(n=8), storage))
-    rng = np.random.default_rng(0)
-    for bound in (loss.lipschitz, 0.25 * loss.lipschitz):
-        for j in range(8):
-            rows = make_rows(data[[j, j]], np.ones(2))
-            wrong = np.array([-1.0] if loss.n_outputs == 1 else [1.0, -1.0, 0.0])
-            point = 1e4 * dense(data)[j].astype(float)[:, None] * wrong * rng.uniform(0.5, 1.0)
-            for found in gradients(rows, loss, point, bound):
-                length = float(np.linalg.norm(found))
-                assert 0.999 * bound <= length <= bound * (1.0 + 1e-12)
-                assert abs(found[-1]).max() > 0.1 * length  # it is in there
+    for storage, loss in product(STORAGE, LOSSES):
+        with case(storage, loss):
+            data = with_intercept(stored(on_the_sphere(n=8), storage))
+            rng = np.random.default_rng(0)
+            for bound in (loss.lipschitz, 0.25 * loss.lipschitz):
+                for j in range(8):
+                    rows = make_rows(data[[j, j]], np.ones(2))
+                    wrong = np.array([-1.0] if loss.n_outputs == 1 else [1.0, -1.0, 0.0])
+                    point = 1e4 * dense(data)[j].astype(float)[:, None] * wrong * rng.uniform(0.5, 1.0)
+                    for found in gradients(rows, loss, point, bound):
+                        length = float(np.linalg.norm(found))
+                        assert 0.999 * bound <= length <= bound * (1.0 + 1e-12)
+                        assert abs(found[-1]).max() > 0.1 * length  # it is in there
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.0 + 1e-7, 7.0])
-@pytest.mark.parametrize("storage", STORAGE)
-def test_an_owners_rows_with_a_constant_column(storage: str, factor: float) -> None:
-    loss = Squared(gradient_bound=0.5)
-    for row in on_the_sphere(n=9)[:9]:
-        rows = with_intercept(clip_rows(stored(np.stack([row, row]) * factor, storage)))
-        own = private(rows, np.ones(2))
-        assert own.n_features == 7
-        check_rows(own._rows.features, least=1.0 - 1e-6)
-        norms = own._rows.norms
-        assert abs(norms[0] - longest(own._rows.features)) < 1e-12
-        total = gradient_total(own, np.full((7, 1), 1e6), 0.5, loss) / 2.0
-        assert 0.4999 < np.linalg.norm(total) <= 0.5 * (1.0 + 1e-12)
+def test_an_owners_rows_with_a_constant_column() -> None:
+    for storage, factor in product(STORAGE, [1.0, 1.0 + 1e-7, 7.0]):
+        with case(storage, factor):
+            loss = Squared(gradient_bound=0.5)
+            for row in on_the_sphere(n=9)[:9]:
+                rows = with_intercept(clip_rows(stored(np.stack([row, row]) * factor, storage)))
+                own = private(rows, np.ones(2))
+                assert own.n_features == 7
+                check_rows(own._rows.features, least=1.0 - 1e-6)
+                norms = own._rows.norms
+                assert abs(norms[0] - longest(own._rows.features)) < 1e-12
+                total = gradient_total(own, np.full((7, 1), 1e6), 0.5, loss) / 2.0
+                assert 0.4999 < np.linalg.norm(total) <= 0.5 * (1.0 + 1e-12)
 
 
 # --- whole runs --------------------------------------------------------------------------------------------
@@ -203,15 +208,25 @@ def check_run(rows: Rows, least: float = 1.0 - 1e-6) -> None:
     np.testing.assert_allclose(rows.norms, exact, rtol=1e-12)
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("factor", [1.0, 50.0])
-def test_rows_of_a_simulation(storage: str, factor: float) -> None:
-    features = stored(on_the_sphere(n=60) * factor, storage)
-    about: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "n_rounds": 1, "n_agents": 3, "metrics_every": 0}
-    result = simulate(
-        (features, np.tile([-1.0, 1.0], 30)), intercept=True, clip_rows=factor > 1.0, test_rows=0, **about
-    )
-    check_run(result.rows)
+def test_rows_of_a_simulation() -> None:
+    for factor, storage in product([1.0, 50.0], STORAGE):
+        with case(factor, storage):
+            features = stored(on_the_sphere(n=60) * factor, storage)
+            about: dict[str, Any] = {
+                "epsilon": 1.0,
+                "delta": 1e-5,
+                "n_rounds": 1,
+                "n_agents": 3,
+                "metrics_every": 0,
+            }
+            result = simulate(
+                (features, np.tile([-1.0, 1.0], 30)),
+                intercept=True,
+                clip_rows=factor > 1.0,
+                test_rows=0,
+                **about,
+            )
+            check_run(result.rows)
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -243,9 +258,7 @@ def test_rows_of_a_site(tmp_path: Path, kind: str) -> None:
         with (tmp_path / "table.csv").open("w", newline="") as out:
             writer = csv.writer(out)
             writer.writerow(["x0", "x1", "x2", "y"])
-            writer.writerows(
-                [*map(repr, map(float, row)), int(y)] for row, y in zip(rows, labels, strict=True)
-            )
+            writer.writerows([*map(repr, map(float, row)), int(y)] for row, y in zip(rows, labels, strict=True))
     else:
         np.savez(tmp_path / "table.npz", features=rows, labels=labels)
     study = Study(

@@ -17,15 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from cases import prove
 from guards import gradient_total, memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from looping import case
 from neighbours import LONG, Seen, allowed_steps, dense, points_for, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
 
@@ -72,9 +73,7 @@ def site_of(folder: Path, table: PersonTable, person: dict[str, Any]) -> Site:
 
 
 def two_sites(folder: Path, pair: Neighbours) -> list[Site]:
-    return [
-        site_of(folder / name, table, pair.person) for name, table in (("a", pair.one), ("b", pair.other))
-    ]
+    return [site_of(folder / name, table, pair.person) for name, table in (("a", pair.one), ("b", pair.other))]
 
 
 # What the guard sums
@@ -90,8 +89,7 @@ def check_sums(pair: Neighbours) -> None:
     grid = Grid(float(study.problem.loss.lipschitz), study.shape[0] * study.shape[1], one.n_rows)
     for point in points_for(study.shape):
         sums = [
-            quantise(gradient_total(rows, point, grid.row_bound, study.problem.loss), grid)
-            for rows in (one, other)
+            quantise(gradient_total(rows, point, grid.row_bound, study.problem.loss), grid) for rows in (one, other)
         ]
         assert steps_between(*sums) <= allowed_steps(grid, pair.k)
     (a, b), (c, d) = dense(one._rows), dense(other._rows)
@@ -107,27 +105,25 @@ def test_a_person_moves_a_sum_by_at_most_what_is_charged_for(pair: Neighbours) -
     check_sums(pair)
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet coded"])
-@pytest.mark.parametrize("way", SPELLINGS)
-def test_who_has_anothers_id_in_another_spelling_counts_for_no_more(way: str, form: str) -> None:
+def test_who_has_anothers_id_in_another_spelling_counts_for_no_more() -> None:
     """Who comes, and who goes: the other's rows must not be counted in, or out, beside."""
-    cells = ("100", "60", "north", "high", "yes", "")
-    names = [name for name in ("7", "0", "éva", "ÉVA") if SPELLINGS[way](name) != name]
-    assert names
-    for name in names:
-        rows = [("p0", *cells, "10"), (name, *cells, "10"), *4 * [("p1", *cells, "0")]]
-        alike = [(SPELLINGS[way](name), *cells, "0"), *rows[1:]]
-        left = [("p0", *cells, "0"), *rows[1:]]
-        for one, other in ((rows, alike), (alike, left)):
-            tables = [PersonTable(tuple(each), form, "text") for each in (one, other)]
-            check_sums(Neighbours(*tables, 1, True, person_study("huber"), (0,)))
+    for way, form in product(SPELLINGS, ["csv", "parquet coded"]):
+        with case(way, form):
+            cells = ("100", "60", "north", "high", "yes", "")
+            names = [name for name in ("7", "0", "éva", "ÉVA") if SPELLINGS[way](name) != name]
+            assert names
+            for name in names:
+                rows = [("p0", *cells, "10"), (name, *cells, "10"), *4 * [("p1", *cells, "0")]]
+                alike = [(SPELLINGS[way](name), *cells, "0"), *rows[1:]]
+                left = [("p0", *cells, "0"), *rows[1:]]
+                for one, other in ((rows, alike), (alike, left)):
+                    tables = [PersonTable(tuple(each), form, "text") for each in (one, other)]
+                    check_sums(Neighbours(*tables, 1, True, person_study("huber"), (0,)))
 
 
 # What leaves
 
-CLOCKS = tuple(
-    f"dpadmm.{name}" for name in ("trusted.ledger", "federation.site.process", "federation.site.decisions")
-)
+CLOCKS = tuple(f"dpadmm.{name}" for name in ("trusted.ledger", "federation.site.process", "federation.site.decisions"))
 HASHES = re.compile(r"\b[0-9a-f]{64}\b")
 
 

@@ -33,9 +33,7 @@ def test_dots_and_bars():
 
 
 def test_only_the_top_is_shown_and_classes_are_named(tmp_path):
-    parts = [
-        Coefficient(f"c{j}", "", "per unit", f"class {j % 2}", 1.0 / (j + 1), 0.1, 1.0) for j in range(9)
-    ]
+    parts = [Coefficient(f"c{j}", "", "per unit", f"class {j % 2}", 1.0 / (j + 1), 0.1, 1.0) for j in range(9)]
     figure = coefficient_figure(explanation(*parts), top=4, title="m")
     assert len(figure.axes[0].get_yticks()) == 4
     words = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
+from looping import case
 from matplotlib.colors import to_rgb
 
 from dpadmm.reporting.style import kinds, steps
@@ -15,13 +15,14 @@ def lightness(color: object) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 6])
-def test_steps_go_from_dark_to_light_with_their_own_markers_and_dashes(count):
-    looks = steps(count)
-    shades = [lightness(look.color) for look in looks]
-    assert shades == sorted(shades)
-    assert len({round(shade, 2) for shade in shades}) == count
-    assert len({look.marker for look in looks}) == len({look.dash for look in looks}) == count
+def test_steps_go_from_dark_to_light_with_their_own_markers_and_dashes():
+    for count in [1, 2, 4, 6]:
+        with case(count):
+            looks = steps(count)
+            shades = [lightness(look.color) for look in looks]
+            assert shades == sorted(shades)
+            assert len({round(shade, 2) for shade in shades}) == count
+            assert len({look.marker for look in looks}) == len({look.dash for look in looks}) == count
 
 
 def test_methods_differ_in_grey():

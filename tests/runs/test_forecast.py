@@ -66,9 +66,7 @@ def test_a_run_with_all_rows_is_the_study_itself(study, pool):
         pool.features[order], pool.labels[order], np.repeat([0, 1, 2], sizes), ("a", "b", "c"), Report()
     )
     expected = run_study(study, table, seed=seed).weights
-    np.testing.assert_allclose(
-        run(study.settings, study.problem, pool, sizes, seed=seed), expected, atol=1e-12
-    )
+    np.testing.assert_allclose(run(study.settings, study.problem, pool, sizes, seed=seed), expected, atol=1e-12)
 
 
 def test_noise_is_that_of_the_planned_rows(pool):
@@ -115,9 +113,7 @@ def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, t
     assert key(tested) == key(pool)
     assert scenario.distinct == 103
     for train, test in scenario.folds:
-        together = Pool(
-            np.concatenate([train.features, test.features]), np.concatenate([train.labels, test.labels])
-        )
+        together = Pool(np.concatenate([train.features, test.features]), np.concatenate([train.labels, test.labels]))
         assert key(together) == key(pool)
 
 
@@ -181,9 +177,7 @@ def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_ot
     path = tmp_path / "numbers.toml"
     path.write_text(planned.REGRESSION)
     assert way_to_own_rows(read_study(path), 7, 10**15) == pytest.approx(0.5)
-    three = Study(
-        name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"}
-    )
+    three = Study(name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"})
     assert way_to_own_rows(three, 2, 10**15) == pytest.approx(0.25)
 
 
@@ -249,9 +243,7 @@ def test_costs_follow_from_public_numbers(study, pool):
     assert [(each.n_rows, each.agents) for each in costs.agents] == [(100, 1), (400, 2)]
     small = costs.agents[0]
     assert small.noise_coordinate == pytest.approx(2.0 * z / 100)
-    assert small.noise_length == pytest.approx(
-        2.0 * z / 100 * math.sqrt(7)
-    )  # age, 3 regions and others, smoker, 1
+    assert small.noise_length == pytest.approx(2.0 * z / 100 * math.sqrt(7))  # age, 3 regions and others, smoker, 1
     each = 2.0 * z / sizes * math.sqrt(7)
     assert costs.noise_length_mean == pytest.approx(np.linalg.norm(each) / 3)
     assert costs.bytes_round == 2 * 8 * 7

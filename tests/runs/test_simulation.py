@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import numba
 import numpy as np
 import pytest
+from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm import Dataset, Settings, simulate, synthetic
+from dpadmm import Settings, simulate, synthetic
 from dpadmm._base.errors import DataError, Diverged, StudyError
 from dpadmm.privacy import exact_epsilon, exact_round_noise_multiplier, paper_noise_multiplier
 from dpadmm.runs.run import Result
@@ -41,37 +43,32 @@ def same(one: Result, two: Result) -> bool:
 # --- divergence --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_run_that_diverges_gives_no_model() -> None:
+    for changes in [
         {"method": "dp_sgd", "learning_rate": 1e6, "reg_share": 1.0, "epsilon": 1.0},
         {"schedule": "constant", "step_size": 1e6, "reg_share": 10.0, "average": "tail"},
         {"method": "output_perturbation", "noise_multiplier": 1e308, "reg_share": 1e-300},
-    ],
-    ids=["dp_sgd", "dp_admm", "output_perturbation"],
-)
-def test_a_run_that_diverges_gives_no_model(changes: dict[str, Any]) -> None:
-    with pytest.raises(Diverged, match=r"diverged in round \d+ of \d+: .*; use a "):
-        run(n_rounds=200, **changes)
+    ]:
+        with case(changes), pytest.raises(Diverged, match=r"diverged in round \d+ of \d+: .*; use a "):
+            run(n_rounds=200, **changes)
 
 
 # --- the same seed -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"participation": 0.6}, {"partition": "unequal"}, {"average": "tail"}]
-)
-def test_same_seed_same_bits_whatever_the_thread_count(changes: dict[str, Any]) -> None:
-    first = run(**changes)
-    assert same(first, run(**changes))
-    before = numba.get_num_threads()
-    try:
-        for threads in {1, before}:
-            numba.set_num_threads(threads)
+def test_same_seed_same_bits_whatever_the_thread_count() -> None:
+    for changes in [{}, {"participation": 0.6}, {"partition": "unequal"}, {"average": "tail"}]:
+        with case(changes):
+            first = run(**changes)
             assert same(first, run(**changes))
-    finally:
-        numba.set_num_threads(before)
-    assert not same(first, run(**changes, seed=4))
+            before = numba.get_num_threads()
+            try:
+                for threads in {1, before}:
+                    numba.set_num_threads(threads)
+                    assert same(first, run(**changes))
+            finally:
+                numba.set_num_threads(before)
+            assert not same(first, run(**changes, seed=4))
 
 
 def test_without_a_seed_every_run_is_another_and_says_its_seed() -> None:
@@ -95,13 +92,13 @@ def test_the_split_does_not_depend_on_the_budget() -> None:
 # --- privacy -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0, 40.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-3])
-def test_a_total_budget_is_met_exactly_and_never_exceeded(epsilon: float, delta: float) -> None:
-    privacy = run(epsilon=epsilon, delta=delta).privacy
-    assert privacy.epsilon <= epsilon
-    assert privacy.epsilon == pytest.approx(epsilon, rel=1e-9)
-    assert privacy.planned_epsilon == privacy.epsilon
+def test_a_total_budget_is_met_exactly_and_never_exceeded() -> None:
+    for delta, epsilon in product([1e-9, 1e-3], [0.01, 0.5, 3.0, 40.0]):
+        with case(delta, epsilon):
+            privacy = run(epsilon=epsilon, delta=delta).privacy
+            assert privacy.epsilon <= epsilon
+            assert privacy.epsilon == pytest.approx(epsilon, rel=1e-9)
+            assert privacy.planned_epsilon == privacy.epsilon
 
 
 def test_every_agent_may_have_its_own_budget() -> None:
@@ -113,10 +110,10 @@ def test_every_agent_may_have_its_own_budget() -> None:
     np.testing.assert_array_equal(run(epsilon=wanted).model.weights, result.model.weights)
 
 
-@pytest.mark.parametrize("name", ["epsilon", "round_epsilon", "noise_multiplier"])
-def test_a_list_of_the_wrong_length_is_refused(name: str) -> None:
-    with pytest.raises(StudyError, match=f"{name} has 3 values, but there are 5 agents"):
-        run(**{name: [0.5, 0.5, 0.5]})
+def test_a_list_of_the_wrong_length_is_refused() -> None:
+    for name in ["epsilon", "round_epsilon", "noise_multiplier"]:
+        with case(name), pytest.raises(StudyError, match=f"{name} has 3 values, but there are 5 agents"):
+            run(**{name: [0.5, 0.5, 0.5]})
 
 
 def test_round_budgets_are_the_papers_or_exact() -> None:
@@ -154,17 +151,14 @@ def test_an_unplanned_absence_is_charged_for_what_was_said_only() -> None:
     assert privacy.epsilon < 1.0
 
 
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [
+def test_bad_plans() -> None:
+    for plan, said in [
         (np.ones((11, 5), dtype=bool), r"shape \(11, 5\), but there are 12 rounds"),
         (np.ones(12, dtype=bool), "shape"),
         (np.tile([True, True, False, True, True], (12, 1)), "agent 3 never takes part"),
-    ],
-)
-def test_bad_plans(plan: np.ndarray, said: str) -> None:
-    with pytest.raises(StudyError, match=said):
-        run(participation=plan)
+    ]:
+        with case(plan, said), pytest.raises(StudyError, match=said):
+            run(participation=plan)
 
 
 def test_stopping_by_the_result_is_charged_in_full() -> None:
@@ -214,10 +208,10 @@ def test_centralized_is_the_minimizer_and_not_private() -> None:
     assert "augmented_objective" not in result.trace.columns
 
 
-@pytest.mark.parametrize("name", ["epsilon", "round_epsilon", "noise_multiplier"])
-def test_centralized_takes_no_budget(name: str) -> None:
-    with pytest.raises(StudyError, match=f"takes no {name}"):
-        run(method="centralized", **{name: 0.5})
+def test_centralized_takes_no_budget() -> None:
+    for name in ["epsilon", "round_epsilon", "noise_multiplier"]:
+        with case(name), pytest.raises(StudyError, match=f"takes no {name}"):
+            run(method="centralized", **{name: 0.5})
 
 
 def test_without_noise_the_run_learns() -> None:
@@ -227,35 +221,37 @@ def test_without_noise_the_run_learns() -> None:
     assert found == pytest.approx(floor, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("data", "loss"),
-    [
-        (BINARY, "logistic"), (BINARY, "hinge"), (BINARY, "smoothed_hinge"), (CLASSES, "softmax"),
-        (NUMBERS, "squared"), (NUMBERS, "huber"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("method", ["dp_admm", "centralized"])
-@pytest.mark.parametrize("regularizer", ["none", "l2", "l1", "elastic_net"])
-def test_every_loss_runs_end_to_end(data: Dataset, loss: str, method: str, regularizer: str) -> None:
-    budget = {} if method == "centralized" else {"epsilon": 5.0}
-    result = run(data, loss=loss, method=method, regularizer=regularizer, n_rounds=4, **budget)
-    assert result.model.weights.shape == (6, 4 if loss == "softmax" else 1)
-    assert all(np.isfinite(value) for value in result.trace.last().values())
-    predicted = result.model.predict(data.features)
-    if data.classes is None:
-        assert predicted.dtype == float
-    else:
-        assert set(predicted.tolist()) <= set(data.classes)
-    json.dumps(result.summary(), allow_nan=False)
+def test_every_loss_runs_end_to_end() -> None:
+    for regularizer, method, (data, loss) in product(
+        ["none", "l2", "l1", "elastic_net"],
+        ["dp_admm", "centralized"],
+        [
+            (BINARY, "logistic"),
+            (BINARY, "hinge"),
+            (BINARY, "smoothed_hinge"),
+            (CLASSES, "softmax"),
+            (NUMBERS, "squared"),
+            (NUMBERS, "huber"),
+        ],
+    ):
+        with case(regularizer, method, data, loss):
+            budget = {} if method == "centralized" else {"epsilon": 5.0}
+            result = run(data, loss=loss, method=method, regularizer=regularizer, n_rounds=4, **budget)
+            assert result.model.weights.shape == (6, 4 if loss == "softmax" else 1)
+            assert all(np.isfinite(value) for value in result.trace.last().values())
+            predicted = result.model.predict(data.features)
+            if data.classes is None:
+                assert predicted.dtype == float
+            else:
+                assert set(predicted.tolist()) <= set(data.classes)
+            json.dumps(result.summary(), allow_nan=False)
 
 
 @pytest.mark.parametrize("form", ["sparse", "float32"])
 def test_other_storage_gives_nearly_the_same(form: str) -> None:
     features = csr_array(BINARY.features) if form == "sparse" else BINARY.features.astype(np.float32)
     other = run((features, BINARY.labels))
-    np.testing.assert_allclose(
-        other.model.weights, run().model.weights, atol=1e-12 if form == "sparse" else 1e-4
-    )
+    np.testing.assert_allclose(other.model.weights, run().model.weights, atol=1e-12 if form == "sparse" else 1e-4)
 
 
 def test_named_data() -> None:
@@ -277,14 +273,13 @@ def test_classes_are_declared_and_come_back() -> None:
         run((CLASSES.features, CLASSES.labels), loss="softmax")
 
 
-@pytest.mark.parametrize(
-    ("data", "loss"), [(BINARY, "softmax"), (BINARY, "squared"), (NUMBERS, "logistic"), (CLASSES, "hinge")]
-)
-def test_a_loss_for_another_task_is_refused(data: Dataset, loss: str) -> None:
-    if loss == "softmax":  # two classes labelled ±1 are not 0 and 1
-        assert set(data.labels.tolist()) == {-1.0, 1.0}
-    with pytest.raises(DataError, match=f"loss {loss} needs"):
-        run(data, loss=loss)
+def test_a_loss_for_another_task_is_refused() -> None:
+    for data, loss in [(BINARY, "softmax"), (BINARY, "squared"), (NUMBERS, "logistic"), (CLASSES, "hinge")]:
+        with case(data, loss):
+            if loss == "softmax":  # two classes labelled ±1 are not 0 and 1
+                assert set(data.labels.tolist()) == {-1.0, 1.0}
+            with pytest.raises(DataError, match=f"loss {loss} needs"):
+                run(data, loss=loss)
 
 
 def test_groups_are_agents() -> None:
@@ -304,24 +299,23 @@ def test_groups_are_agents() -> None:
         run(groups=lonely, partition="groups")
 
 
-@pytest.mark.parametrize(("test_rows", "left"), [(0, 600), (0.25, 450), (100, 500), (100.0, 500)])
-def test_test_rows_as_count_or_share(test_rows: float, left: int) -> None:
-    result = run(test_rows=test_rows)
-    assert len(result.rows.labels) == left
-    assert ("test_error_global" in result.trace.columns) == (left < 600)
+def test_test_rows_as_count_or_share() -> None:
+    for test_rows, left in [(0, 600), (0.25, 450), (100, 500), (100.0, 500)]:
+        with case(test_rows, left):
+            result = run(test_rows=test_rows)
+            assert len(result.rows.labels) == left
+            assert ("test_error_global" in result.trace.columns) == (left < 600)
 
 
-@pytest.mark.parametrize("bad", [600, 10_000, 1.5])
-def test_bad_test_rows(bad: float) -> None:
-    with pytest.raises(StudyError, match="test_rows"):
-        run(test_rows=bad)
+def test_bad_test_rows() -> None:
+    for bad in [600, 10_000, 1.5]:
+        with case(bad), pytest.raises(StudyError, match="test_rows"):
+            run(test_rows=bad)
 
 
 def test_train_and_test_rows_are_apart() -> None:
     features = np.diag(np.linspace(0.01, 1.0, 100))
-    result = simulate(
-        (features, np.tile([1.0, -1.0], 50)), n_agents=4, epsilon=1.0, n_rounds=1, test_rows=30, seed=0
-    )
+    result = simulate((features, np.tile([1.0, -1.0], 50)), n_agents=4, epsilon=1.0, n_rounds=1, test_rows=30, seed=0)
     seen = result.rows.features[result.rows.order].max(axis=1).tolist()
     assert len(set(seen)) == len(seen) == 70
 
@@ -388,9 +382,8 @@ def test_averages_reach_the_model() -> None:
         np.testing.assert_array_equal(result.model.weights, result.outcome.weights(average))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_summaries_are_json() -> None:
+    for changes in [
         {},
         {"noise_multiplier": 0.0},
         {"noise_multiplier": [0.0, 1.0, 2.0, 3.0, 4.0]},
@@ -400,16 +393,15 @@ def test_averages_reach_the_model() -> None:
         {"round_epsilon": 0.5, "participation": np.float64(0.5), "intercept": np.bool_(True)},
         {"participation": np.ones((12, 5), dtype=int)},
         {"method": "dp_sgd", "noise_multiplier": 1e300, "learning_rate": 1.0},  # finite, but no norm is
-    ],
-)
-def test_summaries_are_json(changes: dict[str, Any]) -> None:
-    result = run(**changes)
-    said = json.loads(json.dumps(result.summary(), allow_nan=False))
-    assert said["agents"] == 5
-    assert said["settings"]["seed"] == result.settings.seed
-    assert said["privacy"]["n_releases"] == result.privacy.n_releases.tolist()
-    assert (None in said["measures"].values()) == (changes.get("noise_multiplier") == 1e300)
-    assert (said["privacy"]["epsilon"] is None) == (not result.privacy.private)
+    ]:
+        with case(changes):
+            result = run(**changes)
+            said = json.loads(json.dumps(result.summary(), allow_nan=False))
+            assert said["agents"] == 5
+            assert said["settings"]["seed"] == result.settings.seed
+            assert said["privacy"]["n_releases"] == result.privacy.n_releases.tolist()
+            assert (None in said["measures"].values()) == (changes.get("noise_multiplier") == 1e300)
+            assert (said["privacy"]["epsilon"] is None) == (not result.privacy.private)
 
 
 def test_a_saved_model_carries_its_privacy(tmp_path: Any) -> None:
@@ -441,10 +433,7 @@ def test_exact_noise_trains_and_is_named_in_the_report() -> None:
     again = simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1, exact_noise=True)
     assert "exact discrete Gaussian" in result.model.privacy["noise"]
     assert not np.array_equal(result.model.weights, again.model.weights)  # a seed names no exact noise
-    assert (
-        result.privacy.epsilon
-        == simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1).privacy.epsilon
-    )
+    assert result.privacy.epsilon == simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1).privacy.epsilon
 
 
 def test_exact_noise_is_refused_where_a_method_has_none() -> None:

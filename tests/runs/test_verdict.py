@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from looping import case
 
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
 from dpadmm.runs.planning.plan import best_rounds, joined, judged, least_epsilon, rounds_help, too_short
@@ -16,15 +17,20 @@ def outlook(own, *, spread=0.01, ceiling=0.9, baseline=0.5, others=None):
     return Outlook("public rows", cells, Value(ceiling, sampling=0.01), baseline, 1000)
 
 
-@pytest.mark.parametrize(
-    ("own", "goal", "word"),
-    [(0.80, None, "go"), (0.60, None, "no-go"), (0.705, None, "open"), (0.80, 0.85, "no-go"),
-     (0.80, 0.78, "go"), (0.80, 0.805, "open"), (0.80, 0.795, "open")],
-)  # fmt: skip
-def test_a_goal_outside_the_spread_decides(own, goal, word):
-    verdict = judged(outlook(own), GRID, goal=goal, higher=True)
-    assert verdict.word == word
-    assert verdict.goal == pytest.approx(0.7 if goal is None else goal)
+def test_a_goal_outside_the_spread_decides():
+    for own, goal, word in [
+        (0.80, None, "go"),
+        (0.60, None, "no-go"),
+        (0.705, None, "open"),
+        (0.80, 0.85, "no-go"),
+        (0.80, 0.78, "go"),
+        (0.80, 0.805, "open"),
+        (0.80, 0.795, "open"),
+    ]:
+        with case(own, goal, word):
+            verdict = judged(outlook(own), GRID, goal=goal, higher=True)
+            assert verdict.word == word
+            assert verdict.goal == pytest.approx(0.7 if goal is None else goal)
 
 
 def test_less_is_better_for_errors():
@@ -72,10 +78,7 @@ def test_rounds_that_would_undo_a_no_go_are_found_where_there_are_any():
     assert found(better, 0.85) is None  # not reached
     assert found(better, 0.70) is None  # not needed
     assert found(outlook(0.75), 0.785) is None
-    assert (
-        found(outlook(12.0, spread=0.1, ceiling=9.0, baseline=20.0, others={(1.0, 10): 10.0}), 11.0, False)
-        == 10
-    )
+    assert found(outlook(12.0, spread=0.1, ceiling=9.0, baseline=20.0, others={(1.0, 10): 10.0}), 11.0, False) == 10
     hopeless = outlook(0.3, ceiling=0.51, others={(1.0, 10): 0.5})
     assert found(hopeless, None) is None  # nothing is learnt, in however many rounds
 

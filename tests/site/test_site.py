@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import DataError, Refusal, StudyError
 from dpadmm.optim.features import clip_rows
@@ -178,13 +179,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "complaint"), WRONG, ids=[f"{parts}" for parts, _ in WRONG])
-def test_a_mistake_in_the_file_is_one_sentence(folder, parts, complaint):
-    with pytest.raises(StudyError) as caught:
-        opened(folder, **parts)
-    assert str(caught.value).startswith(str(folder / "site.toml"))
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_mistake_in_the_file_is_one_sentence(folder):
+    for parts, complaint in WRONG:
+        with case(parts, complaint):
+            with pytest.raises(StudyError) as caught:
+                opened(folder, **parts)
+            assert str(caught.value).startswith(str(folder / "site.toml"))
+            assert complaint in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
 def test_limits_in_the_file_include_their_last_value(folder):
@@ -250,9 +252,7 @@ def test_a_ledger_is_as_secret_as_the_table(folder):
 
 def test_rows_in_the_order_of_the_study_and_no_other_column(folder):
     features, labels = dense(opened(folder).open_rows(a_study()))
-    assert (
-        features.tolist() == np.float32([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0, 0], [0.60, 0.4]]).tolist()
-    )
+    assert features.tolist() == np.float32([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0, 0], [0.60, 0.4]]).tolist()
     assert labels.tolist() == [1.0, -1.0, -1.0, 1.0, -1.0]
     turned, _ = dense(opened(folder).open_rows(a_study(features=("income", "age"))))
     assert turned.tolist() == features[:, ::-1].tolist()
@@ -278,9 +278,8 @@ def test_without_a_column_the_owner_vouches(folder):
     assert site.policy.unit.rows == 2  # and is charged for it
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
+def test_one_person_written_in_two_ways():
+    for one, other, same in [
         (1, "1", True),
         (1.0, "1", True),
         ("01", 1, True),
@@ -296,15 +295,15 @@ def test_without_a_column_the_owner_vouches(folder):
         ("\uff17", "7", True),
         (12345678901234567890, "12345678901234567891", False),
         ("0" * 9000 + "1", "1", True),
-    ],
-)
-def test_one_person_written_in_two_ways(one, other, same):
-    assert (person_of(one) == person_of(other)) is same
+    ]:
+        with case(one, other, same):
+            assert (person_of(one) == person_of(other)) is same
 
 
-@pytest.mark.parametrize("value", ["", "  ", None, float("nan")])
-def test_a_row_of_nobody(value):
-    assert person_of(value) == ""
+def test_a_row_of_nobody():
+    for value in ["", "  ", None, float("nan")]:
+        with case(value):
+            assert person_of(value) == ""
 
 
 def test_who_is_who_does_not_depend_on_other_rows(folder):
@@ -371,10 +370,7 @@ def test_svmlight_columns_do_not_depend_on_the_rows(folder):
     site = opened(folder, data={"table": "table.svm", "label": None}, person={"column": None})
     study = a_study(features=("x1", "x9"), classes=None)
     path.write_text("1 1:0.5 9:0.1\n-1 2:0.5\n")
-    assert (
-        site.open_rows(study)._rows.features.toarray().tolist()
-        == np.float32([[0.5, 0.1], [0.0, 0.0]]).tolist()
-    )
+    assert site.open_rows(study)._rows.features.toarray().tolist() == np.float32([[0.5, 0.1], [0.0, 0.0]]).tolist()
     path.write_text("1 1:0.5\n-1 2:0.5\n")  # the ninth column is of zeros, not missing
     assert site.open_rows(study)._rows.features.toarray().tolist() == [[0.5, 0.0], [0.0, 0.0]]
     path.write_text("1 1:0.5 9:0.1\n-1 0:0.5\n")  # would shift the columns of everyone
@@ -535,9 +531,7 @@ def test_a_rehearsal_says_what_enrolment_says_and_writes_nothing(folder):
     site.begin()
 
     def files():  # without SQLite's note of who is reading
-        return {
-            path.name: path.read_bytes() for path in site.ledger.iterdir() if path.suffix != ".sqlite-shm"
-        }
+        return {path.name: path.read_bytes() for path in site.ledger.iterdir() if path.suffix != ".sqlite-shm"}
 
     def rehearsed():
         before = files()
@@ -632,8 +626,7 @@ def test_nothing_in_a_study_changes_the_limits(tmp_path_factory, **parts):
         assert terms.loss in policy.losses
         assert terms.plan.n_rounds <= policy.max_rounds
         assert (
-            book.accounts[study.hash].reservation.mu_squared
-            == terms.plan.n_rounds * (2 / study.noise_multiplier) ** 2
+            book.accounts[study.hash].reservation.mu_squared == terms.plan.n_rounds * (2 / study.noise_multiplier) ** 2
         )
         assert not {"who", "repaid"} & set(study.features)
     else:

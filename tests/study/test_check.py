@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from typing import Any
 
 import pytest
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.study.study import study_from, study_problems
@@ -104,9 +104,8 @@ def test_all_that_waits_to_be_confirmed_is_named_in_one_sentence() -> None:
     assert study_from(confirmed).hash == study_from(bare).hash
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
+def test_whatever_is_no_study_has_a_problem_and_no_traceback() -> None:
+    for table in [
         {},
         {"columns": 3},
         {"columns": {"a": 3}, "label": 3, "training": 3, "provenance": 3},
@@ -116,9 +115,8 @@ def test_all_that_waits_to_be_confirmed_is_named_in_one_sentence() -> None:
         {"training": {"epsilon": [1]}, "features": "a", "format": "dpadmm-study/2", "name": "x"},
         tomllib.loads(DRAFTED) | {"row_norm": "x"},
         {**tomllib.loads(DRAFTED), "columns": {}},
-    ],
-)
-def test_whatever_is_no_study_has_a_problem_and_no_traceback(table: Any) -> None:
-    assert study_problems(table)
-    with pytest.raises(StudyError):
-        study_from(table)
+    ]:
+        with case(table):
+            assert study_problems(table)
+            with pytest.raises(StudyError):
+                study_from(table)

@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.data.encoded import encode_table
@@ -87,25 +88,27 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
         study_from(tomllib.loads(text))
 
 
-@pytest.mark.parametrize("code", [("yes", "no"), ("dead", "alive"), ("2", "1"), ("0.7", "0.1")])
 def test_a_column_that_alone_tells_the_label_waits_for_an_answer(
-    code: tuple[str, str], tmp_path: Path
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    cells = [code[0] if each == "yes" else code[1] for each in COLUMNS["ill"]]
-    columns = {"age": COLUMNS["age"], "outcome": cells, "ill": COLUMNS["ill"]}
-    draft = draft_from_table(csv_file(tmp_path, columns), "ill")
-    assert [each.name for each in draft.columns if each.is_doubted] == ["outcome"]
-    text = study_text(draft, "x").replace("public = false", "public = true")
-    question = "alone tells the label in 60 of 60 rows: is it known before the outcome?"
-    assert f"[columns.outcome]\n# {question}\n" in text
-    waiting = "column 'outcome': is it known before the outcome"
-    with pytest.raises(StudyError, match=waiting):
-        study_from(tomllib.loads(text))
-    (problem,) = study_problems(tomllib.loads(text))
-    assert problem.startswith(waiting)
-    allowed = tomllib.loads(text.replace(f'allow = "{ASK}"', "allow = true"))
-    assert study_problems(allowed) == []
-    assert study_from(study_from(allowed).as_json()).hash == study_from(allowed).hash
+    for code in [("yes", "no"), ("dead", "alive"), ("2", "1"), ("0.7", "0.1")]:
+        with case(code):
+            tmp_path = tmp_path_factory.mktemp("case")
+            cells = [code[0] if each == "yes" else code[1] for each in COLUMNS["ill"]]
+            columns = {"age": COLUMNS["age"], "outcome": cells, "ill": COLUMNS["ill"]}
+            draft = draft_from_table(csv_file(tmp_path, columns), "ill")
+            assert [each.name for each in draft.columns if each.is_doubted] == ["outcome"]
+            text = study_text(draft, "x").replace("public = false", "public = true")
+            question = "alone tells the label in 60 of 60 rows: is it known before the outcome?"
+            assert f"[columns.outcome]\n# {question}\n" in text
+            waiting = "column 'outcome': is it known before the outcome"
+            with pytest.raises(StudyError, match=waiting):
+                study_from(tomllib.loads(text))
+            (problem,) = study_problems(tomllib.loads(text))
+            assert problem.startswith(waiting)
+            allowed = tomllib.loads(text.replace(f'allow = "{ASK}"', "allow = true"))
+            assert study_problems(allowed) == []
+            assert study_from(study_from(allowed).as_json()).hash == study_from(allowed).hash
 
 
 def test_a_confirmed_draft_encodes_its_table(tmp_path: Path) -> None:
@@ -142,9 +145,8 @@ def test_parquet_gives_the_same_draft_and_strange_types_are_left_out(tmp_path: P
     }
 
 
-@pytest.mark.parametrize(
-    ("cells", "wanted", "loss"),
-    [
+def test_labels(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for cells, wanted, loss in [
         (["0", "1"], {"classes": (0, 1)}, "logistic"),
         (["1.0", "0.0"], {"classes": (0, 1)}, "logistic"),
         (["-1", "1"], {"classes": (-1, 1)}, "logistic"),
@@ -154,18 +156,17 @@ def test_parquet_gives_the_same_draft_and_strange_types_are_left_out(tmp_path: P
         (["a", "b", "c", "c"], {"classes": ("c", "a", "b")}, "softmax"),
         (["0.5", "1.25"], {"bounds": (0.5, 1.3)}, "squared"),
         ([str(i) for i in range(30)], {"bounds": (0, 30)}, "squared"),
-    ],
-)
-def test_labels(cells: list[str], wanted: dict[str, Any], loss: str, tmp_path: Path) -> None:
-    draft = draft_from_table(csv_file(tmp_path, {"a": [i % 2 for i in range(len(cells))], "y": cells}), "y")
-    assert draft.label == {"column": "y", **wanted}
-    study = confirmed(draft)
-    assert study.training.loss.name == loss
+    ]:
+        with case(cells, wanted, loss):
+            tmp_path = tmp_path_factory.mktemp("case")
+            draft = draft_from_table(csv_file(tmp_path, {"a": [i % 2 for i in range(len(cells))], "y": cells}), "y")
+            assert draft.label == {"column": "y", **wanted}
+            study = confirmed(draft)
+            assert study.training.loss.name == loss
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
+def test_what_cannot_be_drafted_is_a_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for columns, words in [
         ({"a": [1, 2], "y": ["", ""]}, "the label 'y' has no value in any row"),
         ({"a": [1, 2], "y": ["no", "no"]}, "is 'no' in every row: nothing to learn"),
         ({"a": [0, 1] * 30, "y": [f"t{i}" for i in range(60)]}, "the label 'y' has 60 different values"),
@@ -179,12 +180,12 @@ def test_labels(cells: list[str], wanted: dict[str, Any], loss: str, tmp_path: P
         ({"a": [1, 2], "b\tc": [1, 2], "y": ["no", "yes"]}, "name of a column must be text on one line"),
         ({"a": [1, 2], "": [1, 2], "y": ["no", "yes"]}, "name of a column must be text on one line"),
         ({**{f"c{i}": [i] for i in range(20_000)}, "y": ["no"]}, "has 20,001 columns; a draft is made of"),
-    ],
-)
-def test_what_cannot_be_drafted_is_a_sentence(columns: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(DpadmmError, match=words) as refused:
-        draft_from_table(csv_file(tmp_path, columns), "y")
-    assert "\n" not in str(refused.value)
+    ]:
+        with case(columns, words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DpadmmError, match=words) as refused:
+                draft_from_table(csv_file(tmp_path, columns), "y")
+            assert "\n" not in str(refused.value)
 
 
 def test_a_repeated_name_is_refused(tmp_path: Path) -> None:
@@ -266,9 +267,8 @@ def test_a_dictionary_needs_no_confirmation(tmp_path: Path) -> None:
     assert study_text(again, "x") == text
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
+def test_a_mistake_in_a_dictionary_is_a_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for old, new, words in [
         ("0,120", ",120", "'age' is a number and needs low and high, which are missing"),
         ("0,120", "x,120", "'age' is a number and needs low and high, not 'x'"),
         ("0,120", "120,0", "column 'age': bounds must rise"),
@@ -282,15 +282,15 @@ def test_a_dictionary_needs_no_confirmation(tmp_path: Path) -> None:
         ("smoker,bool,,,,,,,", "smoker,bool", "line 6: 2 cells where there are 9 headings"),
         (",log,", ",sqrt,", "transform must be none or log"),
         (DICTIONARY[DICTIONARY.index("age") :], "", "must have a line for every column"),
-    ],
-)
-def test_a_mistake_in_a_dictionary_is_a_sentence(old: str, new: str, words: str, tmp_path: Path) -> None:
-    assert old in DICTIONARY
-    path = tmp_path / "dictionary.csv"
-    path.write_text(DICTIONARY.replace(old, new, 1))
-    with pytest.raises(DpadmmError, match=words) as refused:
-        study_text(draft_from_dictionary(path), "x")
-    assert "\n" not in str(refused.value)
+    ]:
+        with case(old, new, words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            assert old in DICTIONARY
+            path = tmp_path / "dictionary.csv"
+            path.write_text(DICTIONARY.replace(old, new, 1))
+            with pytest.raises(DpadmmError, match=words) as refused:
+                study_text(draft_from_dictionary(path), "x")
+            assert "\n" not in str(refused.value)
 
 
 def test_constants_suit_classes_and_grow_with_the_columns_and_those_of_numbers_are_the_examples() -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-import pytest
+from looping import case
 
 from dpadmm.study.drafting import draft_from_table, study_text
 from dpadmm.study.drafting.table import grade_hint, in_order
 from dpadmm.study.study import study_from
 
 
-@pytest.mark.parametrize(
-    "scale",
-    [
+def test_scales():
+    for scale in [
         ("low", "medium", "high"),
         ("Very low", "LOW", "normal", "high", "very-high"),
         ("none", "mild", "moderate", "severe"),
@@ -25,16 +24,14 @@ from dpadmm.study.study import study_from
         ("stage 1", "stage 2", "stage 3", "stage 10"),
         ("<18", "18-25", "26-64", "65+"),
         ("1 year", "2 year", "10 year"),
-    ],
-)
-def test_scales(scale):
-    assert in_order(sorted(scale)) == scale
-    assert in_order(reversed(scale)) == scale
+    ]:
+        with case(scale):
+            assert in_order(sorted(scale)) == scale
+            assert in_order(reversed(scale)) == scale
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_no_scales():
+    for values in [
         ("A", "B", "AB", "0"),
         ("low", "high"),
         ("low", "medium", "high", "blue"),
@@ -44,18 +41,24 @@ def test_scales(scale):
         ("medium", "Medium", "high"),
         ("1a", "1b", "1c"),
         (),
-    ],
-)
-def test_no_scales(values):
-    assert in_order(values) is None
+    ]:
+        with case(values):
+            assert in_order(values) is None
 
 
-@pytest.mark.parametrize(("low", "high", "n", "is_grade"), [
-    (1, 5, 5, True), (0, 10, 11, False), (0, 3, 4, True), (1, 5, 4, False), (17, 21, 5, False),
-    (1, 2, 2, False), (0.5, 3.5, 4, False), (1, 10, 10, True),
-])  # fmt: skip
-def test_grades(low, high, n, is_grade):
-    assert bool(grade_hint(low, high, n)) == is_grade
+def test_grades():
+    for low, high, n, is_grade in [
+        (1, 5, 5, True),
+        (0, 10, 11, False),
+        (0, 3, 4, True),
+        (1, 5, 4, False),
+        (17, 21, 5, False),
+        (1, 2, 2, False),
+        (0.5, 3.5, 4, False),
+        (1, 10, 10, True),
+    ]:
+        with case(low, high, n, is_grade):
+            assert bool(grade_hint(low, high, n)) == is_grade
 
 
 def test_a_draft_hints_and_the_hint_can_be_taken(tmp_path: Path):

@@ -66,11 +66,7 @@ def test_bad_numbers() -> None:
 
 
 def test_zero_where_a_positive_number_is_needed() -> None:
-    zero = [
-        name
-        for name in NUMBERS
-        if "at least 0" not in wanted(KNOWN[name].kind) and name != "regularizer_l1_ratio"
-    ]
+    zero = [name for name in NUMBERS if "at least 0" not in wanted(KNOWN[name].kind) and name != "regularizer_l1_ratio"]
     assert {"rho", "loss_width", "participation", "stop_tolerance", "delta"} <= set(zero)
     for name in zero:
         refused(name, 0.0)
@@ -157,9 +153,7 @@ def test_unknown_settings_suggest_the_nearest() -> None:
     assert nearest("roh", ["rho", "delta"]) == "did you mean 'rho'?"
 
 
-@pytest.mark.parametrize(
-    "budget", [np.array(0.5), np.float32(0.5), np.array([0.5, 0.25]), [np.float64(0.5)], (1, 2)]
-)
+@pytest.mark.parametrize("budget", [np.array(0.5), np.float32(0.5), np.array([0.5, 0.25]), [np.float64(0.5)], (1, 2)])
 def test_numpy_values_become_plain_ones(budget: Any) -> None:
     settings = Settings(
         epsilon=budget, n_agents=np.int64(2), rho=np.float32(0.5), seed=np.uint8(3), intercept=np.True_,
@@ -207,9 +201,7 @@ def test_a_parameter_goes_to_the_methods_that_have_it() -> None:
 
 
 def test_names_and_objects_are_the_same() -> None:
-    by_name = made(
-        loss="huber", loss_delta=0.5, regularizer="elastic_net", method="dp_sgd", learning_rate=2.0
-    )
+    by_name = made(loss="huber", loss_delta=0.5, regularizer="elastic_net", method="dp_sgd", learning_rate=2.0)
     by_object = made(loss=Huber(0.5), regularizer=ElasticNet(), method=METHODS["dp_sgd"](learning_rate=2.0))
     assert by_name == by_object
     assert by_name.changed(loss_delta=0.25).loss == Huber(0.25)

@@ -121,9 +121,7 @@ def test_it_goes_round_by_json_and_toml(tmp_path):
 
 @given(
     st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4, unique=True),
-    st.one_of(
-        st.none(), st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=3)), min_size=2, max_size=2)
-    ),
+    st.one_of(st.none(), st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=3)), min_size=2, max_size=2)),
     st.sampled_from(DEPLOYABLE),
     st.floats(1e-3, 50.0),
     st.floats(1e-12, 1e-2),

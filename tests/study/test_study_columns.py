@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.data.schema import KINDS, Boolean, Category, Column, Label, Number, Ordinal, Plain, Schema
@@ -55,9 +56,8 @@ def test_features_follow_from_the_columns_in_their_order() -> None:
     assert (again.schema, again.label, again.hash) == (study.schema, study.label, study.hash)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_every_public_value_is_in_the_hash() -> None:
+    for old, new in [
         ("[0, 120]", "[0, 121]"),
         ('"medicine", 3', '"medicine", 4'),
         ("columns.age", "columns.years"),
@@ -65,10 +65,9 @@ def test_features_follow_from_the_columns_in_their_order() -> None:
         ('"no", "yes"', '"yes", "no"'),
         ('"readmitted"', '"died"'),
         ('name = "readmission"', 'name = "readmission"\nrow_norm = 1.5'),
-    ],
-)
-def test_every_public_value_is_in_the_hash(old: str, new: str) -> None:
-    assert parsed(TOML.replace(old, new)).hash != parsed().hash
+    ]:
+        with case(old, new):
+            assert parsed(TOML.replace(old, new)).hash != parsed().hash
 
 
 def test_the_order_of_columns_is_in_the_hash_and_whole_numbers_are_numbers() -> None:
@@ -78,9 +77,8 @@ def test_the_order_of_columns_is_in_the_hash_and_whole_numbers_are_numbers() -> 
     assert parsed(TOML.replace("[0, 120]", "[0.0, 120.0]")).hash == parsed().hash
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
+def test_a_mistake_is_one_sentence() -> None:
+    for old, new, words in [
         ("bounds = [0, 120]", "", "column 'age': bounds is missing"),
         ("[0, 120]", "[120, 0]", "bounds must rise"),
         ("bounds", "bound", "unknown name 'bound'; did you mean 'bounds'"),
@@ -99,14 +97,13 @@ def test_the_order_of_columns_is_in_the_hash_and_whole_numbers_are_numbers() -> 
         ('name = "readmission"', 'name = "x"\nfeatures = ["age"]', "give either"),
         ('name = "readmission"', 'name = "x"\nrow_norm = -1', "row_norm must be a positive number"),
         ('name = "readmission"', 'name = "x"\nadjacency = "add-remove"', 'adjacency must be "replace-one"'),
-    ],
-)
-def test_a_mistake_is_one_sentence(old: str, new: str, words: str) -> None:
-    assert old in TOML
-    with pytest.raises(StudyError, match="study: ") as refused:
-        parsed(TOML.replace(old, new, 1))
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
+    ]:
+        with case(old, new, words):
+            assert old in TOML
+            with pytest.raises(StudyError, match="study: ") as refused:
+                parsed(TOML.replace(old, new, 1))
+            assert words in str(refused.value)
+            assert "\n" not in str(refused.value)
 
 
 def test_what_looks_like_an_identifier_may_be_allowed() -> None:

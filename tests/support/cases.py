@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -16,17 +15,13 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import parameters
 from dpadmm.optim.losses import LOSSES, Loss
-from dpadmm.optim.regularizers import REGULARIZERS
-
-
-def _case(entry: Any, *numbers: float) -> Any:
-    return pytest.param(entry, id="-".join([entry.name, *map(str, numbers)]))
+from dpadmm.optim.regularizers import REGULARIZERS, Regularizer
 
 
 def _variants(made: type) -> list[Any]:
     """A class with its defaults, and with each of its numbers smaller and larger; all numbers of classes."""
-    if hasattr(made, "n_outputs") and getattr(made, "task", "") == "multiclass":
-        return [_case(made(n_outputs=p), p) for p in (2, 3, 5)]
+    if getattr(made, "task", "") == "multiclass":
+        return [made(n_outputs=p) for p in (2, 3, 5)]
     found = [made()]
     for each in (each for each in parameters(made) if each.base is float):
         for value in (0.0, 0.2 * each.default, 4.0 * each.default, 1.0):
@@ -34,24 +29,13 @@ def _variants(made: type) -> list[Any]:
                 found.append(made(**{each.name: value}))
             except StudyError:  # beyond its range
                 continue
-    return [_case(entry, *(getattr(entry, each.name) for each in parameters(made))) for entry in dict.fromkeys(found)]
+    return list(dict.fromkeys(found))
 
 
-LOSS_CASES = [case for made in LOSSES.values() for case in _variants(made)]
-REGULARIZER_CASES = [case for made in REGULARIZERS.values() for case in _variants(made)]
-
-
-def entries(cases: list[Any]) -> list[Any]:
-    """The losses or regularizers themselves, without pytest's wrapping."""
-    return [case.values[0] for case in cases]
-
-
-def _is_smooth(case: Any) -> bool:
-    return case.values[0].smoothness is not None
-
-
-SMOOTH_LOSS_CASES = [case for case in LOSS_CASES if _is_smooth(case)]
-SMOOTH_REGULARIZER_CASES = [case for case in REGULARIZER_CASES if _is_smooth(case)]
+LOSS_CASES: list[Loss] = [each for made in LOSSES.values() for each in _variants(made)]
+REGULARIZER_CASES: list[Regularizer] = [each for made in REGULARIZERS.values() for each in _variants(made)]
+SMOOTH_LOSS_CASES = [loss for loss in LOSS_CASES if loss.smoothness is not None]
+SMOOTH_REGULARIZER_CASES = [each for each in REGULARIZER_CASES if each.smoothness is not None]
 
 
 def random_labels(loss: Loss, rng: np.random.Generator, n: int) -> Floats:

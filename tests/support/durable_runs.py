@@ -66,9 +66,7 @@ def replies(folder: Path) -> None:
     responder.accept(SMALL)
     say("record: reserve")
     for round in (1, 2, 3):
-        reply = responder.answer(
-            SMALL.hash, packed(Message(Kind.REQUEST, SMALL.hash, round, np.zeros(SMALL.shape)))
-        )
+        reply = responder.answer(SMALL.hash, packed(Message(Kind.REQUEST, SMALL.hash, round, np.zeros(SMALL.shape))))
         assert reply is not None
         say(f"record: reply {len(reply)}")
     responder.leave(SMALL)

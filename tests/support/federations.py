@@ -74,9 +74,7 @@ class Federation:
         limit: float = EPSILON,
     ) -> None:
         self.folder, self.study, self.names = folder, study, names
-        self.authority = authority or Authority.create(
-            folder / "aggregator", hosts=["localhost"], port=free_port()
-        )
+        self.authority = authority or Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
         self.broker = Broker(self.authority)
         self.sites: dict[str, Site] = {}
         for i, name in enumerate(names):

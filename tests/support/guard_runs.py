@@ -79,9 +79,7 @@ def check(folder: Path, sent: Sent) -> int:
             said = never_killed.step(round, consensus(round)).tobytes()
             assert sent.get(round, said) == said, f"what round {round} said is not what the ledger has"
         if last:
-            for one, other in zip(
-                vars(agent._state).values(), vars(never_killed._state).values(), strict=True
-            ):
+            for one, other in zip(vars(agent._state).values(), vars(never_killed._state).values(), strict=True):
                 assert np.array_equal(one, other), "the state was not found again"
             for round in {last, random.randint(1, last)}:
                 assert refusal(agent.step, round, -consensus(round)).code == "round-forked"

@@ -198,9 +198,7 @@ def sqlite_vfs() -> Any:
 
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
-    names = {line.split()[-1] for line in lines if "libsqlite3" in line} or {
-        getattr(_sqlite3, "__file__", None)
-    }
+    names = {line.split()[-1] for line in lines if "libsqlite3" in line} or {getattr(_sqlite3, "__file__", None)}
     library = ctypes.CDLL(names.pop())
     if not hasattr(library, "sqlite3_vfs_find"):
         return None

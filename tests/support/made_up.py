@@ -46,6 +46,4 @@ def made_up(*groups: list[dict[str, Any]], data: dict[str, Any] | None = None) -
             about["cells"].append(line["cell"])
     known = [{name: value for name, value in line.items() if name in SCHEMA.names} for line in lines]
     meta = {"data": data or {"name": "made up", "rows": 1, "features": 1}}
-    return Results(
-        pa.Table.from_pylist(known, schema=SCHEMA), {"title": "", "experiments": experiments}, meta
-    )
+    return Results(pa.Table.from_pylist(known, schema=SCHEMA), {"title": "", "experiments": experiments}, meta)

@@ -44,9 +44,7 @@ def make_cells(n: int, *, seed: int = 0, missing: float = 0.05) -> dict[str, lis
         if isinstance(column, Number):
             z = rng.normal(size=n)
             low, high = column.bounds
-            values = (
-                np.exp(8.0 + z) if column.transform == "log" else 0.5 * (low + high) + z * (high - low) / 4.0
-            )
+            values = np.exp(8.0 + z) if column.transform == "log" else 0.5 * (low + high) + z * (high - low) / 4.0
             signal += 0.5 * z
             cells[column.name] = values.round(6).tolist()
         elif isinstance(column, Boolean):

@@ -13,9 +13,7 @@ TOKEN = "a-token-that-only-tests-know"
 def ask(page, path, *, method="GET", host=None, headers=None):
     """(status, headers, body) of one request."""
     with closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)) as connection:
-        connection.request(
-            method, path, headers={"Host": host or f"127.0.0.1:{page.port}", **(headers or {})}
-        )
+        connection.request(method, path, headers={"Host": host or f"127.0.0.1:{page.port}", **(headers or {})})
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read().decode()
 

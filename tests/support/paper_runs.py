@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from quick_workers import quick_workers
 
 from dpadmm.data import Dataset, synthetic
 from dpadmm.experiments.grid import grid_from
@@ -109,7 +110,8 @@ def rows() -> Dataset:
 def make_results(grid: dict[str, Any], folder: Path) -> Results:
     """Run a grid through the runner, and read back what it wrote."""
     path = folder / "results.parquet"
-    run_grid(grid_from(grid), rows(), path, command="dpadmm reproduce --grid small.toml")
+    with quick_workers():
+        run_grid(grid_from(grid), rows(), path, command="dpadmm reproduce --grid small.toml")
     return read_results(path)
 
 

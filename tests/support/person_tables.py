@@ -295,9 +295,7 @@ def replacements(
         alike = _respelt(draw, draw(st.sampled_from(rest)), form)
         if alike not in rest:
             return mine, alike
-    return mine, draw(
-        st.sampled_from([each for each in (*new, name) if each not in rest and not is_blank(each)])
-    )
+    return mine, draw(st.sampled_from([each for each in (*new, name) if each not in rest and not is_blank(each)]))
 
 
 def _respelt(draw: Any, name: Cell, form: str) -> Cell:

@@ -33,11 +33,7 @@ def tables(settings: Mapping[str, Any]) -> dict[str, Any]:
     for what in set(out) & set(REGISTRIES):
         if "name" not in out[what]:
             out[what]["name"] = next(
-                (
-                    DEPLOYABLE_OWNERS[name][what]
-                    for name in settings
-                    if what in DEPLOYABLE_OWNERS.get(name, ())
-                ),
+                (DEPLOYABLE_OWNERS[name][what] for name in settings if what in DEPLOYABLE_OWNERS.get(name, ())),
                 None,
             )
     return out

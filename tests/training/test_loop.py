@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cohorts import SIZES, cohort
+from looping import case
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import Diverged, StudyError
@@ -72,9 +73,7 @@ def test_a_mean_that_overflows_is_refused_though_every_round_is_finite() -> None
     method = DpSgdRounds(1e8, np.full(N, 1e300))
     seen: list[RoundView] = []
     with pytest.raises(Diverged, match="diverged in round"):
-        train(
-            method, problem, ROWS, n_rounds=500, noise=SimulatedNoise(1, N, (5, 1)), observers=[seen.append]
-        )
+        train(method, problem, ROWS, n_rounds=500, noise=SimulatedNoise(1, N, (5, 1)), observers=[seen.append])
     np.testing.assert_array_less(np.abs(seen[-1].consensus), 1e308)
 
 
@@ -126,10 +125,10 @@ def test_stop_when_still_stops_a_converged_run() -> None:
     assert np.linalg.norm(PROBLEM.gradient(ROWS, outcome.consensus)) < 1e-4
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, 1.0, 2.0, np.nan])
-def test_bad_stop_tolerance_is_named(bad: float) -> None:
-    with pytest.raises(StudyError, match="stop_tolerance"):
-        StopWhenStill(bad)
+def test_bad_stop_tolerance_is_named() -> None:
+    for bad in [0.0, -1.0, 1.0, 2.0, np.nan]:
+        with case(bad), pytest.raises(StudyError, match="stop_tolerance"):
+            StopWhenStill(bad)
 
 
 @pytest.mark.parametrize("when", [1, 3, 7])
@@ -197,19 +196,20 @@ def test_other_errors_of_observers_are_not_swallowed() -> None:
 # --- averages ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_rounds", [1, 2, 7, 8])
-def test_averages_are_the_means_the_theorems_define(n_rounds: int) -> None:
-    averages = Averages(with_released=True)
-    seen, outcome = watched(n_rounds, averages=averages)
-    consensus = np.array([view.consensus for view in seen])
-    released = np.array([np.zeros_like(seen[0].released), *(view.released for view in seen)])
-    np.testing.assert_allclose(averages.consensus, consensus.mean(axis=0), atol=1e-14)
-    np.testing.assert_allclose(averages.released, released[1:].mean(axis=0), atol=1e-14)  # k = 1..t
-    np.testing.assert_allclose(averages.released_before, released[:-1].mean(axis=0), atol=1e-14)  # 0..t−1
-    np.testing.assert_allclose(outcome.weights("all"), consensus.mean(axis=0), atol=1e-14)
-    np.testing.assert_allclose(outcome.weights("tail"), consensus[n_rounds // 2 :].mean(axis=0), atol=1e-14)
-    np.testing.assert_array_equal(outcome.weights("last"), consensus[-1])
-    assert outcome.averages is averages
+def test_averages_are_the_means_the_theorems_define() -> None:
+    for n_rounds in [1, 2, 7, 8]:
+        with case(n_rounds):
+            averages = Averages(with_released=True)
+            seen, outcome = watched(n_rounds, averages=averages)
+            consensus = np.array([view.consensus for view in seen])
+            released = np.array([np.zeros_like(seen[0].released), *(view.released for view in seen)])
+            np.testing.assert_allclose(averages.consensus, consensus.mean(axis=0), atol=1e-14)
+            np.testing.assert_allclose(averages.released, released[1:].mean(axis=0), atol=1e-14)  # k = 1..t
+            np.testing.assert_allclose(averages.released_before, released[:-1].mean(axis=0), atol=1e-14)  # 0..t−1
+            np.testing.assert_allclose(outcome.weights("all"), consensus.mean(axis=0), atol=1e-14)
+            np.testing.assert_allclose(outcome.weights("tail"), consensus[n_rounds // 2 :].mean(axis=0), atol=1e-14)
+            np.testing.assert_array_equal(outcome.weights("last"), consensus[-1])
+            assert outcome.averages is averages
 
 
 def test_a_run_stopped_before_its_tail_averages_all() -> None:
@@ -263,10 +263,10 @@ def test_someone_always_takes_part() -> None:
     assert {int(present[0]) for present in rounds} == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("bad", [0.0, -0.1, 1.1, np.nan])
-def test_bad_chance_is_named(bad: float) -> None:
-    with pytest.raises(StudyError, match="participation"):
-        RandomParticipation(bad, 5, 0)
+def test_bad_chance_is_named() -> None:
+    for bad in [0.0, -0.1, 1.1, np.nan]:
+        with case(bad), pytest.raises(StudyError, match="participation"):
+            RandomParticipation(bad, 5, 0)
 
 
 # --- measures ----------------------------------------------------------------------------------------------

@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import pytest
 from cases import prove
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 from scipy import stats
 
 from dpadmm._base.arrays import Floats, Integers
@@ -68,13 +71,14 @@ def chi_square(drawn: Integers, scale: int) -> float:
 
 
 @pytest.mark.usefixtures("known_entropy")
-@pytest.mark.parametrize("scale", SCALES)
-def test_draws_follow_the_exact_probabilities(scale: int) -> None:
-    drawn = np.concatenate([discrete_gaussian(scale, 10**6) for _ in range(MILLIONS)])
-    assert chi_square(drawn, scale) > 1e-3
-    assert abs(drawn.mean() / scale) < 4.0 / math.sqrt(drawn.size)
-    if scale > 1000:  # and no pattern in the last bits
-        assert stats.chisquare(np.bincount(drawn % 64, minlength=64)).pvalue > 1e-3
+def test_draws_follow_the_exact_probabilities() -> None:
+    for scale in SCALES:
+        with case(scale):
+            drawn = np.concatenate([discrete_gaussian(scale, 10**6) for _ in range(MILLIONS)])
+            assert chi_square(drawn, scale) > 1e-3
+            assert abs(drawn.mean() / scale) < 4.0 / math.sqrt(drawn.size)
+            if scale > 1000:  # and no pattern in the last bits
+                assert stats.chisquare(np.bincount(drawn % 64, minlength=64)).pvalue > 1e-3
 
 
 def test_the_test_of_probabilities_can_fail() -> None:
@@ -92,9 +96,7 @@ def test_draws_are_distributed_like_those_of_opendp(scale: int) -> None:
     enable_features("contrib")
     space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
     count = 50_000
-    samples = np.array(
-        [make_gaussian(*space, scale=float(scale))([0] * count), discrete_gaussian(scale, count)]
-    )
+    samples = np.array([make_gaussian(*space, scale=float(scale))([0] * count), discrete_gaussian(scale, count)])
     limit = 3 * scale
     clamped = np.clip(samples, -limit, limit) + limit
     table = np.array([np.bincount(sample, minlength=2 * limit + 1) for sample in clamped])
@@ -120,17 +122,17 @@ def test_first_and_last_of_a_short_draw_are_alike() -> None:
     assert np.abs(drawn.var(axis=0) - 1.0).max() < 5.0 * math.sqrt(2.0 / len(drawn))
 
 
-@pytest.mark.parametrize("scale", [1, 3, 2**56 - 1])
-@pytest.mark.parametrize("count", [0, 1, 104])
-def test_as_many_as_asked_for(scale: int, count: int) -> None:
-    drawn = discrete_gaussian(scale, count)
-    assert (drawn.shape, drawn.dtype) == ((count,), np.int64)
+def test_as_many_as_asked_for() -> None:
+    for count, scale in product([0, 1, 104], [1, 3, 2**56 - 1]):
+        with case(count, scale):
+            drawn = discrete_gaussian(scale, count)
+            assert (drawn.shape, drawn.dtype) == ((count,), np.int64)
 
 
-@pytest.mark.parametrize("scale", [0, -1, 2**56])
-def test_a_scale_that_cannot_be_drawn_is_refused(scale: int) -> None:
-    with pytest.raises(StudyError, match="scale"):
-        discrete_gaussian(scale, 1)
+def test_a_scale_that_cannot_be_drawn_is_refused() -> None:
+    for scale in [0, -1, 2**56]:
+        with case(scale), pytest.raises(StudyError, match="scale"):
+            discrete_gaussian(scale, 1)
 
 
 def test_the_reach_is_beyond_all_chance_and_fits_62_bits_at_the_largest_scale() -> None:
@@ -222,32 +224,31 @@ def test_step_and_scale_are_what_the_formulas_say(grid: Grid, z: float) -> None:
     assert grid.largest + REACH * scale < 2**62
 
 
-@pytest.mark.parametrize(("root", "n_rows"), [(1, 1), (3, 400), (10, 2**12), (1000, 10**6), (10**4, 10**8)])
-@pytest.mark.parametrize("c1", [1.0, 0.25])
-def test_a_grid_is_what_exact_arithmetic_says(c1: float, root: int, n_rows: int) -> None:
+def test_a_grid_is_what_exact_arithmetic_says() -> None:
     """For a whole √(dp) all of the decision record can be computed in fractions."""
-    grid, rows, unit = Grid(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)
-    millionth = Fraction(1, 10**6)
-    step = max(g for g in (Fraction(1, 2**i) for i in range(60)) if root * g <= millionth * rows)
-    sensitivity = rows * (1 + n_rows * (n_rows + 8) * unit) + root * step
-    assert Fraction(grid.row_bound) == Fraction(c1) * (1 - Fraction(1, 2**40) - 8 * root**2 * unit)
-    assert Fraction(grid.step) == step
-    assert abs(Fraction(grid.sensitivity) - sensitivity) <= 4 * unit * sensitivity
-    if n_rows <= 10**6:  # below 2⁵³ and so whole numbers in floats as well
-        assert grid.largest == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
-    for z in (0.5, 3.0):
-        assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
+    for c1, (root, n_rows) in product([1.0, 0.25], [(1, 1), (3, 400), (10, 2**12), (1000, 10**6), (10**4, 10**8)]):
+        with case(c1, root, n_rows):
+            grid, rows, unit = Grid(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)
+            millionth = Fraction(1, 10**6)
+            step = max(g for g in (Fraction(1, 2**i) for i in range(60)) if root * g <= millionth * rows)
+            sensitivity = rows * (1 + n_rows * (n_rows + 8) * unit) + root * step
+            assert Fraction(grid.row_bound) == Fraction(c1) * (1 - Fraction(1, 2**40) - 8 * root**2 * unit)
+            assert Fraction(grid.step) == step
+            assert abs(Fraction(grid.sensitivity) - sensitivity) <= 4 * unit * sensitivity
+            if n_rows <= 10**6:  # below 2⁵³ and so whole numbers in floats as well
+                assert grid.largest == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
+            for z in (0.5, 3.0):
+                assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
 
 
-@pytest.mark.parametrize("lipschitz", [1e-30, 1e30])
-@pytest.mark.parametrize(("n_weights", "n_rows"), [(1, 10**8), (10**8, 1)])
-def test_the_widest_grids_are_accepted(lipschitz: float, n_weights: int, n_rows: int) -> None:
-    assert Grid(lipschitz, n_weights, n_rows).noise_scale(0.1) >= 10**5
+def test_the_widest_grids_are_accepted() -> None:
+    for (n_weights, n_rows), lipschitz in product([(1, 10**8), (10**8, 1)], [1e-30, 1e30]):
+        with case(n_weights, n_rows, lipschitz):
+            assert Grid(lipschitz, n_weights, n_rows).noise_scale(0.1) >= 10**5
 
 
-@pytest.mark.parametrize(
-    ("lipschitz", "n_weights", "n_rows", "refusal"),
-    [
+def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value() -> None:
+    for lipschitz, n_weights, n_rows, refusal in [
         (math.nextafter(1e-30, 0.0), 1, 1, "row_norm must be between 1e-30 and 1e30, not 9.99"),
         (math.nextafter(1e30, math.inf), 1, 1, "row_norm must be between 1e-30 and 1e30, not 1.0"),
         (1.0, 0, 1, "size must be a whole number of at least 1, not 0"),
@@ -255,18 +256,16 @@ def test_the_widest_grids_are_accepted(lipschitz: float, n_weights: int, n_rows:
         (1.0, 1.5, 1, "size must be a whole number of at least 1, not 1.5"),
         (1.0, 10**8 + 1, 1, "size must be at most 100 million, not 100000001"),
         (1.0, 1, 10**8 + 1, "n_rows must be at most 100 million, not 100000001"),
-    ],
-)
-def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value(
-    lipschitz: float, n_weights: int, n_rows: int, refusal: str
-) -> None:
-    with pytest.raises(StudyError, match=f"^{re.escape(refusal)}"):
-        Grid(lipschitz, n_weights, n_rows)
+    ]:
+        with (
+            case(lipschitz, n_weights, n_rows, refusal),
+            pytest.raises(StudyError, match=f"^{re.escape(refusal)}"),
+        ):
+            Grid(lipschitz, n_weights, n_rows)
 
 
-@pytest.mark.parametrize(
-    ("lipschitz", "n_weights", "n_rows"),
-    [
+def test_grids_that_cannot_be_are_refused() -> None:
+    for lipschitz, n_weights, n_rows in [
         (0.0, 1, 1),
         (math.nan, 1, 1),
         (math.inf, 1, 1),
@@ -274,20 +273,27 @@ def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value(
         (1.0, 0, 1),
         (1.0, 1, 0),
         (1.0, 2, 2 * 10**8),
-    ],
-)
-def test_grids_that_cannot_be_are_refused(lipschitz: float, n_weights: int, n_rows: int) -> None:
-    with pytest.raises(StudyError):
-        Grid(lipschitz, n_weights, n_rows)
+    ]:
+        with case(lipschitz, n_weights, n_rows), pytest.raises(StudyError):
+            Grid(lipschitz, n_weights, n_rows)
 
 
-@pytest.mark.parametrize(
-    "z",
-    [0.0, 0.05, math.nextafter(0.1, 0.0), -1.0, math.nan, math.inf, math.nextafter(1e9, math.inf), 1e10],
-)
-def test_noise_multipliers_out_of_range_are_refused(z: float) -> None:
-    with pytest.raises(StudyError, match=r"^noise_multiplier must be between 0\.1 and 1e9, not "):
-        Grid(1.0, 1, 1).noise_scale(z)
+def test_noise_multipliers_out_of_range_are_refused() -> None:
+    for z in [
+        0.0,
+        0.05,
+        math.nextafter(0.1, 0.0),
+        -1.0,
+        math.nan,
+        math.inf,
+        math.nextafter(1e9, math.inf),
+        1e10,
+    ]:
+        with (
+            case(z),
+            pytest.raises(StudyError, match=r"^noise_multiplier must be between 0\.1 and 1e9, not "),
+        ):
+            Grid(1.0, 1, 1).noise_scale(z)
 
 
 def test_the_smallest_and_the_largest_noise_multiplier_are_accepted() -> None:
@@ -354,11 +360,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_sums_that_cannot_be_are_refused_in_the_same_words(what: str) -> None:
-    with pytest.raises(DataError) as refusal:
-        release_sum(BAD[what], ADULT, 1.0)  # type: ignore[arg-type]
-    assert str(refusal.value) == ("the sum over rows is not what its grid was made for; nothing is released")
+def test_sums_that_cannot_be_are_refused_in_the_same_words() -> None:
+    for what in BAD:
+        with case(what):
+            with pytest.raises(DataError) as refusal:
+                release_sum(BAD[what], ADULT, 1.0)  # type: ignore[arg-type]
+            assert str(refusal.value) == ("the sum over rows is not what its grid was made for; nothing is released")
 
 
 @prove
@@ -451,41 +458,48 @@ def test_summation_in_floats_can_cost_more_than_its_rows() -> None:
 # --- what the discrete Gaussian costs, against the continuous one ------------------------------------------
 
 
-def discrete_delta(scale: int, shift: int, epsilon: float) -> float:
-    """δ(ε) of whole numbers ``y`` and ``y + shift`` by the sum over everything that can be seen."""
+@lru_cache(maxsize=1)
+def densities(scale: int, shift: int) -> tuple[Floats, Floats, float]:
+    """Of whole numbers ``y`` and ``y + shift`` at everything that can be seen, and the sum of either."""
     values = np.arange(-12 * scale, 12 * scale + shift + 1).astype(float)
     one, other = (np.exp(-((values - s) ** 2) / (2.0 * scale**2)) for s in (0, shift))
-    return math.fsum(np.maximum(one - np.exp(epsilon) * other, 0.0)) / math.fsum(one)
+    return one, other, math.fsum(one)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.2, 1.0, 4.0])
-@pytest.mark.parametrize("mu", [0.0265, 0.3, 1.0, 5.0])
-def test_with_the_margin_the_discrete_gaussian_costs_no_more_than_the_continuous(
-    mu: float, epsilon: float
-) -> None:
-    scale = 10**5
-    shift = math.floor(scale / (1.0 + MARGIN) * mu)
-    exact = discrete_delta(scale, shift, epsilon)
-    assert exact <= exact_delta(mu, epsilon)
-    # and without it at most by the second-order term μ/(12σ²)·φ that the margin outweighs 100,000-fold
-    excess = exact - exact_delta(shift / scale, epsilon)
-    density = stats.norm.pdf(shift / scale / 2.0 - epsilon / (shift / scale))
-    assert abs(excess) <= mu / (12.0 * scale**2) * density + 1e-14
+def discrete_delta(scale: int, shift: int, epsilon: float) -> float:
+    """δ(ε) of ``y`` and ``y + shift``."""
+    one, other, whole = densities(scale, shift)
+    more = one - np.exp(epsilon) * other
+    return math.fsum(more[more > 0.0]) / whole
+
+
+def test_with_the_margin_the_discrete_gaussian_costs_no_more_than_the_continuous() -> None:
+    for mu, epsilon in product([0.0265, 0.3, 1.0, 5.0], [0.0, 0.2, 1.0, 4.0]):
+        with case(mu, epsilon):
+            scale = 10**5
+            shift = math.floor(scale / (1.0 + MARGIN) * mu)
+            exact = discrete_delta(scale, shift, epsilon)
+            assert exact <= exact_delta(mu, epsilon)
+            # without it at most by the second-order term μ/(12σ²)·φ that the margin outweighs 100,000-fold
+            excess = exact - exact_delta(shift / scale, epsilon)
+            density = stats.norm.pdf(shift / scale / 2.0 - epsilon / (shift / scale))
+            assert abs(excess) <= mu / (12.0 * scale**2) * density + 1e-14
 
 
 def test_without_margin_and_on_a_coarse_grid_it_would_cost_more() -> None:
     assert discrete_delta(1, 1, 1.0) > exact_delta(1.0, 1.0) * 1.01
 
 
-@pytest.mark.parametrize("r", [0.5, 0.7, 1.0])
-def test_the_smoothing_lemma_of_the_decision_record(r: float) -> None:
+def test_the_smoothing_lemma_of_the_decision_record() -> None:
     """Continuous noise of variance σ² − r², rounded by a discrete Gaussian of width r, is the discrete one
     of σ up to factors 1 ± η, ``η = 2.1·exp(−2π²r²)``."""
-    sigma, y = 4.0, np.arange(-20, 21)
-    x = np.linspace(-40.0, 40.0, 200_001)
-    rounded = np.exp(-((y[:, None] - x) ** 2) / (2.0 * r**2))
-    rounded /= np.exp(-((np.arange(-60, 61)[:, None] - x) ** 2) / (2.0 * r**2)).sum(axis=0)
-    mixture = (rounded * stats.norm.pdf(x, scale=math.sqrt(sigma**2 - r**2))).sum(axis=1) * (x[1] - x[0])
-    wanted = np.exp(-(y**2) / (2.0 * sigma**2)) / np.exp(-(np.arange(-99, 100) ** 2) / (2.0 * sigma**2)).sum()
-    eta = 2.1 * math.exp(-2.0 * math.pi**2 * r**2)
-    assert np.abs(mixture / wanted - 1.0).max() <= eta / (1.0 - eta) + 1e-10
+    for r in [0.5, 0.7, 1.0]:
+        with case(r):
+            sigma, y = 4.0, np.arange(-20, 21)
+            x = np.linspace(-40.0, 40.0, 200_001)
+            rounded = np.exp(-((y[:, None] - x) ** 2) / (2.0 * r**2))
+            rounded /= np.exp(-((np.arange(-60, 61)[:, None] - x) ** 2) / (2.0 * r**2)).sum(axis=0)
+            mixture = (rounded * stats.norm.pdf(x, scale=math.sqrt(sigma**2 - r**2))).sum(axis=1) * (x[1] - x[0])
+            wanted = np.exp(-(y**2) / (2.0 * sigma**2)) / np.exp(-(np.arange(-99, 100) ** 2) / (2.0 * sigma**2)).sum()
+            eta = 2.1 * math.exp(-2.0 * math.pi**2 * r**2)
+            assert np.abs(mixture / wanted - 1.0).max() <= eta / (1.0 - eta) + 1e-10

@@ -27,6 +27,7 @@ from guards import (
     rows,
     study,
 )
+from looping import case
 
 import dpadmm
 from dpadmm._base.arrays import Floats, Integers
@@ -137,14 +138,11 @@ def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> N
     pinned |= {"n_rows": M, "plan": plan, "statistics": bounds, "rows_per_person": 1}
     assert [len(bytes.fromhex(each.about["salt"])) for each in (first, second)] == [16, 16]
     assert {name: first.about[name] for name in pinned} == pinned
-    assert (
-        first.about["rows"] != second.about["rows"]
-    )  # a guess of the rows cannot be checked without the salt
+    assert first.about["rows"] != second.about["rows"]  # a guess of the rows cannot be checked without the salt
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "words"),
-    [
+def test_a_policy_refuses_with_the_numbers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for change, code, words in [
         ({"methods": frozenset({"dp_sgd"})}, "policy-method", "asked dp_admm, allowed dp_sgd"),
         ({"methods": frozenset()}, "policy-method", "allowed none"),
         ({"losses": frozenset({"huber"})}, "policy-loss", "asked logistic, allowed huber"),
@@ -160,18 +158,18 @@ def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> N
             "budget-cap",
             f"asked {oracle(2 * ROUNDS**0.5 / Z):.4f} (Σμ² 0.12), allowed 1.0000",
         ),
-    ],
-)
-def test_a_policy_refuses_with_the_numbers(change: dict, code: str, words: str, tmp_path: Path) -> None:
-    policy = replace(POLICY, **change)
-    with guarded(tmp_path, policy=policy) as guard:
-        refused = refusal(guard.enrol, study(delta=1e-5))
-        assert (refused.code, refusal(guard.answer, STUDY.hash, 1, np.zeros((D, 1))).code) == (
-            code,
-            "study-unknown",
-        )
-        assert words in str(refused)
-    assert not read_ledger(tmp_path).accounts
+    ]:
+        with case(change, code, words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            policy = replace(POLICY, **change)
+            with guarded(tmp_path, policy=policy) as guard:
+                refused = refusal(guard.enrol, study(delta=1e-5))
+                assert (refused.code, refusal(guard.answer, STUDY.hash, 1, np.zeros((D, 1))).code) == (
+                    code,
+                    "study-unknown",
+                )
+                assert words in str(refused)
+            assert not read_ledger(tmp_path).accounts
 
 
 def test_what_is_left_is_what_other_studies_have_not_reserved(tmp_path: Path) -> None:
@@ -216,9 +214,8 @@ class Odd(np.ndarray):
     """Numbers that may answer as they like."""
 
 
-@pytest.mark.parametrize(
-    ("round", "point", "memo"),
-    [
+def test_what_is_malformed_is_refused_before_rows_are_read(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for round, point, memo in [
         (1, np.zeros((D + 1, 1)), b""),
         (1, np.zeros((1, D)), b""),
         (1, np.zeros((D, 1)).view(Odd), b""),
@@ -227,19 +224,19 @@ class Odd(np.ndarray):
         (True, np.zeros((D, 1)), b""),
         (1, np.zeros((D, 1)), bytearray()),
         (1, np.zeros((D, 1)), bytes(2**27 + 1)),
-    ],
-    ids=["longer", "turned", "subclass", "float32", "round 0", "round true", "bytearray", "long memo"],
-)
-def test_what_is_malformed_is_refused_before_rows_are_read(tmp_path: Path, round, point, memo) -> None:
-    with guarded(tmp_path) as guard:
-        guard.enrol(STUDY)
-        assert refusal(guard.answer, STUDY.hash, round, point, memo).code == "request-malformed"
-        assert guard.transcript(STUDY.hash) == []
+    ]:
+        with case(round, point, memo):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with guarded(tmp_path) as guard:
+                guard.enrol(STUDY)
+                assert refusal(guard.answer, STUDY.hash, round, point, memo).code == "request-malformed"
+                assert guard.transcript(STUDY.hash) == []
 
 
-@pytest.mark.parametrize(
-    ("round", "said"),
-    [
+def test_an_agent_hears_rounds_and_finite_numbers_of_its_study_only(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    for round, said in [
         (1, [[0.0]] * D),
         (1, np.zeros((D, 1)).view(Odd)),
         (1, np.zeros((D, 1), np.float32)),
@@ -247,18 +244,17 @@ def test_what_is_malformed_is_refused_before_rows_are_read(tmp_path: Path, round
         (1, np.full((D, 1), np.nan)),
         ("1", np.zeros((D, 1))),
         (1.0, np.zeros((D, 1))),
-    ],
-    ids=["list", "subclass", "float32", "turned", "nan", "round as text", "round as float"],
-)
-def test_an_agent_hears_rounds_and_finite_numbers_of_its_study_only(tmp_path: Path, round, said) -> None:
-    with guarded(tmp_path) as guard:
-        agent = Agent(guard, STUDY)
-        play(agent, 1)
-        for again in (agent, Agent(guard, STUDY)):
-            refused = refusal(again.step, round, said)
-            assert refused.code == "request-malformed"
-            assert "is not what this study may send: " in str(refused)
-        assert agent.last_round == len(guard.transcript(STUDY.hash)) == 1
+    ]:
+        with case(round, said):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with guarded(tmp_path) as guard:
+                agent = Agent(guard, STUDY)
+                play(agent, 1)
+                for again in (agent, Agent(guard, STUDY)):
+                    refused = refusal(again.step, round, said)
+                    assert refused.code == "request-malformed"
+                    assert "is not what this study may send: " in str(refused)
+                assert agent.last_round == len(guard.transcript(STUDY.hash)) == 1
 
 
 def test_absurd_numbers_get_absurd_numbers_and_no_warnings(tmp_path: Path) -> None:
@@ -320,9 +316,7 @@ def test_every_round_has_the_noise_that_was_enrolled_however_late(
         return discrete_gaussian(scale, count)
 
     monkeypatch.setattr(exact_noise, "discrete_gaussian", counted)
-    study = replace(
-        STUDY, absences=True, training=STUDY.training.changed(noise_multiplier=1e4, n_rounds=5000)
-    )
+    study = replace(STUDY, absences=True, training=STUDY.training.changed(noise_multiplier=1e4, n_rounds=5000))
     rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
     for half in (rounds[:8], rounds[8:]):  # as late after a restart
         with guarded(tmp_path) as guard:

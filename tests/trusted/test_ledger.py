@@ -14,6 +14,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from fractions import Fraction
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from looping import case
 
 from dpadmm._base.errors import DpadmmError, Refusal
 from dpadmm.privacy.accounting import Release, gaussian_mu
@@ -112,12 +114,13 @@ def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, 
     assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1)).code == "budget-reservation"
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0, 8.0])
-@pytest.mark.parametrize("n_rounds", [1, 7, 100, 1000])
-def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path, epsilon, n_rounds):
-    z = total_noise_multiplier(epsilon, 1e-5, n_rounds)
-    with Ledger.open(tmp_path, cap=mu_from_epsilon(epsilon, 1e-5) ** 2, create=True) as ledger:
-        ledger.reserve(A, n_rounds * gaussian_mu([Release(z)]) ** 2, about={})
+def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path_factory: pytest.TempPathFactory):
+    for n_rounds, epsilon in product([1, 7, 100, 1000], [0.1, 0.5, 1.0, 3.0, 8.0]):
+        with case(n_rounds, epsilon):
+            tmp_path = tmp_path_factory.mktemp("case")
+            z = total_noise_multiplier(epsilon, 1e-5, n_rounds)
+            with Ledger.open(tmp_path, cap=mu_from_epsilon(epsilon, 1e-5) ** 2, create=True) as ledger:
+                ledger.reserve(A, n_rounds * gaussian_mu([Release(z)]) ** 2, about={})
 
 
 def test_reserving_again_is_harmless_and_anything_else_refused(ledger):
@@ -132,9 +135,7 @@ def test_reserving_again_is_harmless_and_anything_else_refused(ledger):
         (0.5, {"name": "y", "rounds": 2}, True),
         (0.5, {"name": "x", "rounds": 2}, False),
     ):
-        assert (
-            refusal(ledger.reserve, A, mu_squared, about=about, may_miss_rounds=gaps).code == "study-changed"
-        )
+        assert refusal(ledger.reserve, A, mu_squared, about=about, may_miss_rounds=gaps).code == "study-changed"
 
 
 def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
@@ -205,9 +206,7 @@ def test_what_is_malformed_is_refused_and_leaves_the_ledger_as_it_was(ledger, ch
     spend(ledger, round=2**62 - 1)
 
 
-@pytest.mark.parametrize(
-    ("study", "mu_squared"), [("A" * 64, 0.5), (None, 0.5), (A, 0.0), (A, -0.5), (A, math.nan)]
-)
+@pytest.mark.parametrize(("study", "mu_squared"), [("A" * 64, 0.5), (None, 0.5), (A, 0.0), (A, -0.5), (A, math.nan)])
 def test_a_malformed_reservation_is_refused(ledger, study, mu_squared):
     assert refusal(ledger.reserve, study, mu_squared, about={}).code == "request-malformed"
     assert not ledger.status().accounts
@@ -235,9 +234,11 @@ def test_an_upload_of_256_mib_is_the_longest(ledger, monkeypatch):
     spend(ledger, upload=b"upload")
 
 
-@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf, "1"])
-def test_a_cap_is_a_positive_number(tmp_path, cap):
-    assert refusal(Ledger.open, tmp_path, cap=cap, create=True).code == "request-malformed"
+def test_a_cap_is_a_positive_number(tmp_path_factory: pytest.TempPathFactory):
+    for cap in [0.0, -1.0, math.nan, math.inf, "1"]:
+        with case(cap):
+            tmp_path = tmp_path_factory.mktemp("case")
+            assert refusal(Ledger.open, tmp_path, cap=cap, create=True).code == "request-malformed"
 
 
 def test_a_lower_cap_stops_studies_that_were_promised_more(tmp_path):
@@ -468,10 +469,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def promised(self) -> Fraction:
         return sum(
-            (
-                self.total(study) if study in self.closed else self.reserved[study][0]
-                for study in self.reserved
-            ),
+            (self.total(study) if study in self.closed else self.reserved[study][0] for study in self.reserved),
             Fraction(0),
         )
 
@@ -547,9 +545,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert book.promised == self.promised()
         assert set(book.accounts) == set(self.reserved)
         for study, rounds in self.spent.items():
-            stored = [
-                (record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)
-            ]
+            stored = [(record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)]
             assert stored == [(round, digest, upload) for round, (digest, _, upload) in rounds.items()]
         assert read_ledger(self.folder).fingerprint == book.fingerprint
 

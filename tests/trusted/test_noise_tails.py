@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from guards import STUDY, consensus, guarded, rows, tiny
+from looping import case
 from questions import gradient_question
 
 from dpadmm._base.arrays import Integers
@@ -71,11 +73,7 @@ def endings(kind: str, u: int, longest: int) -> list[tuple[list[Step], bool]]:
         passed = None
         for draw, on in steps(kind, u, j):
             passed = draw if on and passed is None else passed
-            if (
-                not on
-                and set(draw[: len(draw[:-1]) - (kind == "last")]) <= near
-                and draw[-1] in (0, 1, j - 1)
-            ):
+            if not on and set(draw[: len(draw[:-1]) - (kind == "last")]) <= near and draw[-1] in (0, 1, j - 1):
                 out.append(([*before, draw], j % 2 == 1))
         if passed is None:
             break
@@ -173,21 +171,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Any:
 # --- what a trial decides ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("u", range(SCALE))
-def test_a_trial_of_these_coins_goes_well_with_probability_exp_of_minus_x(kind: str, u: int) -> None:
+def test_a_trial_of_these_coins_goes_well_with_probability_exp_of_minus_x() -> None:
     """Of the model of a trial that all below is compared with: all draws counted, in exact fractions."""
-    x, going, well, most = chance(kind, u), Fraction(1), Fraction(0), 9
-    for j in range(1, most + 1):
-        decisions = [on for _, on in steps(kind, u, j)]
-        on = Fraction(sum(decisions), len(decisions))
-        assert on == x / j
-        well += going * (1 - on) * (j % 2)
-        going *= on
-    exp, term = Fraction(0), Fraction(1)
-    for j in range(40):
-        exp, term = exp + term, term * -x / (j + 1)
-    assert abs(well - exp) <= going
+    for u, kind in product(range(SCALE), KINDS):
+        with case(u, kind):
+            x, going, well, most = chance(kind, u), Fraction(1), Fraction(0), 9
+            for j in range(1, most + 1):
+                decisions = [on for _, on in steps(kind, u, j)]
+                on = Fraction(sum(decisions), len(decisions))
+                assert on == x / j
+                well += going * (1 - on) * (j % 2)
+                going *= on
+            exp, term = Fraction(0), Fraction(1)
+            for j in range(40):
+                exp, term = exp + term, term * -x / (j + 1)
+            assert abs(well - exp) <= going
 
 
 def test_all_trials_together_are_a_gaussian() -> None:
@@ -195,10 +193,7 @@ def test_all_trials_together_are_a_gaussian() -> None:
     for k in range(REACH):
         for u in range(SCALE):
             exponent = (
-                k * chance("half", u)
-                + k * (k - 1) // 2 * chance("one", u)
-                + k * chance("share", u)
-                + chance("last", u)
+                k * chance("half", u) + k * (k - 1) // 2 * chance("one", u) + k * chance("share", u) + chance("last", u)
             )
             assert exponent == Fraction((k * SCALE + u) ** 2, 2 * SCALE**2)
 
@@ -267,20 +262,19 @@ def test_attempts_do_not_touch_each_other(drawn: Any) -> None:
 # --- from an attempt to an upload --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [[7, 8, 9], [0, 12, 63], [30]])
-def test_draws_are_what_was_kept_and_nothing_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
-) -> None:
+def test_draws_are_what_was_kept_and_nothing_is_cut_off() -> None:
     """The first attempts keep one number less than wanted, so a second lot is needed."""
-    count = len(sizes)
-    lost = {("last", 0): shortest("last", 4, False)}
-    first = [Attempt(k, 4, negative=True) for k in sizes[:-1]]
-    first = [Attempt(1, 4, trials=lost) for _ in range(2 * count + 16 - len(first))] + first
-    second = [*(Attempt(1, 4, trials=lost) for _ in range(17)), Attempt(sizes[-1], 3)]
-    calls = script(first)[0] + script(second)[0]
-    monkeypatch.setattr(exact_noise, "_below", Scripted([call for call in calls if call[1]]))
-    expected = [-(k * SCALE + 4) for k in sizes[:-1]] + [sizes[-1] * SCALE + 3]
-    assert exact_noise.discrete_gaussian(SCALE, count).tolist() == expected
+    for sizes in [[7, 8, 9], [0, 12, 63], [30]]:
+        with case(sizes), pytest.MonkeyPatch.context() as monkeypatch:
+            count = len(sizes)
+            lost = {("last", 0): shortest("last", 4, False)}
+            first = [Attempt(k, 4, negative=True) for k in sizes[:-1]]
+            first = [Attempt(1, 4, trials=lost) for _ in range(2 * count + 16 - len(first))] + first
+            second = [*(Attempt(1, 4, trials=lost) for _ in range(17)), Attempt(sizes[-1], 3)]
+            calls = script(first)[0] + script(second)[0]
+            monkeypatch.setattr(exact_noise, "_below", Scripted([call for call in calls if call[1]]))
+            expected = [-(k * SCALE + 4) for k in sizes[:-1]] + [sizes[-1] * SCALE + 3]
+            assert exact_noise.discrete_gaussian(SCALE, count).tolist() == expected
 
 
 FAR = (6.5, -7.0, 11.0, -63.9, 0.5)

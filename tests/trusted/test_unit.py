@@ -8,6 +8,7 @@ from cases import prove
 from guards import POLICY, STUDY, TinyRows, guarded, refusal, rows
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.errors import DataError, StudyError
@@ -56,11 +57,7 @@ def test_replacing_a_person_changes_at_most_2k_rows_that_count(ids, k, data):
     newcomer = data.draw(st.sampled_from(allowed))
     others = [newcomer if row in replaced else cell for row, cell in enumerate(ids)]
     counted = [
-        {
-            (row, cell)
-            for row, (cell, zero) in enumerate(zip(table, silent(table, k), strict=True))
-            if not zero
-        }
+        {(row, cell) for row, (cell, zero) in enumerate(zip(table, silent(table, k), strict=True)) if not zero}
         for table in (ids, others)
     ]
     assert len(counted[0] ^ counted[1]) <= 2 * k
@@ -81,13 +78,12 @@ def test_spellings_that_no_row_has_do_not_count():
         assert (persons.n_persons, persons.n_ambiguous) == (2, 0)
 
 
-@pytest.mark.parametrize(
-    "cell", ["", " ", "NA", "N/A", "#N/A", "#NA", "NaN", "-nan", "null", "None", None, np.nan]
-)
-def test_these_are_no_ids(cell):
-    persons = PrivacyUnit(5, "id").persons(Ids.of([cell, "a"]), 2)
-    assert persons.silent.tolist() == [True, False]
-    assert (persons.n_without_id, persons.n_persons) == (1, 1)
+def test_these_are_no_ids():
+    for cell in ["", " ", "NA", "N/A", "#N/A", "#NA", "NaN", "-nan", "null", "None", None, np.nan]:
+        with case(cell):
+            persons = PrivacyUnit(5, "id").persons(Ids.of([cell, "a"]), 2)
+            assert persons.silent.tolist() == [True, False]
+            assert (persons.n_without_id, persons.n_persons) == (1, 1)
 
 
 def test_any_bytes_are_an_id():
@@ -100,10 +96,13 @@ def test_without_a_column_every_row_counts():
     assert (persons.n_above, persons.n_ambiguous, persons.n_without_id) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("rows", [0, -1, 1.5, float("nan"), True])
-def test_a_person_has_a_whole_number_of_rows(rows):
-    with pytest.raises(StudyError, match="rows of a person must be a whole number of at least 1"):
-        PrivacyUnit(rows)
+def test_a_person_has_a_whole_number_of_rows():
+    for number in [0, -1, 1.5, float("nan"), True]:
+        with (
+            case(number),
+            pytest.raises(StudyError, match="rows of a person must be a whole number of at least 1"),
+        ):
+            PrivacyUnit(number)
 
 
 def test_ids_cannot_be_forgotten_nor_invented():

@@ -1,10 +1,13 @@
 """c1 and c3 of every loss are true bounds, and no smaller number would be."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from cases import LOSS_CASES, SMOOTH_LOSS_CASES, grid, labels_for, prove, scores_for, weights_within
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm.optim.losses import slopes
 
@@ -14,7 +17,7 @@ def _limit(loss):
     return loss.lipschitz / 2.0 if loss.name == "squared" else 1e3
 
 
-@pytest.mark.parametrize("loss", LOSS_CASES)
+@pytest.mark.parametrize("loss", LOSS_CASES, ids=repr)
 @prove
 @given(data=st.data())
 def test_no_row_gradient_is_longer_than_lipschitz(loss, data):
@@ -25,14 +28,15 @@ def test_no_row_gradient_is_longer_than_lipschitz(loss, data):
     assert np.linalg.norm(row @ slope) <= loss.lipschitz * (1.0 + 1e-14)
 
 
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_lipschitz_is_attained(loss):
-    labels, scores = grid(loss, [-_limit(loss), _limit(loss)], label_limit=_limit(loss))
-    longest = np.linalg.norm(slopes(loss, labels, scores), axis=1).max()
-    assert 0.99 * loss.lipschitz < longest <= loss.lipschitz * (1.0 + 1e-14)
+def test_lipschitz_is_attained():
+    for loss in LOSS_CASES:
+        with case(loss):
+            labels, scores = grid(loss, [-_limit(loss), _limit(loss)], label_limit=_limit(loss))
+            longest = np.linalg.norm(slopes(loss, labels, scores), axis=1).max()
+            assert 0.99 * loss.lipschitz < longest <= loss.lipschitz * (1.0 + 1e-14)
 
 
-@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
+@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES, ids=repr)
 @prove
 @given(data=st.data())
 def test_slopes_change_no_faster_than_smoothness(loss, data):
@@ -45,24 +49,26 @@ def test_slopes_change_no_faster_than_smoothness(loss, data):
     assert change <= loss.smoothness * (np.linalg.norm(here - there) + rounding) + 1e-15
 
 
-@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
-def test_smoothness_is_attained(loss):
-    labels, scores = grid(loss, [-30.0, 0.0, 0.97])
-    step = 1e-5
-    columns = [
-        (slopes(loss, labels, scores + move) - slopes(loss, labels, scores - move)) / (2.0 * step)
-        for move in step * np.eye(loss.n_outputs)
-    ]
-    steepest = np.linalg.norm(np.stack(columns, axis=2), ord=2, axis=(1, 2)).max()
-    assert 0.95 * loss.smoothness < steepest <= loss.smoothness * (1.0 + 1e-6)
+def test_smoothness_is_attained():
+    for loss in SMOOTH_LOSS_CASES:
+        with case(loss):
+            labels, scores = grid(loss, [-30.0, 0.0, 0.97])
+            step = 1e-5
+            columns = [
+                (slopes(loss, labels, scores + move) - slopes(loss, labels, scores - move)) / (2.0 * step)
+                for move in step * np.eye(loss.n_outputs)
+            ]
+            steepest = np.linalg.norm(np.stack(columns, axis=2), ord=2, axis=(1, 2)).max()
+            assert 0.95 * loss.smoothness < steepest <= loss.smoothness * (1.0 + 1e-6)
 
 
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_smoothness_is_none_exactly_when_the_slope_jumps(loss):
-    line = np.linspace(-2.0, 2.0, 401)
-    scores = np.zeros((len(line), loss.n_outputs))
-    scores[:, 0] = line
-    move = 1e-9 * np.eye(loss.n_outputs)[0]
-    labels = np.ones(len(line))
-    jump = np.abs(slopes(loss, labels, scores + move) - slopes(loss, labels, scores - move)).max()
-    assert (jump > 0.5) == (loss.smoothness is None)
+def test_smoothness_is_none_exactly_when_the_slope_jumps():
+    for loss in LOSS_CASES:
+        with case(loss):
+            line = np.linspace(-2.0, 2.0, 401)
+            scores = np.zeros((len(line), loss.n_outputs))
+            scores[:, 0] = line
+            move = 1e-9 * np.eye(loss.n_outputs)[0]
+            labels = np.ones(len(line))
+            jump = np.abs(slopes(loss, labels, scores + move) - slopes(loss, labels, scores - move)).max()
+            assert (jump > 0.5) == (loss.smoothness is None)

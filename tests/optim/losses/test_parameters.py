@@ -1,7 +1,10 @@
 """A loss refuses parameters that make no sense, and says which."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
+from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.losses import Huber, SmoothedHinge, Softmax, Squared
@@ -9,18 +12,15 @@ from dpadmm.optim.losses import Huber, SmoothedHinge, Softmax, Squared
 BAD = [0.0, -1.0, np.inf, -np.inf, np.nan]
 
 
-@pytest.mark.parametrize(
-    ("cls", "name", "bad"),
-    [
+def test_bad_parameter_is_named():
+    for cls, name, bad in [
         *((Huber, "delta", bad) for bad in BAD),
         *((SmoothedHinge, "width", bad) for bad in BAD),
         *((Squared, "gradient_bound", bad) for bad in BAD),
         *((Softmax, "n_outputs", bad) for bad in (1, 0, -3, 2.5, np.inf, np.nan)),
-    ],
-)
-def test_bad_parameter_is_named(cls, name, bad):
-    with pytest.raises(StudyError, match=rf"^{cls.name}: {name} .*{bad}"):
-        cls(**{name: bad})
+    ]:
+        with case(cls, name, bad), pytest.raises(StudyError, match=rf"^{cls.name}: {name} .*{bad}"):
+            cls(**{name: bad})
 
 
 def test_squared_declares_its_bound():

@@ -1,10 +1,13 @@
 """Every loss is convex and finite, and its slope is the derivative of its value."""
 
+from __future__ import annotations
+
+from itertools import product
+
 import numpy as np
 import pytest
 from cases import (
     LOSS_CASES,
-    entries,
     grid,
     labels_for,
     prove,
@@ -14,33 +17,30 @@ from cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm.optim.losses import LOSSES, Loss, slopes
 
-losses = pytest.mark.parametrize("loss", LOSS_CASES)
-
 
 def test_the_list_of_cases_is_complete():
-    assert {loss.name for loss in entries(LOSS_CASES)} == set(LOSSES)
-    assert all(isinstance(loss, Loss) for loss in entries(LOSS_CASES))
+    assert {loss.name for loss in LOSS_CASES} == set(LOSSES)
+    assert all(isinstance(loss, Loss) for loss in LOSS_CASES)
 
 
-@losses
-@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
-def test_slopes_are_central_differences_of_the_value(loss, scale):
-    rng = np.random.default_rng(1)
-    labels, scores = random_labels(loss, rng, 5000), random_scores(loss, rng, 5000, scale)
-    step = 1e-6 * max(1.0, scale)  # no row of this seed lies that close to the hinge's kink
-    measured = np.empty_like(scores)
-    for h in range(loss.n_outputs):
-        move = step * np.eye(loss.n_outputs)[h]
-        measured[:, h] = (loss.value(labels, scores + move) - loss.value(labels, scores - move)) / (
-            2.0 * step
-        )
-    np.testing.assert_allclose(slopes(loss, labels, scores), measured, rtol=1e-6, atol=1e-5)
+def test_slopes_are_central_differences_of_the_value():
+    for scale, loss in product([1.0, 30.0, 1e4], LOSS_CASES):
+        with case(scale, loss):
+            rng = np.random.default_rng(1)
+            labels, scores = random_labels(loss, rng, 5000), random_scores(loss, rng, 5000, scale)
+            step = 1e-6 * max(1.0, scale)  # no row of this seed lies that close to the hinge's kink
+            measured = np.empty_like(scores)
+            for h in range(loss.n_outputs):
+                move = step * np.eye(loss.n_outputs)[h]
+                measured[:, h] = (loss.value(labels, scores + move) - loss.value(labels, scores - move)) / (2.0 * step)
+            np.testing.assert_allclose(slopes(loss, labels, scores), measured, rtol=1e-6, atol=1e-5)
 
 
-@losses
+@pytest.mark.parametrize("loss", LOSS_CASES, ids=repr)
 @prove
 @given(data=st.data())
 def test_value_is_convex_and_slope_is_a_subgradient(loss, data):
@@ -56,10 +56,11 @@ def test_value_is_convex_and_slope_is_a_subgradient(loss, data):
     assert value_there >= value_here + slope @ (there - here)[0] - rounding
 
 
-@losses
-def test_huge_scores_neither_overflow_nor_give_nan(loss):
-    huge = 1e150 if loss.name == "squared" else 1e300  # the square of 1e300 is no float
-    labels, scores = grid(loss, [-huge, -750.0, 0.0, 750.0, huge])
-    with np.errstate(over="raise", invalid="raise", divide="raise"):
-        assert np.isfinite(loss.value(labels, scores)).all()
-        assert np.isfinite(slopes(loss, labels, scores)).all()
+def test_huge_scores_neither_overflow_nor_give_nan():
+    for loss in LOSS_CASES:
+        with case(loss):
+            huge = 1e150 if loss.name == "squared" else 1e300  # the square of 1e300 is no float
+            labels, scores = grid(loss, [-huge, -750.0, 0.0, 750.0, huge])
+            with np.errstate(over="raise", invalid="raise", divide="raise"):
+                assert np.isfinite(loss.value(labels, scores)).all()
+                assert np.isfinite(slopes(loss, labels, scores)).all()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES, SMOOTH_LOSS_CASES
 from cohorts import cohort
+from looping import case
 from scipy.sparse import csr_array
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
@@ -13,9 +16,9 @@ from sklearn.svm import LinearSVC
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import ConvergenceWarning
 from dpadmm.data import known_optimum
-from dpadmm.optim.losses import Hinge, Logistic, Loss, SmoothedHinge, Softmax, Squared
+from dpadmm.optim.losses import Hinge, Logistic, SmoothedHinge, Softmax, Squared
 from dpadmm.optim.problem import Problem, Rows, make_rows
-from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
+from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer
 from dpadmm.training.methods import CentralizedRounds, Round, centralized, minimizer
 from dpadmm.training.oracles import SimulatedNoise
 
@@ -32,63 +35,67 @@ def gap(problem: Problem, rows: Rows, other: Floats) -> float:
     return (problem.objective(rows, minimizer(problem, rows)) - best) / best
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.02])
-@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
-def test_known_optimum(loss: Loss, l2: float) -> None:
-    dataset, best = known_optimum(loss, n_features=6, rows_per_feature=40, l2=l2, seed=3)
-    problem = Problem(loss, L2(), l2)
-    rows = make_rows(dataset.features, dataset.labels, offsets=np.arange(0, 241, 60))
-    found = minimizer(problem, rows)
-    assert abs(problem.objective(rows, found) - problem.objective(rows, best)) < 1e-8
-    if l2 > 0.0:
-        np.testing.assert_allclose(found, best, atol=2e-4)
+def test_known_optimum() -> None:
+    for loss, l2 in product(SMOOTH_LOSS_CASES, [0.0, 0.02]):
+        with case(loss, l2):
+            dataset, best = known_optimum(loss, n_features=6, rows_per_feature=40, l2=l2, seed=3)
+            problem = Problem(loss, L2(), l2)
+            rows = make_rows(dataset.features, dataset.labels, offsets=np.arange(0, 241, 60))
+            found = minimizer(problem, rows)
+            assert abs(problem.objective(rows, found) - problem.objective(rows, best)) < 1e-8
+            if l2 > 0.0:
+                np.testing.assert_allclose(found, best, atol=2e-4)
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-def test_nothing_nearby_is_better(loss: Loss, regularizer: Regularizer) -> None:
+def test_nothing_nearby_is_better() -> None:
     """Convex: lower than many points around it at several distances, and than zero."""
-    rows, problem = cohort(loss), Problem(loss, regularizer, 0.005)
-    found = minimizer(problem, rows)
-    best = problem.objective(rows, found)
-    slack = 0.005 if isinstance(loss, Hinge) else 1e-9
-    rng = np.random.default_rng(0)
-    for distance in (1e-4, 1e-2, 0.3, 3.0):
-        for _ in range(15):
-            step = rng.standard_normal(found.shape)
-            other = found + distance * step / np.linalg.norm(step)
-            assert best <= problem.objective(rows, other) + slack
-    assert best < problem.objective(rows, np.zeros_like(found))
+    for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
+        with case(loss, regularizer):
+            rows, problem = cohort(loss), Problem(loss, regularizer, 0.005)
+            found = minimizer(problem, rows)
+            best = problem.objective(rows, found)
+            slack = 0.005 if isinstance(loss, Hinge) else 1e-9
+            rng = np.random.default_rng(0)
+            for distance in (1e-4, 1e-2, 0.3, 3.0):
+                for _ in range(15):
+                    step = rng.standard_normal(found.shape)
+                    other = found + distance * step / np.linalg.norm(step)
+                    assert best <= problem.objective(rows, other) + slack
+            assert best < problem.objective(rows, np.zeros_like(found))
 
 
-@pytest.mark.parametrize(
-    ("width", "regularizer"),
-    [(1e-3, NoRegularizer()), (0.01, NoRegularizer()), (0.1, NoRegularizer()), (0.01, L2()), (0.1, L1())],
-)
-def test_no_curvature_at_the_start_is_no_optimum(width: float, regularizer: Regularizer) -> None:
+def test_no_curvature_at_the_start_is_no_optimum() -> None:
     """At zero every row lies beyond the rounded corner: the Hessian vanishes, the slope does not."""
-    rows = cohort(SmoothedHinge(width))
-    rounded, hinge = (Problem(loss, regularizer, 0.01) for loss in (SmoothedHinge(width), Hinge()))
-    found = rounded.objective(rows, minimizer(rounded, rows))
-    floor = hinge.objective(rows, minimizer(hinge, rows))
-    assert floor - width / 2.0 - 1e-3 <= found <= floor + 1e-9
+    for width, regularizer in [
+        (1e-3, NoRegularizer()),
+        (0.01, NoRegularizer()),
+        (0.1, NoRegularizer()),
+        (0.01, L2()),
+        (0.1, L1()),
+    ]:
+        with case(width, regularizer):
+            rows = cohort(SmoothedHinge(width))
+            rounded, hinge = (Problem(loss, regularizer, 0.01) for loss in (SmoothedHinge(width), Hinge()))
+            found = rounded.objective(rows, minimizer(rounded, rows))
+            floor = hinge.objective(rows, minimizer(hinge, rows))
+            assert floor - width / 2.0 - 1e-3 <= found <= floor + 1e-9
 
 
-@pytest.mark.parametrize("share", [1e-3, 0.03])
-@pytest.mark.parametrize("regularizer", [L2(), L1(), ElasticNet(0.4)])
-def test_logistic_is_scikit_learns(regularizer: Regularizer, share: float) -> None:
-    rows = cohort(Logistic(), sizes=EQUAL)
-    a, b = data_of(rows)
-    ratio = {"l2": 0.0, "l1": 1.0, "elastic_net": 0.4}[regularizer.name]
-    oracle = LogisticRegression(
-        C=1.0 / (len(b) * share),
-        l1_ratio=ratio,
-        solver="saga",
-        fit_intercept=False,
-        tol=1e-10,
-        max_iter=100_000,
-    ).fit(a, b)
-    assert abs(gap(Problem(Logistic(), regularizer, share), rows, oracle.coef_.T)) < 1e-8
+def test_logistic_is_scikit_learns() -> None:
+    for regularizer, share in product([L2(), L1(), ElasticNet(0.4)], [1e-3, 0.03]):
+        with case(regularizer, share):
+            rows = cohort(Logistic(), sizes=EQUAL)
+            a, b = data_of(rows)
+            ratio = {"l2": 0.0, "l1": 1.0, "elastic_net": 0.4}[regularizer.name]
+            oracle = LogisticRegression(
+                C=1.0 / (len(b) * share),
+                l1_ratio=ratio,
+                solver="saga",
+                fit_intercept=False,
+                tol=1e-10,
+                max_iter=100_000,
+            ).fit(a, b)
+            assert abs(gap(Problem(Logistic(), regularizer, share), rows, oracle.coef_.T)) < 1e-8
 
 
 def test_softmax_is_scikit_learns_multinomial() -> None:
@@ -127,22 +134,22 @@ def test_hinge_is_close_to_linear_svc() -> None:
     assert -1e-6 < gap(problem, rows, svc.coef_.T) < 2e-3
 
 
-@pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
-def test_sparse_rows_give_the_same(loss: Loss) -> None:
-    rows = cohort(loss)
-    sparse = Rows(csr_array(rows.features), rows.labels, rows.order, rows.offsets, rows.norms)
-    problem = Problem(loss, L2(), 0.01)
-    np.testing.assert_allclose(minimizer(problem, sparse), minimizer(problem, rows), atol=1e-7)
+def test_sparse_rows_give_the_same() -> None:
+    for loss in [Logistic(), Softmax(n_outputs=3), Squared()]:
+        with case(loss):
+            rows = cohort(loss)
+            sparse = Rows(csr_array(rows.features), rows.labels, rows.order, rows.offsets, rows.norms)
+            problem = Problem(loss, L2(), 0.01)
+            np.testing.assert_allclose(minimizer(problem, sparse), minimizer(problem, rows), atol=1e-7)
 
 
-@pytest.mark.parametrize("regularizer", [L2(), L1(), ElasticNet(0.5), NoRegularizer()])
-def test_many_weights_take_another_solver_to_the_same_place(
-    regularizer: Regularizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, problem = cohort(Logistic()), Problem(Logistic(), regularizer, 0.005)
-    newton = problem.objective(rows, minimizer(problem, rows))
-    monkeypatch.setattr(centralized, "_NEWTON_WEIGHTS", 0)
-    assert problem.objective(rows, minimizer(problem, rows)) == pytest.approx(newton, rel=1e-7)
+def test_many_weights_take_another_solver_to_the_same_place() -> None:
+    for regularizer in [L2(), L1(), ElasticNet(0.5), NoRegularizer()]:
+        with case(regularizer), pytest.MonkeyPatch.context() as monkeypatch:
+            rows, problem = cohort(Logistic()), Problem(Logistic(), regularizer, 0.005)
+            newton = problem.objective(rows, minimizer(problem, rows))
+            monkeypatch.setattr(centralized, "_NEWTON_WEIGHTS", 0)
+            assert problem.objective(rows, minimizer(problem, rows)) == pytest.approx(newton, rel=1e-7)
 
 
 def test_separable_rows_without_regularizer_end(recwarn: pytest.WarningsRecorder) -> None:

@@ -8,6 +8,7 @@ from cases import prove
 from cohorts import SIZES, cohort
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 
 from dpadmm import simulate
 from dpadmm._base.arrays import Floats
@@ -63,12 +64,13 @@ def test_without_noise_it_reaches_the_optimum() -> None:
     np.testing.assert_allclose(outcome.consensus, minimizer(PROBLEM, rows), atol=1e-5)
 
 
-@pytest.mark.parametrize(("sampling", "z", "m"), [(1.0, 2.0, 3), (0.25, 2.0, 3), (0.5, 0.7, 8)])
-def test_noise_is_z_times_the_sensitivity_of_what_is_sent(sampling: float, z: float, m: int) -> None:
-    n, d = 2000, 50
-    rows = make_rows(np.zeros((n * m, d)), np.ones(n * m), offsets=np.arange(0, n * m + 1, m))
-    noise = uploads(DpSgdRounds(1.0, np.full(n, z), sampling), rows)
-    assert noise.std() == pytest.approx(z * 2.0 / (sampling * m), rel=0.01)
+def test_noise_is_z_times_the_sensitivity_of_what_is_sent() -> None:
+    for sampling, z, m in [(1.0, 2.0, 3), (0.25, 2.0, 3), (0.5, 0.7, 8)]:
+        with case(sampling, z, m):
+            n, d = 2000, 50
+            rows = make_rows(np.zeros((n * m, d)), np.ones(n * m), offsets=np.arange(0, n * m + 1, m))
+            noise = uploads(DpSgdRounds(1.0, np.full(n, z), sampling), rows)
+            assert noise.std() == pytest.approx(z * 2.0 / (sampling * m), rel=0.01)
 
 
 @prove
@@ -116,12 +118,13 @@ def test_releases_say_what_is_spent() -> None:
     assert DpSgdRounds(1.0, np.array([4.0]), 0.1).plan(0, 1).at(1) == SampledRelease(4.0, 0.1)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
-def test_bad_numbers_are_named(bad: float) -> None:
-    with pytest.raises(StudyError, match="learning_rate"):
-        DpSgd(learning_rate=bad)
-    with pytest.raises(StudyError, match="sampling"):
-        DpSgd(sampling=bad)
+def test_bad_numbers_are_named() -> None:
+    for bad in [0.0, -1.0, np.nan, np.inf]:
+        with case(bad):
+            with pytest.raises(StudyError, match="learning_rate"):
+                DpSgd(learning_rate=bad)
+            with pytest.raises(StudyError, match="sampling"):
+                DpSgd(sampling=bad)
 
 
 def test_the_default_step_is_one_over_the_smoothness() -> None:

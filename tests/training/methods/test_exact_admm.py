@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from cases import LOSS_CASES, prove
 from cohorts import SIZES, cohort
 from hypothesis import given
 from hypothesis import strategies as st
+from looping import case
 from scipy import stats
 
 from dpadmm._base.arrays import Floats
@@ -18,7 +20,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm.optim import kernels
 from dpadmm.optim.losses import Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
 from dpadmm.optim.problem import Problem, Rows, make_rows
-from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
+from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer
 from dpadmm.privacy.baseline_calibration import ObjectivePlan
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, Release
 from dpadmm.study.settings import Settings
@@ -105,20 +107,18 @@ def test_dvp_puts_its_noise_inside_the_problem() -> None:
     np.testing.assert_allclose(outcome.consensus, written, atol=1e-6)
 
 
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("regularizer", [NoRegularizer(), L2(), L1(), ElasticNet(0.5)], ids=lambda r: r.name)
-@pytest.mark.parametrize(
-    "loss", [Logistic(), Softmax(3), SmoothedHinge(1.0), Squared(2.0), Huber(1.0)], ids=lambda x: x.name
-)
-def test_admm_reaches_the_centralised_optimum(loss: Loss, regularizer: Regularizer, split: bool) -> None:
-    rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
-    best = minimizer(problem, rows)
-    outcome = run(AdmmRounds(RHO, split, solver_tolerance=1e-6), problem, rows, 400)
-    floor = problem.objective(rows, best)
-    assert abs(problem.objective(rows, outcome.consensus) - floor) < 1e-4 * floor
-    assert np.linalg.norm(outcome.released - outcome.consensus, axis=(1, 2)).max() < 1e-2 * np.linalg.norm(
-        best
-    )
+def test_admm_reaches_the_centralised_optimum() -> None:
+    """Every loss with one regularizer, and every regularizer with a loss of one and of several outputs."""
+    losses = [Logistic(), Softmax(3), SmoothedHinge(1.0), Squared(2.0), Huber(1.0)]
+    pairs = [*product(losses, [L2()]), *product(losses[:2], [NoRegularizer(), L1(), ElasticNet(0.5)])]
+    for (loss, regularizer), split in product(pairs, [False, True]):
+        with case(loss, regularizer, split):
+            rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
+            best = minimizer(problem, rows)
+            outcome = run(AdmmRounds(RHO, split, solver_tolerance=1e-6), problem, rows, 400)
+            floor = problem.objective(rows, best)
+            assert abs(problem.objective(rows, outcome.consensus) - floor) < 1e-4 * floor
+            assert np.linalg.norm(outcome.released - outcome.consensus, axis=(1, 2)).max() < 1e-2 * np.linalg.norm(best)
 
 
 def test_split_l1_has_exact_zeros_in_the_global_model() -> None:
@@ -203,9 +203,7 @@ SIZE = st.integers(2, 6)
 
 @prove
 @given(seed=st.integers(0, 10**6), m=SIZE, share=st.sampled_from([1e-9, 0.1]))
-def test_replacing_a_row_moves_a_minimiser_by_at_most_the_sensitivity(
-    seed: int, m: int, share: float
-) -> None:
+def test_replacing_a_row_moves_a_minimiser_by_at_most_the_sensitivity(seed: int, m: int, share: float) -> None:
     """Also one that the solver left early: the noise of PVP is calibrated to what the solver returns."""
     rng = np.random.default_rng(seed)
     loss = [Logistic(), SmoothedHinge(0.1), Huber(0.5), Squared(0.5)][seed % 4]
@@ -250,28 +248,32 @@ METHODS = {
 NEEDS_SMOOTH = ("admm_pvp", "admm_dvp", "objective_perturbation")
 
 
-@pytest.mark.parametrize("regularizer", [NoRegularizer(), L2(), L1(), ElasticNet(0.5)], ids=lambda r: r.name)
-@pytest.mark.parametrize("loss", LOSS_CASES)
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_applies_or_refuses_with_a_reason(name: str, loss: Loss, regularizer: Regularizer) -> None:
-    problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
-    settings = Settings(method=name, n_rounds=2, delta=1e-3, **METHODS[name])
-    kinked = loss.smoothness is None or regularizer.smoothness is None
-    refused = (
-        (name in NEEDS_SMOOTH and kinked)
-        or (name in ("admm_dvp", "objective_perturbation") and loss.n_outputs > 1)
-        or (name.endswith("_perturbation") and regularizer.convexity == 0.0)
-        or (name in ("admm", "output_perturbation") and loss.smoothness is None)
-    )
-    planned = np.full(N, settings.planned_rounds)
-    if refused:
-        with pytest.raises(StudyError, match=rf"{name}.*\buse\b"):
-            run(settings.rounds(problem, rows, planned, seed=1), problem, rows, settings.planned_rounds)
-        return
-    method = settings.rounds(problem, rows, planned, seed=1)
-    outcome = run(method, problem, rows, settings.planned_rounds)
-    assert np.isfinite(outcome.consensus).all()
-    assert outcome.consensus.any()
+def test_a_method_applies_or_refuses_with_a_reason() -> None:
+    for name, loss, regularizer in product(METHODS, LOSS_CASES, [NoRegularizer(), L2(), L1(), ElasticNet(0.5)]):
+        with case(name, loss, regularizer):
+            problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
+            settings = Settings(method=name, n_rounds=2, delta=1e-3, **METHODS[name])
+            kinked = loss.smoothness is None or regularizer.smoothness is None
+            refused = (
+                (name in NEEDS_SMOOTH and kinked)
+                or (name in ("admm_dvp", "objective_perturbation") and loss.n_outputs > 1)
+                or (name.endswith("_perturbation") and regularizer.convexity == 0.0)
+                or (name in ("admm", "output_perturbation") and loss.smoothness is None)
+            )
+            planned = np.full(N, settings.planned_rounds)
+            if refused:
+                with pytest.raises(StudyError, match=rf"{name}.*\buse\b"):
+                    run(
+                        settings.rounds(problem, rows, planned, seed=1),
+                        problem,
+                        rows,
+                        settings.planned_rounds,
+                    )
+                continue
+            method = settings.rounds(problem, rows, planned, seed=1)
+            outcome = run(method, problem, rows, settings.planned_rounds)
+            assert np.isfinite(outcome.consensus).all()
+            assert outcome.consensus.any()
 
 
 @pytest.mark.parametrize("rho", [0.0, -1.0, np.inf, np.nan])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
 from cases import REGULARIZER_CASES, SMOOTH_LOSS_CASES
 from cohorts import cohort
+from looping import case
 from scipy.optimize import minimize
 
 from dpadmm._base.arrays import Floats
@@ -46,7 +48,7 @@ def value(problems: LocalProblems, i: int, weights: Floats) -> float:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
+@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES, ids=repr)
 def test_smooth_problems_end_at_their_tolerance_and_at_scipys_minimum(loss: Loss, noise: float) -> None:
     rows = cohort(loss)
     problems = problems_of(Problem(loss, L2(), 0.01), rows, pull=np.array([0.05, 0.1, 1.0, 0.3]), noise=noise)
@@ -62,17 +64,17 @@ def test_smooth_problems_end_at_their_tolerance_and_at_scipys_minimum(loss: Loss
         assert value(problems, i, solved.weights[i]) <= best.fun + 1e-10
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES)
-@pytest.mark.parametrize("loss", [Logistic(), SmoothedHinge(1.0), Squared(2.0)], ids=lambda loss: loss.name)
-def test_any_regularizer_is_stationary(loss: Loss, regularizer: Regularizer) -> None:
+def test_any_regularizer_is_stationary() -> None:
     """``w = prox(w − s·f'(w))`` holds at the minimum only, for every s."""
-    problem = Problem(loss, regularizer, 0.1)
-    problems = problems_of(problem, cohort(loss), pull=0.2)
-    solved = solve(problems, problems.centers)
-    slope = problems.data_gradient(solved.weights, np.arange(4))
-    for step in (0.1, 2.0):
-        moved = regularizer.prox(solved.weights - step * slope, step * problem.reg_share)
-        np.testing.assert_allclose(moved, solved.weights, atol=1e-8)
+    for loss, regularizer in product([Logistic(), SmoothedHinge(1.0), Squared(2.0)], REGULARIZER_CASES):
+        with case(loss, regularizer):
+            problem = Problem(loss, regularizer, 0.1)
+            problems = problems_of(problem, cohort(loss), pull=0.2)
+            solved = solve(problems, problems.centers)
+            slope = problems.data_gradient(solved.weights, np.arange(4))
+            for step in (0.1, 2.0):
+                moved = regularizer.prox(solved.weights - step * slope, step * problem.reg_share)
+                np.testing.assert_allclose(moved, solved.weights, atol=1e-8)
 
 
 def test_l1_gives_exact_zeros() -> None:
@@ -81,12 +83,13 @@ def test_l1_gives_exact_zeros() -> None:
     assert 0 < np.count_nonzero(weights == 0.0) < weights.size
 
 
-@pytest.mark.parametrize("start", [0.0, 1.0, 1e4])
-def test_the_start_does_not_matter(start: float) -> None:
-    problems = problems_of(Problem(Logistic(), L2(), 0.01), cohort(Logistic()), pull=0.1)
-    here = solve(problems, problems.centers).weights
-    there = solve(problems, problems.centers + start).weights
-    np.testing.assert_allclose(here, there, atol=2e-10 / 0.1)
+def test_the_start_does_not_matter() -> None:
+    for start in [0.0, 1.0, 1e4]:
+        with case(start):
+            problems = problems_of(Problem(Logistic(), L2(), 0.01), cohort(Logistic()), pull=0.1)
+            here = solve(problems, problems.centers).weights
+            there = solve(problems, problems.centers + start).weights
+            np.testing.assert_allclose(here, there, atol=2e-10 / 0.1)
 
 
 def test_a_warm_start_is_cheaper() -> None:
@@ -172,14 +175,14 @@ def test_tolerance_is_a_share_of_the_sensitivity() -> None:
     np.testing.assert_allclose(tolerances(Problem(Logistic(), L2(), 0.1), rows, 1e-3), 2e-3 / rows.n_rows)
 
 
-@pytest.mark.parametrize("far", [1e13, 1e300, np.inf, np.nan])
-@pytest.mark.parametrize("regularizer", [L2(), L1()], ids=lambda r: r.name)
-def test_centres_too_far_out_are_refused_whatever_the_rows(regularizer: Regularizer, far: float) -> None:
+def test_centres_too_far_out_are_refused_whatever_the_rows() -> None:
     """Else whether an agent answers could depend on one row: rounding hides the tolerance out there."""
-    usual = cohort(Logistic())
-    others = make_rows(np.zeros((8, 5)), np.ones(8), offsets=np.array([0, 2, 4, 6, 8]))
-    for rows in (usual, others):
-        problems = problems_of(Problem(Logistic(), regularizer, 0.05), rows, pull=0.1)
-        problems.centers[2, 0] = far
-        with pytest.raises(StudyError, match="consensus or a dual is too large, or not a number"):
-            solve(problems, np.zeros_like(problems.centers))
+    for regularizer, far in product([L2(), L1()], [1e13, 1e300, np.inf, np.nan]):
+        with case(regularizer, far):
+            usual = cohort(Logistic())
+            others = make_rows(np.zeros((8, 5)), np.ones(8), offsets=np.array([0, 2, 4, 6, 8]))
+            for rows in (usual, others):
+                problems = problems_of(Problem(Logistic(), regularizer, 0.05), rows, pull=0.1)
+                problems.centers[2, 0] = far
+                with pytest.raises(StudyError, match="consensus or a dual is too large, or not a number"):
+                    solve(problems, np.zeros_like(problems.centers))

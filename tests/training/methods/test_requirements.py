@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from cases import LOSS_CASES, SMOOTH_LOSS_CASES
 from cohorts import SIZES, cohort
+from looping import case
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
-from dpadmm.optim.losses import Hinge, Logistic, Loss
+from dpadmm.optim.losses import Hinge, Logistic
 from dpadmm.optim.losses.base import Index, Task
 from dpadmm.optim.problem import Problem
 from dpadmm.optim.regularizers import L1, L2
@@ -39,9 +40,10 @@ def test_kinks_are_refused_with_the_reason() -> None:
             need_smooth(kinked, "admm_pvp")
 
 
-@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES)
-def test_our_own_losses_pass(loss: Loss) -> None:
-    need_monotone_slopes(Problem(loss, L2(), 0.1), "admm_pvp")
+def test_our_own_losses_pass() -> None:
+    for loss in SMOOTH_LOSS_CASES:
+        with case(loss):
+            need_monotone_slopes(Problem(loss, L2(), 0.1), "admm_pvp")
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,15 @@ class Falling(Overflowing):
         out[0, i] = -np.tanh(scores[0, i])
 
 
-@pytest.mark.parametrize("loss", [Overflowing(), TwoScores(), Falling()], ids=lambda loss: loss.name)
-def test_a_loss_that_breaks_the_sensitivity_of_minimisers_is_refused(loss: Loss) -> None:
-    problem, rows = Problem(loss, L2(), SHARE), cohort(Logistic())
-    for method in (AdmmPvpRounds(RHO, np.ones(N)), OutputPerturbationRounds(np.ones(N))):
-        with pytest.raises(StudyError, match=f"{method.name} does not apply: .* and {loss.name} has others"):
-            method.init(problem, rows)
-    with pytest.raises(StudyError, match="admm_dvp does not apply"):
-        AdmmDvpRounds(RHO, plans(RHO)).init(problem, rows)
+def test_a_loss_that_breaks_the_sensitivity_of_minimisers_is_refused() -> None:
+    for loss in [Overflowing(), TwoScores(), Falling()]:
+        with case(loss):
+            problem, rows = Problem(loss, L2(), SHARE), cohort(Logistic())
+            for method in (AdmmPvpRounds(RHO, np.ones(N)), OutputPerturbationRounds(np.ones(N))):
+                with pytest.raises(StudyError, match=f"{method.name} does not apply: .* and {loss.name} has others"):
+                    method.init(problem, rows)
+            with pytest.raises(StudyError, match="admm_dvp does not apply"):
+                AdmmDvpRounds(RHO, plans(RHO)).init(problem, rows)
 
 
 # --- a plan is for one problem -----------------------------------------------------------------------------
@@ -129,21 +132,19 @@ def plans(rho: float, *, pure: bool = False, share: float = SHARE, rows: float =
 PROBLEM = Problem(Logistic(), L2(), SHARE)
 
 
-@pytest.mark.parametrize("pure", [False, True])
-@pytest.mark.parametrize(
-    "make", [lambda p: AdmmDvpRounds(RHO, p), ObjectivePerturbationRounds], ids=["dvp", "objective"]
-)
-def test_noise_planned_for_another_problem_is_refused(make: Callable[[Any], Any], pure: bool) -> None:
-    rows = cohort(Logistic())
-    own = RHO if make(plans(RHO)).name == "admm_dvp" else 0.0
-    make(plans(own, pure=pure)).init(PROBLEM, rows)
-    for wrong in (
-        plans(own + 1.0, pure=pure),
-        plans(own, pure=pure, share=2.0 * SHARE),
-        plans(own, pure=pure, rows=2.0),
-    ):
-        with pytest.raises(StudyError, match="planned for another problem"):
-            make(wrong).init(PROBLEM, rows)
+def test_noise_planned_for_another_problem_is_refused() -> None:
+    for make, pure in product([lambda p: AdmmDvpRounds(RHO, p), ObjectivePerturbationRounds], [False, True]):
+        with case(make, pure):
+            rows = cohort(Logistic())
+            own = RHO if make(plans(RHO)).name == "admm_dvp" else 0.0
+            make(plans(own, pure=pure)).init(PROBLEM, rows)
+            for wrong in (
+                plans(own + 1.0, pure=pure),
+                plans(own, pure=pure, share=2.0 * SHARE),
+                plans(own, pure=pure, rows=2.0),
+            ):
+                with pytest.raises(StudyError, match="planned for another problem"):
+                    make(wrong).init(PROBLEM, rows)
 
 
 def test_plans_must_be_one_per_agent_and_of_one_kind() -> None:
