@@ -21,7 +21,7 @@ from dpadmm.optim import kernels
 from dpadmm.optim.losses import LOSSES, Logistic, Loss, Softmax, Squared
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
+from dpadmm.study.study import DEPLOYABLE, Study
 from dpadmm.training.methods import Round
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted import discrete_gaussian as exact_noise
