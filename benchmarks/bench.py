@@ -21,9 +21,8 @@ import numpy as np
 from dpadmm import Logistic, Problem, Rows, make_rows, simulate
 from dpadmm.data import Dataset
 from dpadmm.optim import kernels
-from dpadmm.optim.constants import constants_of
 from dpadmm.optim.regularizers import L2
-from dpadmm.optim.schedules import theorem_schedule
+from dpadmm.optim.theory import constants_of, theorem_schedule
 from dpadmm.optim.updates import consensus_step
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
@@ -32,7 +31,7 @@ from dpadmm.training.oracles import SimulatedNoise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
-from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import ONE_ROW
 from tables import ratios
 
@@ -189,7 +188,7 @@ def guarded() -> bool:
         for k in range(6):
             study = Study(name=f"bench {k}", features=names, training=training, classes=(-1, 1))
             with TimedLedger.open(Path(folder, str(k)), cap=policy.cap, create=True) as ledger:
-                agent = Agent(Guard(policy, ledger, lambda s: OwnRows(rows)), study)
+                agent = Agent(Guard(policy, ledger, lambda s: CheckedRows(rows)), study)
                 consensus, started = np.zeros((104, 1)), time.perf_counter()
                 for round in range(1, 101):
                     consensus = agent.step(round, consensus)

@@ -18,21 +18,21 @@ from dpadmm.study.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
-from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import ONE_ROW
 
 M, D, ROUNDS = 400, 104, 1500
 WORLDS = ("as it is", "as it is, again", "subnormal", "of length 1", "of zeros")
 
 
-def rows(world: str) -> OwnRows:
+def rows(world: str) -> CheckedRows:
     rng = np.random.default_rng(0)
     features = rng.random((M, D)) / np.sqrt(D)
     labels = np.where(rng.random(M) < 0.5, 1.0, -1.0)
     if not world.startswith("as it is"):
         features[7] = 5e-324 if world == "subnormal" else 0.0
         features[7, 0] = 1.0 if world == "of length 1" else features[7, 0]
-    return OwnRows(protect(features, labels, ONE_ROW))
+    return CheckedRows(protect(features, labels, ONE_ROW))
 
 
 def main() -> None:

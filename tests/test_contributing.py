@@ -96,9 +96,9 @@ loss_scale = "assumed"
 run("study", "check", "study.toml")
 runs = read_study(Path("study.toml")).terms.plan.runs
 assert [release.statistic for release, _ in runs] == ["label_sums", "gradient"]
-run("train", "study.toml", "table.csv", "--agents", 2, "-o", "m.dpadmm", "--quiet")
+run("train", "study.toml", "--data", "table.csv", "--agents", 2, "-o", "m.dpadmm", "--quiet")
 run("verify", "m.statement.json")
-loss = json.loads(run("evaluate", "m.dpadmm", "table.csv", "--json"))["figures"]["loss"]
+loss = json.loads(run("evaluate", "m.dpadmm", "--data", "table.csv", "--json"))["figures"]["loss"]
 assert 0.0 < loss < 1.0
 """
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from looping import case
 
 from dpadmm import Settings
 from dpadmm._base.suggestions import near_name
+from dpadmm.study.settings import flat_parameters
 
-SETTINGS = tuple(each.name for each in fields(Settings))
+SETTINGS = tuple(flat_parameters(Settings))
 COLUMNS = (
     *("age", "sex", "income", "severity", "smoker", "blood_group", "stage", "diagnosis", "score", "hospital"),
     *("patient_id", "systolic_bp", "weight", "height"),

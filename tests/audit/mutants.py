@@ -27,7 +27,7 @@ from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard, policy
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
-from dpadmm.trusted.private_rows import OwnRows
+from dpadmm.trusted.private_rows import CheckedRows
 
 SHORT = Plan(trials=40, mu=5.0, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
 """Few trials, hardly a false alarm, and little noise, beside which a row more or less is easily seen."""
@@ -86,7 +86,7 @@ def dual_from_clean_primal(patch: Patch) -> None:
 
 
 def gradient_at_clean_primal(patch: Patch) -> None:
-    patch.setattr(DpAdmmRounds, "points", lambda self, state, consensus: _clean(state))
+    patch.setattr(DpAdmmRounds, "parameters", lambda self, state, consensus, round: _clean(state))
     _keep_clean(patch)
 
 
@@ -96,8 +96,8 @@ def noise_on_the_wire_only(patch: Patch) -> None:
 
 
 def clipping_off(patch: Patch) -> None:
-    sound = OwnRows.total
-    patch.setattr(OwnRows, "total", lambda self, what, point, bound: sound(self, what, point, 1e100))
+    sound = CheckedRows.total
+    patch.setattr(CheckedRows, "total", lambda self, what, point, bound: sound(self, what, point, 1e100))
 
 
 def one_row_too_many(patch: Patch) -> None:
@@ -108,12 +108,12 @@ def one_row_too_many(patch: Patch) -> None:
 
 def one_row_too_few(patch: Patch) -> None:
     """m in the sum is m − 1."""
-    sound = OwnRows.total
+    sound = CheckedRows.total
 
-    def total(self: OwnRows, *asked: Any) -> Floats:
+    def total(self: CheckedRows, *asked: Any) -> Floats:
         return sound(self, *asked) * ((self.n_rows - 1) / self.n_rows)
 
-    patch.setattr(OwnRows, "total", total)
+    patch.setattr(CheckedRows, "total", total)
 
 
 def fresh_noise_on_retransmission(patch: Patch) -> None:

@@ -129,7 +129,7 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
         ([], "either --epsilon (totals) or --round-epsilon"),
         (["--epsilon", "1", "--round-epsilon", "1"], "either --epsilon (totals) or --round-epsilon"),
         (["--epsilon", "1;2"], "epsilon must be numbers with commas between"),
-        (["--epsilon", "-1"], "epsilon must be positive"),
+        (["--epsilon", "-1"], "epsilon must be a positive number"),
         (["--epsilon", "1", "--agents", "two"], "agents must be whole numbers"),
         (["--epsilon", "1", "--agents", "0"], "n_agents must be a whole number of at least 1"),
         (

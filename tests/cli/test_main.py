@@ -85,7 +85,7 @@ def test_a_mistake_in_the_line_is_one_sentence(cli):
 def test_a_mistake_in_a_real_process(process):
     answer = process("simulate", "--data", "synthetic", "--epsilon", "-1", "--rounds", "3")
     assert answer.code == 2
-    assert (answer.out, answer.err) == ("", "dpadmm: epsilon must be positive, not -1.0\n")
+    assert (answer.out, answer.err) == ("", "dpadmm: epsilon must be a positive number or a list of such, not -1.0\n")
 
 
 def test_a_screen_without_greek_letters_is_no_reason_to_fail(process):

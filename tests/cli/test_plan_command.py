@@ -174,7 +174,7 @@ def test_a_study_without_columns_is_planned_on_made_up_rows_only(cli, tmp_path, 
     if "[columns" in path.read_text():
         path.write_text(
             'format = "dpadmm-study/2"\nname = "plain"\nfeatures = ["a", "b"]\nclasses = ["no", "yes"]\n'
-            "[training]\nepsilon = 1.0\n"
+            "[privacy]\nepsilon = 1.0\n"
         )
     cli("plan", path, *words()).succeeded()
     answer = cli("plan", path, *words("--public", public))

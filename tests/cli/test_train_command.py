@@ -193,7 +193,7 @@ def _swapped(old: str, new: str) -> Callable[[str], str]:
 
 
 def _plain_features(text: str) -> str:
-    return 'format = "dpadmm-study/2"\nname = "s"\nfeatures = ["n0"]\n[training]\nepsilon = 1.0\ndelta = 1e-5\n'
+    return 'format = "dpadmm-study/2"\nname = "s"\nfeatures = ["n0"]\n[privacy]\nepsilon = 1.0\ndelta = 1e-5\n'
 
 
 MISTAKES: dict[str, tuple[Make, str]] = {

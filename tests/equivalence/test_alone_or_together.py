@@ -14,11 +14,10 @@ from looping import case
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim import kernels, problem
-from dpadmm.optim.constants import constants_of
 from dpadmm.optim.losses import Logistic
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.regularizers import L1, L2
-from dpadmm.optim.schedules import theorem_schedule
+from dpadmm.optim.theory import constants_of, theorem_schedule
 from dpadmm.study.settings import Settings
 from dpadmm.training.loop import PlannedParticipation, RoundView, train
 from dpadmm.training.methods import DpAdmmRounds, Method, Round

@@ -43,7 +43,7 @@ def seeded(agent: int, round: int) -> Draw:
     return draw
 
 
-def study_for(loss: Loss, method: str, *, absences: bool) -> Study:
+def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
     own: dict[str, Any] = {f"loss_{each.name}": getattr(loss, each.name) for each in parameters(type(loss))}
     own |= {"learning_rate": 0.5} if method == "dp_sgd" else {}
     classes = CLASSES[loss.task](loss.n_outputs)
@@ -53,7 +53,7 @@ def study_for(loss: Loss, method: str, *, absences: bool) -> Study:
         classes=None if classes is None else tuple(classes),
         training={"method": method, "loss": loss.name, "n_rounds": ROUNDS, "noise_multiplier": 3.0, **own},
         provenance=dict.fromkeys(own, "assumed"),
-        absences=absences,
+        allow_missed_rounds=allow_missed_rounds,
     )
 
 
@@ -96,7 +96,7 @@ def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPat
 def check_same_bits(
     loss: Loss, method: str, plan: str, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study, rows = study_for(loss, method, absences=plan == "some"), rows_for(loss, sparse=sparse)
+    study, rows = study_for(loss, method, allow_missed_rounds=plan == "some"), rows_for(loss, sparse=sparse)
     mask = np.ones((ROUNDS, len(SIZES)), bool)
     if plan == "some":
         mask[1, 0] = mask[3, 1] = mask[2, 2] = mask[3, 2] = False

@@ -9,7 +9,7 @@ from grids import small_rows
 from dpadmm.experiments.cell import Bench
 from dpadmm.experiments.grid import Cell
 from dpadmm.experiments.results import MEASURES, SCHEMA, TIMING
-from dpadmm.optim.bounds import nonsmooth_bound, smooth_bound
+from dpadmm.optim.theory import nonsmooth_bound, smooth_bound
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.runs.simulation import simulate
 from dpadmm.study.settings import Settings

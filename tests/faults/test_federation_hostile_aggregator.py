@@ -15,7 +15,7 @@ from dpadmm.trusted.ledger import read_ledger
 
 
 def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
-    study = small_study(4, absences=False, quorum=None, deadline=None)
+    study = small_study(4, allow_missed_rounds=False, quorum=None, deadline=None)
     other = small_study(4, name="other")
     zeros = np.zeros(study.shape)
 

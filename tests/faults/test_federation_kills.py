@@ -16,7 +16,7 @@ from federations import NAMES, Federation, small_study, wait_for
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 KILLS, IN_A_RUN = (100, 10) if LONG else (3, 3)
-WAITS_FOR_ALL = {"absences": False, "quorum": None, "deadline": None}
+WAITS_FOR_ALL = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 
 
 def killed_run(all: Federation, chance: random.Random) -> int:

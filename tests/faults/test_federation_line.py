@@ -56,7 +56,7 @@ def test_over_a_bad_network_the_same_and_nothing_to_overhear(tmp_path: Path) -> 
 
 
 def test_a_broker_that_cannot_be_started_again_for_a_while(tmp_path: Path) -> None:
-    study = small_study(120, absences=False, quorum=None, deadline=None)
+    study = small_study(120, allow_missed_rounds=False, quorum=None, deadline=None)
     with Federation(tmp_path, study) as all:
         all.accept()
         all.begin()

@@ -15,9 +15,9 @@ from dpadmm.federation.demo import AgentProcess
 from dpadmm.federation.site.decisions import decide
 from dpadmm.site.site import read_site
 from dpadmm.trusted.ledger import DATABASE, read_ledger
-from dpadmm.trusted.ledger_state import Book
+from dpadmm.trusted.ledger_state import LedgerState
 
-ALL_TIMES = {"absences": False, "quorum": None, "deadline": None}
+ALL_TIMES = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 
 
 def test_two_agents_of_one_site_and_a_copied_ledger(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_two_agents_of_one_site_and_a_copied_ledger(tmp_path: Path) -> None:
         assert all_within(books)
 
 
-def all_within(books: list[Book]) -> bool:
+def all_within(books: list[LedgerState]) -> bool:
     return max(float(book.spent) / book.cap for book in books) <= 1.0
 
 

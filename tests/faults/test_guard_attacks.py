@@ -156,7 +156,7 @@ def test_rounds_come_one_by_one_and_end(guard):
 
 
 def test_where_absences_are_declared_rounds_may_be_missed_but_not_taken_back(folder):
-    absent = replace(STUDY, absences=True)
+    absent = replace(STUDY, allow_missed_rounds=True)
     with guarded(folder) as guard:
         agent = Agent(guard, absent)
         said = {round: agent.step(round, consensus(round)).tobytes() for round in (2, 5, ROUNDS)}
@@ -285,7 +285,7 @@ def changed_studies() -> dict[str, Callable[[], Any]]:
         "classes": lambda: replace(STUDY, classes=(0, 1)),
         "classes, order": lambda: replace(STUDY, classes=(1, -1)),
         "provenance": lambda: replace(STUDY, provenance={"rho": "public"}),
-        "absences": lambda: replace(STUDY, absences=True),
+        "allow_missed_rounds": lambda: replace(STUDY, allow_missed_rounds=True),
     }
     return changes | {name: lambda name=name: trained(name) for name in FIXED}
 
@@ -311,7 +311,7 @@ def test_a_study_with_anything_changed_is_another_study(guard, name):
     except Refusal as refused:
         code = refused.code
     if code:
-        assert code in ("study-unfit", "budget-cap")
+        assert code in ("study-unfit", "budget-cap", "policy-loss")
         assert books(guard) == before
     else:
         assert books(guard)[: len(before)] == before

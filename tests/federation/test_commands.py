@@ -29,7 +29,7 @@ SITES, ROUNDS = ("east", "north", "west"), 8
 STUDY = f"""
 format = "dpadmm-study/2"
 name = "three hospitals"
-absences = true
+allow_missed_rounds = true
 quorum = 2
 deadline = 20
 [label]

@@ -28,7 +28,7 @@ def study(**more: Any) -> Study:
 
 
 ALL = study()
-SOME = study(absences=True, quorum=2, deadline=10.0)
+SOME = study(allow_missed_rounds=True, quorum=2, deadline=10.0)
 
 
 class Table:
@@ -294,7 +294,7 @@ def test_one_aggregator_at_a_time(make: Any) -> None:
 
 
 def test_a_quorum_beyond_the_sites_is_refused(tmp_path: Path) -> None:
-    Journal.begin(tmp_path / "journal.sqlite", study(absences=True, quorum=4), ("a", "b", "c"))
+    Journal.begin(tmp_path / "journal.sqlite", study(allow_missed_rounds=True, quorum=4), ("a", "b", "c"))
     with (
         Journal.open(tmp_path / "journal.sqlite") as journal,
         pytest.raises(StudyError, match="quorum = 4, but only 3"),
@@ -390,7 +390,7 @@ def test_one_site_cannot_crowd_out_what_is_told_of_others(make: Any) -> None:
 
 
 def test_late_uploads_of_one_site_are_limited(make: Any) -> None:
-    long = study(absences=True, quorum=2, deadline=10.0)
+    long = study(allow_missed_rounds=True, quorum=2, deadline=10.0)
     long = replace(long, training={**TRAINING, "n_rounds": 30})
     table = make(long)
     table.begin("a", "b", "c")

@@ -136,7 +136,7 @@ def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path
 
 
 def test_a_site_that_misses_rounds_and_comes_back(sites: Sites, rows: Rows, tmp_path: Path) -> None:
-    accepted = study(absences=True, quorum=2, deadline=0.1)
+    accepted = study(allow_missed_rounds=True, quorum=2, deadline=0.1)
     for name in NAMES:
         sites.start(name, accepted)
     sites.away = {("b", 2), ("b", 3), ("c", 5)}

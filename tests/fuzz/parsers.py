@@ -131,7 +131,7 @@ SMALL_STUDY = {
     "name": "small",
     "features": ["age"],
     "classes": ["no", "yes"],
-    "training": {"epsilon": 1.0, "delta": 1e-6},
+    "privacy": {"epsilon": 1.0, "delta": 1e-6},
 }
 
 

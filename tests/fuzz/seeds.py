@@ -47,7 +47,7 @@ format = "dpadmm-study/2"
 name = "flu"
 features = ["age", "fever"]
 classes = ["no", "yes"]
-absences = true
+allow_missed_rounds = true
 quorum = 2
 deadline = 60.0
 [privacy]

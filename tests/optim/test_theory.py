@@ -14,11 +14,10 @@ from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim import bounds
-from dpadmm.optim.constants import Constants, constants_of
 from dpadmm.optim.losses import Hinge, Logistic
 from dpadmm.optim.problem import Problem
 from dpadmm.optim.regularizers import L1, L2
-from dpadmm.optim.schedules import Constant, NonSmooth, Smooth, theorem_schedule
+from dpadmm.optim.theory import Constant, Constants, NonSmooth, Smooth, constants_of, theorem_schedule
 from dpadmm.privacy import paper_noise_multiplier
 
 ROWS = np.array([400, 50, 7])

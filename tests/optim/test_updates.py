@@ -12,10 +12,9 @@ from looping import case
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm.optim import updates
-from dpadmm.optim.constants import constants_of
 from dpadmm.optim.losses import Loss, slopes
 from dpadmm.optim.problem import Problem, Rows, make_rows
-from dpadmm.optim.schedules import theorem_schedule
+from dpadmm.optim.theory import constants_of, theorem_schedule
 from dpadmm.training.loop import RoundView, train
 from dpadmm.training.methods import DpAdmmRounds, Round
 from dpadmm.training.oracles import SimulatedNoise

@@ -159,7 +159,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
         watched.append((watcher, result))
         return result
 
-    monkeypatch.setattr(base, "run", watching)
+    monkeypatch.setattr(base, "run_prepared", watching)
     return Fits(watched)
 
 

@@ -238,7 +238,7 @@ def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known
         seen.append(prepared.rows)
         return run(prepared, *words, **more)
 
-    monkeypatch.setattr(base, "run", watching)
+    monkeypatch.setattr(base, "run_prepared", watching)
     features = stored(on_the_sphere(n=60) * 2.0, storage)
     far = features * features.dtype.type(30.0)
     labels = np.arange(60) % 2

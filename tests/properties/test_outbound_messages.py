@@ -40,10 +40,10 @@ from dpadmm.site.agent import Agent
 from dpadmm.site.site import read_site
 from dpadmm.trusted.discrete_gaussian import Grid, as_mean
 from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.private_rows import OwnRows
+from dpadmm.trusted.private_rows import CheckedRows
 
 ROUNDS, N_ROWS, PERSONS_ROWS = 4, 30, 3
-STUDY = small_study(ROUNDS, absences=False, quorum=None, deadline=None)
+STUDY = small_study(ROUNDS, allow_missed_rounds=False, quorum=None, deadline=None)
 ROWS = [f"{20 + k}.5,{15 + k % 20}.25,{'yes' if k % 2 else 'no'}" for k in range(N_ROWS)]
 NEIGHBOURS = {
     "as it is": ROWS[11],
@@ -191,7 +191,7 @@ def played(row: str) -> tuple[Said, list[Any]]:
         responder.accept(STUDY)
         ask("after a restart", CALL, request(2), request(3), *odd_messages())
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(OwnRows, "total", lambda rows, *_: 1 / 0 if rows.n_rows else None)
+            broken.setattr(CheckedRows, "total", lambda rows, *_: 1 / 0 if rows.n_rows else None)
             ask("a gradient that fails", request(4))
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(Agent, "_checked", lambda agent, _: {}[str(agent._guard.enrol(STUDY).rows.digest())])

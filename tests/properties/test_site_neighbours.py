@@ -41,7 +41,7 @@ from dpadmm.study.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, quantise
 from dpadmm.trusted.guard import Enrolled, Guard
 from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.ledger_state import Book
+from dpadmm.trusted.ledger_state import LedgerState
 
 brief = settings(prove, phases=set(Phase) - {Phase.explain})
 often = settings(brief, max_examples=20_000 if LONG else 250)
@@ -245,7 +245,7 @@ def _review(heard: Heard, site: Site, study: Study) -> None:
         Study(name="no such column", features=("height",), training=study.training, **_kept(study)),
         Study(name="ids", features=("id",), training=study.training, **_kept(study)),
     ):
-        heard.ask(lambda each=each: _public(site.rehearse(each, Book())))
+        heard.ask(lambda each=each: _public(site.rehearse(each, LedgerState())))
 
 
 def _kept(study: Study) -> dict[str, Any]:
@@ -310,8 +310,8 @@ def test_a_study_that_is_played_has_uploads_and_every_refusal() -> None:
     row = ("7", "100", "60", "north", "high", "yes", "", "yes")
     table = PersonTable(6 * (row,), "csv", "text")
     told = []
-    for absences in (False, True):
-        study = person_study("logistic", method="dp_sgd", absences=absences)
+    for allow_missed_rounds in (False, True):
+        study = person_study("logistic", method="dp_sgd", allow_missed_rounds=allow_missed_rounds)
         with memory_folder() as folder:
             heard = played(folder, Neighbours(table, table, 2, True, study, ()), table, [0.0, 1.0, 1e6])
         about = {"study": study.hash, "shape": study.shape, "from_site": True}

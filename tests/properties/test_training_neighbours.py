@@ -142,7 +142,7 @@ def test_training_on_a_file_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: 
         sizes = {grid.n_rows: grid for grid, _ in one.releases.told}
         most = max(grid.sensitivity / m for m, grid in sizes.items()) / n_agents
         moved = float(np.linalg.norm(one.first - other.first))
-        assert moved <= study.settings.learning_rate * most * (1.0 + 1e-9)
+        assert moved <= study.settings.method.learning_rate * most * (1.0 + 1e-9)
 
 
 # simulate(exact_noise=True)

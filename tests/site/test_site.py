@@ -211,7 +211,7 @@ def test_no_section_may_be_missing(folder, section):
 
 def test_a_file_that_others_may_write_is_told(folder):
     site = opened(folder)
-    assert site.worries() == []  # there is no ledger yet
+    assert site.warnings() == []  # there is no ledger yet
     site.begin()
     for file, ledger, worries in (
         (0o600, 0o700, []),
@@ -228,7 +228,7 @@ def test_a_file_that_others_may_write_is_told(folder):
     ):
         os.chmod(site.path, file)
         os.chmod(site.ledger, ledger)
-        for told, worry in zip(site.worries(), worries, strict=True):
+        for told, worry in zip(site.warnings(), worries, strict=True):
             assert worry in told
 
 
@@ -596,7 +596,7 @@ def test_limits_that_the_owner_changes_hold_at_once(folder):
     n_rounds=st.integers(1, 70),
     epsilon=st.floats(0.01, 1.0),
     delta=st.floats(1e-12, 0.5),
-    absences=st.booleans(),
+    allow_missed_rounds=st.booleans(),
 )
 def test_nothing_in_a_study_changes_the_limits(tmp_path_factory, **parts):
     folder = tmp_path_factory.mktemp("site")

@@ -146,14 +146,14 @@ def test_persons_of_an_archive_are_those_that_the_owner_names(folder):
 def test_the_owner_is_told_what_a_study_cannot_use(folder):
     rows = ["late,0.5,a,0.20,no", "x,0.5,b,0.50,yes", "x,,c,0.10,no", "early,0.5,d,0.10,perhaps"]
     write(folder, *rows)
-    assert table(folder).remarks(schema_study()) == [
+    assert table(folder).warnings(schema_study()) == [
         "1 of 4 rows have no label that the study knows; they count as rows of zeros.",
         "of 4 cells clamped in columns 'age' 1; the same units?",
         "of 4 cells unknown in columns 'note' 1; the same spelling?",
         "of 4 cells missing in columns 'income' 1",
     ]
     write(folder, rows[0])
-    assert table(folder).remarks(schema_study()) == []
+    assert table(folder).warnings(schema_study()) == []
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_the_owner_is_told_what_a_study_cannot_use(folder):
 )
 def test_the_owner_is_told_of_ids_that_cannot_be_used(folder, persons, said):
     write(folder, *(f"x,0.5,{person},0.3,no" for person in persons))
-    remarks = table(folder).remarks(a_study())
+    remarks = table(folder).warnings(a_study())
     assert remarks == [f"{each}; such rows count as rows of zeros." for each in said]
 
 
 def test_a_study_that_a_table_does_not_fit_is_not_passed_over_in_silence(folder):
     with pytest.raises(DataError, match="did you mean 'income'"):
-        table(folder).remarks(a_study(features=("age", "incom")))
+        table(folder).warnings(a_study(features=("age", "incom")))
 
 
 def test_tables_with_named_columns_are_surveyed_and_archives_are_not(folder):
@@ -180,4 +180,4 @@ def test_tables_with_named_columns_are_surveyed_and_archives_are_not(folder):
     assert (survey.rows, list(survey.columns)) == (3, ["age", "income"])
     site, study = archive(folder, labels=np.array(["no", "yes", "no"])), a_study(features=("x1", "x2"))
     assert site.survey(study) is None
-    assert site.remarks(study) == []
+    assert site.warnings(study) == []

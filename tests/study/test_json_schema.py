@@ -81,7 +81,7 @@ BAD = {
     "origin": changed(PLAIN, provenance={"rho": "tuned"}),
     "origin of what": changed(PLAIN, provenance={"epsilon": "public"}),
     "row norm": changed(TEMPLATE, row_norm=0),
-    "absences": changed(PLAIN, absences="no"),
+    "allow_missed_rounds": changed(PLAIN, allow_missed_rounds="no"),
 }
 ONLY_READING = {
     "inverted bounds": changed(TEMPLATE, "columns", "age", bounds=[1, 0]),

@@ -181,13 +181,13 @@ def test_losses_and_regularizers_get_their_parameters() -> None:
         problem = settings_from(given | {"loss": name}).problem(4)
         assert problem.loss.name == name
         assert problem.loss == expected.get(name, problem.loss)
-    assert {case.values[0].name for case in LOSS_CASES} == set(LOSSES)
+    assert {loss.name for loss in LOSS_CASES} == set(LOSSES)
     for name in REGULARIZERS:
         assert settings_from(given | {"regularizer": name}).problem(2).regularizer.name == name
     elastic = settings_from(given | {"regularizer": "elastic_net", "reg_share": 0.25}).problem(2)
     assert elastic.regularizer == ElasticNet(0.7)
     assert elastic.reg_share == 0.25
-    assert {case.values[0].name for case in REGULARIZER_CASES} == set(REGULARIZERS)
+    assert {each.name for each in REGULARIZER_CASES} == set(REGULARIZERS)
 
 
 def test_a_parameter_goes_to_the_methods_that_have_it() -> None:

@@ -32,7 +32,7 @@ EPSILON = 3.0
 
 def small_study(rounds: int = 60, *, name: str = "small", **more: object) -> Study:
     """Two features; sites may be away unless told otherwise."""
-    choices: dict[str, object] = {"absences": True, "quorum": 2, "deadline": 1.0, **more}
+    choices: dict[str, object] = {"allow_missed_rounds": True, "quorum": 2, "deadline": 1.0, **more}
     return Study(
         name=name,
         schema=Schema((Number("age", (0, 100)), Number("bmi", (10, 60)))),

@@ -29,7 +29,7 @@ from dpadmm.trusted import guard as guard_module
 from dpadmm.trusted import ledger
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import LINE, MARK, read_ledger
-from dpadmm.trusted.ledger_state import Book
+from dpadmm.trusted.ledger_state import LedgerState
 
 STUDY = study(n_rounds=16, noise_multiplier=25.0)
 ROUNDS = STUDY.settings.n_rounds
@@ -155,9 +155,9 @@ STEPS: list[tuple[str, Any, str, bool, bool]] = [
     ("the gradient", TinyRows, "total", False, False),
     ("the noise", exact_noise, "discrete_gaussian", False, False),
     ("the sum of both", guard_module, "release_sum", False, False),
-    ("the ledger's rules", Book, "check", False, False),
+    ("the ledger's rules", LedgerState, "check", False, False),
     ("the spend", ledger.Ledger, "spend", False, True),
-    ("taking in what was committed", Book, "apply", True, True),
+    ("taking in what was committed", LedgerState, "apply", True, True),
     ("the mark", ledger.Ledger, "_extend_mark", True, True),
     ("the mark's write", os, "write", True, True),
     ("the mark's sync", os, "fsync", True, True),

@@ -28,7 +28,7 @@ from dpadmm.study.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
-from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
 D, M, ROUNDS, Z = 3, 8, 12, 20.0
@@ -95,22 +95,22 @@ def tiny(features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> Calla
     return lambda study: TinyRows(features, labels, unit)
 
 
-def own(features: Floats, labels: Floats) -> Callable[[Study], OwnRows]:
+def own(features: Floats, labels: Floats) -> Callable[[Study], CheckedRows]:
     """The same with the real kernel, in the loss of the study."""
 
-    def opened(study: Study) -> OwnRows:
+    def opened(study: Study) -> CheckedRows:
         matrix = with_intercept(clip_rows(features)) if study.settings.intercept else features
         return private(matrix, labels)
 
     return opened
 
 
-def private(features: Any, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> OwnRows:
+def private(features: Any, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> CheckedRows:
     """Rows as a guard holds them, each of another person."""
-    return OwnRows(protect(features, labels, unit))
+    return CheckedRows(protect(features, labels, unit))
 
 
-def gradient_total(rows: OwnRows, point: Floats, bound: float, loss: Loss | None = None) -> Floats:
+def gradient_total(rows: CheckedRows, point: Floats, bound: float, loss: Loss | None = None) -> Floats:
     """The sum of the gradients of rows, each clipped to ``bound``."""
     return rows.total(Gradient(loss or Logistic(), rows.n_features), point, bound)
 

@@ -95,7 +95,7 @@ def make_study(loss: str = "logistic", *, schema: Schema = SCHEMA, **training: A
 def to_toml(study: Study) -> str:
     """The study's file."""
     about = study.as_json()
-    lines = [f"{name} = {json.dumps(about[name])}" for name in ("format", "name", "adjacency", "absences")]
+    lines = [f"{name} = {json.dumps(about[name])}" for name in ("format", "name", "adjacency", "allow_missed_rounds")]
     lines += ["[label]", *(f"{k} = {json.dumps(v)}" for k, v in about["label"].items() if v is not None)]
     for column in about["columns"]:
         lines.append(f"[columns.{json.dumps(column.pop('name'))}]")

@@ -64,7 +64,7 @@ def person_study(
     *,
     intercept: bool = True,
     method: str = "dp_admm",
-    absences: bool = False,
+    allow_missed_rounds: bool = False,
 ) -> Study:
     """A study of such tables; a small bound of the gradient makes every row move as far as a row may."""
     step = {"learning_rate": 0.5} if method == "dp_sgd" else {}
@@ -78,7 +78,7 @@ def person_study(
         name="persons",
         training={**training, "noise_multiplier": 20.0, "n_rounds": ROUNDS, "delta": 1e-5},
         provenance=dict.fromkeys(constants, "assumed"),
-        absences=absences,
+        allow_missed_rounds=allow_missed_rounds,
         **columns,
     )
 
@@ -238,7 +238,7 @@ def some_studies() -> st.SearchStrategy[Study]:
         st.sampled_from(("mixed", "sparse", "shortened", "plain", "numbered")),
         intercept=st.booleans(),
         method=st.sampled_from(("dp_sgd", "dp_admm")),
-        absences=st.booleans(),
+        allow_missed_rounds=st.booleans(),
     )
 
 

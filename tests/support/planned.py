@@ -32,7 +32,7 @@ delta = 1e-5
 
 REGRESSION = (
     STUDY.replace('column = "ill"\nclasses = ["no", "yes"]', 'column = "cost"\nbounds = [0, 200]')
-    + 'loss = "squared"\n'
+    + '[loss]\nname = "squared"\n'
 )
 
 

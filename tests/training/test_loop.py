@@ -16,7 +16,7 @@ from dpadmm._base.errors import Diverged, StudyError
 from dpadmm.optim.losses import Hinge, Logistic
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.regularizers import L2
-from dpadmm.optim.schedules import Constant
+from dpadmm.optim.theory import Constant
 from dpadmm.training.loop import (
     Averages,
     Outcome,

@@ -316,7 +316,9 @@ def test_every_round_has_the_noise_that_was_enrolled_however_late(
         return discrete_gaussian(scale, count)
 
     monkeypatch.setattr(exact_noise, "discrete_gaussian", counted)
-    study = replace(STUDY, absences=True, training=STUDY.training.changed(noise_multiplier=1e4, n_rounds=5000))
+    study = replace(
+        STUDY, allow_missed_rounds=True, training=STUDY.training.changed(noise_multiplier=1e4, n_rounds=5000)
+    )
     rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
     for half in (rounds[:8], rounds[8:]):  # as late after a restart
         with guarded(tmp_path) as guard:

@@ -33,7 +33,7 @@ from dpadmm._base.errors import DpadmmError, Refusal
 from dpadmm.privacy.accounting import Release, gaussian_mu
 from dpadmm.privacy.calibration import mu_from_epsilon, total_noise_multiplier
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
-from dpadmm.trusted.ledger_state import Account, Book, Record
+from dpadmm.trusted.ledger_state import Account, LedgerState, Record
 
 A, B, C = (letter * 64 for letter in "abc")
 DIGEST, OTHER_DIGEST = "1" * 64, "2" * 64
@@ -102,7 +102,7 @@ def test_a_study_never_exceeds_its_reservation(ledger):
 @given(st.floats(1e-6, 0.9), st.integers(1, 60))
 @settings(max_examples=25, deadline=None)
 def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, n_rounds):
-    book = Book()
+    book = LedgerState()
     book.apply(Record("cap", "", n_rounds * mu_squared), b"")
     reservation = Record("reserve", A, n_rounds * mu_squared)
     book.check(reservation)
@@ -562,7 +562,7 @@ def test_records_are_hashed_as_they_always_were():
 
 
 def test_sums_are_exact_also_of_nothing():
-    book = Book()
+    book = LedgerState()
     assert (book.spent, book.promised) == (0, 0)
     assert (type(book.spent), type(book.promised)) == (Fraction, Fraction)
 

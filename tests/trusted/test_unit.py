@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.memmap import is_nameless
 from dpadmm.data.matrices import GrowingArray, compact_csr
-from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import NO_ID, ONE_ROW, Ids, PrivacyUnit, person_of
 
 CELLS = ["", " ", "NA", "nan", "7", "07", " 7", "7.0", "ada", "Ada", "ADA ", "b", "c", "d", "e"]
@@ -163,6 +163,6 @@ def test_a_guard_refuses_rows_of_another_unit(tmp_path):
 def test_private_rows_carry_the_unit_that_they_were_protected_for():
     features, labels = rows()
     unit = PrivacyUnit(2, "who")
-    held = OwnRows(protect(features, labels, unit, Ids.of(range(len(labels)))))
+    held = CheckedRows(protect(features, labels, unit, Ids.of(range(len(labels)))))
     assert held.unit == unit
     assert held.n_rows == len(labels)

@@ -27,7 +27,7 @@ from dpadmm.study.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.policy import Policy
-from dpadmm.trusted.private_rows import OwnRows, protect
+from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import ONE_ROW
 
 PER_LEDGER = 20
@@ -195,8 +195,8 @@ class _Site:
         ledger = held.enter_context(Ledger.open(self.folder, cap=policy.cap, create=True))
         self.guard = Guard(policy, ledger, self._open_rows)
 
-    def _open_rows(self, study: Study) -> OwnRows:
-        return OwnRows(protect(*self.rows[self.world], ONE_ROW))
+    def _open_rows(self, study: Study) -> CheckedRows:
+        return CheckedRows(protect(*self.rows[self.world], ONE_ROW))
 
     def recorded(self, study: Study, round: int) -> bool:
         """Whether the files on disk know of this release, now."""

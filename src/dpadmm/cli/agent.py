@@ -23,7 +23,7 @@ from dpadmm.site.accounts import broken_promises
 from dpadmm.site.site import Site, counted, read_site
 from dpadmm.study.study import Study, read_study
 from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.ledger_state import Book
+from dpadmm.trusted.ledger_state import LedgerState
 from dpadmm.trusted.policy import Policy
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def run(
 
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # gives memory of tables back
     site = read_site(site_file)
-    for warning in (*site.worries(), *broken_promises(site.policy, read_ledger(site.ledger))):
+    for warning in (*site.warnings(), *broken_promises(site.policy, read_ledger(site.ledger))):
         typer.echo(f"dpadmm: warning: {warning}", err=True)
     log = make_log(site.path.parent, terminal=not quiet)
     with _without_pandas():
@@ -347,12 +347,12 @@ def _is_alive(pid: object) -> bool:
 
 def _opened(path: Path) -> Site:
     site = read_site(path)
-    for warning in site.worries():
+    for warning in site.warnings():
         typer.echo(f"dpadmm: warning: {warning}", err=True)
     return site
 
 
-def _ledger_state(site: Site) -> Book | None:
+def _ledger_state(site: Site) -> LedgerState | None:
     try:
         return read_ledger(site.ledger)
     except Refusal as refusal:
@@ -391,7 +391,7 @@ def _limits_text(policy: Policy) -> list[str]:
     ]
 
 
-def _ledger_text(policy: Policy, state: Book | None) -> str:
+def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
     if state is None:
         return "Not created yet."
     n_open = sum(not account.closed for account in state.accounts.values())
@@ -402,7 +402,7 @@ def _ledger_text(policy: Policy, state: Book | None) -> str:
     )
 
 
-def _warnings(site: Site, persons: Persons, state: Book | None) -> list[str]:
+def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[str]:
     from dpadmm.data.reader import line_warnings
 
     found, used = line_warnings(site.table, persons.n_rows), persons.n_used
@@ -413,7 +413,7 @@ def _warnings(site: Site, persons: Persons, state: Book | None) -> list[str]:
     return found + (broken_promises(site.policy, state) if state else [])
 
 
-def _site_figures(site: Site, persons: Persons, state: Book | None) -> dict[str, Any]:
+def _site_figures(site: Site, persons: Persons, state: LedgerState | None) -> dict[str, Any]:
     policy = site.policy
     return {
         "table": str(site.table),
@@ -437,14 +437,14 @@ def _site_figures(site: Site, persons: Persons, state: Book | None) -> dict[str,
         "spent": None if state is None else _amount(state.spent, policy),
         "promised": None if state is None else _amount(state.promised, policy),
         "left": _amount(_left(policy, state.promised if state else Fraction(0)), policy),
-        "notes": [*site.worries(), *_warnings(site, persons, state)],
+        "notes": [*site.warnings(), *_warnings(site, persons, state)],
     }
 
 
 # The cost of a study
 
 
-def _limits(study: Study, policy: Policy, state: Book, n_rows: int | None) -> list[dict[str, Any]]:
+def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None) -> list[dict[str, Any]]:
     """Every limit with its requested, allowed and remaining amount, without the study's own reservation."""
     promised, known = state.promised, state.accounts.get(study.hash)
     if known is not None and not known.closed:
@@ -523,12 +523,12 @@ def _cell(limit: str, column: str, value: Any) -> str:
     return f"{at_least}{value:,}" if isinstance(value, int) else str(value)
 
 
-def _show_warnings(study: Study, site: Site, state: Book) -> None:
-    for warning in (*site.rows.remarks(study), *broken_promises(site.policy, state)):
+def _show_warnings(study: Study, site: Site, state: LedgerState) -> None:
+    for warning in (*site.rows.warnings(study), *broken_promises(site.policy, state)):
         say(Console(), f"For the owner only: {warning}")
 
 
-def _declined_text(study: Study, site: Site, state: Book, changed: bool) -> str:
+def _declined_text(study: Study, site: Site, state: LedgerState, changed: bool) -> str:
     account = state.accounts.get(study.hash)
     if account is None:
         done = "Declined, and recorded with the date" if changed else "Already declined, nothing changed"
@@ -541,7 +541,7 @@ def _declined_text(study: Study, site: Site, state: Book, changed: bool) -> str:
     )
 
 
-def _review_result(study: Study, state: Book) -> str:
+def _review_result(study: Study, state: LedgerState) -> str:
     account = state.accounts.get(study.hash)
     if account is None:
         return "Within your limits: you can enrol it. Nothing was changed."

@@ -23,7 +23,7 @@ from dpadmm.privacy.checks import require_delta
 from dpadmm.privacy.statement import Statement
 from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, read_ledger
-from dpadmm.trusted.ledger_state import START, Account, Book
+from dpadmm.trusted.ledger_state import START, Account, LedgerState
 
 MEANING = (
     "ε is exact and holds for each person with the maximum number of rows, for replace-one neighbours, "
@@ -126,7 +126,7 @@ def statement(
         say(console, _both_charges(account, stated))
 
 
-def chosen_study(state: Book, study: str) -> str:
+def chosen_study(state: LedgerState, study: str) -> str:
     """The hash of the study with this name, or with a hash that begins like this."""
     named = [each for each, account in state.accounts.items() if account.about.get("name") == study]
     found = named or [each for each in state.accounts if each.startswith(study)]
@@ -146,7 +146,7 @@ def _write(folder: Path, output: Path, content: bytes) -> None:
         out.write(content)
 
 
-def summary(state: Book, delta: float) -> dict[str, Any]:
+def summary(state: LedgerState, delta: float) -> dict[str, Any]:
     """The budget and the studies, as plain values."""
     return {
         "delta": delta,
@@ -174,7 +174,7 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
     }
 
 
-def _records(state: Book) -> dict[str, Any]:
+def _records(state: LedgerState) -> dict[str, Any]:
     lines, chain = [], START
     for record in state.records:
         chain = record.chain(chain)
@@ -182,7 +182,7 @@ def _records(state: Book) -> dict[str, Any]:
     return {"records": lines, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
 
 
-def _totals(state: Book) -> list[tuple[str, str, Fraction]]:
+def _totals(state: LedgerState) -> list[tuple[str, str, Fraction]]:
     cap, promised = Fraction(state.cap), state.promised
     return [
         ("spent", "spent by releases so far", state.spent),
@@ -233,7 +233,7 @@ def _figures(amount: Fraction, delta: float) -> dict[str, float]:
     return {"mu_squared": mu_squared, "epsilon": exact_epsilon(math.sqrt(mu_squared), delta)}
 
 
-def _totals_table(state: Book, delta: float) -> Table:
+def _totals_table(state: LedgerState, delta: float) -> Table:
     out = table("", "Σμ²", f"ε at δ = {delta:g}")
     for name, words, amount in _totals(state):
         figures = _figures(amount, delta)
@@ -246,7 +246,7 @@ def _totals_table(state: Book, delta: float) -> Table:
     return out
 
 
-def _studies_table(state: Book, delta: float) -> Table:
+def _studies_table(state: LedgerState, delta: float) -> Table:
     out = table("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of", fold=[0])
     for study, account in state.accounts.items():
         amounts = (account.spent, Fraction(account.reservation.mu_squared))

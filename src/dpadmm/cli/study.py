@@ -25,7 +25,8 @@ from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
-from dpadmm.study.study import Study, confirmations, read_study, study_problems
+from dpadmm.study.settings import REGISTRIES
+from dpadmm.study.study import TABLES, Study, confirmations, read_study, study_problems
 
 if TYPE_CHECKING:
     from dpadmm.data.encoded import Survey
@@ -39,7 +40,9 @@ CONFIRM = (
     "These were read off a table. Are they public knowledge, whoever's rows are used? Correct what is not, "
     "and change public = false to public = true."
 )
-_WHERE = re.compile(r"(column '[^']*'|the label '[^']*'|label|training|provenance|study): (.+)")
+_WHERE = re.compile(
+    rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|study): (.+)"
+)
 
 
 @study_app.command("new")
@@ -281,7 +284,7 @@ def figures(study: Study) -> dict[str, Any]:
 def in_words(study: Study) -> list[str]:
     """What is asked of an agent."""
     terms, (d, p) = study.terms, study.shape
-    often = "at most once in each of" if study.absences else "once in each of"
+    often = "at most once in each of" if study.allow_missed_rounds else "once in each of"
     numbers = f"{d * p} numbers" if d * p > 1 else "one number"
     asked = ", and ".join(
         f"{often} {n} rounds the sum of the {gaussian(release).statistic} over all its rows"
@@ -315,7 +318,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
 
 
 def _absences(study: Study) -> str:
-    if not study.absences:
+    if not study.allow_missed_rounds:
         return ""
     quorum = "" if study.quorum is None else f"; {study.quorum} sites make a round"
     deadline = "" if study.deadline is None else f", after {study.deadline:g} seconds"

@@ -19,7 +19,7 @@ from dpadmm._base.errors import DpadmmError
 from dpadmm.data import Dataset
 from dpadmm.experiments.grid import Cell
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, SCHEMA, settings_columns
-from dpadmm.optim.bounds import nonsmooth_bound, smooth_bound
+from dpadmm.optim.theory import nonsmooth_bound, smooth_bound
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.privacy.releases import Release
 from dpadmm.runs.preparation import Prepared, prepare

@@ -27,7 +27,7 @@ from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted.discrete_gaussian import as_mean, quantise
 from dpadmm.trusted.guard import Enrolled
 from dpadmm.trusted.ledger import Ledger
-from dpadmm.trusted.private_rows import OwnRows, ProtectedRows
+from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     scaled = [
         numbers / asked.grid.noise_scale(asked.release.noise_multiplier)
         for each, part in zip(noise, parts, strict=True)
-        for numbers, asked in ((n, Enrolled(study.terms, OwnRows(part)).question(k)) for k, n in each.items())
+        for numbers, asked in ((n, Enrolled(study.terms, CheckedRows(part)).question(k)) for k, n in each.items())
     ]
     every = np.concatenate([each.ravel() for each in scaled]) if scaled else np.ones(1)
     return Replay(
@@ -107,7 +107,7 @@ def _answers(site: Site, study: Study) -> Answers:
 def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> dict[int, Integers]:
     """The noise in every answer of a site by round, from a repetition of the agent's computation."""
     problem, m = study.problem, len(rows.labels)
-    enrolled = Enrolled(study.terms, OwnRows(rows))
+    enrolled = Enrolled(study.terms, CheckedRows(rows))
     method = study.method(m)
     state, out = method.init(problem, PublicSizes(np.array([m]), study.shape[0])), {}
     for round, (answer, heard) in answers.items():

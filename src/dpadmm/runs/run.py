@@ -18,8 +18,8 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.data import Dataset
 from dpadmm.model.model import Model, model_of
-from dpadmm.optim.constants import Constants, constants_of
 from dpadmm.optim.problem import Problem, Rows, Sizes
+from dpadmm.optim.theory import Constants, constants_of
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.privacy.statement import Statement, of_report
 from dpadmm.study.settings import Settings, Training
@@ -140,7 +140,7 @@ class Result:
 
     @property
     def constants(self) -> Constants:
-        """c1..c4 and the rest, for :mod:`dpadmm.optim.bounds`."""
+        """c1..c4 and the rest, for :mod:`dpadmm.optim.theory`."""
         return constants_of(
             self.problem,
             n_features=self.rows.n_features,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.plan import plan_from_json
-from dpadmm.trusted.ledger_state import Account, Book
+from dpadmm.trusted.ledger_state import Account, LedgerState
 from dpadmm.trusted.policy import Policy, Terms
 
 if TYPE_CHECKING:
     from dpadmm.privacy.statement import Statement
 
 
-def broken_promises(policy: Policy, book: Book) -> list[str]:
+def broken_promises(policy: Policy, book: LedgerState) -> list[str]:
     """A sentence for every enrolled study that lowered limits keep from ending as agreed: for the owner."""
     still_open = {hash: each for hash, each in book.accounts.items() if not each.closed and _goes_on(each)}
     told = [

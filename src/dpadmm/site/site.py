@@ -26,9 +26,9 @@ from dpadmm.study.study import DEPLOYABLE, Study
 from dpadmm.training.metrics import error
 from dpadmm.trusted.guard import Enrolled, Guard
 from dpadmm.trusted.ledger import MARK, Ledger
-from dpadmm.trusted.ledger_state import Book, Record
+from dpadmm.trusted.ledger_state import LedgerState, Record
 from dpadmm.trusted.policy import Policy
-from dpadmm.trusted.private_rows import OwnRows
+from dpadmm.trusted.private_rows import CheckedRows
 from dpadmm.trusted.unit import PrivacyUnit
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class Site:
 
         return SiteRows(self.path, self.table, self.label, self.policy.unit)
 
-    def open_rows(self, study: Study) -> OwnRows:
+    def open_rows(self, study: Study) -> CheckedRows:
         """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
-        return OwnRows(self.rows.encoded(study))
+        return CheckedRows(self.rows.encoded(study))
 
     @contextmanager
     def guard(self, *, create: bool = False) -> Iterator[Guard]:
@@ -83,7 +83,7 @@ class Site:
         with self.guard(create=True):
             pass
 
-    def rehearse(self, study: Study, book: Book) -> Enrolled:
+    def rehearse(self, study: Study, book: LedgerState) -> Enrolled:
         """What ``enrol`` would say where the ledger holds ``book``: nothing is held or written."""
         return Guard(self.policy, _Rehearsal(book, self.policy.cap), self.open_rows).enrol(study)
 
@@ -100,7 +100,7 @@ class Site:
         scores, labels = np.asarray(rows.features @ weights)[used], rows.labels[used]
         return {"loss": float(loss.value(labels, scores).mean()), "error": error(loss, labels, scores)}
 
-    def worries(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Where others could undo the owner's limits."""
         return [
             f"everyone on this machine may write to {path}, and so undo your limits: chmod o-w {path}"
@@ -116,7 +116,7 @@ class Site:
 class _Rehearsal(Ledger):
     """The rules of a ledger without its files: what would be recorded is checked, and no more."""
 
-    def __init__(self, book: Book, cap: float) -> None:
+    def __init__(self, book: LedgerState, cap: float) -> None:
         super().__init__(Path(), cast(Any, None), cast(Any, None), book)
         book.cap = cap
 

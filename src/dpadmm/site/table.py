@@ -73,7 +73,7 @@ class SiteRows:
         features = with_intercept(features) if study.settings.intercept else features
         return protect(features, labels, self.unit, self._ids(raw))
 
-    def remarks(self, study: Study) -> list[str]:
+    def warnings(self, study: Study) -> list[str]:
         """What of the table a study cannot use: for the owner only, since it depends on the rows."""
         if self._schema(study) is None:
             return []

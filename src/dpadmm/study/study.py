@@ -80,25 +80,25 @@ class Study:
         Mapping[str, Origin],
         "Where a constant comes from that is not the default; a tuned one would leak rows.",
     ] = field(default_factory=dict)
-    absences: Annotated[bool, "Whether agents may miss rounds; they are not charged for those."] = False
+    allow_missed_rounds: Annotated[bool, "Whether agents may miss rounds; they are not charged for those."] = False
     quorum: Annotated[
         Annotated[int, Meta(ge=1, le=10**6)] | None,
-        "With absences: the least number of sites whose answers make a round; all, if not given.",
+        "With allow_missed_rounds: the least number of sites whose answers make a round; all, if not given.",
     ] = None
     deadline: Annotated[
         Annotated[float, Meta(ge=0.1, le=1e7)] | None,
-        "With absences: seconds after which a round goes on without those that are missing, if there are "
+        "With allow_missed_rounds: seconds after which a round goes on without those that are missing, if there are "
         "enough; if not given, sites that are there are waited for.",
     ] = None
 
     def __post_init__(self) -> None:
         for each in parameters(Study):
-            if each.name in ("name", "absences", "quorum", "deadline"):
+            if each.name in ("name", "allow_missed_rounds", "quorum", "deadline"):
                 object.__setattr__(self, each.name, each.checked(getattr(self, each.name), "study: "))
         if not self.name.strip() or len(self.name) > 200 or not self.name.isprintable():
             raise StudyError("study: give it a name of one line, of at most 200 characters")
-        if not self.absences and (self.quorum is not None or self.deadline is not None):
-            raise StudyError("study: quorum and deadline need absences = true: that sites may miss rounds")
+        if not self.allow_missed_rounds and (self.quorum is not None or self.deadline is not None):
+            raise StudyError("study: quorum and deadline need allow_missed_rounds = true: that sites may miss rounds")
         self._check_columns()
         self._check_training()
         _ = self.terms  # the noise and the step sizes exist
@@ -202,7 +202,7 @@ class Study:
             plan=plan,
             statistics={name: make_statistic(name, problem, self.shape[0]) for name in names},
             delta=float(settings.delta),
-            may_miss_rounds=self.absences,
+            may_miss_rounds=self.allow_missed_rounds,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Study:
             **rows,
             **_tables(self.settings),
             "provenance": dict(self.provenance),
-            "absences": self.absences,
+            "allow_missed_rounds": self.allow_missed_rounds,
             **({"intercept_value": INTERCEPT} if self.settings.intercept else {}),
             **{name: each for name in ("quorum", "deadline") if (each := getattr(self, name)) is not None},
         }
@@ -246,7 +246,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 
 KEYS = (
     *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes"),
-    *(*REGISTRIES, *TABLES, "provenance", "absences", "quorum", "deadline", "intercept_value"),
+    *(*REGISTRIES, *TABLES, "provenance", "allow_missed_rounds", "quorum", "deadline", "intercept_value"),
 )
 """What the file of a study may say."""
 
@@ -264,7 +264,7 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
         raise StudyError(sentence)
     given: dict[str, Any] = {
         name: table[name]
-        for name in ("name", "features", "classes", "provenance", "absences", "quorum", "deadline")
+        for name in ("name", "features", "classes", "provenance", "allow_missed_rounds", "quorum", "deadline")
         if name in table
     }
     try:

@@ -11,8 +11,8 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
-from dpadmm.optim.constants import Constants, constants_of
 from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.theory import Constants, constants_of
 from dpadmm.privacy.baseline_calibration import (
     ObjectivePlan,
     objective_plan,

@@ -5,7 +5,7 @@ has records of four kinds (cap, reserve, spend, close), each with a hash of all 
 line per record, appended and fsynced after the record's COMMIT: records that SQLite loses, to a flipped bit
 or an old copy put back, are missed by the mark, and nothing more is answered. The writer has a lock on it.
 
-Records obey the rules of ``Book`` when they are written and again when they are read. A crash can cost
+Records obey the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
 budget, never privacy: a record without its mark counts. Not detectable: database and mark deleted, or put
 back from an old copy, together; only who noted the fingerprint of ``dpadmm ledger show`` will see that.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dpadmm._base.errors import Refusal
-from dpadmm.trusted.ledger_state import Book, Record
+from dpadmm.trusted.ledger_state import LedgerState, Record
 
 DATABASE, MARK, LINE = "ledger.sqlite", "mark", 78
 SCHEMA = (
@@ -37,12 +37,12 @@ HEX = re.compile("[0-9a-f]{16,128}")
 MAX_UPLOAD = 2**28
 
 
-def read_ledger(folder: Path) -> Book:
+def read_ledger(folder: Path) -> LedgerState:
     """All records, each verified, against the mark; works beside a running agent and changes nothing."""
     if not (folder / DATABASE).exists() and not (folder / MARK).exists():
         text = f"there is no ledger in {folder}: check the name, or begin one with dpadmm agent begin SITE"
         raise Refusal("ledger-missing", text)
-    book, expected = Book(), bytearray()
+    book, expected = LedgerState(), bytearray()
     try:
         before = _marked(folder)
         os.stat(folder / DATABASE)  # what is missing is named
@@ -117,7 +117,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     _held: ExitStack
 
-    def __init__(self, folder: Path, mark: int, database: sqlite3.Connection, book: Book) -> None:
+    def __init__(self, folder: Path, mark: int, database: sqlite3.Connection, book: LedgerState) -> None:
         self._folder, self._mark, self._database, self._book = folder, mark, database, book
         self._pid, self._in_doubt, self._one_at_a_time = os.getpid(), False, threading.RLock()
 
@@ -210,7 +210,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         with self._working():
             return [(record, self._payload(record)) for record in self._book.account(study).rounds.values()]
 
-    def status(self) -> Book:
+    def status(self) -> LedgerState:
         """What is spent, reserved and left, and every study's account: to look at, not to change."""
         with self._working():
             return self._book

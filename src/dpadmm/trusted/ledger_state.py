@@ -58,7 +58,7 @@ class Account:
             raise Refusal("round-gap", text)
 
 
-class Book:
+class LedgerState:
     """What the records add up to, and the rules for the next one."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ def _silenced(features: Features, silent: NDArray[np.bool_]) -> Features:
     return out
 
 
-class OwnRows:
+class CheckedRows:
     """Rows of length at most 1 and their labels, checked and copied; see ``guard.PrivateRows``."""
 
     def __init__(self, rows: ProtectedRows) -> None:

@@ -13,11 +13,10 @@ from looping import case
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
 from dpadmm.optim import bounds
-from dpadmm.optim.constants import constants_of
 from dpadmm.optim.losses import Hinge, Logistic, Loss, Softmax
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer
-from dpadmm.optim.schedules import Constant, theorem_schedule
+from dpadmm.optim.theory import Constant, constants_of, theorem_schedule
 from dpadmm.privacy.accounting import Release
 from dpadmm.training.loop import Averages, Outcome, RandomParticipation, train
 from dpadmm.training.methods import DpAdmm, DpAdmmRounds, Round, minimizer

@@ -213,7 +213,7 @@ class Coordinator:
 
     def missing(self) -> set[str]:
         """The sites to wait for: all that can answer and did not miss the previous round."""
-        skipped = ("absent", "refused") if self.study.absences else ()
+        skipped = ("absent", "refused") if self.study.allow_missed_rounds else ()
         able = {each.name for each in self.members.values() if not each.out and each.state not in skipped}
         return able - self.answered_now()
 
@@ -230,12 +230,12 @@ class Coordinator:
         if not self.missing():
             return True
         limit = self.study.deadline
-        return self.study.absences and limit is not None and waited >= limit
+        return self.study.allow_missed_rounds and limit is not None and waited >= limit
 
     def begin(self) -> None:
         self.called = True
         for member in self.members.values():
-            if member.name not in self._present and not member.out and self.study.absences:
+            if member.name not in self._present and not member.out and self.study.allow_missed_rounds:
                 member.state = "absent"
         self.note("info", "", f"round 1 starts with {len(self._present)} of {len(self._names)} sites")
         self._next()

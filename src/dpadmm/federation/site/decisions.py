@@ -22,7 +22,7 @@ from dpadmm.site.site import Site
 from dpadmm.study.study import Study, study_from
 from dpadmm.trusted.guard import Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, read_ledger
-from dpadmm.trusted.ledger_state import Book
+from dpadmm.trusted.ledger_state import LedgerState
 
 FORMAT = "dpadmm-decision/1"
 MAX_BYTES = 2**26
@@ -89,7 +89,7 @@ AGENT_TIMEOUT = 15.0
 """Seconds to wait for a running agent."""
 
 
-def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> Book:
+def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> LedgerState:
     """Enrol a study, by the running agent if there is one; returns the new state of the ledger.
 
     ``rows`` are the rows in the encoding of the study, if they have been encoded before.
@@ -108,7 +108,7 @@ def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> Book:
     return read_ledger(site.ledger)
 
 
-def decline(site: Site, study: Study) -> tuple[Book, bool]:
+def decline(site: Site, study: Study) -> tuple[LedgerState, bool]:
     """Decline a study: it gets no answers, and its reservation is released.
 
     Returns the new state of the ledger, and whether anything changed. An enrolled study is left.
@@ -128,7 +128,7 @@ def decline(site: Site, study: Study) -> tuple[Book, bool]:
     return leave(site, study.hash, study), True
 
 
-def leave(site: Site, hash: str, study: Study | None = None) -> Book:
+def leave(site: Site, hash: str, study: Study | None = None) -> LedgerState:
     """Leave a study, by the running agent if there is one; returns the new state of the ledger."""
     known = [made.study for made in decisions(site.path.parent) if made.study.hash == hash]
     accepted = [study] if study is not None else known
@@ -159,7 +159,7 @@ def _agent_knows(site: Site, hash: str) -> bool:
     return False
 
 
-def _wait_for_agent(site: Site, done: Callable[[Book], bool]) -> Book:
+def _wait_for_agent(site: Site, done: Callable[[LedgerState], bool]) -> LedgerState:
     end = time.monotonic() + AGENT_TIMEOUT
     while True:
         state = read_ledger(site.ledger)

@@ -9,7 +9,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.fields import Positive
 from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Sizes
-from dpadmm.optim.schedules import Constant, Schedule, theorem_schedule
+from dpadmm.optim.theory import Constant, Schedule, theorem_schedule
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.statistics.gradient import Gradient

@@ -1,0 +1,115 @@
+"""docs/architecture.md walks through a round file by file: the files that a profiler sees, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import dpadmm
+from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.optim.losses import Logistic
+from dpadmm.runs.run import run
+from dpadmm.training.loop import RoundView
+from dpadmm.training.oracles import ExactNoise
+from federation.test_in_process import NAMES, SIZES, Sites, study
+
+SOURCES = Path(dpadmm.__file__).parent
+PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+ON_THE_WIRE = {
+    "federation/aggregator/server.py",
+    "federation/nats/link.py",
+    "federation/site/process.py",
+}
+"""What is between the two ends of a real deployment, and not in a process that holds both."""
+
+MOST_FILES = 20
+
+
+class Visited:
+    """The project's files whose functions run while it watches."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(SOURCES) and not file.is_relative_to(SOURCES / "_base"):
+            self.files.add(str(file.relative_to(SOURCES)))
+
+
+@contextmanager
+def watching(visited: Visited) -> Iterator[None]:
+    sys.setprofile(visited)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def walked(heading: str) -> list[str]:
+    section = PAGE.split(f"## {heading}")[1].split("\n## ")[0]
+    return re.findall(r"`([\w/]+\.py)`", section)
+
+
+def test_a_round_of_train_goes_through_the_files_of_the_walk() -> None:
+    from cohorts import cohort
+
+    visited, agreed = Visited(), study()
+
+    def second_round_only(view: RoundView) -> None:
+        sys.setprofile(visited if view.round == 1 else None)
+
+    try:
+        run(agreed.training, agreed.problem, cohort(Logistic(), sizes=SIZES, d=5), ExactNoise(),
+            observers=[second_round_only])  # fmt: skip
+    finally:
+        sys.setprofile(None)
+    page = walked("One round of `train`, file by file")
+    assert len(page) == len(set(page)) <= MOST_FILES
+    assert visited.files == set(page)
+
+
+def test_a_federated_round_goes_through_the_files_of_the_walk(tmp_path: Path) -> None:
+    from cohorts import cohort
+
+    visited, agreed = Visited(), study()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        sites = Sites(tmp_path, cohort(Logistic(), sizes=SIZES, d=5), monkeypatch)
+        monkeypatch.undo()  # the noise is that of the agents
+        for name in NAMES:
+            sites.start(name, agreed)
+        Journal.begin(tmp_path / "s" / "journal.sqlite", agreed, NAMES)
+        with Journal.open(tmp_path / "s" / "journal.sqlite") as journal:
+            coordinator = Coordinator(journal)
+            close = coordinator.close_round
+
+            def watched(seconds: float) -> None:
+                close(seconds)
+                sys.setprofile(visited if coordinator.rounds_done == 2 else None)
+
+            monkeypatch.setattr(coordinator, "close_round", watched)
+            try:
+                asyncio.run(run_rounds(coordinator, sites.transport(agreed)))
+            finally:
+                sys.setprofile(None)
+        for responder in sites.responders.values():
+            responder.close()
+    page = walked("One federated round, file by file")
+    assert len(page) == len(set(page)) <= MOST_FILES
+    assert visited.files | ON_THE_WIRE == set(page)
+
+
+def test_every_file_that_the_page_names_exists_and_the_packages_are_all_there() -> None:
+    for name in re.findall(r"`([\w/]+\.py)`", PAGE):
+        assert (SOURCES / name).is_file(), name
+    packages = {each.name for each in SOURCES.iterdir() if (each / "__init__.py").exists()}
+    table = PAGE.split("## Packages")[1].split("\n## ")[0]
+    assert packages <= set(re.findall(r"`(\w+)`", table))
