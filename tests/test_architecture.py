@@ -55,8 +55,10 @@ def watching(visited: Visited) -> Iterator[None]:
 
 
 def walked(heading: str) -> list[str]:
+    """The files of a walk's numbered points, in order."""
     section = PAGE.split(f"## {heading}")[1].split("\n## ")[0]
-    return re.findall(r"`([\w/]+\.py)`", section)
+    points = [line for line in section.splitlines() if re.match(r"\d+\. ", line)]
+    return re.findall(r"`([\w/]+\.py)`", " ".join(points))
 
 
 def test_a_round_of_train_goes_through_the_files_of_the_walk() -> None:
@@ -102,14 +104,14 @@ def test_a_federated_round_goes_through_the_files_of_the_walk(tmp_path: Path) ->
                 sys.setprofile(None)
         for responder in sites.responders.values():
             responder.close()
-    page = walked("One federated round, file by file")
+    page, shared = walked("One federated round, file by file"), set(walked("One round of `train`, file by file"))
     assert len(page) == len(set(page)) <= MOST_FILES
-    assert visited.files | ON_THE_WIRE == set(page)
+    assert (visited.files | ON_THE_WIRE) - shared == set(page)
 
 
 def test_every_file_that_the_page_names_exists_and_the_packages_are_all_there() -> None:
     for name in re.findall(r"`([\w/]+\.py)`", PAGE):
-        assert (SOURCES / name).is_file(), name
+        assert (SOURCES / name).is_file() or (SOURCES.parents[1] / name).is_file(), name
     packages = {each.name for each in SOURCES.iterdir() if (each / "__init__.py").exists()}
     table = PAGE.split("## Packages")[1].split("\n## ")[0]
     assert packages <= set(re.findall(r"`(\w+)`", table))

@@ -98,7 +98,7 @@ runs = read_study(Path("study.toml")).terms.plan.runs
 assert [release.statistic for release, _ in runs] == ["label_sums", "gradient"]
 run("train", "study.toml", "--data", "table.csv", "--agents", 2, "-o", "m.dpadmm", "--quiet")
 run("verify", "m.statement.json")
-loss = json.loads(run("evaluate", "m.dpadmm", "--data", "table.csv", "--json"))["figures"]["loss"]
+loss = json.loads(run("evaluate", "m.dpadmm", "--data", "table.csv", "--json"))["loss"]
 assert 0.0 < loss < 1.0
 """
 

@@ -137,7 +137,7 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
             "method 'dp_adm' does not exist; did you mean 'dp_admm'?",
         ),
         (["--epsilon", "1", "--methods", ","], "methods must be names with commas between"),
-        (["--epsilon", "1", "--rho", "-1"], "rho must be positive"),
+        (["--epsilon", "1", "--rho", "-1"], "rho must be a positive number"),
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
         (["--epsilon", "1", "--data", "nothing"], "there is no data set and no file 'nothing'"),

@@ -52,7 +52,7 @@ def test_the_example_is_a_study_and_is_not_overwritten(cli, study_file):
     answer = cli("study", "new", study_file)
     assert answer.code == 2
     assert "exists" in answer.err
-    assert read_study(study_file).settings.n_rounds == 30
+    assert read_study(study_file).training.n_rounds == 30
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -63,7 +63,7 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     assert study.hash in text
     cells = dict(line.strip().split("  ", 1) for line in text.splitlines() if "  " in line.strip())
     cells = {name: value.strip() for name, value in cells.items()}
-    z, t, delta = study.noise_multiplier, study.settings.n_rounds, study.settings.delta
+    z, t, delta = study.noise_multiplier, study.training.n_rounds, study.training.delta
     assert cells["columns"] == "4, which make 8 features"
     assert cells["label"] == "repaid: no, yes"
     assert cells["rows are divided by R"] == "2, the square root of columns"

@@ -66,7 +66,7 @@ def rows_for(loss: Loss, *, sparse: bool) -> Rows:
 
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     """All that a cohort says, round by round, under the injected noise."""
-    method = study.settings.rounds(study.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = study.training.rounds(study.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
     state, consensus, said = method.init(study.problem, rows), np.zeros(study.shape), []
     uploads = np.zeros((len(SIZES), *study.shape))
     for k in range(1, ROUNDS + 1):

@@ -32,7 +32,7 @@ from dpadmm.trusted.guard import MAX_MEMO, Guard
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
 FUZZED = study(n_rounds=4000, noise_multiplier=300.0)
-HASH, ROUNDS = FUZZED.hash, FUZZED.settings.n_rounds
+HASH, ROUNDS = FUZZED.hash, FUZZED.training.n_rounds
 ABOUT_ROUNDS = {"round-forked", "round-old", "round-gap"}
 MALFORMED = {"study-unknown", "round-over", "request-malformed"}
 

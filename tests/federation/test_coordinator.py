@@ -359,9 +359,9 @@ def test_a_run_that_ended_early_is_stated_for_all_its_rounds_and_all_rows_of_a_p
     assert result.privacy.charged_releases.tolist() == [ROUNDS] * 3
     assert result.privacy.epsilon == result.privacy.planned_epsilon
     worst = result.statement.as_json()["worst"]
-    one = exact_epsilon(ROUNDS**0.5 / 3.0, float(ALL.settings.delta))
-    assert worst["epsilon"][repr(float(ALL.settings.delta))] == pytest.approx(one) == result.privacy.epsilon
-    person = exact_epsilon(3 * ROUNDS**0.5 / 3.0, float(ALL.settings.delta))
+    one = exact_epsilon(ROUNDS**0.5 / 3.0, float(ALL.training.delta))
+    assert worst["epsilon"][repr(float(ALL.training.delta))] == pytest.approx(one) == result.privacy.epsilon
+    person = exact_epsilon(3 * ROUNDS**0.5 / 3.0, float(ALL.training.delta))
     assert worst["epsilon_of_person"] == pytest.approx(person)
 
 

@@ -105,7 +105,7 @@ def sites(tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def reference(accepted: Study, rows: Rows, mask: np.ndarray) -> np.ndarray:
-    method = accepted.settings.rounds(accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = accepted.training.rounds(accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
     history: list[np.ndarray] = []
     train(
         method, accepted.problem, rows, n_rounds=ROUNDS, noise=ExactNoise(seeded),

@@ -60,14 +60,14 @@ def final(study, n_rows, noise):
     ``noise`` (t, n) is added to the gradients.
     """
     sizes = PublicSizes(n_rows, 1)
-    method = study.settings.rounds(study.problem, sizes, np.full(len(n_rows), 1), seed=0)
+    method = study.training.rounds(study.problem, sizes, np.full(len(n_rows), 1), seed=0)
     state, consensus, averages = method.init(study.problem, sizes), np.zeros((1, 1)), Averages()
     for k, each in enumerate(noise, 1):
         gradient = CURVATURE * method.parameters(state, consensus, round=k) + each[:, None, None]
         state, uploads = method.advance(state, gradient, consensus, round=k, problem=study.problem)
         consensus = method.aggregate(uploads, consensus=consensus, round=k, problem=study.problem)
-        averages(RoundView(k, study.settings.n_rounds, consensus, state.released, 0.0))
-    return averages.model(study.settings.average, consensus)[0, 0], state.released[:, 0, 0], consensus[0, 0]
+        averages(RoundView(k, study.training.n_rounds, consensus, state.released, 0.0))
+    return averages.model(study.training.average, consensus)[0, 0], state.released[:, 0, 0], consensus[0, 0]
 
 
 def test_noise_travels_as_in_the_method_itself():
@@ -148,12 +148,12 @@ def test_the_estimate_agrees_with_many_runs_on_the_same_rows(table):
             found = explain(model)
             deal = of_codes(table.groups, table.owners)
             rows = make_rows(table.features, table.labels, order=deal.order, offsets=deal.offsets)
-            method = study.settings.rounds(study.problem, rows, np.full(3, 40), seed=0)
+            method = study.training.rounds(study.problem, rows, np.full(3, 40), seed=0)
             runs = []
             for seed in range(n_runs):
                 noise = SimulatedNoise(seed, 3, study.shape)
                 outcome = train(method, study.problem, rows, n_rounds=40, noise=noise)
-                weights = outcome.weights(study.settings.average)
+                weights = outcome.weights(study.training.average)
                 other = explain(replace(model, weights=weights, history=np.empty((0, 0, 0))))
                 runs.append({each.name: each.coefficient for each in (*other.coefficients, *other.intercepts)})
             for each in (*found.coefficients, *found.intercepts):

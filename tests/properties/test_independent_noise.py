@@ -96,7 +96,7 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     result = run_study(study, table, seed=seed, observers=[seen])
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
-    method = study.settings.rounds(study.problem, result.rows, planned, seed=0)
+    method = study.training.rounds(study.problem, result.rows, planned, seed=0)
     assert isinstance(method, DpAdmmRounds)
     return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
 

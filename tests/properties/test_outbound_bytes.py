@@ -90,7 +90,7 @@ def played(
     seed: int = 1,
 ) -> Seen:
     """A whole study with a restart; by the guard at given points, or by an agent with its own."""
-    features, labels = table(study.settings.loss.name, neighbour)
+    features, labels = table(study.training.loss.name, neighbour)
     opened, seen = own(csr_array(features) if sparse else features, labels), Seen()
 
     with watched(seen, seed):

@@ -269,7 +269,7 @@ def _comparable(guard: Guard, study: Study) -> list[Any]:
     """Answers at points that both worlds have in common: later ones of DP-ADMM are the agent's own."""
     guard.enrol(study)
     told = guard.transcript(study.hash)
-    return told if study.settings.method.name == "dp_sgd" else told[:1]
+    return told if study.training.method.name == "dp_sgd" else told[:1]
 
 
 def _books(heard: Heard, site: Site, pair: Neighbours) -> None:

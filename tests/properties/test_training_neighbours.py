@@ -138,11 +138,11 @@ def test_training_on_a_file_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: 
     one, other = (world(lambda table=table: run(table)) for table in tables)
     n_agents = 2 if by else agents or 1
     check(one, other, n_agents)
-    if study.settings.method.name == "dp_sgd":  # the first model is the mean of uploads, times the step
+    if study.training.method.name == "dp_sgd":  # the first model is the mean of uploads, times the step
         sizes = {grid.n_rows: grid for grid, _ in one.releases.told}
         most = max(grid.sensitivity / m for m, grid in sizes.items()) / n_agents
         moved = float(np.linalg.norm(one.first - other.first))
-        assert moved <= study.settings.method.learning_rate * most * (1.0 + 1e-9)
+        assert moved <= study.training.method.learning_rate * most * (1.0 + 1e-9)
 
 
 # simulate(exact_noise=True)

@@ -55,7 +55,7 @@ def pool(study, tmp_path):
 
 
 def pool_of(study, path):
-    encoded = encode_table(path, study.schema, study.label, intercept=study.settings.intercept)
+    encoded = encode_table(path, study.schema, study.label, intercept=study.training.intercept)
     return Pool(encoded.features, encoded.labels)
 
 
@@ -66,7 +66,7 @@ def test_a_run_with_all_rows_is_the_study_itself(study, pool):
         pool.features[order], pool.labels[order], np.repeat([0, 1, 2], sizes), ("a", "b", "c"), Report()
     )
     expected = run_study(study, table, seed=seed).weights
-    np.testing.assert_allclose(run(study.settings, study.problem, pool, sizes, seed=seed), expected, atol=1e-12)
+    np.testing.assert_allclose(run(study.training, study.problem, pool, sizes, seed=seed), expected, atol=1e-12)
 
 
 def test_noise_is_that_of_the_planned_rows(pool):
@@ -86,7 +86,7 @@ def test_many_agents_and_rows_are_forecast_with_few():
     pool = Pool(np.eye(50), np.ones(50))
     training = {"noise_multiplier": 100.0, "n_rounds": 1, "schedule": "constant", "rho": 1.0}
     features, provenance = tuple(f"x{j}" for j in range(50)), {"rho": "assumed"}
-    settings = Study(name="x", features=features, training=training, provenance=provenance).settings
+    settings = Study(name="x", features=features, training=training, provenance=provenance).training
     problem = settings.problem(2)
     ends = np.array([run(settings, problem, pool, np.full(n, m), seed=k)[:, 0] for k in range(60)])
     expected = 100.0 * 2.0 / m / math.sqrt(n) / 2.0  # s = 1/(ρ + 1/η)
@@ -150,7 +150,7 @@ def test_made_up_rows_of_plain_features_and_several_classes():
     )
     (train, _), *_ = synthetic_scenarios(study, 3000, repeats=2, seed=0)[2].folds
     assert np.unique(train.labels).tolist() == [0.0, 1.0, 2.0]
-    weights = run(study.settings, study.problem, train, np.full(3, 1000), seed=0)
+    weights = run(study.training, study.problem, train, np.full(3, 1000), seed=0)
     assert error(study.problem.loss, train.labels, train.features @ weights) < 0.5
 
 

@@ -115,7 +115,7 @@ def test_a_confirmed_draft_encodes_its_table(tmp_path: Path) -> None:
     path = csv_file(tmp_path, COLUMNS)
     study = confirmed(draft_from_table(path, "ill"))
     assert study.schema is not None
-    assert study.settings.intercept
+    assert study.training.intercept
     found = encode_table(path, study.schema, study.label, intercept=True)
     assert found.features.shape == (N, study.shape[0])
     counts = {(each.clamped, each.unknown) for name, each in found.report.columns.items() if name != "kind"}

@@ -251,7 +251,7 @@ def test_a_constant_needs_an_origin(name):
         ({"method": {"name": "dp_sgd", "sampling": 0.5}, "provenance": {"sampling": "public"}}, "agents release sums"),
         ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
         ({"allow_missed_rounds": 1}, "allow_missed_rounds must be"),
-        ({"abscences": True}, "did you mean 'allow_missed_rounds'"),
+        ({"allow_mised_rounds": True}, "did you mean 'allow_missed_rounds'"),
     ],
 )
 def test_a_mistake_is_one_sentence(parts, complaint):

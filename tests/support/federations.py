@@ -179,7 +179,7 @@ class Federation:
         for agent in self._all:
             agent.end()
         with Journal.open(self.journal, read_only=True) as journal:
-            assert journal.rounds_done == (self.study.settings.n_rounds if rounds is None else rounds)
+            assert journal.rounds_done == (self.study.training.n_rounds if rounds is None else rounds)
             assert len(list(journal.consensus())) == journal.rounds_done
             for name, site in self.sites.items():
                 book = read_ledger(site.ledger)

@@ -32,7 +32,7 @@ from dpadmm.trusted.ledger import LINE, MARK, read_ledger
 from dpadmm.trusted.ledger_state import LedgerState
 
 STUDY = study(n_rounds=16, noise_multiplier=25.0)
-ROUNDS = STUDY.settings.n_rounds
+ROUNDS = STUDY.training.n_rounds
 Sent = dict[int, bytes]
 send = os.write  # some steps replace it
 

@@ -99,7 +99,7 @@ def own(features: Floats, labels: Floats) -> Callable[[Study], CheckedRows]:
     """The same with the real kernel, in the loss of the study."""
 
     def opened(study: Study) -> CheckedRows:
-        matrix = with_intercept(clip_rows(features)) if study.settings.intercept else features
+        matrix = with_intercept(clip_rows(features)) if study.training.intercept else features
         return private(matrix, labels)
 
     return opened

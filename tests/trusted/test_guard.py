@@ -134,7 +134,7 @@ def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> N
     (first,), (second,) = (read_ledger(tmp_path / name).accounts.values() for name in "ab")
     plan = [{"statistic": "gradient", "noise_multiplier": Z, "rounds": ROUNDS}]
     bounds = {"gradient": {"row_norm": 1.0, "n_features": D, "shape": [D, 1]}}
-    pinned = {"name": STUDY.name, "method": "dp_admm", "loss": "logistic", "delta": STUDY.settings.delta}
+    pinned = {"name": STUDY.name, "method": "dp_admm", "loss": "logistic", "delta": STUDY.training.delta}
     pinned |= {"n_rows": M, "plan": plan, "statistics": bounds, "rows_per_person": 1}
     assert [len(bytes.fromhex(each.about["salt"])) for each in (first, second)] == [16, 16]
     assert {name: first.about[name] for name in pinned} == pinned

@@ -85,7 +85,7 @@ def _show(console: Console, summary: Summary, plan: DemoPlan) -> None:
     rows = {
         "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
         "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
-        f"at δ = {study.settings.delta:g}",
+        f"at δ = {study.training.delta:g}",
         "ledgers": f"{intact}: {summary.records:,} records, {summary.releases:,} releases, none over budget",
     }
     if plan.faults:

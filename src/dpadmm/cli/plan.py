@@ -99,7 +99,7 @@ def plan(
     if output is not None:
         check_folder(output)
     total = planning.costs_of(study, sizes).epsilon
-    own = study.settings.epsilon if isinstance(study.settings.epsilon, float) else total
+    own = study.training.epsilon if isinstance(study.training.epsilon, float) else total
     given = numbers("epsilon", epsilon) if epsilon else (own / 2.0, own * 2.0)
     grid = forecast.grid_of(study, own, epsilons=given, rounds=[int(t) for t in numbers("rounds", rounds, whole=True)])
     if len(grid.cells) > MOST_CELLS:

@@ -299,7 +299,7 @@ def in_words(study: Study) -> list[str]:
 
 
 def _facts(study: Study) -> list[tuple[str, str]]:
-    settings, numbers = study.settings, figures(study)
+    settings, numbers = study.training, figures(study)
     constant = ", one for a constant" if settings.intercept else ""
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     return [

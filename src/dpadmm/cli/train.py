@@ -74,7 +74,7 @@ def train(
     silent = quiet or as_json
     with waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
-    with progress(study.settings.n_rounds, "training", quiet=silent) as advance:
+    with progress(study.training.n_rounds, "training", quiet=silent) as advance:
         result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True)
     if not result.outcome.rounds:
         raise KeyboardInterrupt
@@ -87,8 +87,8 @@ def train(
         _show(result, rows, data, output)
     if result.interrupted:
         raise Interrupted(
-            f"interrupted after {result.outcome.rounds} of {study.settings.n_rounds} rounds; their model is "
-            f"in {output}, and charged for all {study.settings.n_rounds}, because the decision to stop "
+            f"interrupted after {result.outcome.rounds} of {study.training.n_rounds} rounds; their model is "
+            f"in {output}, and charged for all {study.training.n_rounds}, because the decision to stop "
             "may depend on the result"
         )
 
@@ -100,7 +100,7 @@ def encode(study: Study, data: Path, *, by: str | None = None) -> EncodedTable:
             "the study only lists features; to train on a table it needs [columns] with public bounds and "
             "values, and a [label] (dpadmm study new drafts them)"
         )
-    return encode_table(data, study.schema, study.label, by=by, intercept=study.settings.intercept)
+    return encode_table(data, study.schema, study.label, by=by, intercept=study.training.intercept)
 
 
 def statement_path(model: Path) -> Path:
@@ -143,8 +143,8 @@ def _show(result: Result, rows: EncodedTable, data: Path, output: Path) -> None:
     study, count = result.study, len(result.n_rows)
     who = f"{count} agents of {number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
     say(console, f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
-    model = f"{study.settings.loss.name} loss, {study.settings.regularizer.name} regularizer"
-    say(console, f"{study.settings.method.name}, {model}, {result.outcome.rounds} rounds")
+    model = f"{study.training.loss.name} loss, {study.training.regularizer.name} regularizer"
+    say(console, f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
     out = table("privacy loss of a person with one row", "")
     out.add_row("total ε, exact", rounded_up(plain["epsilon"]))
     if plain["epsilon_paper"] is not None:

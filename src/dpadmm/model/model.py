@@ -248,7 +248,7 @@ def model_of(result: Trained) -> Model:
         task=loss.task,
         loss=loss.name,
         classes=study.classes,
-        intercept=study.settings.intercept,
+        intercept=study.training.intercept,
         clip=study.schema is None,
         feature_names=study.features,
         privacy=result.privacy.as_json(),

@@ -222,7 +222,7 @@ class Recursion:
 
 def recursion_of(study: Study, n_rows: Integers, rounds: int) -> Recursion:
     """The first ``rounds`` rounds of a study with agents of so many rows."""
-    settings, loss = study.settings, study.problem.loss
+    settings, loss = study.training, study.problem.loss
     sizes, counts = np.unique(np.asarray(n_rows, dtype=np.int64), return_counts=True)
     method = study.method(*sizes.tolist())
     assert isinstance(method, DpAdmmRounds | DpSgdRounds)  # a study has no others

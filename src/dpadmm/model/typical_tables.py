@@ -52,7 +52,7 @@ class TypicalTable:
         widths = [len(column.features) if column else 1 for column in self.columns]
         ends = np.cumsum(widths).tolist()
         self.places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
-        self._intercept = study.settings.intercept
+        self._intercept = study.training.intercept
         square = 2.0 * np.exp(2.0 * WIDTH_SPREAD**2)  # of an unknown feature, on the average
         unknown = float(np.sqrt(n_features * square / UNKNOWN_LENGTH))
         self._scale = study.schema.scale if study.schema else unknown

@@ -70,7 +70,7 @@ class SiteRows:
             raise DataError(f"{self.table}{column}, {what}; correct the row or leave it out") from None
         features = clip_rows(raw.features.astype(np.float32))
         # Last of all: a constant column would give silent rows a gradient again
-        features = with_intercept(features) if study.settings.intercept else features
+        features = with_intercept(features) if study.training.intercept else features
         return protect(features, labels, self.unit, self._ids(raw))
 
     def warnings(self, study: Study) -> list[str]:
@@ -124,7 +124,7 @@ class SiteRows:
         person = self.unit.column
         if label.column == person:
             raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as the label")
-        intercept = study.settings.intercept
+        intercept = study.training.intercept
         try:
             return encode_table(self.table, schema, label, by=person, intercept=intercept, total=True)
         except StudyError as problem:

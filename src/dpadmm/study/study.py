@@ -121,7 +121,7 @@ class Study:
         if isinstance(self.training, Mapping):
             check_names(self.training, flat_parameters(Training), "study, training")
             object.__setattr__(self, "training", Training(**self.training))
-        training = self.settings
+        training = self.training
         if not isinstance(training, Training):
             raise StudyError(f"study: training must be a table of settings, not {training!r:.60}")
         for name in BUDGETS:
@@ -145,7 +145,7 @@ class Study:
         object.__setattr__(self, "provenance", dict(self.provenance))
         for sentence in problems(self.provenance, origins(), "study: provenance"):
             raise StudyError(sentence)
-        said = self.settings.flat()
+        said = self.training.flat()
         for name, each in _constants().items():
             if name in said and said[name] != each.default and name not in self.provenance:
                 raise StudyError(
@@ -153,20 +153,15 @@ class Study:
                     "public, assumed, derived from public data; a value tuned on private rows leaks them"
                 )
 
-    @property
-    def settings(self) -> Training:
-        """How it is trained."""
-        return self.training
-
     @cached_property
     def problem(self) -> Problem:
         """What is minimised."""
-        return self.settings.problem(len(self.classes or ()))
+        return self.training.problem(len(self.classes or ()))
 
     @property
     def shape(self) -> tuple[int, int]:
         """(d, p) of the weights."""
-        return len(self.features) + self.settings.intercept, self.problem.loss.n_outputs
+        return len(self.features) + self.training.intercept, self.problem.loss.n_outputs
 
     @property
     def noise_multiplier(self) -> float:
@@ -176,13 +171,13 @@ class Study:
     def method(self, *n_rows: int) -> DeployableMethod[Any]:
         """The method, as agents of so many rows run it."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
-        rounds = np.full(len(n_rows), self.settings.n_rounds)
-        return cast(DeployableMethod[Any], self.settings.rounds(self.problem, sizes, rounds))
+        rounds = np.full(len(n_rows), self.training.n_rounds)
+        return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
 
     @cached_property
     def terms(self) -> Terms:
         """What is asked of an agent's guard."""
-        settings, problem = self.settings, self.problem
+        settings, problem = self.training, self.problem
         with np.errstate(over="ignore"):  # too much noise is refused below
             plan = self.method(1).plan(0, settings.n_rounds)
         for release, _ in plan.tally():
@@ -218,10 +213,10 @@ class Study:
             "name": self.name,
             "adjacency": ADJACENCY,
             **rows,
-            **_tables(self.settings),
+            **_tables(self.training),
             "provenance": dict(self.provenance),
             "allow_missed_rounds": self.allow_missed_rounds,
-            **({"intercept_value": INTERCEPT} if self.settings.intercept else {}),
+            **({"intercept_value": INTERCEPT} if self.training.intercept else {}),
             **{name: each for name in ("quorum", "deadline") if (each := getattr(self, name)) is not None},
         }
 

@@ -102,7 +102,7 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        return self.rounds_done == self.study.settings.n_rounds
+        return self.rounds_done == self.study.training.n_rounds
 
     def _request(self) -> bytes:
         if self.done:
@@ -353,7 +353,7 @@ class View:
         ends = None if deadline is None or run.opened is None else run.opened + deadline
         state = "done" if run.done else "stopped" if self.stopped else "running" if run.called else "waiting"
         usual = median(run.seconds[-50:]) if run.seconds else None
-        left = None if usual is None else usual * (run.study.settings.n_rounds - len(run.seconds))
+        left = None if usual is None else usual * (run.study.training.n_rounds - len(run.seconds))
         return {
             "study": _about_study(run.study),
             "state": state,
@@ -380,12 +380,12 @@ def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
 
 def _about_study(study: Study) -> dict[str, Any]:
     """A summary of a study; ε is that of all rounds at its own δ."""
-    rounds, delta = study.settings.n_rounds, float(study.settings.delta)
+    rounds, delta = study.training.n_rounds, float(study.training.delta)
     return {
         "name": study.name,
         "hash": study.hash,
-        "method": study.settings.method.name,
-        "loss": study.settings.loss.name,
+        "method": study.training.method.name,
+        "loss": study.training.loss.name,
         "n_rounds": rounds,
         "epsilon": float(exact_epsilon(rounds**0.5 / study.noise_multiplier, delta)),
         "delta": delta,
@@ -397,7 +397,7 @@ def _about_study(study: Study) -> dict[str, Any]:
 def _sites(study: Study, members: Sequence[Member], now: float) -> list[dict[str, Any]]:
     z = study.noise_multiplier
     mu = [(1 if each.sizes is None else each.sizes[1]) * each.answered**0.5 / z for each in members]
-    epsilons = exact_epsilon(np.array(mu), np.full(len(mu), float(study.settings.delta))).tolist()
+    epsilons = exact_epsilon(np.array(mu), np.full(len(mu), float(study.training.delta))).tolist()
     return [
         {
             "name": member.name,

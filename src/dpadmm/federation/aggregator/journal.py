@@ -256,7 +256,7 @@ def result_of(journal: Journal) -> FederatedResult:
     study, sites = journal.study, journal.sizes()
     if not journal.rounds_done:
         raise StudyError("no round is complete yet: there is nothing to export")
-    rounds, answered = study.settings.n_rounds, journal.answered()
+    rounds, answered = study.training.n_rounds, journal.answered()
     averages, done = Averages(), 0
     history = [np.zeros(study.shape)]
     for done, consensus in enumerate(journal.consensus(), 1):
@@ -271,12 +271,12 @@ def result_of(journal: Journal) -> FederatedResult:
         n_rows, k = sites[name]
         members.setdefault((k, arrived[name]), {})[name] = n_rows
     groups = tuple(AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items())
-    method, delta = study.settings.method.name, float(study.settings.delta)
+    method, delta = study.training.method.name, float(study.training.delta)
     released, whole = [arrived[name] for name in names], [planned] * len(names)
     privacy = PrivacyReport(released, whole, delta, method, ended_by_result=True, exact_noise=True)
     return FederatedResult(
         study=study,
-        weights=averages.model(study.settings.average, history[-1]),
+        weights=averages.model(study.training.average, history[-1]),
         history=np.array(history),
         privacy=privacy,
         statement=Statement(study.name, study.hash, method, EXACT, delta, groups, VERSION),

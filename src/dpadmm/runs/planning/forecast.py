@@ -199,7 +199,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
             "a forecast from a public table needs a study with [columns] and [label], which say how to read "
             "it; without --public, made-up rows are used"
         )
-    encoded = encode_table(table, study.schema, study.label, intercept=study.settings.intercept)
+    encoded = encode_table(table, study.schema, study.label, intercept=study.training.intercept)
     n = len(encoded.labels)
     if n < LEAST_PUBLIC:
         raise DataError(
@@ -237,9 +237,9 @@ def synthetic_features(study: Study, n: int, rng: np.random.Generator) -> Featur
     if study.schema is None:
         plain = rng.standard_normal((n, len(study.features))) / np.sqrt(len(study.features))
         features = clip_rows(plain.astype(np.float32))
-        return with_intercept(features) if study.settings.intercept else features
+        return with_intercept(features) if study.training.intercept else features
     cells = {column.name: _cells(column, n, rng) for column in study.schema.columns}
-    return Encoder(study.schema, intercept=study.settings.intercept).encode(pa.record_batch(cells))
+    return Encoder(study.schema, intercept=study.training.intercept).encode(pa.record_batch(cells))
 
 
 def _cells(column: Column, n: int, rng: np.random.Generator) -> pa.Array:
@@ -329,7 +329,7 @@ def resampled(n_pool: int, n_rows: int, rng: np.random.Generator) -> Integers:
 
 def grid_of(study: Study, epsilon: float, *, epsilons: Sequence[float], rounds: Sequence[int]) -> Grid:
     """The grid with the study's own numbers in it; ``epsilon`` is the study's total."""
-    own = (epsilon, study.settings.n_rounds)
+    own = (epsilon, study.training.n_rounds)
     many = {e for e in epsilons if not math.isclose(e, epsilon, rel_tol=1e-3)}
     return Grid(tuple(sorted({epsilon, *many})), tuple(sorted({own[1], *rounds})), own)
 
