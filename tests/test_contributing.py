@@ -100,14 +100,20 @@ run("train", "study.toml", "--data", "table.csv", "--agents", 2, "-o", "m.dpadmm
 run("verify", "m.statement.json")
 loss = json.loads(run("evaluate", "m.dpadmm", "--data", "table.csv", "--json"))["loss"]
 assert 0.0 < loss < 1.0
-"""
 
-FIGURE = """
-from dpadmm.paper.figures import pictures
-
-
-def test_a_new_figure_is_drawn(paper_results):
-    assert "spread" in [picture.name for picture in pictures(paper_results)]
+# the report of the paper's runs has the new figure
+Path("grid.toml").write_text('''
+data = "synthetic"
+repeats = 2
+[shared]
+n_rounds = 3
+[[experiments.fig1.runs]]
+method = "dp_admm"
+n_agents = [2, 3]
+round_epsilon = [0.05, 0.1]
+''')
+run("reproduce", "--grid", "grid.toml", "-o", "out", "--workers", 1)
+assert list(Path("out").rglob("spread.png"))
 """
 
 
@@ -129,7 +135,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def followed(tree: Path, words: list[str]) -> str:
     paths = os.pathsep.join(str(tree / each) for each in ("src", "tests", "tests/support"))
-    env = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    new = {"DPADMM_CASES": "log_cosh,smoothed_l1", "OPENBLAS_NUM_THREADS": "1"}
+    env = {**os.environ, **new, "PYTHONPATH": paths}
     done = subprocess.run(
         [sys.executable, *words], cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=600
     )
@@ -154,7 +161,7 @@ def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
 
 def test_the_tests_over_all_losses_and_regularizers_know_what_a_recipe_adds(tree: Path) -> None:
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/optim/losses", "tests/optim/regularizers"]
-    said = followed(tree, words)
+    said = followed(tree, [*words, "-k", "not hand and not softmax and not is_complete"])
     passed = re.search(r"(\d+) passed", said)
     assert passed
     assert int(passed[1]) > 20
@@ -164,8 +171,3 @@ def test_a_new_method_with_rounds_that_differ_says_deployed_what_it_says_simulat
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/equivalence/test_guard_and_cohort.py"]
     said = followed(tree, [*words, "-k", "upload_the_same_bits"])
     assert re.search(r"[1-9]\d* passed", said)
-
-
-def test_a_new_figure_is_drawn(tree: Path) -> None:
-    (tree / "tests/paper/test_new_figure.py").write_text(FIGURE)
-    followed(tree, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/paper/test_new_figure.py"])

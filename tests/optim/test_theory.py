@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from looping import case
 
 from dpadmm._base.errors import StudyError
-from dpadmm.optim import bounds
+from dpadmm.optim import theory as bounds
 from dpadmm.optim.losses import Hinge, Logistic
 from dpadmm.optim.problem import Problem
 from dpadmm.optim.regularizers import L1, L2

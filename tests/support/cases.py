@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from functools import cache
 from typing import Any
 
@@ -32,8 +33,14 @@ def _variants(made: type) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-LOSS_CASES: list[Loss] = [each for made in LOSSES.values() for each in _variants(made)]
-REGULARIZER_CASES: list[Regularizer] = [each for made in REGULARIZERS.values() for each in _variants(made)]
+def _all(registry: dict[str, Any]) -> list[Any]:
+    only = [name for name in os.environ.get("DPADMM_CASES", "").split(",") if name in registry]
+    return [each for name in only or registry for each in _variants(registry[name])]
+
+
+LOSS_CASES: list[Loss] = _all(LOSSES)
+REGULARIZER_CASES: list[Regularizer] = _all(REGULARIZERS)
+"""Of all, or of those whose names are in the variable DPADMM_CASES."""
 SMOOTH_LOSS_CASES = [loss for loss in LOSS_CASES if loss.smoothness is not None]
 SMOOTH_REGULARIZER_CASES = [each for each in REGULARIZER_CASES if each.smoothness is not None]
 

@@ -12,7 +12,7 @@ from looping import case
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
-from dpadmm.optim import bounds
+from dpadmm.optim import theory as bounds
 from dpadmm.optim.losses import Hinge, Logistic, Loss, Softmax
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer
