@@ -445,3 +445,13 @@ def test_exact_noise_is_refused_where_the_deal_looks_at_labels():
     """One label changed would deal all rows anew, and the agents' numbers of rows are public."""
     with pytest.raises(StudyError, match="partition='label_skewed' deals rows by their labels"):
         simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True, partition="label_skewed")
+
+
+def test_a_private_run_does_not_start_from_a_model_without_privacy() -> None:
+    rows = {"n_agents": 2, "n_rounds": 2, "seed": 1}
+    optimum = simulate("synthetic", method="centralized", **rows).model
+    noisy = simulate("synthetic", epsilon=1.0, **rows).model
+    with pytest.raises(StudyError, match="trained without privacy"):
+        simulate("synthetic", epsilon=0.01, warm_start=optimum, **rows)
+    assert simulate("synthetic", epsilon=0.01, warm_start=noisy, **rows).outcome.rounds == 2
+    assert simulate("synthetic", method="admm", warm_start=optimum, **rows).outcome.rounds == 2

@@ -8,8 +8,8 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,9 +19,13 @@ from studies import DEPLOYABLE_OWNERS, FIXED, tables
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
+from dpadmm.optim.losses import Huber, Logistic
 from dpadmm.privacy import exact_epsilon
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release
 from dpadmm.study.settings import Training
 from dpadmm.study.study import DEPLOYABLE, FORMAT, Study, origins, read_study, study_from
+from dpadmm.training.methods import DpAdmm, DpAdmmRounds
 
 CONSTANTS = [each.name for each in origins() if each.name in FIXED]
 ORIGINS = ("public", "assumed", "derived from public data")
@@ -370,3 +374,48 @@ def test_quorum_and_deadline_are_in_the_hash_where_they_are_given() -> None:
     assert "quorum" not in one.as_json()
     assert one.hash != other.hash == study_from(other.as_json()).hash
     assert (one.quorum_of(4), other.quorum_of(4)) == (4, 2)
+
+
+def test_a_study_holds_nothing_but_what_its_file_says():
+    """Objects that only look like registered ones would have the hash of these."""
+
+    @dataclass(frozen=True)
+    class Loud(Logistic):
+        lipschitz: ClassVar[float] = 0.01
+
+    @dataclass(frozen=True)
+    class Cheap(DpAdmm):
+        pass
+
+    for one, what in ((Loud(), "loss"), (Cheap(), "method")):
+        with pytest.raises(StudyError, match=f"the {what} {one.name!r} is not one that sites know"):
+            Study(name="s", features=("x",), training=Training(epsilon=1.0, **{what: one}))
+    with pytest.raises(StudyError, match="does not exist"):
+        Training(epsilon=1.0, loss=Huber)
+    same = Study(name="s", features=("x",), training=Training(epsilon=1.0, method=DpAdmm(), loss=Logistic()))
+    assert same.hash == Study(name="s", features=("x",), training={"epsilon": 1.0}).hash
+
+
+def test_a_setting_of_what_was_not_chosen_is_refused_in_a_study_and_checked_anywhere():
+    for name, value in (("mechanism", "pure"), ("loss_delta", 0.5), ("learning_rate", 0.1)):
+        with pytest.raises(StudyError, match=f"nothing that was chosen has the setting {name}"):
+            Study(name="s", features=("x",), training={"epsilon": 1.0, name: value})
+    with pytest.raises(StudyError, match="loss_delta must be a number"):
+        Training(epsilon=1.0, loss_delta="nonsense")
+
+
+@pytest.mark.parametrize("kind", ["nothing in round 2", "nine kinds", "a short plan"])
+def test_a_plan_that_a_site_could_not_finish_or_state_is_refused(kind, monkeypatch):
+    plans = {
+        "nothing in round 2": ReleasePlan.of([Release(5.0), None, *[Release(5.0)] * 8]),
+        "nine kinds": ReleasePlan.of([*(Release(5.0 + k) for k in range(9)), Release(5.0)]),
+        "a short plan": ReleasePlan.constant(Release(5.0), 9),
+    }
+    monkeypatch.setattr(DpAdmmRounds, "plan", lambda self, agent, n_rounds: plans[kind])
+    with pytest.raises(StudyError, match="every round must release something, of at most 8 kinds"):
+        Study(name="s", features=("x",), training={"noise_multiplier": 5.0, "n_rounds": 10})
+
+
+def test_a_huge_number_is_one_sentence():
+    with pytest.raises(StudyError, match="n_rounds must be a whole number of at least 1, not a huge number"):
+        Training(epsilon=1.0, n_rounds=10**5000)

@@ -61,7 +61,7 @@ class Parameter:
             pass
         near = near_name(value, choices(self.kind)) if isinstance(value, str) else None
         hint = f"; did you mean {near!r}?" if near else ""
-        raise StudyError(f"{where}{self.name} must be {wanted(self.kind)}, not {value!r:.60}{hint}")
+        raise StudyError(f"{where}{self.name} must be {wanted(self.kind)}, not {shown(value)}{hint}")
 
     def json_schema(self) -> dict[str, Any]:
         """What an editor should know of it."""
@@ -91,13 +91,13 @@ def _parameters(made: Any) -> Iterator[Parameter]:
 
 def registered(package: str, *files: str, having: str) -> dict[str, Any]:
     """The classes of a package's files by their ``name``: those with a member ``having``, in the files' order."""
-    modules = [import_module(f"{package}.{file}") for file in files]
-    return {
-        each.name: each
-        for module in modules
-        for each in vars(module).values()
-        if getattr(each, "__module__", "") == module.__name__ and hasattr(each, having) and hasattr(each, "name")
-    }
+    found: dict[str, Any] = {}
+    for module in (import_module(f"{package}.{file}") for file in files):
+        for each in vars(module).values():
+            own = getattr(each, "__module__", "") == module.__name__ and hasattr(each, having)
+            if own and hasattr(each, "name") and found.setdefault(each.name, each) is not each:
+                raise ValueError(f"{package} has two classes of the name {each.name!r}")
+    return found
 
 
 def check(made: Any) -> None:
@@ -108,7 +108,7 @@ def check(made: Any) -> None:
 
 def chosen(what: str, registry: Mapping[str, type], given: object) -> Any:
     """An object of a registry's classes from its name; an object of any other class is taken as it is."""
-    if not isinstance(given, str) and isinstance(getattr(given, "name", None), str):
+    if not isinstance(given, str | type) and isinstance(getattr(given, "name", None), str):
         return given
     if not isinstance(given, str) or given not in registry:
         raise StudyError(f"{what} {given!r:.60} does not exist; {nearest(str(given), registry)}")
@@ -183,6 +183,14 @@ def _number_words(info: Any) -> str:
     if low == 0:
         return "a positive number" if info.ge is None else "a number of at least 0"
     return "a finite number"
+
+
+def shown(value: object) -> str:
+    """A value in a sentence; Python does not write out whole numbers of thousands of digits."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:
+        return "a huge number"
 
 
 def plain(value: object) -> object:

@@ -18,6 +18,9 @@ from dpadmm._base.errors import StudyError
 from dpadmm.privacy.checks import require_whole
 from dpadmm.privacy.releases import AnyRelease, Release
 
+MAX_RELEASES = 8
+"""Different releases that a plan of a study may have, and a statement can list."""
+
 Tally = tuple[tuple[AnyRelease, int], ...]
 """Releases, and in how many rounds each was made, perhaps in none; each release once."""
 
@@ -74,6 +77,8 @@ class ReleasePlan:
     def tally(self, rounds: Iterable[int] | None = None) -> Tally:
         """What is released in these rounds, or in all; a release that was made in none of them counts 0."""
         taken = None if rounds is None else np.fromiter(rounds, np.int64)
+        if taken is not None and taken.size and not (taken.min() >= 1 and taken.max() <= self.n_rounds):
+            raise StudyError(f"the plan has {self.n_rounds} rounds, and others were taken part in; plan them too")
         found: dict[AnyRelease, int] = {}
         last = 0
         for release, n_rounds in self.runs:

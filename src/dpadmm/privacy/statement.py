@@ -27,14 +27,14 @@ import numpy as np
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon, group_mu, paper_epsilon
-from dpadmm.privacy.plan import Tally
+from dpadmm.privacy.plan import MAX_RELEASES, Tally
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.report import PrivacyReport
 
 FORMAT = "dpadmm-statement/1"
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 ROW_GROUPS = (1, 2, 3, 4)
-MAX_AGENTS, MAX_GROUPS, MAX_RELEASES = 100_000, 5_000, 8
+MAX_AGENTS, MAX_GROUPS = 100_000, 5_000
 MAX_MU = 1000.0
 
 ADJACENCY = {

@@ -63,7 +63,8 @@ def simulate(
     observers : sequence of callables, optional
         Called with a :class:`dpadmm.training.loop.RoundView` after every round.
     warm_start : (d, p) array or Model, optional
-        Public weights to start from, in the encoding of these rows.
+        Public weights to start from, in the encoding of these rows. What a model cost comes on top of what is
+        reported here; one without privacy is refused in a private run.
     keep_interrupted : bool
         Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
     exact_noise : bool
@@ -94,6 +95,11 @@ def simulate(
         )
     if settings.seed is None:
         settings = replace(settings, seed=fresh_seed())
+    if isinstance(warm_start, Model) and settings.method.private and not warm_start.privacy.get("private"):
+        raise StudyError(
+            "warm_start: this model was trained without privacy, or does not say; a private run that starts from "
+            "it would give it away (weights that are public can be given as an array)"
+        )
     dataset = as_dataset(data, settings, classes=classes, groups=groups)
     prepared = prepare(dataset, settings)
     noise = ExactNoise() if exact_noise else None

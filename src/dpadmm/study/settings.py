@@ -85,14 +85,17 @@ class Training:
         Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
     ] = "paper"
     method: MethodSettings = field(default=DpAdmm())
-    n_rounds: Annotated[Count, "Rounds, t."] = 100
+    n_rounds: Annotated[Annotated[int, Meta(ge=1, le=10**6)], "Rounds, t."] = 100
     average: Annotated[
         AverageName,
         "The model is the consensus of the last round, or its mean over all rounds or the second half.",
     ] = "last"
 
     def __init__(self, **given: Any) -> None:
-        check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
+        known = flat_parameters(type(self))
+        check_names(given, known, type(self).__name__.lower())
+        for name in given.keys() - {each.name for each in parameters(type(self))}:
+            known[name].checked(given[name])  # also where nothing that was chosen has it
         for each in parameters(type(self)):
             value = given.get(each.name, each.default)
             if each.name in REGISTRIES:

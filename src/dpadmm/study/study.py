@@ -32,7 +32,7 @@ from dpadmm.data.schema_file import (
 from dpadmm.data.schema_file import problems as rows_problems
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.problem import Problem, PublicSizes
-from dpadmm.privacy.plan import gaussian
+from dpadmm.privacy.plan import MAX_RELEASES, gaussian
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
 from dpadmm.training.methods import METHODS, DeployableMethod
@@ -120,10 +120,17 @@ class Study:
     def _check_training(self) -> None:
         if isinstance(self.training, Mapping):
             check_names(self.training, flat_parameters(Training), "study, training")
-            object.__setattr__(self, "training", Training(**self.training))
+            made = Training(**self.training)
+            for name in self.training.keys() - made.flat().keys():
+                raise StudyError(f"study: nothing that was chosen has the setting {name}; leave it out")
+            object.__setattr__(self, "training", made)
         training = self.training
         if not isinstance(training, Training):
             raise StudyError(f"study: training must be a table of settings, not {training!r:.60}")
+        for what, registry in REGISTRIES.items():  # whoever reads the study's file makes these classes
+            one = getattr(training, what)
+            if type(one) is not registry.classes.get(one.name):
+                raise StudyError(f"study: the {what} {one.name!r} is not one that sites know; register it first")
         for name in BUDGETS:
             if isinstance(getattr(training, name), tuple):
                 raise StudyError(f"study: {name} must be one value, the same for every agent")
@@ -180,6 +187,11 @@ class Study:
         settings, problem = self.training, self.problem
         with np.errstate(over="ignore"):  # too much noise is refused below
             plan = self.method(1).plan(0, settings.n_rounds)
+        if plan.n_releases != settings.n_rounds or len(plan.tally()) > MAX_RELEASES:
+            raise StudyError(
+                f"study: every round must release something, of at most {MAX_RELEASES} kinds in all, which "
+                f"{settings.method.name} does not do"
+            )
         for release, _ in plan.tally():
             z = getattr(release, "noise_multiplier", 0.0)
             if not z > 0.0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, final
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.fields import Positive, check
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.privacy.releases import Release
+from dpadmm.privacy.releases import AnyRelease, Release
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.oracles import Noise, Question
@@ -136,10 +136,29 @@ class DeployableMethod(Generic[S]):
         """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
         raise NotImplementedError
 
+    def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:
+        """What one answer costs: a Gaussian release."""
+        return Release(noise_multiplier, statistic=statistic)
+
+    @final
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
-        """What agent i releases, round by round."""
-        asked = (self.release(k) for k in range(1, n_rounds + 1))
-        return ReleasePlan.of(Release(float(z[agent]), statistic=name) for name, z in asked)
+        """What agent i releases, round by round: what ``release`` says, so that nothing else can be charged."""
+        runs = self._runs(n_rounds)
+        return ReleasePlan(tuple((self.event(name, float(z[agent])), count) for name, z, count in runs))
+
+    def _runs(self, n_rounds: int) -> list[tuple[str, Floats, int]]:
+        """Consecutive rounds that ask for the same, with their number; found once for all agents."""
+        known: dict[int, list[tuple[str, Floats, int]]] = self.__dict__.setdefault("_known_runs", {})
+        if n_rounds not in known:
+            runs: list[tuple[str, Floats, int]] = []
+            for k in range(1, n_rounds + 1):
+                name, z = self.release(k)
+                if runs and runs[-1][0] == name and runs[-1][1] is z:
+                    runs[-1] = (name, z, runs[-1][2] + 1)
+                else:
+                    runs.append((name, z, 1))
+            known[n_rounds] = runs
+        return known[n_rounds]
 
     def step(self, state: S, now: Round) -> tuple[S, Floats]:
         """Round k at the agents of a cohort; those that are absent stay as they were."""

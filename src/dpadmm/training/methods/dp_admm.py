@@ -10,8 +10,6 @@ from dpadmm._base.fields import Positive
 from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.theory import Constant, Schedule, theorem_schedule
-from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.privacy.releases import Release
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.admm_state import (
     AdmmState,
@@ -105,6 +103,3 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
 
     def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         return updates.consensus_step(uploads)
-
-    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
-        return ReleasePlan.constant(Release(float(self.noise_multiplier[agent])), n_rounds)

@@ -15,8 +15,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Positive, Probability
 from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Sizes
-from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.privacy.releases import Release, SampledRelease
+from dpadmm.privacy.releases import AnyRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.admm_state import check_noise, zero_models
@@ -123,7 +122,7 @@ class DpSgdRounds(DeployableMethod[SgdState]):
         slope = uploads.mean(axis=0) + problem.reg_share * problem.regularizer.gradient(consensus)
         return np.asarray(consensus - self.learning_rate * slope)
 
-    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
-        z = float(self.noise_multiplier[agent])
-        release = Release(z) if self.sampling == 1.0 else SampledRelease(z, self.sampling)
-        return ReleasePlan.constant(release, n_rounds)
+    def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:
+        if self.sampling == 1.0:
+            return super().event(statistic, noise_multiplier)
+        return SampledRelease(noise_multiplier, self.sampling)
