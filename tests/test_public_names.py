@@ -63,6 +63,10 @@ NAMES = [
     "simulate",
     "synthetic",
     "total_noise_multiplier",
+    "train",
+    "Training",
+    "Study",
+    "read_study",
     "unequal",
 ]
 

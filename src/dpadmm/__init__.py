@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from dpadmm.privacy.report import PrivacyReport
     from dpadmm.runs.run import Result
     from dpadmm.runs.simulation import simulate
-    from dpadmm.study.settings import Settings
+    from dpadmm.runs.training import train
+    from dpadmm.study.settings import Settings, Training
+    from dpadmm.study.study import Study, read_study
     from dpadmm.training.methods import minimizer
     from dpadmm.training.metrics import Trace
 
@@ -93,8 +95,10 @@ __all__ = [
     "SmoothedHinge",
     "Softmax",
     "Squared",
+    "Study",
     "StudyError",
     "Trace",
+    "Training",
     "affordable_rounds",
     "by_group",
     "encode_labels",
@@ -110,10 +114,12 @@ __all__ = [
     "minimizer",
     "paper_epsilon",
     "paper_noise_multiplier",
+    "read_study",
     "read_table",
     "simulate",
     "synthetic",
     "total_noise_multiplier",
+    "train",
     "unequal",
 ]
 
@@ -160,9 +166,11 @@ _HOMES = {
     "dpadmm.privacy.report": ("PrivacyReport",),
     "dpadmm.optim.problem": ("Problem", "Rows", "make_rows"),
     "dpadmm.optim.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
-    "dpadmm.study.settings": ("Settings",),
+    "dpadmm.study.settings": ("Settings", "Training"),
+    "dpadmm.study.study": ("Study", "read_study"),
     "dpadmm.runs.run": ("Result",),
     "dpadmm.runs.simulation": ("simulate",),
+    "dpadmm.runs.training": ("train",),
 }
 """Where every name lives: it comes when it is asked for, so that a saved model predicts without the compiler,
 and scikit-learn is needed by nothing but the estimators."""

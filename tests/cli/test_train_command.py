@@ -22,6 +22,7 @@ import pytest
 from looping import case
 from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
+import dpadmm
 from conftest import Answer, Cli
 from dpadmm.data.schema import Number
 from dpadmm.model.file import load_model
@@ -308,3 +309,11 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
     answer: Answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert (answer.code, answer.err) == (130, "dpadmm: interrupted\n")
     assert files(tmp_path) == ["rows.csv", "study.toml"]
+
+
+def test_the_same_in_python(table: Path, study: Path) -> None:
+    by_file, by_object = (dpadmm.train(each, table, n_agents=2, seed=3) for each in (study, read_study(study)))
+    assert np.array_equal(by_file.weights, by_object.weights)
+    assert by_file.statement.as_json()["agents"]
+    assert len(by_file.model.predict_table(table)) == N_ROWS
+    assert dpadmm.train(study, table).privacy.exact_noise

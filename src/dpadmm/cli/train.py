@@ -25,10 +25,10 @@ from dpadmm.cli.screen import (
     table,
     waiting,
 )
-from dpadmm.data.encoded import EncodedTable, encode_table
+from dpadmm.data.encoded import EncodedTable
 from dpadmm.runs.run import Result
-from dpadmm.runs.training import run_study
-from dpadmm.study.study import Study, read_study
+from dpadmm.runs.training import encode, run_study
+from dpadmm.study.study import read_study
 
 SUFFIX = ".dpadmm"
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
@@ -91,16 +91,6 @@ def train(
             f"in {output}, and charged for all {study.training.n_rounds}, because the decision to stop "
             "may depend on the result"
         )
-
-
-def encode(study: Study, data: Path, *, by: str | None = None) -> EncodedTable:
-    """Encode a table for a study, which must define its columns."""
-    if study.schema is None:
-        raise StudyError(
-            "the study only lists features; to train on a table it needs [columns] with public bounds and "
-            "values, and a [label] (dpadmm study new drafts them)"
-        )
-    return encode_table(data, study.schema, study.label, by=by, intercept=study.training.intercept)
 
 
 def statement_path(model: Path) -> Path:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,42 @@ from numpy.typing import NDArray
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.memmap import is_mapped
-from dpadmm.data.encoded import EncodedTable
+from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.matrices import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.runs.run import History, Result, run
-from dpadmm.study.study import Study
+from dpadmm.study.study import Study, read_study
 from dpadmm.training.loop import Observer
 from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise
+
+
+def train(
+    study: Study | str | PathLike[str],
+    data: str | PathLike[str],
+    *,
+    by: str | None = None,
+    n_agents: int = 1,
+    seed: int | None = None,
+) -> Result:
+    """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
+
+    ``study`` is a study or its file, and ``data`` a CSV or Parquet file. The column ``by`` says whose a row is; else
+    rows are dealt to ``n_agents``. The noise is exact, and differs in every run; with a ``seed`` it is simulated, and
+    protects nobody. ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
+    """
+    agreed = study if isinstance(study, Study) else read_study(Path(study))
+    return run_study(agreed, encode(agreed, Path(data), by=by), n_agents=n_agents, seed=seed)
+
+
+def encode(study: Study, data: Path, *, by: str | None = None) -> EncodedTable:
+    """Encode a table for a study, which must define its columns."""
+    if study.schema is None:
+        raise StudyError(
+            "the study only lists features; to train on a table it needs [columns] with public bounds and "
+            "values, and a [label] (dpadmm study new drafts them)"
+        )
+    return encode_table(data, study.schema, study.label, by=by, intercept=study.training.intercept)
 
 
 def run_study(
