@@ -117,7 +117,7 @@ def test_a_study_of_numbers(cli, plain_file):
         ('weight_radius = "assumed"', "", ""),
         ("weight_radius = 10.0 ", "weight_radius = 5.0 ", ""),
         ("epsilon = 1.0 ", "epsilon = nan ", "epsilon must be a positive number"),
-        ("epsilon = 1.0 ", "epsilon = [1.0, 2.0] ", "one value"),
+        ("epsilon = 1.0 ", "epsilon = [1.0, 2.0] ", "epsilon must be a positive number"),
         ('"logistic"  ', '"logistik"  ', "did you mean 'logistic'"),
         ("n_rounds", "rounds", "did you mean 'n_rounds'"),
         ("[training]", "[trainings]", "did you mean 'training'"),
@@ -270,7 +270,7 @@ def test_the_column_that_says_whose_a_row_is_can_be_left_out(cli, tmp_path):
     text = (tmp_path / "s.toml").read_text()
     assert "[columns.age]" in text
     assert "[columns.hospital]" not in text
-    assert "says whose a row is" in text
+    assert "says who owns a row" in text
     wrong = cli("study", "new", tmp_path / "other.toml", *given, "hospitol")
     assert wrong.code == 2
     assert "did you mean 'hospital'" in wrong.err

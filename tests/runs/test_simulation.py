@@ -455,3 +455,10 @@ def test_a_private_run_does_not_start_from_a_model_without_privacy() -> None:
         simulate("synthetic", epsilon=0.01, warm_start=optimum, **rows)
     assert simulate("synthetic", epsilon=0.01, warm_start=noisy, **rows).outcome.rounds == 2
     assert simulate("synthetic", method="admm", warm_start=optimum, **rows).outcome.rounds == 2
+
+
+def test_a_result_is_shown_in_a_line_without_rows() -> None:
+    result = simulate("synthetic", epsilon=1.0, n_rounds=2, n_agents=2, seed=1)
+    assert repr(result) == "<Result of dp_admm: 2 agents, 2 rounds, ε = 1>"
+    optimum = simulate("synthetic", method="centralized", n_agents=1, seed=1)
+    assert repr(optimum) == "<Result of centralized: one agent, 1 rounds, no privacy>"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from typing import Any
 
 import pytest
 from looping import case
@@ -120,3 +122,23 @@ def test_whatever_is_no_study_has_a_problem_and_no_traceback() -> None:
             assert study_problems(table)
             with pytest.raises(StudyError):
                 study_from(table)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "dpadmm-study/1", "colour": 3}, [r'format must be "dpadmm-study/2".*\[privacy\] are tables']),
+        ({"loss": {"name": "logistic", "foo": 3}}, ["loss: unknown setting 'foo'; there are none here"]),
+        ({"loss": {"name": "logistic", "delta": 0.5}}, ["loss: delta is a parameter of huber, not of logistic"]),
+        ({"method": {"name": "dp_sgd", "rho": 0.5}}, ["method: rho is a parameter of dp_admm, admm.* not of dp_sgd"]),
+        ({"method": {"name": "admm_pvp", "weight_radius": 1.0}}, ["method: agents can answer for dp_admm and dp_sgd"]),
+        ({"loss": {"delta": 0.5}}, ["loss: give it a name; known are"]),
+        ({"privacy": {"epsilon": 0.0}}, ["privacy: epsilon must be a positive number, not 0.0"]),
+    ],
+)
+def test_a_problem_says_its_table_and_what_to_do(changes: dict[str, Any], words: list[str]) -> None:
+    table = tomllib.loads(DRAFTED.replace("public = false", "public = true")) | changes
+    found = study_problems(table)
+    assert len(found) == len(words)
+    for sentence, pattern in zip(found, words, strict=True):
+        assert re.search(pattern, sentence), sentence

@@ -75,6 +75,7 @@ BAD = {
     "a loss without a name": changed(PLAIN, loss={"delta": 1.0}),
     "another's parameter": changed(PLAIN, loss={"name": "huber", "width": 1.0}),
     "text for a number": changed(PLAIN, "privacy", delta="small"),
+    "budgets of several agents": changed(PLAIN, "privacy", epsilon=[1.0, 2.0]),
     "a number below its least": changed(PLAIN, "privacy", delta=0),
     "true for a number": changed(PLAIN, method={"name": "dp_admm", "rho": True}),
     "format": changed(PLAIN, format="dpadmm-study/1"),
@@ -89,7 +90,6 @@ ONLY_READING = {
     "the label": changed(TEMPLATE, "columns", repaid={"kind": "boolean"}),
     "a line break": changed(TEMPLATE, "columns", "purpose", values=["a\nb"]),
     "no budget": changed(PLAIN, privacy={}),
-    "budgets of several agents": changed(PLAIN, "privacy", epsilon=[1.0, 2.0]),
     "a method that solves": changed(PLAIN, method={"name": "admm_pvp"}),
 }
 

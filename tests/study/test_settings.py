@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -223,3 +224,41 @@ def test_no_two_settings_share_a_name() -> None:
         assert len(defaults) <= 1, f"{name} has several defaults"
         assert each.base in (bool, int, float, str)
         assert each.base is not str or choices(each.kind), name
+
+
+def test_an_own_loss_is_checked_when_it_is_given() -> None:
+    class Bare:
+        name = "bare"
+
+    @dataclass(frozen=True)
+    class Wrong(Huber):
+        name: ClassVar[str] = "wrong"
+
+        @staticmethod
+        def formula(i: Any, labels: Any, scores: Any, parameters: Any, out: Any) -> None:
+            out[0, i] = parameters[3]
+
+    @dataclass(frozen=True)
+    class NotANumber(Huber):
+        name: ClassVar[str] = "nan"
+
+        @staticmethod
+        def formula(i: Any, labels: Any, scores: Any, parameters: Any, out: Any) -> None:
+            out[0, i] = np.log(scores[0, i])
+
+    for loss, words in (
+        (Bare(), "loss Bare has no task; a loss needs name, task"),
+        (Wrong(), "loss Wrong: NumPy cannot run its formula .IndexError"),
+        (NotANumber(), "loss NotANumber: its formula gives nan"),
+        (Huber, r"loss must be a name or an object, such as Huber\(\)"),
+    ):
+        with pytest.raises(StudyError, match=words):
+            made(loss=loss)
+    for what, other in (("regularizer", Huber()), ("method", Huber())):
+        with pytest.raises(StudyError, match=f"{what} Huber is no"):
+            made(**{what: other})
+
+
+def test_parameters_of_an_object_are_given_to_it() -> None:
+    with pytest.raises(StudyError, match="loss is an object, so delta must be given to it"):
+        made(loss=Huber(0.5), loss_delta=0.7)

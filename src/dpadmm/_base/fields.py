@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -49,6 +49,13 @@ class Parameter:
     def listed(self) -> bool:
         """Whether it may be a list of values."""
         return any(get_origin(each) is tuple for each in _members(self.kind))
+
+    def single(self) -> Parameter:
+        """The same for one value alone, where it may also be a list of values."""
+        if not self.listed:
+            return self
+        members = tuple(each for each in get_args(self.kind) if get_origin(each) is not tuple)
+        return replace(self, kind=Union[members])  # noqa: UP007  # of types that are known when it runs
 
     def checked(self, value: object, where: str = "") -> Any:
         """The value as Python's own; refused in a sentence that begins with ``where``."""
@@ -110,6 +117,8 @@ def chosen(what: str, registry: Mapping[str, type], given: object) -> Any:
     """An object of a registry's classes from its name; an object of any other class is taken as it is."""
     if not isinstance(given, str | type) and isinstance(getattr(given, "name", None), str):
         return given
+    if isinstance(given, type):
+        raise StudyError(f"{what} must be a name or an object, such as {given.__name__}(), and not a class")
     if not isinstance(given, str) or given not in registry:
         raise StudyError(f"{what} {given!r:.60} does not exist; {nearest(str(given), registry)}")
     return registry[given]()
@@ -139,6 +148,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """'did you mean ...?' or the list of what there is."""
     known = sorted(known)
     near = near_name(name, known)
+    if not known:
+        return "there are none here"
     return f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
 
 

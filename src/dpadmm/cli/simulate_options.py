@@ -28,7 +28,6 @@ RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
 
 _SHORT = {"n_agents": ("--agents", "-n"), "n_rounds": ("--rounds", "-t"), "epsilon": ("-e",)}
 _DATA = ("n_agents", "partition", "partition_spread", "clip_rows", "intercept", "test_rows")
-_OFF = {"split_regularizer": "--no-split"}  # the other switches are turned off by --no-NAME
 _ALIASES = {"agents": "n_agents", "rounds": "n_rounds"}
 
 
@@ -41,8 +40,7 @@ def parameters() -> list[inspect.Parameter]:
         text = each.help if name in REGISTRIES else " ".join([each.help, *_in_brackets(each)])
         text = text if unsaid else f"{text} (default {each.default})"
         dashed = f"--{name.replace('_', '-')}"
-        off = _OFF.get(name, f"--no-{dashed[2:]}")
-        names = (f"{dashed}/{off}",) if kind is bool else (dashed, *_SHORT.get(name, ()))
+        names = (f"{dashed}/--no-{dashed[2:]}",) if kind is bool else (dashed, *_SHORT.get(name, ()))
         options.append(_option(name, kind, names, text, _panel(name)))
     return options
 

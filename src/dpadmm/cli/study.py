@@ -62,7 +62,7 @@ def new(
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="A column that says whose a row is: left out.")
+        str | None, typer.Option(metavar="COLUMN", help="A column that says who owns a row: left out.")
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="The study's name.")] = None,
 ) -> None:

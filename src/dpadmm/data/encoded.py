@@ -46,7 +46,7 @@ def encode_table(
     total: bool = False,
     memory_bytes: int = MEMORY_BYTES,
 ) -> EncodedTable:
-    """Read a file once and encode it; ``by`` names a column that says whose a row is.
+    """Read a file once and encode it; ``by`` names a column that says who owns a row.
 
     ``intercept`` appends the constant column. Without a label, as for a table to predict on, there are none.
 
@@ -60,7 +60,7 @@ def encode_table(
     for name in others:
         if name in columns:
             raise DataError(
-                f"column {name!r} cannot be a feature too: it is the label, or says whose a row is; "
+                f"column {name!r} cannot be a feature too: it is the label, or says who owns a row; "
                 "take it out of the study's columns"
             )
     numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}

@@ -60,7 +60,7 @@ class History:
         return whole if whole.size <= MOST_HISTORY else whole[:0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What is left of a finished (or interrupted) run.
 
@@ -103,11 +103,17 @@ class Result:
     names: tuple[str, ...] = ()
     dataset: Dataset | None = None
 
+    def __repr__(self) -> str:
+        """In a line, and nothing of the rows."""
+        agents = "one agent" if self.rows.n_agents == 1 else f"{self.rows.n_agents} agents"
+        cost = f"ε = {self.privacy.epsilon:.4g}" if self.privacy.private else "no privacy"
+        return f"<Result of {self.method.name}: {agents}, {self.outcome.rounds} rounds, {cost}>"
+
     @property
     def study(self) -> Study:
         """The study that was run."""
         if self.of_study is None:
-            raise StudyError("a simulation is no run of a study; its settings are in .settings")
+            raise StudyError("a simulation is not the run of a study; its settings are in .settings")
         return self.of_study
 
     @property

@@ -37,7 +37,7 @@ def train(
 ) -> Result:
     """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
 
-    ``study`` is a study or its file, and ``data`` a CSV or Parquet file. The column ``by`` says whose a row is; else
+    ``study`` is a study or its file, and ``data`` a CSV or Parquet file. The column ``by`` says who owns a row; else
     rows are dealt to ``n_agents``. The noise is exact, and differs in every run; with a ``seed`` it is simulated, and
     protects nobody. ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
     """

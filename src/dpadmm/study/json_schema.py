@@ -13,8 +13,8 @@ from dpadmm._base.fields import Parameter, parameters
 from dpadmm.data.schema import KINDS, ROW_NORMS, Label
 from dpadmm.data.schema_file import MOST_COLUMNS
 from dpadmm.optim.features import INTERCEPT
-from dpadmm.study.settings import REGISTRIES, Training, flat_parameters
-from dpadmm.study.study import ADJACENCY, FORMAT, TABLES, Study, origins
+from dpadmm.study.settings import REGISTRIES
+from dpadmm.study.study import ADJACENCY, FORMAT, TABLES, Study, origins, table_parameters
 
 PUBLIC = {
     "const": True,
@@ -32,7 +32,6 @@ def study_schema() -> dict[str, Any]:
     named = {"type": "object", "additionalProperties": {"$ref": "#/$defs/column"}, "minProperties": 1}
     listed = {"type": "array", "items": {"$ref": "#/$defs/listed_column"}, "minItems": 1}
     about = {each.name: each.json_schema() for each in parameters(Study) if each.help}
-    settings = flat_parameters(Training)
     properties: dict[str, Any] = {
         "format": {"const": FORMAT},
         **about,
@@ -41,7 +40,7 @@ def study_schema() -> dict[str, Any]:
         "columns": {"anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]},
         "row_norm": {"type": ["number", "null"], "minimum": ROW_NORMS[0], "maximum": ROW_NORMS[1]},
         **{name: _choice(registry.classes) for name, registry in REGISTRIES.items()},
-        **{name: _object(_properties(settings[each] for each in names)) for name, names in TABLES.items()},
+        **{name: _object(_properties(table_parameters(name))) for name in TABLES},
         "provenance": _object(_properties(origins())),
         "intercept_value": {"const": INTERCEPT},
     }

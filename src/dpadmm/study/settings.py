@@ -7,7 +7,7 @@ Settings are public: none of them is read off the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -26,6 +26,7 @@ from dpadmm._base.fields import (
     parameters,
 )
 from dpadmm.optim.losses import LOSSES, Logistic, Loss
+from dpadmm.optim.losses.base import check_loss
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.regularizers import L2, REGULARIZERS, Regularizer
 from dpadmm.training.loop import AverageName
@@ -46,12 +47,22 @@ class Registry:
     classes: Mapping[str, Any]
     prefix: str
     help: str
+    check: Callable[[Any], None]
+    """Refuses an object of another class that does not have what it takes."""
+
+
+def _check_kind(kind: type, what: str) -> Callable[[Any], None]:
+    def check(made: Any) -> None:
+        if not isinstance(made, kind):
+            raise StudyError(f"{what} {type(made).__name__} is no {kind.__name__}; CONTRIBUTING.md says what it needs")
+
+    return check
 
 
 REGISTRIES: Mapping[str, Registry] = {
-    "method": Registry(METHODS, "", "Training method."),
-    "loss": Registry(LOSSES, "loss_", "Loss."),
-    "regularizer": Registry(REGULARIZERS, "regularizer_", "Regularizer."),
+    "method": Registry(METHODS, "", "Training method.", _check_kind(MethodSettings, "method")),
+    "loss": Registry(LOSSES, "loss_", "Loss.", check_loss),
+    "regularizer": Registry(REGULARIZERS, "regularizer_", "Regularizer.", _check_kind(Regularizer, "regularizer")),
 }
 
 
@@ -136,6 +147,11 @@ class Training:
         """The same with some settings changed, by the names under which they can be given."""
         check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
         own = {each.name: getattr(self, each.name) for each in parameters(type(self))}
+        for what, registry in REGISTRIES.items():
+            made = chosen(what, registry.classes, given.get(what, own[what]))
+            beside = {each.name: f"{registry.prefix}{each.name}" for each in parameters(type(made))}
+            changes = {name: given.pop(flat) for name, flat in beside.items() if flat in given}
+            given[what] = replace(made, **changes) if changes else made
         return type(self)(**{**own, **given})
 
     def flat(self) -> dict[str, Any]:
@@ -217,8 +233,12 @@ def _flat_parameters(made: type[Training]) -> dict[str, Parameter]:
 
 def _chosen(what: str, value: object, given: Mapping[str, Any]) -> Any:
     """What is named or given, with those of its parameters that were given beside it."""
-    made = chosen(what, REGISTRIES[what].classes, value)
-    prefix = REGISTRIES[what].prefix
-    beside = {each.name: f"{prefix}{each.name}" for each in parameters(type(made))}
+    registry = REGISTRIES[what]
+    made = chosen(what, registry.classes, value)
+    if type(made) not in registry.classes.values():
+        registry.check(made)
+    beside = {each.name: f"{registry.prefix}{each.name}" for each in parameters(type(made))}
     changes = {name: given[flat] for name, flat in beside.items() if flat in given}
+    if changes and not isinstance(given.get(what, ""), str):
+        raise StudyError(f"{what} is an object, so {next(iter(changes))} must be given to it, and not beside it")
     return replace(made, **changes) if changes else made

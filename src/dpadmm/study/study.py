@@ -156,8 +156,8 @@ class Study:
         for name, each in _constants().items():
             if name in said and said[name] != each.default and name not in self.provenance:
                 raise StudyError(
-                    f"study: where does {name} = {said[name]} come from? Say provenance.{name} = one of "
-                    "public, assumed, derived from public data; a value tuned on private rows leaks them"
+                    f'study: where does {name} = {said[name]} come from? Add {name} = "assumed" under '
+                    "[provenance], or public, or derived from public data; a value tuned on private rows leaks them"
                 )
 
     @cached_property
@@ -295,7 +295,10 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     >>> study_problems(table)
     ["training: unknown setting 'rounds'; did you mean 'n_rounds'?"]
     """
-    found = [*_of_file(table, "study"), *_of_rows(table), *_of_training(table)]
+    found = _of_file(table, "study")
+    if table.get("format") != FORMAT:
+        return [each.removeprefix("study: ") for each in found]
+    found += [*_of_rows(table), *_of_training(table)]
     if isinstance(table.get("provenance"), Mapping):
         found += problems(table["provenance"], origins(), "provenance")
     found = found or _raised(lambda: study_from(table))
@@ -358,9 +361,11 @@ def _training_from(table: Mapping[str, Any]) -> Training:
 
 def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     """What is wrong with the frame of a study's table."""
-    found = [f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS]
     if table.get("format") != FORMAT:
-        found.append(f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}')
+        older = "; since format 2, [method], [loss], [regularizer] and [privacy] are tables: see dpadmm study new FILE"
+        hint = older if table.get("format") == "dpadmm-study/1" else ""
+        return [f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}{hint}']
+    found = [f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS]
     if table.get("adjacency", ADJACENCY) != ADJACENCY:
         found.append(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r:.60}')
     if "name" not in table:
@@ -384,7 +389,7 @@ def _of_rows(table: Mapping[str, Any]) -> list[str]:
 def table_parameters(table: str, name: str | None = None) -> Sequence[Parameter]:
     """What a table of a study's file about training may say; ``name`` is the class of a registry."""
     if table in TABLES:
-        return [flat_parameters(Training)[each] for each in TABLES[table]]
+        return [flat_parameters(Training)[each].single() for each in TABLES[table]]
     return parameters(REGISTRIES[table].classes[name]) if name is not None else ()
 
 
@@ -398,11 +403,26 @@ def _of_training(table: Mapping[str, Any]) -> list[str]:
             found += problems(about, table_parameters(name), name)
         elif not isinstance(about.get("name"), str) or about["name"] not in REGISTRIES[name].classes:
             wrong, classes = about.get("name"), REGISTRIES[name].classes
-            found.append(f"{name} {wrong!r:.60} does not exist; {nearest(str(wrong), classes)}")
+            said = f"{wrong!r:.60} does not exist" if "name" in about else "give it a name"
+            found.append(f"{name}: {said}; {nearest(str(wrong), classes)}")
         else:
-            given = {key: value for key, value in about.items() if key != "name"}
-            found += problems(given, table_parameters(name, about["name"]), name)
+            found += _of_choice(name, about)
     return found
+
+
+def _of_choice(table: str, about: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the parameters of a loss, regularizer or method that exists."""
+    classes, name = REGISTRIES[table].classes, about["name"]
+    if table == "method" and name not in DEPLOYABLE:
+        return [f"{table}: agents can answer for {' and '.join(DEPLOYABLE)}, not for {name}"]
+    own = table_parameters(table, name)
+    found, given = [], {key: value for key, value in about.items() if key != "name"}
+    for key in list(given):
+        others = [other for other, made in classes.items() if key in {each.name for each in parameters(made)}]
+        if others and name not in others:
+            found.append(f"{table}: {key} is a parameter of {', '.join(others)}, not of {name}; leave it out")
+            del given[key]
+    return found + problems(given, own, table)
 
 
 def _raised(check: Callable[[], object]) -> list[str]:

@@ -8,11 +8,12 @@ With row ``a`` (L2 norm ≤ 1), weights ``w`` (d × p) and scores ``s = wᵀa`` 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
 
 Task = Literal["binary", "multiclass", "regression"]
 
@@ -72,6 +73,29 @@ def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
     every_row = slice(None)
     loss.formula(every_row, labels, np.ascontiguousarray(scores.T), np.array(loss.parameters, dtype=float), out)
     return out.T
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse an own loss that lacks a member, or whose formula does not give finite slopes for a few rows."""
+    name = type(loss).__name__
+    missing = [each for each in _MEMBERS if not hasattr(loss, each)]
+    if missing:
+        raise StudyError(f"loss {name} has no {missing[0]}; a loss needs {', '.join(_MEMBERS)} (CONTRIBUTING.md)")
+    labels = np.array([1.0, -1.0, 1.0]) if loss.task == "binary" else np.array([0.0, 1.0, 0.0])
+    scores = np.linspace(-2.0, 2.0, 3 * loss.n_outputs).reshape(3, -1)
+    try:
+        with np.errstate(all="ignore"):
+            found = slopes(loss, labels, scores)
+    except Exception as error:
+        raise StudyError(
+            f"loss {name}: NumPy cannot run its formula ({type(error).__name__}: {error}); write it with arithmetic, "
+            "comparisons and NumPy's functions of arrays, and give parameters what it reads"
+        ) from None
+    if not np.isfinite(found).all():
+        raise StudyError(f"loss {name}: its formula gives {found.min()} to {found.max()} for scores from −2 to 2")
+
+
+_MEMBERS = ("name", "task", "n_outputs", "lipschitz", "smoothness", "parameters", "value", "formula")
 
 
 def curvatures(loss: Loss, labels: Floats, scores: Floats, step: float = 1e-4) -> Floats:

@@ -44,11 +44,11 @@ class Draft:
             raise DataError(f"{self.source}: no column is left to learn from beside the label")
 
     def without(self, by: str) -> Draft:
-        """The draft without the column that says whose a row is."""
+        """The draft without the column that says who owns a row."""
         names = [each.name for each in self.columns]
         if by not in names:
             raise unknown_name("column", by, names, self.source)
-        left_out = DraftColumn(by, None, "says whose a row is")
+        left_out = DraftColumn(by, None, "says who owns a row")
         return replace(self, columns=tuple(left_out if each.name == by else each for each in self.columns))
 
 

@@ -83,7 +83,7 @@ def _written(key: str, value: Any, note: str) -> Iterator[str]:
 
 
 def _training(draft: Draft) -> Iterator[str]:
-    """The template's tables about training, with the loss that fits the label, and as comments what is as usual."""
+    """The template's tables about training, with the loss that fits the label, and defaults as comments."""
     template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
     section = template[template.index("[method]") :].rstrip()
     n_classes = len(draft.label.get("classes", ()))
@@ -94,7 +94,7 @@ def _training(draft: Draft) -> Iterator[str]:
             section = re.sub(rf"(?m)^{name} = [0-9.]+ *", f"{name} = {value}".ljust(23), section)
         section = section.replace("\n\n[loss]", f"\n{PENALTY}\n\n[loss]") + '\nrho = "assumed"'
     said = tomllib.loads(section)
-    yield "# A line without its # changes what is as usual."
+    yield "# Uncomment a line to change a default."
     for block in section.split("\n\n"):
         table = block[1 : block.index("]")]
         yield block
