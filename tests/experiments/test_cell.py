@@ -23,9 +23,8 @@ def bench():
 
 
 def lines(bench, **changes):
-    from dataclasses import replace
 
-    return bench.run(Cell("small", replace(SETTINGS, **changes))).to_pylist()
+    return bench.run(Cell("small", SETTINGS.changed(**changes))).to_pylist()
 
 
 def test_lines_are_what_simulate_measures(bench):

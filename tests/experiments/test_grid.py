@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from grids import N_CELLS, SMALL
@@ -58,7 +58,7 @@ def test_keys_name_settings_and_nothing_else():
     assert key == Cell("adult", settings.changed(weight_radius=89, epsilon=1)).key  # as TOML may write it
     assert len(key) == 16
     others = {"epsilon": 2.0, "n_agents": 7, "seed": 2, "delta": 0.1, "average": "tail", "intercept": True}
-    changed = {Cell("adult", replace(settings, **{name: value})).key for name, value in others.items()}
+    changed = {Cell("adult", settings.changed(**{name: value})).key for name, value in others.items()}
     assert len(changed | {key, Cell("iris", settings).key, Cell("adult", settings, timed=True).key}) == 9
 
 
