@@ -20,6 +20,7 @@ from sklearn.utils import check_random_state, get_tags
 
 from dpadmm import DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm.estimators.base import PrivateLinearModel
 from dpadmm.runs import simulation
 from dpadmm.study.settings import Settings
 
@@ -349,3 +350,15 @@ def test_rows_that_do_not_fit_are_a_sentence() -> None:
         DPADMMClassifier(**PUBLIC).fit(X, Y, groups=["a"] * 200 + ["b"] * 39 + ["c"])
     with pytest.raises(DataError, match="240 groups in one dimension"):
         DPADMMClassifier(**PUBLIC).fit(X, Y, groups=["a", "b"])
+
+
+def test_defaults_are_a_promise() -> None:
+    shared = {
+        "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "l1_ratio": 0.0, "fit_intercept": True,
+        "max_iter": 100, "rho": 0.1, "random_state": None, "accountant": None,
+    }  # fmt: skip
+    classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0}
+    regressor = {"alpha": 1.0, "y_bounds": None, "loss": "squared", "gradient_bound": 1.0, "weight_radius": 3.0}
+    assert DPADMMClassifier().get_params() == {**shared, **classifier}
+    assert DPADMMRegressor().get_params() == {**shared, **regressor}
+    assert PrivateLinearModel.weight_radius == 30.0

@@ -29,9 +29,11 @@ class Listener(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self.levels: list[int] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+        self.levels.append(record.levelno)
 
 
 @pytest.fixture
@@ -112,14 +114,18 @@ def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
     heard.lines.clear()
+    heard.levels.clear()
     ends = [packed(Message(Kind.END, STUDY.hash, k)) for k in (1, 2)]
     for _ in range(100):
         for data in (b"garbage", b"rubbish!", *ends):
             responder.answer(STUDY.hash, data)
     assert len(heard.lines) == 4
+    assert [level for level, line in zip(heard.levels, heard.lines, strict=True) if "ended" in line] == [
+        logging.INFO
+    ] * 2
     for n in range(500):
         assert said(responder.answer(STUDY.hash, bytes(9 + n % 100))).code == "request-malformed"
-    assert len(heard.lines) == MAX_LINES
+    assert len(heard.lines) == MAX_LINES == 20
     clock.now = 60.0  # a minute later the owner is told again
     responder.answer(STUDY.hash, b"garbage")
     assert len(heard.lines) == MAX_LINES + 1

@@ -291,6 +291,13 @@ def test_without_a_memo_none_is_kept(tmp_path: Path) -> None:
         assert (round, kept.tobytes(), memo) == (1, answer.tobytes(), b"")
 
 
+def test_a_memo_may_be_as_long_as_the_consensus_of_a_wide_study(tmp_path: Path) -> None:
+    with guarded(tmp_path) as guard:
+        guard.enrol(STUDY)
+        guard.answer(STUDY.hash, 1, np.zeros((D, 1)), bytes(800_000))
+        assert len(guard.transcript(STUDY.hash)[0][2]) == 800_000
+
+
 def test_limits_include_their_last_value() -> None:
     asked = study(noise_multiplier=4.0, n_rounds=8).terms  # costs 8/16
     POLICY.check(asked, POLICY.min_rows)
