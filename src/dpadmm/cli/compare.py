@@ -70,7 +70,7 @@ def compare_command(
     ] = None,
     repeats: Annotated[int, typer.Option(help="Random splits of each run.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the first split.")] = 1,
-    metrics_every: Annotated[int, typer.Option(help="Measure every so many rounds.")] = 5,
+    metrics_every: Annotated[int, typer.Option(help="Measure every this many rounds.")] = 5,
     workers: Workers = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the results file and the figure.")

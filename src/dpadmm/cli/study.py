@@ -66,7 +66,7 @@ def new(
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="The study's name.")] = None,
 ) -> None:
-    """Write a study with comments, to be changed: an example, or drafted for your columns.
+    """Write a commented study file to edit: an example, or a draft for your columns.
 
     What was read off a table is marked public = false; the study is refused until you have looked at each
     value and said true. A dictionary is public, and needs no confirmation.
@@ -77,7 +77,7 @@ def new(
             raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
         write_template("study", file)
         say_path(console, f"Written: {file}")
-        say(console, "Change it to what you want to ask; then see what it means:")
+        say(console, "Edit it for your question; then see what it means:")
         say_path(console, f"  dpadmm study show {file}")
         return
     from dpadmm.study.drafting import study_text
@@ -138,7 +138,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell every problem of a study in a line, not only the first. Exit code 2 if there is one.
+    """List every problem of a study, one per line. Exit code 2 if there is one.
 
     With a table, on its owner's machine: whether it has the columns, and how many cells would be clamped,
     unknown or missing. Those counts are for the owner's eyes only.
@@ -197,7 +197,7 @@ def show_survey(console: Console, study: Study, survey: Survey) -> None:
     """Counts by column, and warnings: for the owner's eyes only."""
     from dpadmm.data.encoded import plain_schema
 
-    say(console, f"{survey.rows:,} rows. For your eyes only: what the study makes of their cells.")
+    say(console, f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")
     out = table("column", "clamped", "unknown", "missing", fold=[0])
     named = list(survey.columns.items())
     if study.label is not None:
@@ -210,7 +210,8 @@ def show_survey(console: Console, study: Study, survey: Survey) -> None:
     if out.row_count:
         console.print(out)
     if quiet := len(named) - out.row_count:
-        say(console, f"{'Nothing' if not out.row_count else 'Nothing else'} in {quiet} columns.")
+        other = " other" if out.row_count else ""
+        say(console, f"No such cells in {quiet}{other} {'column' if quiet == 1 else 'columns'}.")
     for warning in survey.warnings(study.schema or plain_schema(study.features)):
         say(console, f"Warning: {warning}")
 

@@ -166,8 +166,8 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
         )
     if label is not None and is_label_like(name, label):
         raise StudyError(
-            f"column {name!r} looks like the label {label!r} itself, which would make a model that knows "
-            "nothing; leave it out, or say allow = true if it is another thing"
+            f"column {name!r} looks like the label {label!r} itself, which would let the model read the "
+            "answer; leave it out, or say allow = true if it is another thing"
         )
 
 

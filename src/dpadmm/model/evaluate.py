@@ -25,8 +25,8 @@ from dpadmm.optim.losses import LOSSES
 
 BINS = 10
 NOT_TO_PUBLISH = (
-    "These figures are computed without noise, so they can tell about single rows of this table: it must be "
-    "public or your own, and the figures are not to be published without thought."
+    "These figures are computed without noise, so they can reveal single rows of this table, which must be "
+    "public or your own; think before you publish them."
 )
 
 

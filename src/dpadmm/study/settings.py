@@ -185,9 +185,10 @@ class Settings(Training):
         Annotated[float, Meta(gt=0, lt=1)] | None, "Stop when the consensus moves less than this (relative)."
     ] = None
     test_rows: Annotated[NotNegative, "Rows held out: a count, or a share below 1; 0 for none."] = 0.2
-    metrics_every: Annotated[Annotated[int, Meta(ge=0)], "Measure every so many rounds; 0: never."] = 1
+    metrics_every: Annotated[Annotated[int, Meta(ge=0)], "Measure every this many rounds; 0: never."] = 1
     seed: Annotated[
-        Annotated[int, Meta(ge=0)] | None, "Names split, participation and noise (default: from the system)."
+        Annotated[int, Meta(ge=0)] | None,
+        "Seed of the split, of participation and of the noise (default: from the system).",
     ] = None
 
 
