@@ -305,7 +305,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["dpadmm.cli.train"], "encode_table", interrupted)
+    monkeypatch.setattr(sys.modules["dpadmm.cli.train"], "encode", interrupted)
     answer: Answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert (answer.code, answer.err) == (130, "dpadmm: interrupted\n")
     assert files(tmp_path) == ["rows.csv", "study.toml"]

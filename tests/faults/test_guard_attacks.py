@@ -266,15 +266,14 @@ def changed_studies() -> dict[str, Callable[[], Any]]:
 
     def trained(name: str) -> Any:
         own = DEPLOYABLE_OWNERS.get(name, {})
-        training = {**STUDY.training.flat(), **own, name: OTHER_TRAINING[name]}
-        if name in BUDGETS:
-            training = {key: value for key, value in training.items() if key == name or key not in BUDGETS}
+        spent = dict.fromkeys(BUDGETS) if name in BUDGETS else {}
+        training = STUDY.training.changed(**{**own, **spent, name: OTHER_TRAINING[name]})
         constants = [each.name for each in origins()]
         more: dict[str, Any] = {"provenance": {name: "assumed"}} if name in constants else {}
-        if training["loss"] in ("huber", "squared"):
+        if training.loss.task == "regression":
             more["classes"] = None
         if name == "step_size":
-            training["schedule"], more["provenance"] = "constant", {"step_size": "assumed"}
+            training, more["provenance"] = training.changed(schedule="constant"), {"step_size": "assumed"}
         return replace(STUDY, training=training, **more)
 
     changes: dict[str, Callable[[], Any]] = {

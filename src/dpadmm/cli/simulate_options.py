@@ -27,6 +27,7 @@ RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
 """What a command needs beside :class:`Settings`: type, help, option names."""
 
 _SHORT = {"n_agents": ("--agents", "-n"), "n_rounds": ("--rounds", "-t"), "epsilon": ("-e",)}
+_OFF = {"split_regularizer": "--no-split"}  # short, for a narrow screen; the others are turned off by --no-NAME
 _DATA = ("n_agents", "partition", "partition_spread", "clip_rows", "intercept", "test_rows")
 _ALIASES = {"agents": "n_agents", "rounds": "n_rounds"}
 
@@ -40,7 +41,8 @@ def parameters() -> list[inspect.Parameter]:
         text = each.help if name in REGISTRIES else " ".join([each.help, *_in_brackets(each)])
         text = text if unsaid else f"{text} (default {each.default})"
         dashed = f"--{name.replace('_', '-')}"
-        names = (f"{dashed}/--no-{dashed[2:]}",) if kind is bool else (dashed, *_SHORT.get(name, ()))
+        off = _OFF.get(name, f"--no-{dashed[2:]}")
+        names = (f"{dashed}/{off}",) if kind is bool else (dashed, *_SHORT.get(name, ()))
         options.append(_option(name, kind, names, text, _panel(name)))
     return options
 
