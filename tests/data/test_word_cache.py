@@ -39,7 +39,8 @@ def reachable() -> Iterator[Any]:
         here = waiting.pop()
         names = list(here) if isinstance(here, dict) else []  # the collector passes over keys that are text
         for each in (*names, *gc.get_referents(here)):
-            if id(each) not in seen and not isinstance(each, ModuleType):
+            compiler = str(type(each).__module__).startswith(("numba", "llvmlite"))  # leads to pytest's own frames
+            if id(each) not in seen and not isinstance(each, ModuleType) and not compiler:
                 seen.add(id(each))
                 waiting.append(each)
                 yield each
