@@ -419,3 +419,11 @@ def test_a_plan_that_a_site_could_not_finish_or_state_is_refused(kind, monkeypat
 def test_a_huge_number_is_one_sentence():
     with pytest.raises(StudyError, match="n_rounds must be a whole number of at least 1, not a huge number"):
         Training(epsilon=1.0, n_rounds=10**5000)
+
+
+def test_settings_with_a_meaning_of_their_own_are_refused():
+    class Cheap(Training):
+        pass
+
+    with pytest.raises(StudyError, match="training must be a table of settings"):
+        Study(name="s", features=("x",), training=Cheap(epsilon=1.0))

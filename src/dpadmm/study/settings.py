@@ -54,7 +54,9 @@ class Registry:
 def _check_kind(kind: type, what: str) -> Callable[[Any], None]:
     def check(made: Any) -> None:
         if not isinstance(made, kind):
-            raise StudyError(f"{what} {type(made).__name__} is no {kind.__name__}; CONTRIBUTING.md says what it needs")
+            raise StudyError(
+                f"{what} {type(made).__name__} is not a {kind.__name__}; see CONTRIBUTING.md for what it needs"
+            )
 
     return check
 

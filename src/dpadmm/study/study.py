@@ -125,7 +125,7 @@ class Study:
                 raise StudyError(f"study: nothing that was chosen has the setting {name}; leave it out")
             object.__setattr__(self, "training", made)
         training = self.training
-        if not isinstance(training, Training):
+        if type(training) is not Training:  # a class of its own could change what the settings mean
             raise StudyError(f"study: training must be a table of settings, not {training!r:.60}")
         for what, registry in REGISTRIES.items():  # whoever reads the study's file makes these classes
             one = getattr(training, what)
@@ -152,9 +152,10 @@ class Study:
         object.__setattr__(self, "provenance", dict(self.provenance))
         for sentence in problems(self.provenance, origins(), "study: provenance"):
             raise StudyError(sentence)
-        said = self.training.flat()
-        for name, each in _constants().items():
-            if name in said and said[name] != each.default and name not in self.provenance:
+        said, chosen = self.training.flat(), {what: getattr(self.training, what).name for what in REGISTRIES}
+        usual = Training(**chosen, epsilon=1.0).flat()  # the defaults of what was chosen
+        for name in _constants().keys() & said.keys():
+            if said[name] != usual[name] and name not in self.provenance:
                 raise StudyError(
                     f'study: where does {name} = {said[name]} come from? Add {name} = "assumed" under '
                     "[provenance], or public, or derived from public data; a value tuned on private rows leaks them"

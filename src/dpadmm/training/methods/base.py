@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, final
 
@@ -30,7 +31,7 @@ Mechanism = Annotated[
 
 
 @dataclass(frozen=True)
-class MethodSettings:
+class MethodSettings(ABC):
     """What a study or a simulation says of a method; one class a method, which owns its parameters.
 
     The fields are parameters of the same name in Python, files and on the command line. ``rounds`` makes
@@ -52,9 +53,9 @@ class MethodSettings:
     def __post_init__(self) -> None:
         check(self)
 
+    @abstractmethod
     def rounds(self, setup: Setup) -> Method[Any]:
         """The method for a cohort, with its noise."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
-class DeployableMethod(Generic[S]):
+class DeployableMethod(ABC, Generic[S]):
     """A method whose agents say nothing of their rows but noisy means of statistics: what a guard can answer for.
 
     Rounds may differ in what they ask for. ``step`` is ``advance`` of the answers to ``parameters``; all but the
@@ -114,27 +115,27 @@ class DeployableMethod(Generic[S]):
     cure: ClassVar[str]
     local_models: ClassVar[bool]
 
+    @abstractmethod
     def init(self, problem: Problem, sizes: Sizes) -> S:
         """The agents before round 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release(self, round: int) -> tuple[str, Floats]:
         """The statistic that round k asks for, and every agent's noise multiplier z (n,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parameters(self, state: S, consensus: Floats, *, round: int) -> Floats:
         """The statistic's public parameters in round k, after w^{k−1} was heard: (n, *parameter_shape)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(
         self, state: S, answers: Floats, consensus: Floats, *, round: int, problem: Problem
     ) -> tuple[S, Floats]:
         """The agents after round k, and their uploads (n, d, p), from noisy means (n, *shape)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
         """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
-        raise NotImplementedError
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:
         """What one answer costs: a Gaussian release."""
