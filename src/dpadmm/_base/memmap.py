@@ -7,14 +7,26 @@ operating system's cache for as long as there is room.
 from __future__ import annotations
 
 import mmap
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from dpadmm._base.arrays import Features, Integers
+from dpadmm._base.arrays import Features, Floats, Integers
 
 PORTION_BYTES = 2**26
+MEMORY_BYTES = 2**28
+"""What is larger is kept in a file without a name, which vanishes with the process."""
+
+
+def empty(shape: tuple[int, int]) -> Floats:
+    """Room for a matrix: in memory while small, in a nameless file beyond."""
+    if 8 * shape[0] * shape[1] <= MEMORY_BYTES:
+        return np.empty(shape)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(8 * shape[0] * shape[1])
+        return np.memmap(file, np.float64, "r+", shape=shape)
 
 
 def portions(features: Features, sizes: Integers) -> Iterator[slice]:

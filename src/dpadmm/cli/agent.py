@@ -545,5 +545,5 @@ def _review_result(study: Study, state: LedgerState) -> str:
     account = state.accounts.get(study.hash)
     if account is None:
         return "Within your limits: you can enrol it. Nothing was changed."
-    done = f"{len(account.rounds)} of {study.training.n_rounds} rounds are answered"
+    done = f"{len(account.rounds)} of {study.training.planned_rounds} rounds are answered"
     return f"Enrolled since {account.reservation.at}: {done}."

@@ -218,7 +218,7 @@ def export(
             raise StudyError(f"{path} exists; choose another name, or add --overwrite")
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
-        rounds = journal.study.training.n_rounds
+        rounds = journal.study.training.planned_rounds
         if result.rounds_done < rounds and not unfinished:
             done = f"only {result.rounds_done} of {rounds} rounds are done"
             raise StudyError(f"{done}: resume the study, or add --unfinished")

@@ -89,7 +89,7 @@ def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
 def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str, Result], Result, bool]:
     """The private runs by name, the optimum, and whether Ctrl-C ended them early."""
     runs: dict[str, Result] = {}
-    with progress(1 + _N_RUNS * settings.n_rounds, "training", quiet=quiet) as advance:
+    with progress(1 + _N_RUNS * settings.planned_rounds, "training", quiet=quiet) as advance:
         pooled = settings.changed(method="centralized", round_epsilon=None)
         prepared = prepare(dataset, settings)
         optimum = run_prepared(prepared, pooled, observers=[advance], keep_interrupted=True)
@@ -118,7 +118,7 @@ def _show(
     say(
         console,
         f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
-        f"{first.rows.n_agents} agents, {first.settings.n_rounds} rounds",
+        f"{first.rows.n_agents} agents, {first.settings.planned_rounds} rounds",
     )
     out = table("", "ε per round", "total ε", "training loss", "test error", "test error,\nlocal models")
     out.columns[1].width = len("round")

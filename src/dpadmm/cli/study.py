@@ -308,7 +308,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
         ("method", settings.method.name),
-        ("rounds", f"{settings.n_rounds}{_absences(study)}"),
+        ("rounds", f"{settings.planned_rounds}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
         ("noise multiplier z", f"{numbers['noise_multiplier']:.4f}"),
         ("δ", f"{numbers['delta']:g}"),

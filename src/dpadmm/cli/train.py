@@ -74,7 +74,7 @@ def train(
     silent = quiet or as_json
     with waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
-    with progress(study.training.n_rounds, "training", quiet=silent) as advance:
+    with progress(study.training.planned_rounds, "training", quiet=silent) as advance:
         result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True)
     if not result.outcome.rounds:
         raise KeyboardInterrupt
@@ -87,8 +87,8 @@ def train(
         _show(result, rows, data, output)
     if result.interrupted:
         raise Interrupted(
-            f"interrupted after {result.outcome.rounds} of {study.training.n_rounds} rounds; their model is "
-            f"in {output}, and charged for all {study.training.n_rounds}, because the decision to stop "
+            f"interrupted after {result.outcome.rounds} of {study.training.planned_rounds} rounds; their model is "
+            f"in {output}, and charged for all {study.training.planned_rounds}, because the decision to stop "
             "may depend on the result"
         )
 

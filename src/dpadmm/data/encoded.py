@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import DataError, DpadmmError
+from dpadmm._base.memmap import MEMORY_BYTES
 from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
 from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
-from dpadmm.data.matrices import MEMORY_BYTES, GrowingArray, matrix_of
+from dpadmm.data.matrices import GrowingArray, matrix_of
 from dpadmm.data.reader import ahead, column_names, line_warnings, open_batches
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
 

@@ -11,11 +11,8 @@ from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Features, Integers
 from dpadmm._base.errors import DataError
-from dpadmm._base.memmap import row_portions
+from dpadmm._base.memmap import MEMORY_BYTES, row_portions
 from dpadmm.optim.features import row_norms
-
-MEMORY_BYTES = 2**28
-"""What is larger is kept in a file without a name, which vanishes with the process."""
 
 _PIECE = 2**20
 _LONGEST = np.iinfo(np.int32).max

@@ -99,7 +99,7 @@ class PrivateLinearModel(BaseEstimator):
         """Everything is checked here, so that what is charged can run."""
         prepared = prepare(dataset, settings)
         if self.random_state is None:
-            z = total_noise_multiplier(float(self.epsilon), settings.delta, settings.n_rounds)
+            z = total_noise_multiplier(float(self.epsilon), settings.delta, settings.planned_rounds)
             loss = prepared.problem.loss
             n_weights = prepared.rows.n_features * loss.n_outputs
             try:

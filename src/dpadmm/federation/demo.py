@@ -78,7 +78,7 @@ min_rows = 20
 def new_site(folder: Path, study: Study, *, table: str, epsilon: float) -> Site:
     """Create the ``site.toml`` and the ledger of a site in a folder with a table, with limits for a study."""
     assert study.label is not None
-    label, delta, rounds = study.label.column, float(study.training.delta), study.training.n_rounds
+    label, delta, rounds = study.label.column, float(study.training.delta), study.training.planned_rounds
     text = SITE_TOML.format(table=table, label=label, epsilon=float(epsilon), delta=delta, max_rounds=rounds)
     (folder / "site.toml").write_text(text, encoding="utf-8")
     site = read_site(folder / "site.toml")

@@ -22,7 +22,7 @@ from dpadmm.optim.problem import PublicSizes, Rows, make_rows
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
-from dpadmm.training.methods.base import Method, Round
+from dpadmm.training.methods.base import Gathered, Method, Round
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted.discrete_gaussian import as_mean, quantise
 from dpadmm.trusted.guard import Enrolled
@@ -172,6 +172,7 @@ class _Run:
                 if when == k:
                     agent = self._names.index(name)
                     uploads[agent] = sent_in[round][agent]
-            consensus = np.array(method.aggregate(uploads, consensus=consensus, round=k, problem=problem))
+            gathered = Gathered(uploads, consensus, k, problem, self._rows.n_rows, active)
+            consensus = np.array(method.aggregate(gathered))
             history.append(consensus)
         return history

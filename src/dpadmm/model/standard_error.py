@@ -238,7 +238,7 @@ def recursion_of(study: Study, n_rows: Integers, rounds: int) -> Recursion:
         noise_std=method.noise_multiplier * mean_gradient_sensitivity(loss.lipschitz, sizes),
         steps=np.array(steps),
         rho=rho,
-        average=average_weights(settings.average, rounds, settings.n_rounds),
+        average=average_weights(settings.average, rounds, settings.planned_rounds),
     )
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from dpadmm.optim import kernels
 from dpadmm.optim.features import as_matrix, check_norms, row_norms
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.regularizers.base import Regularizer
+from dpadmm.optim.shape import Shape
 
 LEAST_NORM = 1e-150
 """Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""
@@ -124,6 +125,15 @@ class Rows:
         else:
             entries = self.n_rows * self.n_features
         return kernels.cut_blocks(self.offsets, entries, self.n_features)
+
+    def shaped(self, shape: Shape) -> Rows:
+        """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
+        known: tuple[Shape, Rows] | None = self.__dict__.get("_shaped")
+        if known is None or not known[0].same(shape):
+            features = shape.rows(self.features)
+            norms = np.maximum(row_norms(features)[self.order], LEAST_NORM)
+            known = self.__dict__["_shaped"] = shape, replace(self, features=features, norms=norms)
+        return known[1]
 
     def drawn(self, share: float, *, seed: int, round: int) -> Rows:
         """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).

@@ -249,6 +249,7 @@ def run(
         Rounds to do now, if fewer than are planned.
     """
     started = perf_counter()
+    training = training.with_rounds(problem, sizes or rows)
     if n_rounds is not None and n_rounds > training.planned_rounds:
         raise StudyError(f"n_rounds must be at most the {training.planned_rounds} that noise is planned for")
     mask = participation.mask if isinstance(participation, PlannedParticipation) else None

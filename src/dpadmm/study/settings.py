@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from msgspec import Meta
 
 from dpadmm._base.arrays import Integers
@@ -81,7 +82,9 @@ class Training:
 
     loss: Loss = field(default=Logistic())
     regularizer: Regularizer = field(default=L2())
-    reg_share: Annotated[NotNegative, "λ/n: weight of the regularizer beside the mean loss."] = 1e-4
+    reg_share: Annotated[
+        NotNegative | None, "λ/n: weight of the regularizer beside the mean loss; if not given, 1e-4 (auto: 1e-6)."
+    ] = None
     intercept: Annotated[bool, "Add a constant column (0.28, and rows are scaled by 0.96 to keep norm ≤ 1)."] = False
     epsilon: Annotated[
         Positive | tuple[Positive, ...] | None,
@@ -98,7 +101,10 @@ class Training:
         Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
     ] = "paper"
     method: MethodSettings = field(default=DpAdmm())
-    n_rounds: Annotated[Annotated[int, Meta(ge=1, le=10**6)], "Rounds, t."] = 100
+    n_rounds: Annotated[
+        Annotated[int, Meta(ge=1, le=10**6)] | None,
+        "Rounds, t; if not given, 100, or what suits rows and budget (auto).",
+    ] = None
     average: Annotated[
         AverageName,
         "The model is the consensus of the last round, or its mean over all rounds or the second half.",
@@ -115,6 +121,10 @@ class Training:
                 object.__setattr__(self, each.name, _chosen(each.name, value, given))
             else:
                 object.__setattr__(self, each.name, each.checked(value))
+        if self.reg_share is None:
+            object.__setattr__(self, "reg_share", self.method.usual_reg_share)
+        if self.n_rounds is None and not self.method.rounds_by_size:
+            object.__setattr__(self, "n_rounds", self.method.usual_rounds)
         self._check_budget()
 
     def _check_budget(self) -> None:
@@ -131,24 +141,37 @@ class Training:
     @property
     def planned_rounds(self) -> int:
         """Rounds of this method: ``n_rounds``, or 1 where every agent speaks once."""
-        return 1 if self.method.one_round else self.n_rounds
+        return 1 if self.method.one_round else self.n_rounds or self.method.usual_rounds
+
+    def with_rounds(self, problem: Problem, sizes: Sizes) -> Self:
+        """The same with the rounds that suit public sizes and the budget, where nobody said how many."""
+        if self.n_rounds is not None:
+            return self
+        planned = np.full(sizes.n_agents, self.planned_rounds)
+        return self.changed(n_rounds=self.method.best_rounds(self._setup(problem, sizes, planned, 0)))
 
     def problem(self, n_classes: int) -> Problem:
         """What is minimised; ``n_classes`` counts the declared classes (0: regression)."""
         loss: Any = self.loss
         if loss.task == "multiclass":
             loss = replace(loss, n_outputs=n_classes)
-        return Problem(loss, self.regularizer, self.reg_share)
+        return Problem(loss, self.regularizer, float(self.reg_share or 0.0))
 
     def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
         """The method with noise for ``planned`` (n,) rounds of every agent."""
+        return self.method.rounds(self._setup(problem, sizes, planned, seed))
+
+    def _setup(self, problem: Problem, sizes: Sizes, planned: Integers, seed: int) -> Setup:
         budget = {name: getattr(self, name) for name in PRIVACY}
-        return self.method.rounds(Setup(problem=problem, sizes=sizes, planned=planned, seed=seed, **budget))
+        return Setup(problem=problem, sizes=sizes, planned=planned, n_rounds=self.planned_rounds, seed=seed, **budget)
 
     def changed(self, **given: Any) -> Self:
         """The same with some settings changed, by the names under which they can be given."""
         check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
         own = {each.name: getattr(self, each.name) for each in parameters(type(self))}
+        if "method" in given:  # another method has its own usual values
+            usual = {"n_rounds": self.method.usual_rounds, "reg_share": self.method.usual_reg_share}
+            own |= {name: None for name, value in usual.items() if own[name] == value}
         for what, registry in REGISTRIES.items():
             made = chosen(what, registry.classes, given.get(what, own[what]))
             beside = {each.name: f"{registry.prefix}{each.name}" for each in parameters(type(made))}

@@ -179,7 +179,7 @@ class Study:
     def method(self, *n_rows: int) -> DeployableMethod[Any]:
         """The method, as agents of so many rows run it."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
-        rounds = np.full(len(n_rows), self.training.n_rounds)
+        rounds = np.full(len(n_rows), self.training.planned_rounds)
         return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
 
     @cached_property
@@ -187,8 +187,8 @@ class Study:
         """What is asked of an agent's guard."""
         settings, problem = self.training, self.problem
         with np.errstate(over="ignore"):  # too much noise is refused below
-            plan = self.method(1).plan(0, settings.n_rounds)
-        if plan.n_releases != settings.n_rounds or len(plan.tally()) > MAX_RELEASES:
+            plan = self.method(1).plan(0, settings.planned_rounds)
+        if plan.n_releases != settings.planned_rounds or len(plan.tally()) > MAX_RELEASES:
             raise StudyError(
                 f"study: every round must release something, of at most {MAX_RELEASES} kinds in all, which "
                 f"{settings.method.name} does not do"

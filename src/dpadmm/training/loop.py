@@ -1,7 +1,8 @@
 """The one round loop, and what may watch it.
 
 A round is: broadcast the consensus -> ``method.step`` at the agents that take part -> ``method.aggregate``.
-An absent agent's last upload still counts, and it is charged only for rounds it took part in.
+An absent agent's last upload still counts, except in server-side methods, and it is charged only for rounds it
+took part in.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Diverged, StudyError
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan, Tally
-from dpadmm.training.methods.base import Method, Round, State
+from dpadmm.training.methods.base import Gathered, Method, Round, State
 from dpadmm.training.oracles import Noise
 
 AverageName = Literal["last", "all", "tail"]
@@ -194,6 +195,8 @@ class Outcome:
         Ctrl-C ended it; everything above still holds for the rounds done.
     state : State
         What the method's agents remember.
+    broadcast : array
+        What would be broadcast next: the consensus, or all that a server-side method's aggregator knows.
     """
 
     consensus: Floats
@@ -205,6 +208,7 @@ class Outcome:
     seconds: float
     interrupted: bool
     state: State
+    broadcast: Floats
 
     @property
     def n_attended(self) -> Integers:
@@ -255,11 +259,12 @@ def train(
         The consensus, or the mean of all so far, is not made of finite numbers.
     """
     averages = Averages() if averages is None else averages
-    state = method.init(problem, rows)
-    uploads = np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs))
-    consensus = np.zeros(uploads.shape[1:])
+    state, shape = method.init(problem, rows), (rows.n_features, problem.loss.n_outputs)
+    uploads = np.zeros((rows.n_agents, *shape))
     if warm_start is not None:
-        consensus, state = _started(np.asarray(warm_start, dtype=float), consensus.shape, state)
+        warm_start, state = _started(np.asarray(warm_start, dtype=float), shape, state)
+    broadcast = method.start(shape, warm_start)
+    consensus = method.model(broadcast)
     attended = np.zeros((n_rounds if participation else 0, rows.n_agents), dtype=bool)
     done, charged, seconds, interrupted = 0, 0, 0.0, False
     try:
@@ -267,23 +272,24 @@ def train(
             started = perf_counter()
             active = participation(k) if participation else None
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # refused below
-                new_state, sent = method.step(state, Round(k, problem, rows, consensus, noise, active))
-                if active is None:
+                new_state, sent = method.step(state, Round(k, problem, rows, broadcast, noise, active))
+                if active is None or method.server_side:
                     uploads = sent
                 else:
                     uploads[active] = sent[active]
                 before = consensus
-                new_consensus = method.aggregate(uploads, consensus=consensus, round=k, problem=problem)
+                next_broadcast = method.aggregate(Gathered(uploads, broadcast, k, problem, rows.n_rows, active))
+                new_consensus = method.model(next_broadcast)
             if participation:  # charged first: an interruption may cost budget, never privacy
                 attended[k - 1, slice(None) if active is None else active] = True
             charged = k
-            state, consensus, done = new_state, new_consensus, k
+            state, broadcast, consensus, done = new_state, next_broadcast, new_consensus, k
             seconds += perf_counter() - started
             local = local_models(method, state, consensus)
             view = RoundView(k, n_rounds, consensus, local, seconds, state, uploads, active, method.local_models)
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
-            if not (np.isfinite(consensus).all() and np.isfinite(averages.consensus).all()):
+            if not (np.isfinite(broadcast).all() and np.isfinite(averages.consensus).all()):
                 raise Diverged(method.name, k, n_rounds, method.cure)
             for observer in observers:
                 observer(view)
@@ -295,7 +301,7 @@ def train(
         interrupted = True
     released = local_models(method, state, consensus)
     taken = attended[:charged] if participation else None
-    return Outcome(consensus, released, averages, done, charged, taken, seconds, interrupted, state)
+    return Outcome(consensus, released, averages, done, charged, taken, seconds, interrupted, state, broadcast)
 
 
 def _started(weights: Floats, shape: tuple[int, ...], state: Any) -> tuple[Floats, Any]:

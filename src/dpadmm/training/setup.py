@@ -43,13 +43,14 @@ Budget = float | Sequence[float] | None
 class Setup:
     """A problem, a cohort's public sizes, and its budget: ε in total or a round, or z itself.
 
-    ``planned`` (n,) are the rounds that every agent's noise is for. Agents with the same public numbers share
+    ``planned`` (n,) are the rounds that every agent's noise is for, of ``n_rounds``. Agents with the same public numbers share
     a calculation.
     """
 
     problem: Problem
     sizes: Sizes
     planned: Integers
+    n_rounds: int = 100
     epsilon: Budget = None
     round_epsilon: Budget = None
     noise_multiplier: Budget = None

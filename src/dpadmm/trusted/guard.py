@@ -184,8 +184,8 @@ def _request(study: str, round: int, statistic: Statistic, parameters: Floats, m
     shape = statistic.parameter_shape
     good = type(parameters) is np.ndarray and parameters.dtype == np.float64 and parameters.shape == shape
     good = good and type(memo) is bytes and len(memo) <= MAX_MEMO
-    if not good or not np.isfinite(parameters).all():
-        wanted = f"a round and finite float64 numbers of shape {shape}"
+    if not good or not np.isfinite(parameters).all() or not statistic.accepts(parameters):
+        wanted = f"a round and finite float64 numbers of shape {shape}, within their bounds"
         raise Refusal("request-malformed", f"the request is not what this study may send: {wanted}")
     parameters = np.array(parameters, order="C")
     head = f"dpadmm-request/2 {study} {round} {statistic.name} {shape} {len(memo)}\n".encode()

@@ -23,6 +23,7 @@ from dpadmm.federation.protocol import BadMessage, Kind, Message, Transport, dig
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import MAX_MU, ROW_GROUPS
 from dpadmm.study.study import Study
+from dpadmm.training.methods.base import Gathered
 
 PERMANENT = (
     "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",
@@ -102,7 +103,7 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        return self.rounds_done == self.study.training.n_rounds
+        return self.rounds_done == self.study.training.planned_rounds
 
     def _request(self) -> bytes:
         if self.done:
@@ -246,8 +247,11 @@ class Coordinator:
         uploads = self._uploads.copy()
         for received in new:
             uploads[self._names.index(received.site)] = received.values
+        sizes = np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()])
+        active = np.flatnonzero([name in self._new for name in self._names])
+        problem = self.study.problem
         consensus: Floats = self._method.aggregate(
-            uploads, consensus=self.consensus, round=self.round, problem=self.study.problem
+            Gathered(uploads, self.consensus, self.round, problem, sizes, active)
         )
         if not np.isfinite(consensus).all():
             raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
@@ -353,7 +357,7 @@ class View:
         ends = None if deadline is None or run.opened is None else run.opened + deadline
         state = "done" if run.done else "stopped" if self.stopped else "running" if run.called else "waiting"
         usual = median(run.seconds[-50:]) if run.seconds else None
-        left = None if usual is None else usual * (run.study.training.n_rounds - len(run.seconds))
+        left = None if usual is None else usual * (run.study.training.planned_rounds - len(run.seconds))
         return {
             "study": _about_study(run.study),
             "state": state,
@@ -380,7 +384,7 @@ def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
 
 def _about_study(study: Study) -> dict[str, Any]:
     """A summary of a study; ε is that of all rounds at its own δ."""
-    rounds, delta = study.training.n_rounds, float(study.training.delta)
+    rounds, delta = study.training.planned_rounds, float(study.training.delta)
     return {
         "name": study.name,
         "hash": study.hash,

@@ -256,7 +256,7 @@ def result_of(journal: Journal) -> FederatedResult:
     study, sites = journal.study, journal.sizes()
     if not journal.rounds_done:
         raise StudyError("no round is complete yet: there is nothing to export")
-    rounds, answered = study.training.n_rounds, journal.answered()
+    rounds, answered = study.training.planned_rounds, journal.answered()
     averages, done = Averages(), 0
     history = [np.zeros(study.shape)]
     for done, consensus in enumerate(journal.consensus(), 1):

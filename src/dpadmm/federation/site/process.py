@@ -173,7 +173,7 @@ def _study_status(decision: Decision, last_round: int | None) -> dict[str, Any]:
         "decision": decision.kind,
         "answering": decision.kind == "accepted" and last_round is not None,
         "last_round": last_round,
-        "n_rounds": study.training.n_rounds,
+        "n_rounds": study.training.planned_rounds,
     }
 
 

@@ -39,6 +39,9 @@ class Statistic(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Shape of the sum."""
 
+    def accepts(self, parameters: Floats) -> bool:
+        """Whether one agent's finite parameters are within their bounds; others are refused before rows are read."""
+
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         """The sums of every agent (n, *shape), each row's contribution shortened to a norm of ``bound``."""
 
@@ -49,6 +52,8 @@ class Statistic(Protocol):
 STATISTICS: Mapping[str, Any] = registered(
     __name__,
     "gradient",
+    "shaped_gradient",
+    "moments",
     having="sums",
 )
 """The closed list, by name; ``of`` makes one from a problem and the width of rows."""

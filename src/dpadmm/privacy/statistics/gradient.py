@@ -42,6 +42,9 @@ class Gradient:
     def parameter_shape(self) -> tuple[int, int]:
         return self.shape
 
+    def accepts(self, parameters: Floats) -> bool:
+        return True
+
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         return np.asarray(kernels.guarded_sums(rows, parameters, self.loss, active, bound=bound))
 

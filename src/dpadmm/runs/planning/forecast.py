@@ -329,7 +329,7 @@ def resampled(n_pool: int, n_rows: int, rng: np.random.Generator) -> Integers:
 
 def grid_of(study: Study, epsilon: float, *, epsilons: Sequence[float], rounds: Sequence[int]) -> Grid:
     """The grid with the study's own numbers in it; ``epsilon`` is the study's total."""
-    own = (epsilon, study.training.n_rounds)
+    own = (epsilon, study.training.planned_rounds)
     many = {e for e in epsilons if not math.isclose(e, epsilon, rel_tol=1e-3)}
     return Grid(tuple(sorted({epsilon, *many})), tuple(sorted({own[1], *rounds})), own)
 

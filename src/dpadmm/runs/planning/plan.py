@@ -114,7 +114,7 @@ def measured_seconds(study: Study, pool: Pool, sizes: Integers) -> float:
     points = np.zeros((1, *study.shape))
     release = _round_seconds(problem, few, points, z)
     row = max(0.0, _round_seconds(problem, many, points, z) - release) / len(many)
-    return study.training.n_rounds * (row * float(sizes.sum()) + release * len(sizes))
+    return study.training.planned_rounds * (row * float(sizes.sum()) + release * len(sizes))
 
 
 def _round_seconds(problem: Problem, pool: Pool, points: Floats, z: float) -> float:

@@ -4,7 +4,8 @@ from dpadmm._base.fields import registered
 from dpadmm.training.methods.admm import Admm, AdmmRounds
 from dpadmm.training.methods.admm_dvp import AdmmDvp, AdmmDvpRounds
 from dpadmm.training.methods.admm_pvp import AdmmPvp, AdmmPvpRounds
-from dpadmm.training.methods.base import DeployableMethod, Method, MethodSettings, Round, State
+from dpadmm.training.methods.auto import Auto, AutoRounds
+from dpadmm.training.methods.base import DeployableMethod, Gathered, Method, MethodSettings, Round, State
 from dpadmm.training.methods.centralized import Centralized, CentralizedRounds, minimizer
 from dpadmm.training.methods.dp_admm import DpAdmm, DpAdmmRounds
 from dpadmm.training.methods.dp_sgd import DpSgd, DpSgdRounds
@@ -13,6 +14,7 @@ from dpadmm.training.methods.output_perturbation import OutputPerturbation, Outp
 
 METHODS: dict[str, type[MethodSettings]] = registered(
     __name__,
+    "auto",
     "dp_admm",
     "admm",
     "admm_pvp",
@@ -32,6 +34,8 @@ __all__ = [
     "AdmmPvp",
     "AdmmPvpRounds",
     "AdmmRounds",
+    "Auto",
+    "AutoRounds",
     "Centralized",
     "CentralizedRounds",
     "DeployableMethod",
@@ -39,6 +43,7 @@ __all__ = [
     "DpAdmmRounds",
     "DpSgd",
     "DpSgdRounds",
+    "Gathered",
     "Method",
     "MethodSettings",
     "ObjectivePerturbation",

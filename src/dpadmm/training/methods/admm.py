@@ -14,7 +14,7 @@ from dpadmm.optim.regularizers import NoRegularizer
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
 from dpadmm.training.methods.admm_state import SolverState, advanced, next_dual, start_solver
-from dpadmm.training.methods.base import MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.training.methods.base import Broadcasts, Gathered, MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.requirements import need_solvable
 
@@ -41,7 +41,7 @@ class Admm(MethodSettings):
 
 
 @dataclass(frozen=True)
-class AdmmRounds:
+class AdmmRounds(Broadcasts):
     """Algorithm 2.
 
     Attributes
@@ -84,8 +84,8 @@ class AdmmRounds:
         new = advanced(state, released=solved.weights, dual=dual, centers=centers, solved=solved, active=active)
         return new, updates.upload(solved.weights, dual, self.rho)
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        mean = updates.consensus_step(uploads)
+    def aggregate(self, gathered: Gathered) -> Floats:
+        mean, problem = super().aggregate(gathered), gathered.problem
         return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:

@@ -20,7 +20,7 @@ from dpadmm.training.methods.admm_state import (
     next_dual,
     start_solver,
 )
-from dpadmm.training.methods.base import MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.training.methods.base import Broadcasts, MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.requirements import need_monotone_slopes, need_smooth
 from dpadmm.training.oracles import release
@@ -44,7 +44,7 @@ class AdmmPvp(MethodSettings):
 
 
 @dataclass(frozen=True)
-class AdmmPvpRounds:
+class AdmmPvpRounds(Broadcasts):
     """Algorithm 3: ``w̃_i = argmin_w L_ρ,i(w) + N(0, (zΔ)²I)`` with ``Δ = (2c1/m_i + 2·tol)/(ρ + λc/n)``.
 
     Attributes
@@ -89,9 +89,6 @@ class AdmmPvpRounds:
             released = release(solved.weights, noise_std=noise_std, noise=now.noise.draw(now.number))
         new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
         return new, updates.upload(released, dual, self.rho)
-
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        return updates.consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         return ReleasePlan.constant(Release(float(self.noise_multiplier[agent])), n_rounds)

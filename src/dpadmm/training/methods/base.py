@@ -10,6 +10,7 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.fields import Positive, check
+from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import AnyRelease, Release
@@ -49,6 +50,16 @@ class MethodSettings(ABC):
     """Whether agents have models of their own (else everyone has the consensus)."""
     deployable: ClassVar[bool] = False
     """Whether agents say nothing but noisy sums over all their rows: what a guard can answer for."""
+    usual_reg_share: ClassVar[float] = 1e-4
+    """Weight of the regularizer, where nobody says how much."""
+    usual_rounds: ClassVar[int] = 100
+    """Rounds, where nobody says how many and the sizes of a cohort are not known."""
+    rounds_by_size: ClassVar[bool] = False
+    """Whether ``best_rounds`` depends on the sizes of a cohort."""
+
+    def best_rounds(self, setup: Setup) -> int:
+        """Rounds, where nobody says how many, for public sizes and a budget."""
+        return self.usual_rounds
 
     def __post_init__(self) -> None:
         check(self)
@@ -104,7 +115,59 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
-class DeployableMethod(ABC, Generic[S]):
+@dataclass(frozen=True)
+class Gathered:
+    """What the aggregator has after round k.
+
+    Attributes
+    ----------
+    uploads : (n, *shape)
+        What agents sent; of those that are absent, what they sent before, which server-side methods must not use.
+    consensus
+        What was broadcast in this round.
+    round : int
+        k, from 1.
+    problem : Problem
+        What is minimised.
+    n_rows : (n,)
+        m_i, which is public.
+    active : (agents,), optional
+        Who answered in this round; None: all.
+    """
+
+    uploads: Floats
+    consensus: Floats
+    round: int
+    problem: Problem
+    n_rows: Integers
+    active: Integers | None = None
+
+    @property
+    def present(self) -> Integers:
+        """The agents that answered."""
+        return np.arange(len(self.uploads)) if self.active is None else self.active
+
+
+class Broadcasts:
+    """What aggregators broadcast: the weights w^k, unless a method needs more."""
+
+    server_side: ClassVar[bool] = False
+    """Whether agents that are absent are left out; else their last uploads stay in the mean."""
+
+    def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
+        """What is broadcast before round 1, for weights of shape (d, p)."""
+        return np.zeros(shape) if warm_start is None else warm_start
+
+    def model(self, consensus: Floats) -> Floats:
+        """The weights (d, p) in what is broadcast."""
+        return consensus
+
+    def aggregate(self, gathered: Gathered) -> Floats:
+        """The aggregator: what was gathered in a round -> what is broadcast next; here the mean of uploads."""
+        return updates.consensus_step(gathered.uploads)
+
+
+class DeployableMethod(Broadcasts, ABC, Generic[S]):
     """A method whose agents say nothing of their rows but noisy means of statistics: what a guard can answer for.
 
     Rounds may differ in what they ask for. ``step`` is ``advance`` of the answers to ``parameters``; all but the
@@ -132,10 +195,6 @@ class DeployableMethod(ABC, Generic[S]):
         self, state: S, answers: Floats, consensus: Floats, *, round: int, problem: Problem
     ) -> tuple[S, Floats]:
         """The agents after round k, and their uploads (n, d, p), from noisy means (n, *shape)."""
-
-    @abstractmethod
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:
         """What one answer costs: a Gaussian release."""
@@ -193,6 +252,8 @@ class Method(Protocol[S]):
     """What keeps its weights in bounds, for whoever sees it diverge."""
     local_models: ClassVar[bool]
     """Whether agents have models of their own (else everyone has the consensus)."""
+    server_side: ClassVar[bool]
+    """Whether agents that are absent are left out; else their last uploads stay in the mean."""
 
     def init(self, problem: Problem, rows: Rows) -> S:
         """The agents before round 1; all models are zero."""
@@ -204,8 +265,14 @@ class Method(Protocol[S]):
         not be used.
         """
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        """The aggregator: uploads (n, d, p) and w^{k−1} -> w^k."""
+    def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
+        """What is broadcast before round 1."""
+
+    def model(self, consensus: Floats) -> Floats:
+        """The weights (d, p) in what is broadcast."""
+
+    def aggregate(self, gathered: Gathered) -> Floats:
+        """The aggregator: what was gathered in a round -> what is broadcast next, as w^{k−1} -> w^k."""
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         """What agent i releases, round by round."""

@@ -19,10 +19,9 @@ from dpadmm._base.errors import ConvergenceWarning
 from dpadmm.optim import kernels
 from dpadmm.optim.losses import Hinge, SmoothedHinge
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
-from dpadmm.training.methods.base import MethodSettings, Round
+from dpadmm.training.methods.base import Broadcasts, MethodSettings, Round
 from dpadmm.training.methods.hessian import data_hessian
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ class Centralized(MethodSettings):
 
 
 @dataclass(frozen=True)
-class CentralizedRounds:
+class CentralizedRounds(Broadcasts):
     """All rows in one place, solved in one round. Not private: a reference, never a release."""
 
     name: ClassVar[str] = "centralized"
@@ -241,9 +240,6 @@ class CentralizedRounds:
         problem, rows = now.problem, now.rows
         everywhere = np.broadcast_to(minimizer(problem, rows), state.released.shape)
         return PooledState(everywhere), everywhere
-
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        return consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         return ReleasePlan.constant(Release(0.0), n_rounds)

@@ -100,6 +100,3 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             step_size=self.schedule(round)[:, None, None],
         )
         return AdmmState(released, dual), updates.upload(released, dual, self.rho)
-
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        return updates.consensus_step(uploads)

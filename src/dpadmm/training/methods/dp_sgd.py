@@ -19,7 +19,7 @@ from dpadmm.privacy.releases import AnyRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.admm_state import check_noise, zero_models
-from dpadmm.training.methods.base import DeployableMethod, MethodSettings, Round
+from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, Round
 from dpadmm.training.oracles import release
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class DpSgdRounds(DeployableMethod[SgdState]):
     name: ClassVar[str] = "dp_sgd"
     cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
     local_models: ClassVar[bool] = DpSgd.local_models
+    server_side: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
@@ -118,8 +119,10 @@ class DpSgdRounds(DeployableMethod[SgdState]):
         noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
         return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
 
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        slope = uploads.mean(axis=0) + problem.reg_share * problem.regularizer.gradient(consensus)
+    def aggregate(self, gathered: Gathered) -> Floats:
+        consensus, problem = gathered.consensus, gathered.problem
+        mean = gathered.uploads[gathered.present].mean(axis=0)
+        slope = mean + problem.reg_share * problem.regularizer.gradient(consensus)
         return np.asarray(consensus - self.learning_rate * slope)
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:

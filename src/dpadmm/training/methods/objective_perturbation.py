@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
+from dpadmm.training.methods.base import Broadcasts, Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 
@@ -38,7 +37,7 @@ class ObjectivePerturbation(MethodSettings):
 
 
 @dataclass(frozen=True)
-class ObjectivePerturbationRounds:
+class ObjectivePerturbationRounds(Broadcasts):
     """Objective perturbation.
 
     Attributes
@@ -74,9 +73,6 @@ class ObjectivePerturbationRounds:
         released = self.perturbation.cover(solved.weights, distance, now.noise, now.number)
         kept = keep_absent(released, state.released, active)
         return AloneState(kept, state.passes + solved.passes), kept
-
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        return consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         return ReleasePlan.constant(self.perturbation.release(agent), n_rounds)

@@ -12,13 +12,12 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import PureRelease, Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
 from dpadmm.training.methods.admm_state import check_noise
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
+from dpadmm.training.methods.base import Broadcasts, Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.requirements import need_convex, need_monotone_slopes, need_solvable
 from dpadmm.training.oracles import release, spherical
@@ -45,7 +44,7 @@ class OutputPerturbation(MethodSettings):
 
 
 @dataclass(frozen=True)
-class OutputPerturbationRounds:
+class OutputPerturbationRounds(Broadcasts):
     """Output perturbation.
 
     Attributes
@@ -86,9 +85,6 @@ class OutputPerturbationRounds:
         released = release(solved.weights, noise_std=noise_std, noise=unit)
         kept = keep_absent(released, state.released, active)
         return AloneState(kept, state.passes + solved.passes), kept
-
-    def aggregate(self, uploads: Floats, *, consensus: Floats, round: int, problem: Problem) -> Floats:
-        return consensus_step(uploads)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         z = float(self.noise_multiplier[agent])

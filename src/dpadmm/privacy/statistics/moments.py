@@ -1,0 +1,97 @@
+"""The sums of rows, of their squares, and of rows times labels: what a shape and a start are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.problem import Problem, Rows
+
+LABEL_WEIGHT = float(np.sqrt(3.0))
+"""How much rows times labels count beside rows and their squares."""
+
+SQUARE_WEIGHT = 0.5
+"""How much y² counts, for labels that are numbers."""
+
+PORTION = 2**20
+"""Feature entries that are looked at together."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """``Σ_j clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``; no public parameters.
+
+    b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number cut to [−1, 1], with ``y²/2`` as one more
+    entry of f. With ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for
+    rows of many features. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and
+    silencing one by at most 2. (Without shortening, 4 would be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤
+    2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a row of somebody else.)
+    """
+
+    loss: Loss
+    n_features: int
+
+    name: ClassVar[str] = "moments"
+    row_norm: ClassVar[float] = 2.0
+    parameter_shape: ClassVar[tuple[int]] = (0,)
+
+    @classmethod
+    def of(cls, problem: Problem, n_features: int) -> Moments:
+        return cls(problem.loss, n_features)
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.n_features * (2 + self.loss.n_outputs) + (self.loss.task == "regression"),)
+
+    def accepts(self, parameters: Floats) -> bool:
+        return True
+
+    def split(self, total: Floats) -> tuple[Floats, Floats, Floats, float]:
+        """Σ a (d,), Σ a∘a (d,), Σ b·a (d, p) and Σ y² (0 for classes), from what was released."""
+        d, p = self.n_features, self.loss.n_outputs
+        by_label = total[2 * d : (2 + p) * d].reshape(d, p) / LABEL_WEIGHT
+        squares = float(total[-1]) / SQUARE_WEIGHT if self.loss.task == "regression" else 0.0
+        return total[:d], total[d : 2 * d], by_label, squares
+
+    def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
+        out = np.zeros((rows.n_agents, *self.shape))
+        step = max(1, PORTION // self.n_features)
+        for i in range(rows.n_agents) if active is None else active.tolist():
+            for start in range(int(rows.offsets[i]), int(rows.offsets[i + 1]), step):
+                some = slice(start, min(start + step, int(rows.offsets[i + 1])))
+                out[i] += self._sum(rows.features[rows.order[some]], rows.labels[some], bound)
+        return out
+
+    def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
+        return self.sums(rows, parameters, active, bound=self.row_norm) / np.maximum(rows.n_rows, 1)[:, None]
+
+    def _sum(self, features: Features, labels: Floats, bound: float) -> Floats:
+        """The sum over a few rows; no BLAS, whose sums depend on the number of threads."""
+        targets = self._targets(labels)
+        extra = SQUARE_WEIGHT * np.square(targets[:, 0]) if self.loss.task == "regression" else np.zeros(len(labels))
+        rows = features.astype(np.float64)
+        squares = rows * rows
+        is_sparse = isinstance(rows, csr_array)
+        lengths = squares.sum(axis=1) if is_sparse else np.einsum("ij->i", squares)
+        fourth = (squares * squares).sum(axis=1) if is_sparse else np.einsum("ij,ij->i", squares, squares)
+        by_label = LABEL_WEIGHT**2 * np.square(targets).sum(axis=1)
+        norms = np.sqrt(lengths * (1.0 + by_label) + fourth + extra * extra)
+        factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))
+        weights = np.column_stack([factor, LABEL_WEIGHT * factor[:, None] * targets])
+        if is_sparse:
+            first, second = np.asarray(rows.T @ weights), np.asarray(squares.T @ factor)
+        else:
+            first, second = np.einsum("ij,ip->jp", rows, weights), np.einsum("ij,i->j", squares, factor)
+        parts = [first[:, 0], second, first[:, 1:].ravel()]
+        return np.concatenate([*parts, [np.sum(extra * factor)]] if self.loss.task == "regression" else parts)
+
+    def _targets(self, labels: Floats) -> Floats:
+        """What rows are multiplied with: (rows, p), of norm at most 1."""
+        if self.loss.task == "multiclass":
+            return np.asarray(labels[:, None] == np.arange(self.loss.n_outputs), dtype=float)
+        return np.clip(labels, -1.0, 1.0)[:, None]

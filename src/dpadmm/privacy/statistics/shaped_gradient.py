@@ -1,0 +1,65 @@
+"""The sum of row gradients in public coordinates of the rows, each clipped to norm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm.optim import kernels
+from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.optim.shape import Shape
+
+MOST = 1e9
+"""Bound of every public number of a shape and a point; scales lie between 1/MOST and MOST."""
+
+
+@dataclass(frozen=True)
+class ShapedGradient:
+    """``Σ_j clip(ℓ'(B·a_j, b_j, θ), 1)`` for a public shape B and a public point θ (d, p).
+
+    Parameters are s and q of :class:`~dpadmm.optim.shape.Shape` and θ, in this order, ``2d + dp`` numbers. A clip
+    C is part of the shape: ``clip(ℓ'(u, θ), C)/C`` is ``clip(ℓ'(u/C, Cθ), 1)``. The norm that clips is that of
+    the very row ``B·a_j`` that is summed, so every row adds at most 1 and replacing one moves the sum by at most
+    2, whatever the shape and the point are: an aggregator cannot make it larger by what it sends.
+    """
+
+    loss: Loss
+    n_features: int
+
+    name: ClassVar[str] = "shaped_gradient"
+    row_norm: ClassVar[float] = 1.0
+
+    @classmethod
+    def of(cls, problem: Problem, n_features: int) -> ShapedGradient:
+        return cls(problem.loss, n_features)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.n_features, self.loss.n_outputs
+
+    @property
+    def parameter_shape(self) -> tuple[int]:
+        return (2 * self.n_features + self.n_features * self.loss.n_outputs,)
+
+    def accepts(self, parameters: Floats) -> bool:
+        scale = parameters[: self.n_features]
+        return bool((np.abs(parameters) <= MOST).all() and (scale >= 1.0 / MOST).all())
+
+    def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
+        shaped, points = self._shaped(rows, parameters)
+        return np.asarray(kernels.guarded_sums(shaped, points, self.loss, active, bound=bound))
+
+    def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
+        shaped, points = self._shaped(rows, parameters)
+        return np.asarray(kernels.gradient(shaped, points, self.loss, active, bound=self.row_norm))
+
+    def _shaped(self, rows: Rows, parameters: Floats) -> tuple[Rows, Floats]:
+        d = self.n_features
+        first = parameters[0]
+        if (parameters[:, : 2 * d] != first[: 2 * d]).any():
+            raise ValueError("agents of one cohort share a shape")
+        return rows.shaped(Shape(first[:d], first[d : 2 * d])), parameters[:, 2 * d :].reshape(-1, *self.shape)

@@ -1,0 +1,261 @@
+"""``auto``: the best model that a total (ε, δ) allows, without a constant to tune.
+
+Linearised at the consensus, the duals of ADMM cancel, and a round of DP-ADMM is a gradient step of length
+``1/(ρ + 1/η)``; with a matrix proximal term it is a gradient step in other coordinates. So this is DP-ADMM
+linearised at the consensus with a matrix proximal term, and equally DP gradient descent on shaped rows. Agents
+remember nothing, and the aggregator needs the weighted sum of their answers alone.
+
+Everything depends on one public number, the noise of the weighted mean for one unit of sensitivity:
+``ν = ‖W_i/(m_i μ_i)‖``, W_i ∝ m_i μ_i. Round 1 asks for the moments of rows, which give the shape ``B`` and the
+start; the other rounds ask for gradients of rows ``u = B·a``, clipped to C. The model is the mean of the second
+half of the rounds. Constants and how they were found: docs/decisions/0015-auto.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.shape import Shape
+from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.statistics.moments import Moments
+from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
+from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings
+
+if TYPE_CHECKING:
+    from dpadmm.training.setup import Setup
+
+MOMENTS_SHARE = 0.1
+"""Share of the budget, in μ², that round 1 takes."""
+
+MOST_NOISE = 0.5
+"""With ``ν·d`` above this, moments would be noise: rows keep their coordinates."""
+
+WIDEST = 2000
+"""With more features than this the shape is diagonal, so that sparse rows stay sparse."""
+
+
+@dataclass(frozen=True)
+class Auto(MethodSettings):
+    """Shaped DP gradient descent, which needs no tuning."""
+
+    name: ClassVar[str] = "auto"
+    title: ClassVar[str] = "auto"
+    local_models: ClassVar[bool] = False
+    deployable: ClassVar[bool] = True
+    usual_reg_share: ClassVar[float] = 1e-6
+    usual_rounds: ClassVar[int] = 25
+    rounds_by_size: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> AutoRounds:
+        """The budget of t equal rounds, dealt anew: ``1/z_1² + (t − 1)/z_2² = t/z²``.
+
+        For an agent that is to take part in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
+        """
+        if setup.n_rounds < 2:
+            raise StudyError("auto needs at least 2 rounds: one for the moments of rows, the others for gradients")
+        z, t = setup.gaussian(), setup.planned
+        gradients = np.where(t == setup.n_rounds, np.maximum(t - 1, 1), t)
+        first = z / np.sqrt(MOMENTS_SHARE * np.maximum(t, 1))
+        later = z * np.sqrt(gradients / ((1.0 - MOMENTS_SHARE) * np.maximum(t, 1)))
+        return AutoRounds(setup.problem, setup.sizes.n_features, setup.n_rounds, first, later)
+
+    def best_rounds(self, setup: Setup) -> int:
+        """Rounds for these public sizes and this budget: 17, and up to 65 where there is little noise."""
+        z, t = setup.gaussian(), setup.planned
+        noise = noise_per_unit(setup.sizes.n_rows, np.sqrt(t) / np.where(z > 0.0, z, 1e-9))
+        return 1 + round(16.0 * float(np.clip(clarity(setup.problem.loss, setup.sizes.n_features, noise), 1.0, 4.0)))
+
+
+def noise_per_unit(n_rows: Integers, mu: Floats) -> float:
+    """``ν``: standard deviation of the noise in the mean over all rows, weighted by m_i·μ_i, for S = 1."""
+    return math.sqrt(len(n_rows)) / float(np.sum(n_rows * mu))
+
+
+def clarity(loss: Loss, n_features: int, noise: float) -> float:
+    """``q = .0065/(ν√d)``, how well gradients are heard; d counts the weights that are free."""
+    return 0.0065 / (noise * math.sqrt(n_features * max(1, loss.n_outputs - 1)))
+
+
+@dataclass(frozen=True)
+class NoState:
+    """Agents remember nothing."""
+
+    released: Floats
+
+
+@dataclass(frozen=True)
+class PublicState:
+    """All that the aggregator knows between rounds, which is public: it is what agents are sent.
+
+    Attributes
+    ----------
+    clip : float
+        C, what gradients of shaped rows are clipped to.
+    step : float
+        Length of the next step.
+    shrink : float
+        s: the model is s times the mean of the iterates, since clipping makes them overconfident.
+    averaged : float
+        Iterates in ``total``.
+    shape : Shape
+        The coordinates of rows.
+    point, last, total : (d, p)
+        The iterate θ, the gradient before, and the sum of the iterates of the second half.
+    """
+
+    clip: float
+    step: float
+    shrink: float
+    averaged: float
+    shape: Shape
+    point: Floats
+    last: Floats
+    total: Floats
+
+    def packed(self) -> Floats:
+        numbers = [self.clip, self.step, self.shrink, self.averaged]
+        arrays = (self.shape.scale, self.shape.direction, self.point, self.last, self.total)
+        return np.concatenate([numbers, *(each.ravel() for each in arrays)])
+
+    @classmethod
+    def unpacked(cls, packed: Floats, shape: tuple[int, int]) -> PublicState:
+        d, size = shape[0], shape[0] * shape[1]
+        edges = np.cumsum([4, d, d, size, size])
+        numbers, scale, direction, *rest = np.split(packed, edges)
+        clip, step, shrink, averaged = numbers.tolist()
+        point, last, total = (each.reshape(shape) for each in rest)
+        return cls(clip, step, shrink, averaged, Shape(scale, direction), point, last, total)
+
+    @property
+    def weights(self) -> Floats:
+        """The model (d, p), of rows as they are."""
+        mean = self.total / self.averaged if self.averaged else self.point
+        return self.shape.transposed_times(self.shrink * mean)
+
+
+@dataclass(frozen=True)
+class AutoRounds(DeployableMethod[NoState]):
+    """z of round 1 and of the other rounds, of every agent (n,), or of all alike (1,)."""
+
+    problem: Problem
+    n_features: int
+    n_rounds: int
+    first: Floats
+    later: Floats
+
+    name: ClassVar[str] = "auto"
+    cure: ClassVar[str] = "a smaller reg_share, or more noise"
+    local_models: ClassVar[bool] = Auto.local_models
+    server_side: ClassVar[bool] = True
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.n_features, self.problem.loss.n_outputs
+
+    def init(self, problem: Problem, sizes: Sizes) -> NoState:
+        return NoState(np.broadcast_to(np.zeros(()), (sizes.n_agents, *self._shape)))
+
+    def release(self, round: int) -> tuple[str, Floats]:
+        return (Moments.name, self.first) if round == 1 else (ShapedGradient.name, self.later)
+
+    def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
+        zero, ones = np.zeros(shape), np.ones(shape[0])
+        point = zero if warm_start is None else warm_start
+        return PublicState(1.0, 0.0, 1.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero).packed()
+
+    def model(self, consensus: Floats) -> Floats:
+        return self._state(consensus).weights
+
+    def _state(self, consensus: Floats) -> PublicState:
+        return PublicState.unpacked(consensus, self._shape)
+
+    def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
+        """``s/C``, ``q`` and ``Cθ``: rows ``u/C`` have the gradients of rows u, clipped to C, over C."""
+        n = len(state.released)
+        if round == 1:
+            return np.zeros((n, 0))
+        now = self._state(consensus)
+        asked = [now.shape.scale / now.clip, now.shape.direction, (now.clip * now.point).ravel()]
+        return np.broadcast_to(np.concatenate(asked), (n, 2 * self._shape[0] + math.prod(self._shape)))
+
+    def advance(
+        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[NoState, Floats]:
+        return state, answers
+
+    def aggregate(self, gathered: Gathered) -> Floats:
+        present, n = gathered.present, len(gathered.uploads)
+        first, later = (np.broadcast_to(z, (n,))[present] for z in (self.first, self.later))
+        heard, n_rows, now = gathered.uploads[present], gathered.n_rows[present], self._state(gathered.consensus)
+        noisy = bool(np.all(first) and np.all(later))
+        weights = n_rows / later if noisy else n_rows.astype(float)
+        weights = weights / weights.sum()
+        mean = np.sum(weights.reshape(-1, *[1] * (heard.ndim - 1)) * heard, axis=0)
+        if gathered.round == 1:
+            mu = np.sqrt(1.0 / np.square(first) + (self.n_rounds - 1) / np.square(later)) if noisy else np.full(1, 1e9)
+            return self._started(now, mean, noise_per_unit(n_rows, mu)).packed()
+        # Of every number of the weighted mean
+        sensitivity = now.clip * mean_gradient_sensitivity(ShapedGradient.row_norm, 1)
+        deviation = sensitivity * float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
+        return self._stepped(now, now.clip * mean, deviation, gathered.round).packed()
+
+    def _started(self, now: PublicState, moments: Floats, noise: float) -> PublicState:
+        """Shape, clip, step and start from noisy moments, all by public rules."""
+        problem, loss, (d, p), t = self.problem, self.problem.loss, self._shape, self.n_rounds - 1
+        means, squares, by_label, label_squares = Moments(loss, d).split(moments)
+        heard, curvature = clarity(loss, d, noise), 4.0 * (loss.smoothness or 0.25)
+        growth = math.sqrt(min(max(heard, 1.0), 3.0))
+        if noise * d > MOST_NOISE:
+            length = min(16.0, 8.0 / (noise * d)) / (curvature if p == 1 else 1.0)
+            return replace(now, clip=0.5 * self._residual(label_squares), step=length, shrink=1.0)
+        ridge = max(150.0 * d * noise**2, 1.3 * noise)
+        step = min(3.0 * math.sqrt(64.0 / t), 6.0) / curvature
+        if loss.task == "multiclass":
+            ridge = max(75.0 * d * noise**2 * p * (p - 1), 1.3 * noise)
+            unit, shrink, step = 0.7 * math.sqrt(1.0 - 1.0 / p), 0.66, step * curvature * p / 4.0
+            first = 1.25 * p * (by_label - by_label.mean(axis=1, keepdims=True))
+        elif loss.task == "binary":
+            unit = 0.35 * growth
+            shrink, first = min(1.0, 0.5 + 0.45 * unit), 2.5 / curvature * by_label
+        else:
+            unit, shrink, first = 0.6 * growth * self._residual(label_squares), 1.0, 2.5 / curvature * by_label
+        ridge += 10.0 * problem.reg_share * (problem.regularizer.smoothness or 0.0)
+        if d > WIDEST:
+            variances, means = squares, np.zeros(d)
+        else:
+            variances = squares - np.square(means)
+        shape = Shape.of(variances, means, ridge)
+        size = math.sqrt(max(shape.rank(ridge), 1e-3))
+        point = shape.times(first) + shape.solve_transposed(now.point)
+        return replace(now, clip=unit * size, step=step, shrink=shrink, shape=shape, point=point)
+
+    def _residual(self, label_squares: float) -> float:
+        """How large residuals are at first: 1 for classes, the root mean square of labels that are numbers."""
+        if self.problem.loss.task != "regression":
+            return 1.0
+        return min(math.sqrt(min(max(label_squares, 1e-4), 1.0)), self.problem.loss.lipschitz)
+
+    def _stepped(self, now: PublicState, gradient: Floats, deviation: float, round: int) -> PublicState:
+        problem = self.problem
+        if problem.loss.task == "multiclass":  # the same added to all classes changes nothing but the noise
+            gradient = gradient - gradient.mean(axis=1, keepdims=True)
+        turned = float(np.sum(gradient * now.last))
+        free = gradient.size - (gradient.shape[0] if problem.loss.task == "multiclass" else 0)
+        variance = free * deviation**2
+        bound = 3.0 * deviation**2 * math.sqrt(free) + 0.25 * max(float(np.sum(np.square(now.last))) - variance, 0.0)
+        step = now.step / 2.0 if round > 2 and turned < -bound else now.step
+        penalty = problem.regularizer.gradient(now.shape.transposed_times(now.point))
+        slope = gradient + now.shape.times(problem.reg_share * penalty)
+        point = now.point - step * slope
+        half = 2 * (round - 1) > self.n_rounds - 1
+        total = now.total + point if half else now.total
+        averaged = now.averaged + 1.0 if half else now.averaged
+        return replace(now, step=step, point=point, last=gradient, total=total, averaged=averaged)
