@@ -43,8 +43,8 @@ Budget = float | Sequence[float] | None
 class Setup:
     """A problem, a cohort's public sizes, and its budget: ε in total or a round, or z itself.
 
-    ``planned`` (n,) are the rounds that every agent's noise is for, of ``n_rounds``. Agents with the same public numbers share
-    a calculation.
+    ``planned`` (n,) are the rounds that every agent's noise is for, of ``n_rounds``. Agents with the same public
+    numbers share a calculation.
     """
 
     problem: Problem
