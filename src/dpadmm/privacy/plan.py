@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from dpadmm._base.checks import require_whole
 from dpadmm._base.errors import StudyError
-from dpadmm.privacy.checks import require_whole
 from dpadmm.privacy.releases import AnyRelease, Release
 
 MAX_RELEASES = 8
