@@ -156,7 +156,7 @@ def price_too_low(patch: Patch) -> None:
 
 def cap_ignored(patch: Patch) -> None:
     patch.setattr(policy, "fits", lambda *arguments: True)
-    patch.setattr("dpadmm.trusted.ledger_state.fits", lambda *arguments: True)
+    patch.setattr("dpadmm.trusted.ledger.fits", lambda *arguments: True)
 
 
 @dataclass(frozen=True)

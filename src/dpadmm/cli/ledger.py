@@ -22,8 +22,7 @@ from dpadmm.cli.screen import rounded_up as rounded_up
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import Statement
 from dpadmm.site.accounts import of_account
-from dpadmm.trusted.ledger import DATABASE, MARK, read_ledger
-from dpadmm.trusted.ledger_state import START, Account, LedgerState
+from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
 
 MEANING = (
     "ε is exact and holds for each person with the maximum number of rows, for replace-one neighbours, "
