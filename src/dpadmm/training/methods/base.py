@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Pr
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Positive, check
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan
@@ -168,6 +169,16 @@ class DeployableMethod(ABC, Generic[S]):
         answers = now.answers(asked, z, statistic)
         new, uploads = self.advance(state, answers, now.consensus, round=now.number, problem=now.problem)
         return new if now.active is None else _merged(new, state, now.active), uploads
+
+
+def zero_models(problem: Problem, sizes: Sizes) -> Floats:
+    """All local models at zero: (n, d, p)."""
+    return np.zeros((sizes.n_agents, sizes.n_features, problem.loss.n_outputs))
+
+
+def check_noise(noise_multiplier: Floats) -> None:
+    if not (np.isfinite(noise_multiplier).all() and np.all(noise_multiplier >= 0.0)):
+        raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {noise_multiplier!r}")
 
 
 def keep_absent(new: Floats, old: Floats, active: Integers | None) -> Floats:

@@ -19,10 +19,10 @@ from dpadmm._base.errors import ConvergenceWarning
 from dpadmm.optim import kernels
 from dpadmm.optim.losses import Hinge, SmoothedHinge
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
 from dpadmm.training.methods.base import MethodSettings, Round
+from dpadmm.training.methods.dp_admm import consensus_step
 from dpadmm.training.methods.hessian import data_hessian
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.optim.updates import consensus_step
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
 from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
+from dpadmm.training.methods.dp_admm import consensus_step
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 
