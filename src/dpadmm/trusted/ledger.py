@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpadmm._base.errors import Refusal
-from dpadmm.trusted.policy import fits
+from dpadmm.privacy.plan import fits
 
 START = "0" * 64
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpadmm._base.errors import Refusal
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.plan import ReleasePlan, gaussian
+from dpadmm.privacy.plan import ReleasePlan, fits, gaussian
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
@@ -139,11 +139,3 @@ def _one_of(kind: str, code: str, asked: str, allowed: frozenset[str]) -> Limit:
     text = f"asked {asked}, allowed {', '.join(names) or 'none'}"
     sentence = f"the owner does not allow this {kind} ({text})"
     return Limit(kind, code, asked, names, None, asked in allowed, sentence)
-
-
-def fits(asked: float, used: Fraction, allowed: float) -> bool:
-    """Whether Σμ² of ``asked`` fits beside what is used: the one rule for review, enrolment and ledger.
-
-    Exact and rounded once: n rounds fit n times their μ², and no limit is exceeded by more than 2⁻⁵³ of it.
-    """
-    return float(used + Fraction(asked)) <= allowed
