@@ -23,10 +23,10 @@ from dpadmm.data import Dataset
 from dpadmm.optim import kernels
 from dpadmm.optim.regularizers import L2
 from dpadmm.optim.theory import constants_of, theorem_schedule
-from dpadmm.optim.updates import consensus_step
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
 from dpadmm.training.methods import DpAdmmRounds, Round
+from dpadmm.training.methods.dp_admm import consensus_step
 from dpadmm.training.oracles import SimulatedNoise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger

@@ -21,8 +21,7 @@ from dpadmm.audit import Plan, run_audit
 from dpadmm.site import agent as agent_module
 from dpadmm.site.agent import Agent
 from dpadmm.training.methods import dp_admm
-from dpadmm.training.methods.admm_state import AdmmState
-from dpadmm.training.methods.dp_admm import DpAdmmRounds
+from dpadmm.training.methods.dp_admm import AdmmState, DpAdmmRounds
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard, policy
 from dpadmm.trusted.guard import Guard
@@ -156,7 +155,7 @@ def price_too_low(patch: Patch) -> None:
 
 def cap_ignored(patch: Patch) -> None:
     patch.setattr(policy, "fits", lambda *arguments: True)
-    patch.setattr("dpadmm.trusted.ledger_state.fits", lambda *arguments: True)
+    patch.setattr("dpadmm.trusted.ledger.fits", lambda *arguments: True)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.demo import AgentProcess
 from dpadmm.federation.site.decisions import decide
 from dpadmm.site.site import read_site
-from dpadmm.trusted.ledger import DATABASE, read_ledger
-from dpadmm.trusted.ledger_state import LedgerState
+from dpadmm.trusted.ledger import DATABASE, LedgerState, read_ledger
 
 ALL_TIMES = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 

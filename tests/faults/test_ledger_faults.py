@@ -253,7 +253,7 @@ def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, mon
     with opened(folder) as ledger:
         answer(ledger, 1)
         ledger.reserve(ledgers.OTHER, 0.4 * CAP, about={})
-        monkeypatch.setattr("dpadmm.trusted.ledger_state.LedgerState.check", lambda *_: None)
+        monkeypatch.setattr("dpadmm.trusted.ledger.LedgerState.check", lambda *_: None)
         more = {"digest": digest(9), "mu_squared": mu_squared, "upload": b""}
         ledger.spend(ledgers.OTHER, 1, **more | {"mu_squared": ROUND_COST})
         ledger.spend(ledgers.OTHER, round, **more)

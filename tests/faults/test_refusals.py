@@ -21,7 +21,7 @@ from dpadmm.trusted.ledger import DATABASE, Ledger
 
 SOURCE, TESTS = Path(dpadmm.__file__).parent, Path(__file__).parent.parent
 TABLE = TESTS.parent / "docs" / "threat-model.md"
-GUARDED = ("site/agent", "trusted/guard", "trusted/policy", "trusted/ledger", "trusted/ledger_state")
+GUARDED = ("site/agent", "trusted/guard", "trusted/policy", "trusted/ledger")
 FAMILIES = "budget|data|ledger|policy|release|request|round|study"
 HASH, POINT = STUDY.hash, np.zeros((D, 1))
 
@@ -242,5 +242,5 @@ def test_the_threat_model_lists_every_code_and_no_other():
 def test_codes_are_found():
     assert len(CASES) > 20
     assert codes()["trusted/policy"] >= {"policy-method", "policy-loss", "policy-rounds", "policy-rows"}
-    assert codes()["trusted/ledger_state"] >= {"budget-cap", "budget-reservation"}
+    assert codes()["trusted/ledger"] >= {"budget-cap", "budget-reservation"}
     assert "request-malformed" in codes()["site/agent"]

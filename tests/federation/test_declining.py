@@ -24,8 +24,7 @@ from dpadmm.federation.site.responder import Responder
 from dpadmm.site import table
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.ledger_state import Account
+from dpadmm.trusted.ledger import Account, read_ledger
 
 NUMBERS = count(1)
 

@@ -29,8 +29,7 @@ from dpadmm.privacy.statement import (
     read_statement,
 )
 from dpadmm.site.accounts import of_account
-from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.ledger_state import Account, Record
+from dpadmm.trusted.ledger import Account, Record, read_ledger
 
 
 def release(z: float = 20.0, charged: int = 100, released: int = 40) -> StatedRelease:

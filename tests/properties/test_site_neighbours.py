@@ -40,8 +40,7 @@ from dpadmm.site.site import FORMAT, Site, read_site
 from dpadmm.study.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, quantise
 from dpadmm.trusted.guard import Enrolled, Guard
-from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.ledger_state import LedgerState
+from dpadmm.trusted.ledger import LedgerState, read_ledger
 
 brief = settings(prove, phases=set(Phase) - {Phase.explain})
 often = settings(brief, max_examples=20_000 if LONG else 250)

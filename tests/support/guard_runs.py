@@ -28,8 +28,7 @@ from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard as guard_module
 from dpadmm.trusted import ledger
 from dpadmm.trusted.guard import Guard
-from dpadmm.trusted.ledger import LINE, MARK, read_ledger
-from dpadmm.trusted.ledger_state import LedgerState
+from dpadmm.trusted.ledger import LINE, MARK, LedgerState, read_ledger
 
 STUDY = study(n_rounds=16, noise_multiplier=25.0)
 ROUNDS = STUDY.training.n_rounds

@@ -40,9 +40,9 @@ from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.unit import PrivacyUnit
 
 SOURCE = Path(dpadmm.__file__).parent
-TRUSTED = ("guard", "policy", "unit", "ledger", "ledger_state", "discrete_gaussian")
-PRIVACY = ("checks", "sensitivity", "plan", "releases")
-PARTS = (*(f"trusted.{name}" for name in TRUSTED), *(f"privacy.{name}" for name in PRIVACY))
+TRUSTED = ("guard", "policy", "unit", "ledger", "discrete_gaussian")
+PRIVACY = ("sensitivity", "plan", "releases")
+PARTS = ("_base.checks", *(f"trusted.{name}" for name in TRUSTED), *(f"privacy.{name}" for name in PRIVACY))
 
 
 def file_of(part: str) -> Path:

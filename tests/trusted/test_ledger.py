@@ -32,8 +32,7 @@ from looping import case
 from dpadmm._base.errors import DpadmmError, Refusal
 from dpadmm.privacy.accounting import Release, gaussian_mu
 from dpadmm.privacy.calibration import mu_from_epsilon, total_noise_multiplier
-from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
-from dpadmm.trusted.ledger_state import Account, LedgerState, Record
+from dpadmm.trusted.ledger import DATABASE, MARK, Account, Ledger, LedgerState, Record, read_ledger
 
 A, B, C = (letter * 64 for letter in "abc")
 DIGEST, OTHER_DIGEST = "1" * 64, "2" * 64

@@ -22,12 +22,12 @@ from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from typing import Any
 
 import dpadmm
+from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.audit.game import N_FEATURES, N_ROUNDS, SHARPNESS, noise_multiplier
 from dpadmm.audit.gates import Gate, LowerBound, judge, lower_bound, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.checks import require_delta
 
 LEAST_TRIALS = 40
 LOOK_EVERY = 0.2

@@ -22,8 +22,7 @@ from dpadmm.federation.site import decisions
 from dpadmm.site.accounts import broken_promises
 from dpadmm.site.site import Site, counted, read_site
 from dpadmm.study.study import Study, read_study
-from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.ledger_state import LedgerState
+from dpadmm.trusted.ledger import LedgerState, read_ledger
 from dpadmm.trusted.policy import Policy
 
 if TYPE_CHECKING:

@@ -14,16 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 import dpadmm
+from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli.screen import AsJson, echo_json, rounded_down, say, say_path, table
 from dpadmm.cli.screen import rounded_up as rounded_up
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.checks import require_delta
 from dpadmm.privacy.statement import Statement
 from dpadmm.site.accounts import of_account
-from dpadmm.trusted.ledger import DATABASE, MARK, read_ledger
-from dpadmm.trusted.ledger_state import START, Account, LedgerState
+from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
 
 MEANING = (
     "ε is exact and holds for each person with the maximum number of rows, for replace-one neighbours, "

@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dpadmm._base import checks
 from dpadmm._base.errors import StudyError
 from dpadmm.cli.screen import AsJson, echo_json
 from dpadmm.cli.screen import table as new_table
-from dpadmm.privacy import accounting, checks
+from dpadmm.privacy import accounting
 from dpadmm.privacy import calibration as noise
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity

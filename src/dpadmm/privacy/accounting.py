@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr, ndtri
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
-from dpadmm.privacy.checks import (
+from dpadmm._base.checks import (
     require,
     require_delta,
     require_epsilon,
@@ -29,6 +28,7 @@ from dpadmm.privacy.checks import (
     require_whole,
     unwrapped,
 )
+from dpadmm._base.errors import StudyError
 from dpadmm.privacy.releases import Release
 
 Accountant = Literal["exact", "paper"]

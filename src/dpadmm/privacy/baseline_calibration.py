@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from dpadmm._base.checks import require, require_delta, require_epsilon, require_whole
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.calibration import mu_from_epsilon, paper_noise_multiplier, total_noise_multiplier
-from dpadmm.privacy.checks import require, require_delta, require_epsilon, require_whole
 from dpadmm.privacy.composition import ORDERS, argmin_renyi, epsilon_from_renyi, total_epsilon
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import Any, NamedTuple
 
+from dpadmm._base.checks import require_whole
 from dpadmm._base.errors import BudgetExceeded, StudyError
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.checks import require_whole
 
 _LOCK = RLock()
 """One for all accountants, so that a fit is charged to several of them or to none."""

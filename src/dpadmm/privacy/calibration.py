@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import StudyError
-from dpadmm.privacy.accounting import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
-from dpadmm.privacy.checks import (
+from dpadmm._base.checks import (
     require_delta,
     require_epsilon,
     require_noise_multiplier,
     require_whole,
     unwrapped,
 )
+from dpadmm._base.errors import StudyError
+from dpadmm.privacy.accounting import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
 
 
 @overload

@@ -14,8 +14,8 @@ import numpy as np
 from scipy.special import erf, gammaln, log_ndtr
 
 from dpadmm._base.arrays import Floats
+from dpadmm._base.checks import require_delta, require_whole
 from dpadmm.privacy.accounting import ROUND_UP, exact_epsilon, gaussian_mu, paper_epsilon
-from dpadmm.privacy.checks import require_delta, require_whole
 from dpadmm.privacy.plan import Tally
 from dpadmm.privacy.releases import (
     AnyRelease,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from dpadmm._base.checks import require_whole
 from dpadmm._base.errors import StudyError
-from dpadmm.privacy.checks import require_whole
 from dpadmm.privacy.releases import AnyRelease, Release
 
 MAX_RELEASES = 8
@@ -124,3 +124,11 @@ def gaussian(release: AnyRelease) -> Release:
     if not isinstance(release, Release) or release.noise_multiplier == 0.0 or release.count != 1:
         raise StudyError(f"agents release sums with Gaussian noise, one in a round, and not {release!r}")
     return release
+
+
+def fits(asked: float, used: Fraction, allowed: float) -> bool:
+    """Whether Σμ² of ``asked`` fits beside what is used: the one rule for review, enrolment and ledger.
+
+    Exact and rounded once: n rounds fit n times their μ², and no limit is exceeded by more than 2⁻⁵³ of it.
+    """
+    return float(used + Fraction(asked)) <= allowed

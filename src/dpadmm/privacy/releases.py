@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpadmm.privacy.checks import require, require_epsilon, require_noise_multiplier, require_whole
+from dpadmm._base.checks import require, require_epsilon, require_noise_multiplier, require_whole
 
 
 @dataclass(frozen=True)

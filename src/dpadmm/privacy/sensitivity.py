@@ -7,7 +7,7 @@ from typing import overload
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm.privacy.checks import require, require_whole, unwrapped
+from dpadmm._base.checks import require, require_whole, unwrapped
 
 
 @overload

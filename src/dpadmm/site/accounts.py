@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.plan import plan_from_json
-from dpadmm.trusted.ledger_state import Account, LedgerState
+from dpadmm.trusted.ledger import Account, LedgerState
 from dpadmm.trusted.policy import Policy, Terms
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from dpadmm.optim.losses import LOSSES
 from dpadmm.study.study import DEPLOYABLE, Study
 from dpadmm.training.metrics import error
 from dpadmm.trusted.guard import Enrolled, Guard
-from dpadmm.trusted.ledger import MARK, Ledger
-from dpadmm.trusted.ledger_state import LedgerState, Record
+from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
 from dpadmm.trusted.policy import Policy
 from dpadmm.trusted.private_rows import CheckedRows
 from dpadmm.trusted.unit import PrivacyUnit

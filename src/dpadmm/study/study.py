@@ -166,7 +166,7 @@ class Study:
         """What is minimised."""
         return self.training.problem(len(self.classes or ()))
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """(d, p) of the weights."""
         return len(self.features) + self.training.intercept, self.problem.loss.n_outputs

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.checks import require, require_whole
 from dpadmm._base.errors import DataError, StudyError
-from dpadmm.privacy.checks import require, require_whole
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 
 MARGIN = 1e-6

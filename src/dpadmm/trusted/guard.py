@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -73,10 +74,11 @@ class Question(NamedTuple):
 
 
 class Enrolled(NamedTuple):
-    """What a study may ask for, since it was enrolled."""
+    """What a study may ask for, since it was enrolled, and what each of its releases costs (μ²)."""
 
     terms: Terms
     rows: PrivateRows
+    prices: Mapping[AnyRelease, float] = MappingProxyType({})
 
     def question(self, round: int) -> Question:
         """What may be asked in a round."""
@@ -114,8 +116,9 @@ class Guard:
         self._policy.check(terms)
         try:
             rows = self._open_rows(study)
-            enrolled = Enrolled(terms, rows)
-            for release, _ in terms.plan.tally():
+            prices = {release: self._policy.price(release) for release, _ in terms.plan.tally()}
+            enrolled = Enrolled(terms, rows, prices)
+            for release in prices:
                 asked = enrolled.question_of(release)
                 asked.grid.noise_scale(asked.release.noise_multiplier)
         except Exception as error:  # whoever asked learns no more than that
@@ -157,7 +160,7 @@ class Guard:
                 upload = _release(enrolled.rows, asked, parameters)
                 if upload is None:
                     raise Refusal("release-failed", "the agent could not compute an answer")
-                stored, price = upload + memo, self._policy.price(asked.release)
+                stored, price = upload + memo, enrolled.prices[asked.release]
                 self._ledger.spend(study, round, digest=digest, mu_squared=price, upload=stored)
             return asked.upload(stored)
 

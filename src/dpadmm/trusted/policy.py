@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpadmm._base.errors import Refusal
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.plan import ReleasePlan, gaussian
+from dpadmm.privacy.plan import ReleasePlan, fits, gaussian
 from dpadmm.privacy.releases import AnyRelease
-from dpadmm.trusted.ledger_state import fits
 from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Integers
+from dpadmm._base.checks import require_whole
 from dpadmm._base.errors import DataError
-from dpadmm.privacy.checks import require_whole
 
 NO_ID = frozenset({"", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none"})
 """What stands where an id is missing, after normalisation."""

@@ -65,6 +65,8 @@ class Coordinator:
         self.quorum = self.study.quorum_of(len(self._names))
         self.members = {name: Member(name) for name in self._names}
         self._method = self.study.method(1)
+        self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
+        """μ of the largest group of rows that a statement lists, for one row per person."""
         self._uploads = np.zeros((len(self._names), *self.study.shape))
         self._rounds = dict.fromkeys(self._names, 0)
         for name, received in journal.last_uploads().items():
@@ -156,8 +158,7 @@ class Coordinator:
         """The numbers of rows fit a privacy statement and do not change during a study."""
         if member.sizes not in (None, (n_rows, k)):
             raise BadMessage(f"its numbers of rows changed, to {n_rows:,} rows with up to {k:,} per person")
-        mu = k * max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
-        if k > n_rows or mu > MAX_MU:
+        if k > n_rows or k * self._mu > MAX_MU:
             raise BadMessage(f"this study cannot protect {k:,} rows per person among {n_rows:,} rows")
 
     def _uploaded(self, member: Member, answer: Message) -> None:

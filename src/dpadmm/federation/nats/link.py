@@ -10,6 +10,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from contextlib import suppress
 from logging import Logger, getLogger
 from typing import Any, Self
@@ -210,6 +211,28 @@ class Mailbox:
         if not self._waiting:
             self._some.clear()
         return sender, data
+
+
+class SiteLink(Link):
+    """A site's connection, which answers the messages of the studies that it follows."""
+
+    def __init__(self, name: str, url: str, context: Context, log: Logger) -> None:
+        super().__init__(url, context, self._put, log, name=name)
+        self._mail = Mailbox(most=1)  # a newer request of a study replaces an older one
+
+    def _put(self, subject: str, data: bytes) -> None:
+        self._mail.put(subject.removeprefix("dpadmm.").removesuffix(".down"), data)
+
+    async def follow(self, study: str) -> None:
+        await self.subscribe(f"dpadmm.{study}.down")
+
+    async def answer(self, reply: Callable[[str, bytes], bytes | None], pool: Executor) -> None:
+        """Answer for ever; ``reply(study, message)`` runs in the pool."""
+        loop = asyncio.get_running_loop()
+        while (received := await self._mail.take()) is not None:
+            said = await loop.run_in_executor(pool, reply, *received)
+            if said is not None:
+                await self.publish(f"dpadmm.{received[0]}.up.{self._name}", said)
 
 
 class NatsTransport(Link):

@@ -21,8 +21,7 @@ from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study, study_from
 from dpadmm.trusted.guard import Guard, PrivateRows
-from dpadmm.trusted.ledger import MARK, Ledger, read_ledger
-from dpadmm.trusted.ledger_state import LedgerState
+from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, read_ledger
 
 FORMAT = "dpadmm-decision/1"
 MAX_BYTES = 2**26

@@ -19,7 +19,7 @@ from typing import Any
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm._base.files import atomic_file
-from dpadmm.federation.nats.link import Link, Mailbox, until_one_ends
+from dpadmm.federation.nats.link import SiteLink, until_one_ends
 from dpadmm.federation.pki.joining import site_identity
 from dpadmm.federation.site.decisions import STATUS, Decision, decisions
 from dpadmm.federation.site.responder import Responder
@@ -39,7 +39,6 @@ class SiteProcess:
         self._folder = site.path.parent
         self._identity = site_identity(self._folder)
         self._responder = Responder(site.guard, site.policy.unit.rows, log)
-        self._mail: Mailbox | None = None
         self._decided: dict[str, Decision] = {}
         self._logged: set[str] = set()
         self._studies_seen: tuple[tuple[str, int, int], ...] = ()
@@ -49,12 +48,10 @@ class SiteProcess:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``; refused if another process holds the ledger."""
         self._responder.open()
-        self._mail = Mailbox(most=1)  # a newer request of a study replaces an older one
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
         try:
-            url, name = identity.url, identity.name
-            async with Link(url, self._context, self._received, self._log, name=name) as link:
-                answering = (self._follow_decisions(link, pool), self._answer(link, pool))
+            async with SiteLink(identity.name, identity.url, self._context, self._log) as link:
+                answering = (self._follow_decisions(link, pool), link.answer(self._responder.answer, pool))
                 await until_one_ends(stop.wait(), *answering)  # answering ends only by an error
         finally:
             pool.shutdown(wait=True)
@@ -73,21 +70,7 @@ class SiteProcess:
             raise DpadmmError(text)
         return identity.client_context()
 
-    def _received(self, subject: str, data: bytes) -> None:
-        """Keep a message of a study that the owner decided about; ignore others."""
-        study = subject.removeprefix("dpadmm.").removesuffix(".down")
-        if study in self._decided and self._mail is not None:
-            self._mail.put(study, data)
-
-    async def _answer(self, link: Link, pool: ThreadPoolExecutor) -> None:
-        assert self._mail is not None
-        loop = asyncio.get_running_loop()
-        while (received := await self._mail.take()) is not None:
-            said = await loop.run_in_executor(pool, self._responder.answer, *received)
-            if said is not None:
-                await link.publish(f"dpadmm.{received[0]}.up.{self._identity.name}", said)
-
-    async def _follow_decisions(self, link: Link, pool: ThreadPoolExecutor) -> None:
+    async def _follow_decisions(self, link: SiteLink, pool: ThreadPoolExecutor) -> None:
         loop, first = asyncio.get_running_loop(), True
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
@@ -96,7 +79,7 @@ class SiteProcess:
             first = False
             for hash, decision in self._decided.items():
                 if decision.kind != "declined":  # studies that were left get a refusal
-                    await link.subscribe(f"dpadmm.{hash}.down")
+                    await link.follow(hash)
             self._write_status(connected=link.connected, running=True)
             await asyncio.sleep(CHECK_EVERY)
 

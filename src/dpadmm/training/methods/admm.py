@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.regularizers import NoRegularizer
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
-from dpadmm.training.methods.admm_state import SolverState, advanced, next_dual, start_solver
+from dpadmm.training.methods.admm_state import SolverState, advanced, start_solver
 from dpadmm.training.methods.base import Broadcasts, Gathered, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.training.methods.dp_admm import next_dual, upload
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.requirements import need_solvable
 
@@ -82,7 +82,7 @@ class AdmmRounds(Broadcasts):
         )
         solved = solve(problems, centers + state.offset, active)
         new = advanced(state, released=solved.weights, dual=dual, centers=centers, solved=solved, active=active)
-        return new, updates.upload(solved.weights, dual, self.rho)
+        return new, upload(solved.weights, dual, self.rho)
 
     def aggregate(self, gathered: Gathered) -> Floats:
         mean, problem = super().aggregate(gathered), gathered.problem

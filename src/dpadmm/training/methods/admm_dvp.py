@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dpadmm._base.arrays import Floats
-from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.training.methods.admm_state import SolverState, advanced, next_dual, start_solver
+from dpadmm.training.methods.admm_state import SolverState, advanced, start_solver
 from dpadmm.training.methods.base import Broadcasts, Mechanism, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.training.methods.dp_admm import next_dual, upload
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 
@@ -75,7 +75,7 @@ class AdmmDvpRounds(Broadcasts):
         solved = solve(problems, centers + state.offset, active)
         released = self.perturbation.cover(solved.weights, tolerance / problems.convexity, now.noise, now.number)
         new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
-        return new, updates.upload(released, dual, self.rho)
+        return new, upload(released, dual, self.rho)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         return ReleasePlan.constant(self.perturbation.release(agent), n_rounds)

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
-from dpadmm.training.methods.admm_state import (
-    SolverState,
-    advanced,
-    check_noise,
-    next_dual,
-    start_solver,
-)
-from dpadmm.training.methods.base import Broadcasts, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.training.methods.admm_state import SolverState, advanced, start_solver
+from dpadmm.training.methods.base import Broadcasts, MethodSettings, Rho, Round, SolverTolerance, check_noise
+from dpadmm.training.methods.dp_admm import next_dual, upload
 from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
 from dpadmm.training.methods.requirements import need_monotone_slopes, need_smooth
 from dpadmm.training.oracles import release
@@ -88,7 +82,7 @@ class AdmmPvpRounds(Broadcasts):
             noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
             released = release(solved.weights, noise_std=noise_std, noise=now.noise.draw(now.number))
         new = advanced(state, released=released, dual=dual, centers=centers, solved=solved, active=active)
-        return new, updates.upload(released, dual, self.rho)
+        return new, upload(released, dual, self.rho)
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         return ReleasePlan.constant(Release(float(self.noise_multiplier[agent])), n_rounds)

@@ -1,4 +1,4 @@
-"""What the ADMM methods share: local models, duals, and the exact local solve of a round."""
+"""What the ADMM methods share that solve local problems exactly: the state of a round, and the next one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import StudyError
-from dpadmm.optim import updates
-from dpadmm.optim.problem import Problem, Rows, Sizes
-from dpadmm.training.methods.base import keep_absent
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.training.methods.base import keep_absent, zero_models
+from dpadmm.training.methods.dp_admm import AdmmState
 from dpadmm.training.methods.local_solver import Solved
-
-
-@dataclass(frozen=True)
-class AdmmState:
-    """Local models and duals of a cohort: released w̃_i and γ_i, both (n, d, p)."""
-
-    released: Floats
-    dual: Floats
 
 
 @dataclass(frozen=True)
@@ -38,28 +29,10 @@ class SolverState(AdmmState):
     passes: Integers
 
 
-def zero_models(problem: Problem, sizes: Sizes) -> Floats:
-    """All local models at zero: (n, d, p)."""
-    return np.zeros((sizes.n_agents, sizes.n_features, problem.loss.n_outputs))
-
-
 def start_solver(problem: Problem, rows: Rows) -> SolverState:
     """Zero models and duals, no passes yet."""
     zeros = zero_models(problem, rows)
     return SolverState(zeros, zeros, zeros, np.zeros(rows.n_agents, dtype=np.int64))
-
-
-def check_noise(noise_multiplier: Floats) -> None:
-    if not (np.isfinite(noise_multiplier).all() and np.all(noise_multiplier >= 0.0)):
-        raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {noise_multiplier!r}")
-
-
-def next_dual(state: AdmmState, consensus: Floats, rho: float) -> Floats:
-    """γ^{k−1}, closed when the agent hears w^{k−1}.
-
-    An agent that was away closes it with the consensus it returns to, so that the duals still sum to zero.
-    """
-    return updates.dual_step(state.dual, released=state.released, consensus=consensus, rho=rho)
 
 
 def advanced(

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.training.methods.admm_state import zero_models
+from dpadmm.training.methods.base import zero_models
 from dpadmm.training.methods.local_solver import LocalProblems, tolerances
 
 

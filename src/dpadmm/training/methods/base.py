@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Pr
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Positive, check
-from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import AnyRelease, Release
@@ -148,6 +148,11 @@ class Gathered:
         return np.arange(len(self.uploads)) if self.active is None else self.active
 
 
+def consensus_step(uploads: Floats) -> Floats:
+    """``w^k = mean_i c_i^k``."""
+    return np.asarray(uploads.mean(axis=0))
+
+
 class Broadcasts:
     """What aggregators broadcast: the weights w^k, unless a method needs more."""
 
@@ -164,7 +169,7 @@ class Broadcasts:
 
     def aggregate(self, gathered: Gathered) -> Floats:
         """The aggregator: what was gathered in a round -> what is broadcast next; here the mean of uploads."""
-        return updates.consensus_step(gathered.uploads)
+        return consensus_step(gathered.uploads)
 
 
 class DeployableMethod(Broadcasts, ABC, Generic[S]):
@@ -227,6 +232,16 @@ class DeployableMethod(Broadcasts, ABC, Generic[S]):
         answers = now.answers(asked, z, statistic)
         new, uploads = self.advance(state, answers, now.consensus, round=now.number, problem=now.problem)
         return new if now.active is None else _merged(new, state, now.active), uploads
+
+
+def zero_models(problem: Problem, sizes: Sizes) -> Floats:
+    """All local models at zero: (n, d, p)."""
+    return np.zeros((sizes.n_agents, sizes.n_features, problem.loss.n_outputs))
+
+
+def check_noise(noise_multiplier: Floats) -> None:
+    if not (np.isfinite(noise_multiplier).all() and np.all(noise_multiplier >= 0.0)):
+        raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {noise_multiplier!r}")
 
 
 def keep_absent(new: Floats, old: Floats, active: Integers | None) -> Floats:

@@ -1,4 +1,9 @@
-"""DP-ADMM, the paper's Algorithm 1: one noisy gradient step per round in place of an exact local solve."""
+"""DP-ADMM, the paper's Algorithm 1: one noisy gradient step per round in place of an exact local solve.
+
+Its equations come first. Arrays of agents are (n, d, p); the consensus is (d, p); step sizes are (n, 1, 1). An
+agent does ``dual_step`` (it closes the round before), ``primal_step`` and ``upload``; the aggregator
+``consensus_step``. The other ADMM methods share all but ``primal_step``.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,76 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.fields import Positive
-from dpadmm.optim import updates
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.theory import Constant, Schedule, theorem_schedule
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.training.methods.admm_state import (
-    AdmmState,
+from dpadmm.training.methods.base import (
+    DeployableMethod,
+    MethodSettings,
+    Rho,
     check_noise,
-    next_dual,
     zero_models,
 )
-from dpadmm.training.methods.base import DeployableMethod, MethodSettings, Rho
+from dpadmm.training.methods.base import consensus_step as consensus_step
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
+
+
+@dataclass(frozen=True)
+class AdmmState:
+    """Local models and duals of a cohort: released w̃_i and γ_i, both (n, d, p)."""
+
+    released: Floats
+    dual: Floats
+
+
+def dual_step(dual: Floats, *, released: Floats, consensus: Floats, rho: float) -> Floats:
+    """``γ^k = γ^{k−1} − ρ (w̃^k − w^k)``; the duals of all agents sum to zero after it."""
+    out = consensus - released
+    out *= rho
+    out += dual
+    return out
+
+
+def next_dual(state: AdmmState, consensus: Floats, rho: float) -> Floats:
+    """γ^{k−1}, closed when the agent hears w^{k−1}.
+
+    An agent that was away closes it with the consensus it returns to, so that the duals still sum to zero.
+    """
+    return dual_step(state.dual, released=state.released, consensus=consensus, rho=rho)
+
+
+def primal_step(
+    noisy_gradient: Floats,
+    reg_gradient: Floats,
+    *,
+    released: Floats,
+    dual: Floats,
+    consensus: Floats,
+    rho: float,
+    step_size: Floats,
+) -> Floats:
+    """``w̃^k = (−h − (λ/n)R'(w̃^{k−1}) + γ^{k−1} + ρ w^{k−1} + w̃^{k−1}/η) / (ρ + 1/η)``.
+
+    ``noisy_gradient`` is h, ``reg_gradient`` is (λ/n)R'; noise of scale s on h is noise of scale
+    s/(ρ + 1/η) on w̃, as in the paper.
+    """
+    pull = 1.0 / step_size
+    out = released * pull
+    out += rho * consensus
+    out += dual
+    out -= noisy_gradient
+    out -= reg_gradient
+    out *= 1.0 / (rho + pull)
+    return out
+
+
+def upload(released: Floats, dual: Floats, rho: float) -> Floats:
+    """``c^k = w̃^k − γ^{k−1}/ρ``: all the aggregator needs of the pair (w̃^k, γ^{k−1})."""
+    out = dual * (-1.0 / rho)
+    out += released
+    return out
 
 
 @dataclass(frozen=True)
@@ -90,7 +151,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
         self, state: AdmmState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
     ) -> tuple[AdmmState, Floats]:
         dual = next_dual(state, consensus, self.rho)
-        released = updates.primal_step(
+        released = primal_step(
             answers,
             problem.reg_share * problem.regularizer.gradient(state.released),
             released=state.released,
@@ -99,4 +160,4 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             rho=self.rho,
             step_size=self.schedule(round)[:, None, None],
         )
-        return AdmmState(released, dual), updates.upload(released, dual, self.rho)
+        return AdmmState(released, dual), upload(released, dual, self.rho)

@@ -18,8 +18,7 @@ from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.privacy.releases import AnyRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.training.methods.admm_state import check_noise, zero_models
-from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, Round
+from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, Round, check_noise, zero_models
 from dpadmm.training.oracles import release
 
 if TYPE_CHECKING:

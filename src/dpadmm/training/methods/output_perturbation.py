@@ -15,9 +15,16 @@ from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import PureRelease, Release
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
-from dpadmm.training.methods.admm_state import check_noise
 from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Broadcasts, Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
+from dpadmm.training.methods.base import (
+    Broadcasts,
+    Mechanism,
+    MethodSettings,
+    Round,
+    SolverTolerance,
+    check_noise,
+    keep_absent,
+)
 from dpadmm.training.methods.local_solver import solve
 from dpadmm.training.methods.requirements import need_convex, need_monotone_slopes, need_solvable
 from dpadmm.training.oracles import release, spherical

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from looping import case
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm.optim import updates
 from dpadmm.optim.losses import Loss, slopes
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.theory import constants_of, theorem_schedule
 from dpadmm.training.loop import RoundView, train
 from dpadmm.training.methods import DpAdmmRounds, Round
+from dpadmm.training.methods import dp_admm as updates
 from dpadmm.training.oracles import SimulatedNoise
 
 SIZES = (3, 8, 5, 20)
