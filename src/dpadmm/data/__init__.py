@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.data.dataset import Dataset, encode_labels
-from dpadmm.data.datasets.synthetic import known_optimum, synthetic
+from dpadmm.data.datasets.synthetic import synthetic
 from dpadmm.data.partition import Partition, by_group, equal, holdout, label_skewed, unequal
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ __all__ = [
     "encode_labels",
     "equal",
     "holdout",
-    "known_optimum",
     "label_skewed",
     "load_adult",
     "read_table",
