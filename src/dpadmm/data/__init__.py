@@ -12,18 +12,9 @@ if TYPE_CHECKING:
     from dpadmm.data.tables import read_table
 
 __all__ = [
-    "Dataset",
-    "Partition",
-    "by_group",
-    "encode_labels",
-    "equal",
-    "holdout",
-    "label_skewed",
-    "load_adult",
-    "read_table",
-    "synthetic",
-    "unequal",
-]
+    "Dataset", "Partition", "by_group", "encode_labels", "equal", "holdout", "label_skewed", "load_adult",
+    "read_table", "synthetic", "unequal",
+]  # fmt: skip
 
 _LATER = {"load_adult": "dpadmm.data.datasets.adult", "read_table": "dpadmm.data.tables"}
 """Readers of tables come when they are asked for: pyarrow takes a tenth of a second and 40 MB."""

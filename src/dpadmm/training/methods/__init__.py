@@ -25,27 +25,8 @@ METHODS: dict[str, type[MethodSettings]] = registered(
 )
 
 __all__ = [
-    "METHODS",
-    "Admm",
-    "AdmmDvp",
-    "AdmmDvpRounds",
-    "AdmmPvp",
-    "AdmmPvpRounds",
-    "AdmmRounds",
-    "Centralized",
-    "CentralizedRounds",
-    "DeployableMethod",
-    "DpAdmm",
-    "DpAdmmRounds",
-    "DpSgd",
-    "DpSgdRounds",
-    "Method",
-    "MethodSettings",
-    "ObjectivePerturbation",
-    "ObjectivePerturbationRounds",
-    "OutputPerturbation",
-    "OutputPerturbationRounds",
-    "Round",
-    "State",
-    "minimizer",
-]
+    "METHODS", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds", "Centralized",
+    "CentralizedRounds", "DeployableMethod", "DpAdmm", "DpAdmmRounds", "DpSgd", "DpSgdRounds", "Method",
+    "MethodSettings", "ObjectivePerturbation", "ObjectivePerturbationRounds", "OutputPerturbation",
+    "OutputPerturbationRounds", "Round", "State", "minimizer",
+]  # fmt: skip
