@@ -51,7 +51,6 @@ NAMES = [
     "exact_delta",
     "exact_epsilon",
     "holdout",
-    "known_optimum",
     "label_skewed",
     "load_adult",
     "load_model",

@@ -1,6 +1,8 @@
-"""``dpadmm explain``: a table, JSON, a figure, and no standard error without a transcript."""
+"""``dpadmm explain``: a table, JSON, a figure, and a standard error where there is one."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,18 +18,20 @@ from dpadmm.runs.training import run_study
 
 FEW = ("n0", "n1", "n2", "i0", "grade0", "grade1", "flag0", "flag1")
 SCHEMA = Schema(tuple(each for each in COLUMNS if each.name in FEW))
-"""A few of the columns: the standard error takes longer the more there are."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """loss -> a model's file."""
+    """loss -> the file of a model with standard errors; "without": one that has none."""
     folder = tmp_path_factory.mktemp("models")
     path, files = write_csv(folder / "t.csv", make_cells(400)), {}
     for loss in ("logistic", "softmax"):
         study = make_study(loss, schema=SCHEMA, n_rounds=5)
         table = encode_table(path, study.schema, study.label, by="site", intercept=True)
-        files[loss] = model_of(run_study(study, table, seed=1)).save(folder / f"{loss}.dpadmm")
+        model = model_of(run_study(study, table, seed=1))
+        noise_std = 0.6 * np.abs(model.weights) + 0.1
+        files[loss] = replace(model, noise_std=noise_std).save(folder / f"{loss}.dpadmm")
+    files["without"] = model.save(folder / "without.dpadmm")
     return files
 
 
@@ -52,7 +56,7 @@ def test_the_table_is_whole_and_fits(cli, models):
                 assert numbers == [word for word in line if word[-1].isdigit()][-3:]
                 assert ("noise?" in line) == each.may_be_noise
             words = " ".join(text.split())
-            assert "does not include the sampling error" in words
+            assert "counts the privacy noise only, not how much a sample of people varies nor how far" in words
             assert f"{len(found.coefficients) - 7:,} more coefficients" in words
 
 
@@ -73,9 +77,19 @@ def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path)
     bare = Model(np.array([[1.0], [-2.0]]), "binary", "logistic", feature_names=("[red]age", "bmi"))
     text = cli("explain", bare.save(tmp_path / "bare.dpadmm")).succeeded().out
     assert "[red]age" in text
-    assert "No noise standard error is shown: the model's file has no study" in " ".join(text.split())
+    assert "No noise standard error is shown: an interval needs a release of its own" in " ".join(text.split())
     answer = cli("explain", tmp_path / "bare.dpadmm", "--json").succeeded().json
     assert [each["standard_error"] for each in answer["coefficients"]] == [None, None]
+
+
+def test_without_standard_errors_there_is_no_column_for_them(cli, models):
+    text = cli("explain", models["without"], columns=80).succeeded().out
+    assert "±" not in text
+    assert "noise?" not in text
+    assert text.count("No noise standard error is shown") == 1
+    first = explain(load_model(models["without"])).coefficients[0]
+    assert f"{first.coefficient:+.3g}" in text
+    assert f"{first.effect:+.3g}" in text
 
 
 @pytest.mark.parametrize("words", [["missing.dpadmm"], ["MODEL", "--top", 0]])

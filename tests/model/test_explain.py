@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,7 +14,7 @@ from mixed_tables import COLUMNS, GRADES, LABELS, SCHEMA, make_cells, make_study
 
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
-from dpadmm.model.explain import Coefficient, explain
+from dpadmm.model.explain import NO_INTERVAL, Coefficient, explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
 from dpadmm.runs.training import run_study
@@ -141,25 +142,28 @@ def test_features_without_a_schema():
         ("feature 2", pytest.approx(0.96)),
     ]
     assert found.intercepts[0].coefficient == pytest.approx(0.5 * 0.28)
-    assert "no study" in found.unknown
+    assert found.unknown == NO_INTERVAL
     assert "longer than 1" in found.shortened
     assert found.score == "score of 1 against -1"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder, study = tmp_path_factory.mktemp("trained"), make_study("huber", n_rounds=6)
-    path = write_csv(folder / "t.csv", make_cells(400))
+def trained_result(tmp_path_factory):
+    study = make_study("huber", n_rounds=6)
+    path = write_csv(tmp_path_factory.mktemp("table") / "t.csv", make_cells(400))
     table = encode_table(path, study.schema, study.label, by="site", intercept=True)
-    return model_of(run_study(study, table, seed=1)), folder
+    return run_study(study, table, seed=1)
 
 
-def test_a_model_from_its_file_has_standard_errors(trained):
+@pytest.fixture(scope="module")
+def trained(trained_result, tmp_path_factory):
+    return model_of(trained_result), tmp_path_factory.mktemp("trained")
+
+
+def test_a_model_from_its_file_is_explained_as_it_was(trained):
     model, folder = trained
     found = explain(load_model(model.save(folder / "m.dpadmm")))
-    assert not found.unknown
     assert found == explain(model)
-    assert all(each.standard_error > 0.0 for each in (*found.coefficients, *found.intercepts))
     assert found.score == "price"
     # in units of the label: 50 times those of scores −1 … 1
     n0 = next(each for each in found.coefficients if each.name == "n0")
@@ -167,13 +171,39 @@ def test_a_model_from_its_file_has_standard_errors(trained):
     assert n0.coefficient == pytest.approx(first)
 
 
-def test_without_a_history_there_is_no_noise_error(trained):
+def test_without_a_release_for_it_there_is_no_noise_error(trained):
     model, _ = trained
-    bare = Model(**{**vars(model), "history": np.empty((0, 0, 0))})
-    found = explain(bare)
-    assert "every round" in found.unknown
-    assert {each.standard_error for each in found.coefficients} == {None}
+    found = explain(model)
+    assert found.unknown == NO_INTERVAL
+    assert {each.standard_error for each in (*found.coefficients, *found.intercepts)} == {None}
     assert found.as_json()["no_standard_error_because"] == found.unknown
+
+
+def test_what_a_result_says_of_its_noise_is_in_the_model_and_its_file(trained_result, tmp_path):
+    noise_std = np.arange(1.0, 1.0 + trained_result.weights.size).reshape(trained_result.weights.shape)
+    model = replace(trained_result, noise_std=noise_std).model
+    found = explain(load_model(model.save(tmp_path / "m.dpadmm")))
+    assert found == explain(model)
+    assert not found.unknown
+    n0 = next(each for each in found.coefficients if each.name == "n0")
+    # in the units of the column (2/4) and of the label (50), as the coefficient itself
+    assert n0.standard_error == pytest.approx(0.96 / SCHEMA.scale * (2.0 / 4.0) * 50.0)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax", "huber"])
+def test_standard_errors_are_those_of_models_with_fresh_noise(loss):
+    """Noise is drawn and added to the weights; coefficients spread as the standard errors say."""
+    model, rng, n = random_model(loss), np.random.default_rng(7), 150
+    noise_std = rng.uniform(0.5, 2.0, size=model.weights.shape)
+    found = explain(replace(model, noise_std=noise_std))
+    drawn = {}
+    for _ in range(n):
+        noisy = explain(replace(model, weights=model.weights + noise_std * rng.normal(size=noise_std.shape)))
+        for each in (*noisy.coefficients, *noisy.intercepts):
+            drawn.setdefault((each.name, each.output), []).append(each.coefficient)
+    for each in (*found.coefficients, *found.intercepts):
+        spread = np.std(drawn[each.name, each.output], ddof=1)
+        assert spread == pytest.approx(each.standard_error, rel=5.0 / math.sqrt(2.0 * n))
 
 
 def test_names_that_look_like_identifiers_are_no_obstacle(tmp_path):
@@ -182,4 +212,5 @@ def test_names_that_look_like_identifiers_are_no_obstacle(tmp_path):
     cells = {"patient_id": [1, 2, 3, 4] * 5, "b": ["true", "false"] * 10, "outcome": ["ill", "well"] * 10}
     table = encode_table(write_csv(tmp_path / "t.csv", cells), schema, study.label, intercept=True)
     assert isinstance(study.label, Label)
-    assert not explain(model_of(run_study(study, table, seed=1))).unknown
+    found = explain(model_of(run_study(study, table, seed=1)))
+    assert {each.column for each in found.coefficients} == {"patient_id", "b"}

@@ -472,6 +472,15 @@ def test_a_history_of_another_model_is_refused(tmp_path_factory: pytest.TempPath
                 load_model(_write(tmp_path / "m", GOOD2, weights=W1, history=history))
 
 
+def test_standard_errors_of_another_model_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    history = np.zeros((2, 3, 1))
+    for noise_std in [np.ones((4, 1)), np.ones(3), np.full((3, 1), np.nan), np.full((3, 1), -1.0), np.empty((0, 0))]:
+        with case(noise_std):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+                load_model(_write(tmp_path / "m", GOOD2, weights=W1, history=history, noise_std=noise_std))
+
+
 def test_files_that_promise_too_much_are_refused_before_memory_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

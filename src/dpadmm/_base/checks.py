@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
+
+Number = TypeVar("Number", float, Floats)
+"""One number, or one for every agent."""
 
 
 def unwrapped(values: Floats) -> float | Floats:

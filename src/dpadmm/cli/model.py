@@ -158,11 +158,10 @@ def _confusion(found: Evaluation) -> Table:
 
 TOP = 20
 FIGURE = "coefficients"
-NUMBERS = ("coefficient", "± noise SE", "over range", "")
 STANDARD_ERROR = (
-    "± is the noise standard error: the standard deviation of the coefficient over trainings on the same "
-    "rows with fresh privacy noise, estimated from public values alone. It does not include the sampling "
-    "error. noise?: the coefficient is below two noise standard errors and may be noise."
+    "± is the noise standard error: it counts the privacy noise only, not how much a sample of people varies "
+    "nor how far training is from the optimum. noise?: the coefficient is below two noise standard errors and "
+    "may be noise."
 )
 
 
@@ -174,12 +173,10 @@ def explain(
 ) -> None:
     """Show coefficients in the units of the columns, largest effect first.
 
-    Each has a noise standard error: the standard deviation due to privacy
-    noise alone. It is estimated from the model's file; no rows are read.
+    Where the study's method tells how much privacy noise moves a coefficient,
+    its noise standard error stands beside it. No rows are read.
     """
-    model = load_model(model_file)
-    with waiting("estimating noise standard errors", quiet=as_json):
-        found = explanation_of(model)
+    found = explanation_of(load_model(model_file))
     if figure is not None:
         from dpadmm.reporting.figures import (
             coefficient_figure,  # matplotlib takes its time
@@ -217,8 +214,9 @@ def in_words(found: Explanation, top: int) -> list[str]:
 def _coefficient_table(found: Explanation, top: int) -> Table:
     classes = any(each.output for each in found.coefficients)
     words = ["column", *(["class"] if classes else []), "change"]
-    out = table(*words, *NUMBERS, left=len(words), fold=range(len(words)))
-    for column in out.columns[-len(NUMBERS) - 1 :]:
+    numbers = ["coefficient", "over range"] if found.unknown else ["coefficient", "± noise SE", "over range", ""]
+    out = table(*words, *numbers, left=len(words), fold=range(len(words)))
+    for column in out.columns[-len(numbers) - 1 :]:
         column.no_wrap = True
     for each in found.coefficients[:top]:
         out.add_row(*_cells(each, classes=classes))
@@ -229,15 +227,10 @@ def _coefficient_table(found: Explanation, top: int) -> Table:
 
 
 def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list[Text]:
-    standard_error = "–" if each.standard_error is None else f"{each.standard_error:.2g}"
-    mark = "noise?" if each.may_be_noise and not intercept else ""
-    texts = [
-        each.name,
-        *([each.output] if classes else []),
-        each.per,
-        f"{each.coefficient:+.3g}",
-        standard_error,
-        "" if intercept else f"{each.effect:+.3g}",
-        mark,
-    ]
+    texts = [each.name, *([each.output] if classes else []), each.per, f"{each.coefficient:+.3g}"]
+    if each.standard_error is not None:
+        texts.append(f"{each.standard_error:.2g}")
+    texts.append("" if intercept else f"{each.effect:+.3g}")
+    if each.standard_error is not None:
+        texts.append("noise?" if each.may_be_noise and not intercept else "")
     return [Text(text) for text in texts]

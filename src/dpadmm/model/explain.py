@@ -1,15 +1,15 @@
-"""A model's coefficients in the units of the original columns, with the standard errors of the privacy noise.
+"""A model's coefficients in the units of the original columns, and what the privacy noise does to them.
 
 ``score = intercept + Σ coefficient · value``, exactly, for every row that training did not clamp or shorten.
 A value is the number itself (its binary logarithm after a log), 1 or 0 for true and false, the place of an
 ordinal value from 0, and 1 for the category, bin or missing cell a row has. A missing cell without a feature
-of its own has the value in the middle.
+of its own has the value in the middle. A standard error follows from those of the weights, where the method
+of a study gave them (``Model.noise_std``); the noise of different weights counts as independent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,14 +18,14 @@ import numpy as np
 from dpadmm._base.arrays import Floats
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.model.model import Model
-from dpadmm.model.standard_error import NoiseError, noise_error_of
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
-from dpadmm.study.study import study_from
 
 PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
 TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
 NOISE = 2.0
 """A coefficient below so many standard errors may be noise."""
+
+NO_INTERVAL = "an interval needs a release of its own, and the study has none"
 
 PORTION = 256
 """Coefficients that are worked out at a time."""
@@ -36,8 +36,8 @@ class Coefficient:
     """The change of the score by one unit (``per``) of a column, or by a category, a bin or ``missing``.
 
     ``output`` is the class whose score it changes, where there is one score for each. The standard error is
-    over runs that differ in their noise alone, or None where the transcript is not known. ``span`` is how far
-    the value can go.
+    over runs that differ in their noise alone, or None where no release tells it. ``span`` is how far the value
+    can go.
     """
 
     column: str
@@ -131,15 +131,18 @@ def explain(model: Model) -> Explanation:
     if model.intercept:
         constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
     outputs, classes = _outputs(model)
-    unknown, noise = _noise_error(model)
 
-    def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0) -> Iterator[Coefficient]:
+    def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0) -> list[Coefficient]:
         rows = rows * (share * scale)
         values = rows @ model.weights @ outputs.T + shift
-        for h, mixture in enumerate(outputs):
-            spreads = [None] * len(rows) if noise is None else noise.std_of(np.kron(rows, mixture)).tolist()
-            for term, value, spread in zip(terms, values[:, h].tolist(), spreads, strict=True):
-                yield Coefficient(term.column, term.value, term.per, classes[h], value, spread, term.span)
+        errors: Any = np.full(values.shape, None)
+        if model.noise_std is not None:  # Var(Σ r·w·o) = Σ r²·σ²·o² of independent weights w
+            errors = np.sqrt(rows**2 @ model.noise_std**2 @ outputs.T**2)
+        return [
+            Coefficient(term.column, term.value, term.per, name, value, error, term.span)
+            for name, of_class, errors_of_class in zip(classes, values.T.tolist(), errors.T.tolist(), strict=True)
+            for term, value, error in zip(terms, of_class, errors_of_class, strict=True)
+        ]
 
     every: list[Coefficient] = []
     for start in range(0, len(terms), PORTION):
@@ -149,7 +152,7 @@ def explain(model: Model) -> Explanation:
         score=_score(model),
         coefficients=tuple(sorted(every, key=lambda each: -abs(each.effect))),
         intercepts=tuple(coefficients([_Term("intercept", "", "", 1.0, 0, 1.0)], constant[None], shift)),
-        unknown=unknown,
+        unknown="" if model.noise_std is not None else NO_INTERVAL,
         shortened=_shortened(model),
     )
 
@@ -231,14 +234,3 @@ def _shortened(model: Model) -> str:
     if model.schema.scale >= math.sqrt(len(kinds)) and not any(kinds):
         return ""
     return f"Rows longer than the row_norm {model.schema.scale:g} {same}"
-
-
-def _noise_error(model: Model) -> tuple[str, NoiseError | None]:
-    """(why there is none, the standard errors)."""
-    if not model.study or not model.statement:
-        return "the model's file has no study; models that dpadmm train writes have one", None
-    if len(model.history) < 2:
-        return "the model's file does not have the consensus of every round", None
-    study = study_from(model.study)
-    n_rows = [m for entry in model.statement["agents"] for m in entry["n_rows"].values()]
-    return "", noise_error_of(study, model.history, np.array(n_rows))

@@ -28,7 +28,7 @@ from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 FORMAT = "dpadmm-model/2"
 FORMATS = ("dpadmm-model/1", FORMAT)
-"""What can be read; the first has no columns, study, statement and history."""
+"""What can be read; the first has no columns, study, statement, history and noise_std."""
 
 MOST_BYTES = 2**30
 
@@ -45,6 +45,8 @@ _INSTEAD = "; train again or restore a copy"
 def save_model(model: Model, path: Path) -> Path:
     """Write one file; it appears whole or not at all, and never with numbers that are not finite."""
     arrays = {"weights": model.weights, "history": model.history}
+    if model.noise_std is not None:
+        arrays["noise_std"] = model.noise_std
     require_finite(arrays, f"{path} was not written")
     about = {
         "format": FORMAT,
@@ -105,7 +107,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Float
         found = about["format"]
         if found not in FORMATS:
             raise DataError(f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it")
-        names = ("weights",) if found == FORMATS[0] else ("weights", "history")
+        names = ["weights"] if found == FORMATS[0] else ["weights", "history"]
+        if found == FORMAT and "noise_std" in archive:
+            names.append("noise_std")
         known = {f"{name}.npy" for name in ("about", *names)}
         for each in members:  # nothing rides along that no reader looks at
             if each.filename not in known:
@@ -130,13 +134,12 @@ def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> Non
 
 
 def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
-    weights, history = arrays["weights"], arrays.get("history", np.empty((0, 0, 0)))
-    _check_shapes(weights, about["task"], about["classes"], history)
+    _check_shapes(arrays, about["task"], about["classes"])
     if about["intercept"]:
         constant = float(about.get("intercept_value", FIRST_INTERCEPT))
-        weights, history = _rescaled(weights, constant), _rescaled(history, constant)
+        arrays = {name: _rescaled(values, constant) for name, values in arrays.items()}
     known: dict[str, Any] = {
-        "weights": weights,
+        **arrays,
         "task": about["task"],
         "loss": _a(str, about["loss"]),
         "classes": tuple(about["classes"]) if about["classes"] is not None else None,
@@ -156,7 +159,6 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
         label=None if about["label"] is None else label_from(about["label"]),
         study=_a(dict, about["study"]),
         statement=_a(dict, about["statement"]),
-        history=history,
         version=_a(str, about["version"]),
     )
     if model.study_hash != about["study_hash"]:
@@ -181,8 +183,9 @@ def _rescaled(weights: Floats, constant: float) -> Floats:
     return np.asarray(out)
 
 
-def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None, history: Floats) -> None:
+def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any] | None) -> None:
     """A ValueError where a file's parts do not make a model."""
+    weights = arrays["weights"]
     if weights.ndim != 2 or 0 in weights.shape or not np.isfinite(weights).all():
         raise ValueError("weights")
     n_outputs = weights.shape[1]
@@ -191,8 +194,11 @@ def _check_shapes(weights: Floats, task: str, classes: Sequence[Any] | None, his
         raise ValueError("classes")
     if isinstance(classes, str) or not all(isinstance(each, str | int | float) for each in classes or ()):
         raise ValueError("classes")
+    history, noise_std = arrays.get("history", np.empty(0)), arrays.get("noise_std", np.zeros(weights.shape))
     if history.size and (history.shape[1:] != weights.shape or not np.isfinite(history).all()):
         raise ValueError("history")
+    if noise_std.shape != weights.shape or not np.all((noise_std >= 0.0) & np.isfinite(noise_std)):
+        raise ValueError("noise_std")
 
 
 def _a(kind: type[T], value: Any) -> T:

@@ -72,6 +72,8 @@ class Model:
         The privacy report of the run, the study, and the privacy statement, as JSON values.
     history : (t + 1, d, p)
         The public consensus of every round; empty where it was not kept.
+    noise_std : (d, p), optional
+        The standard error that privacy noise gives every weight, where the method tells it by public numbers.
     version : str
         The dpadmm that made it.
 
@@ -95,6 +97,7 @@ class Model:
     study: Mapping[str, Any] = field(default_factory=dict)
     statement: Mapping[str, Any] = field(default_factory=dict)
     history: Floats = field(default_factory=lambda: np.empty((0, 0, 0)))
+    noise_std: Floats | None = None
     version: str = VERSION
 
     def __repr__(self) -> str:
@@ -234,6 +237,8 @@ class Trained(Protocol):
     @property
     def history(self) -> Floats: ...
     @property
+    def noise_std(self) -> Floats | None: ...
+    @property
     def privacy(self) -> PrivacyReport: ...
     @property
     def statement(self) -> Statement: ...
@@ -257,6 +262,7 @@ def model_of(result: Trained) -> Model:
         study=study.as_json(),
         statement=result.statement.as_json(),
         history=result.history,
+        noise_std=result.noise_std,
     )
 
 

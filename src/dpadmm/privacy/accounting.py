@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from scipy.special import erfcx, ndtr, ndtri
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.checks import (
+    Number,
     require,
     require_delta,
     require_epsilon,
@@ -67,13 +68,7 @@ def group_mu(mu: float, n_rows: int) -> float:
     return mu * n_rows
 
 
-@overload
-def exact_delta(mu: float, epsilon: float) -> float: ...
-@overload
-def exact_delta(mu: Floats, epsilon: float | Floats) -> Floats: ...
-@overload
-def exact_delta(mu: float, epsilon: Floats) -> Floats: ...
-def exact_delta(mu: float | Floats, epsilon: float | Floats) -> float | Floats:
+def exact_delta(mu: Number, epsilon: Number | float) -> Number:
     """``δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2)``, rounded up; ε ≥ 0, and μ = 0 or inf are allowed.
 
     Examples
@@ -90,16 +85,10 @@ def exact_delta(mu: float | Floats, epsilon: float | Floats) -> float | Floats:
     with np.errstate(over="ignore"):
         start = loss[inside] / within - within / 2.0
     out[inside] = np.exp(np.minimum(0.0, log_delta(start, within) + LOG_DELTA_SLACK))
-    return unwrapped(out)
+    return cast(Number, unwrapped(out))
 
 
-@overload
-def exact_epsilon(mu: float, delta: float) -> float: ...
-@overload
-def exact_epsilon(mu: Floats, delta: float | Floats) -> Floats: ...
-@overload
-def exact_epsilon(mu: float, delta: Floats) -> Floats: ...
-def exact_epsilon(mu: float | Floats, delta: float | Floats) -> float | Floats:
+def exact_epsilon(mu: Number, delta: Number | float) -> Number:
     """The smallest ε with ``δ(ε) ≤ δ`` under μ-GDP, rounded up; 0 for μ = 0, inf for μ = inf (no noise).
 
     Bisection in ``x = ε/μ``, which keeps full relative precision for tiny and for huge μ. dp_accounting's
@@ -127,7 +116,7 @@ def exact_epsilon(mu: float | Floats, delta: float | Floats) -> float | Floats:
     ratio = smallest_true(holds, none, within / 2.0 + np.abs(ndtri(leak[inside])) + 1.0)
     with np.errstate(over="ignore"):
         out[inside] = np.where(holds(none), 0.0, within * ratio * ROUND_UP)
-    return unwrapped(out)
+    return cast(Number, unwrapped(out))
 
 
 def log_delta(start: Floats, mu: Floats) -> Floats:
@@ -170,11 +159,7 @@ def smallest_true(holds: Callable[[Floats], NDArray[np.bool_]], low: Floats, hig
     return high
 
 
-@overload
-def paper_epsilon(noise_multiplier: float, n_rounds: int, delta: float) -> float: ...
-@overload
-def paper_epsilon(noise_multiplier: Floats, n_rounds: int, delta: float) -> Floats: ...
-def paper_epsilon(noise_multiplier: float | Floats, n_rounds: int, delta: float) -> float | Floats:
+def paper_epsilon(noise_multiplier: Number, n_rounds: int, delta: float) -> Number:
     """``ε̄ = min over integer τ ≥ 1 of (t·τ(τ+1)/(2z²) + ln(1/δ))/τ``: the paper's moments bound of t rounds.
 
     With ``z = √(2 ln(1.25/δ))/ε`` the first term is the paper's ``tτ(τ+1)ε²/(4 ln(1.25/δ))``. The function is
@@ -194,7 +179,7 @@ def paper_epsilon(noise_multiplier: float | Floats, n_rounds: int, delta: float)
     order = np.maximum(1.0, np.floor(np.minimum(z, 1e300) * math.sqrt(2.0 * log_inverse / rounds)))
     with np.errstate(over="ignore", divide="ignore"):
         below, above = (rounds / z * ((tau + 1.0) / z) / 2.0 + log_inverse / tau for tau in (order, order + 1.0))
-    return unwrapped(np.asarray(np.minimum(below, above) * ROUND_UP))
+    return cast(Number, unwrapped(np.asarray(np.minimum(below, above) * ROUND_UP)))
 
 
 def rdp_epsilon(releases: Iterable[Release], delta: float) -> float:

@@ -5,7 +5,7 @@ Exact calibrations are safe to the last bit: ``exact_epsilon`` of what they retu
 
 from __future__ import annotations
 
-from typing import overload
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from scipy.special import ndtri
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.checks import (
+    Number,
     require_delta,
     require_epsilon,
     require_noise_multiplier,
@@ -23,11 +24,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
 
 
-@overload
-def paper_noise_multiplier(round_epsilon: float, delta: float) -> float: ...
-@overload
-def paper_noise_multiplier(round_epsilon: Floats, delta: float | Floats) -> Floats: ...
-def paper_noise_multiplier(round_epsilon: float | Floats, delta: float | Floats) -> float | Floats:
+def paper_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:
     """``z = √(2 ln(1.25/δ))/ε``: the paper's classical calibration of one round, for ε ≤ 1 only.
 
     Examples
@@ -44,30 +41,22 @@ def paper_noise_multiplier(round_epsilon: float | Floats, delta: float | Floats)
             "because the classical Gaussian theorem behind it needs ε ≤ 1; use the exact calibration "
             "(calibration = exact, --calibration exact) or give a total --epsilon"
         )
-    return unwrapped(_classical_factor(delta) / epsilons)
+    return cast(Number, unwrapped(_classical_factor(delta) / epsilons))
 
 
-@overload
-def round_epsilon_from_noise(noise_multiplier: float, delta: float) -> float: ...
-@overload
-def round_epsilon_from_noise(noise_multiplier: Floats, delta: float | Floats) -> Floats: ...
-def round_epsilon_from_noise(noise_multiplier: float | Floats, delta: float | Floats) -> float | Floats:
+def round_epsilon_from_noise(noise_multiplier: Number, delta: Number | float) -> Number:
     """``ε = √(2 ln(1.25/δ))/z``: the paper's ε of one round, proven only where it is ≤ 1; inf for z = 0."""
     require_noise_multiplier(noise_multiplier)
     require_delta(delta)
     with np.errstate(divide="ignore", over="ignore"):
-        return unwrapped(np.asarray(_classical_factor(delta) / noise_multiplier))
+        return cast(Number, unwrapped(np.asarray(_classical_factor(delta) / noise_multiplier)))
 
 
 def _classical_factor(delta: float | Floats) -> Floats:
     return np.asarray(np.sqrt(2.0 * (np.log(1.25) - np.log(delta))))
 
 
-@overload
-def exact_round_noise_multiplier(round_epsilon: float, delta: float) -> float: ...
-@overload
-def exact_round_noise_multiplier(round_epsilon: Floats, delta: float | Floats) -> Floats: ...
-def exact_round_noise_multiplier(round_epsilon: float | Floats, delta: float | Floats) -> float | Floats:
+def exact_round_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:
     """The smallest z with which one round is (ε, δ)-private, for any ε > 0 (analytic Gaussian mechanism).
 
     Examples
@@ -76,18 +65,10 @@ def exact_round_noise_multiplier(round_epsilon: float | Floats, delta: float | F
     30.0103
     """
     require_epsilon("round_epsilon", round_epsilon)
-    return unwrapped(ROUND_UP / np.asarray(mu_from_epsilon(round_epsilon, delta)))
+    return cast(Number, unwrapped(ROUND_UP / np.asarray(mu_from_epsilon(round_epsilon, delta))))
 
 
-@overload
-def total_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float: ...
-@overload
-def total_noise_multiplier(epsilon: Floats, delta: float | Floats, n_releases: int | Integers) -> Floats: ...
-@overload
-def total_noise_multiplier(epsilon: float, delta: float | Floats, n_releases: Integers) -> Floats: ...
-def total_noise_multiplier(
-    epsilon: float | Floats, delta: float | Floats, n_releases: int | Integers
-) -> float | Floats:
+def total_noise_multiplier(epsilon: Number, delta: Number | float, n_releases: int | Integers) -> Number:
     """``z = √t/μ(ε, δ)``: the smallest z with which t releases together are (ε, δ)-private.
 
     Any argument may be an array with one entry per agent.
@@ -99,16 +80,10 @@ def total_noise_multiplier(
     """
     require_whole("n_releases", n_releases, least=1)
     mu = np.asarray(mu_from_epsilon(epsilon, delta))
-    return unwrapped(np.asarray(ROUND_UP * np.sqrt(np.asarray(n_releases, float)) / mu))
+    return cast(Number, unwrapped(np.asarray(ROUND_UP * np.sqrt(np.asarray(n_releases, float)) / mu)))
 
 
-@overload
-def mu_from_epsilon(epsilon: float, delta: float) -> float: ...
-@overload
-def mu_from_epsilon(epsilon: Floats, delta: float | Floats) -> Floats: ...
-@overload
-def mu_from_epsilon(epsilon: float, delta: Floats) -> Floats: ...
-def mu_from_epsilon(epsilon: float | Floats, delta: float | Floats) -> float | Floats:
+def mu_from_epsilon(epsilon: Number, delta: Number | float) -> Number:
     """The largest μ whose exact ε at δ is at most ε, rounded down.
 
     Bisection in ``a = ε/μ − μ/2``; then ``b = ε/μ + μ/2 = √(a² + 2ε)`` and ``μ = b − a`` stay accurate.
@@ -134,4 +109,4 @@ def mu_from_epsilon(epsilon: float | Floats, delta: float | Floats) -> float | F
 
     # δ ≤ Φ(−a), and for a < 0 also δ ≥ Φ(−a) − Φ(a) = 1 − 2Φ(a): the root lies between these
     low, high = ndtri(0.5 * (1.0 - leak)) - 1.0, np.maximum(0.0, -ndtri(leak)) + 1.0
-    return unwrapped(np.asarray(spread(smallest_true(holds, low, high)) / ROUND_UP**4))
+    return cast(Number, unwrapped(np.asarray(spread(smallest_true(holds, low, high)) / ROUND_UP**4)))

@@ -84,6 +84,8 @@ class Result:
         The paper's measures by round, in a simulation.
     history : (t + 1, d, p)
         The consensus of every round, of a study; all of it public.
+    noise_std : (d, p), optional
+        The standard error that privacy noise gives every weight, where the method tells it by public numbers.
     of_study, names, dataset
         What was run, the agents' names, and the data of a simulation.
     """
@@ -99,6 +101,7 @@ class Result:
     seconds: float = 0.0
     trace: Trace = field(default_factory=lambda: Trace({}))
     history: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    noise_std: Floats | None = None
     of_study: Study | None = None
     names: tuple[str, ...] = ()
     dataset: Dataset | None = None
@@ -202,6 +205,7 @@ class Result:
             clip=settings.clip_rows,
             feature_names=dataset.feature_names if dataset else (),
             privacy=self.privacy.as_json(),
+            noise_std=self.noise_std,
         )
 
     def summary(self) -> dict[str, Any]:

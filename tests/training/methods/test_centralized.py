@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES, SMOOTH_LOSS_CASES
 from cohorts import cohort
+from known_optima import known_optimum
 from looping import case
 from scipy.sparse import csr_array
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
@@ -15,7 +16,6 @@ from sklearn.svm import LinearSVC
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import ConvergenceWarning
-from dpadmm.data import known_optimum
 from dpadmm.optim.losses import Hinge, Logistic, SmoothedHinge, Softmax, Squared
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer

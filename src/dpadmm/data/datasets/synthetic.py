@@ -1,18 +1,17 @@
-"""Made-up data: realistic rows from a known linear model, and problems whose exact optimum is known."""
+"""Made-up data: realistic rows from a known linear model."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import scipy  # its parts load when they are first used
 from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.matrices import compact_csr, shrink_rows
-from dpadmm.optim.losses import Loss, Squared, Task, slopes
+from dpadmm.optim.losses import Task
 
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking
 _REGRESSION_NOISE = 0.1
@@ -91,52 +90,6 @@ def true_weights(
     return scaled
 
 
-def known_optimum(
-    loss: Loss, *, n_features: int, rows_per_feature: int, l2: float = 0.0, seed: int = 0
-) -> tuple[Dataset, Floats]:
-    """Data whose exact minimiser of ``mean loss + l2·½‖w‖²`` is known, and these weights (d × p).
-
-    The rows are the columns ``q_j`` of a random orthogonal matrix Q, each repeated with different labels.
-    Then the problem separates: with ``w = Qu`` a row's scores are ``u_j``, and ``u_j`` is the root of
-    ``mean_k ℓ'(b_jk, u_j)/d + l2·u_j``, found to machine precision.
-
-    The loss must have no kinks. ``rows_per_feature`` is at least the number of classes, so that the optimum
-    is finite. Without ``l2`` a softmax optimum is unique only up to a shift of all classes, and a smoothed
-    hinge optimum may be one of several.
-
-    Examples
-    --------
-    >>> from dpadmm.optim.losses import Logistic
-    >>> data, weights = known_optimum(Logistic(), n_features=3, rows_per_feature=4, l2=0.1)
-    >>> slope = slopes(Logistic(), data.labels, data.features @ weights)
-    >>> bool(np.abs(data.features.T @ slope / 12 + 0.1 * weights).max() < 1e-14)
-    True
-    """
-    n_classes = {"binary": 2, "multiclass": loss.n_outputs, "regression": 1}[loss.task]
-    if loss.smoothness is None:
-        raise StudyError(f"known_optimum: the loss {loss.name} has kinks; choose a smooth one")
-    if n_features < 1:
-        raise StudyError(f"known_optimum: n_features must be at least 1, not {n_features}")
-    if rows_per_feature < n_classes:
-        raise StudyError(
-            f"known_optimum: {loss.name} needs rows_per_feature of at least {n_classes}, not {rows_per_feature}"
-        )
-    if not (0.0 <= l2 < math.inf):
-        raise StudyError(f"known_optimum: l2 must be a number of at least 0, not {l2!r}")
-    rng = np.random.default_rng(seed)
-    rotation, _ = np.linalg.qr(rng.standard_normal((n_features, n_features)))
-    labels = np.stack([_direction_labels(loss, n_classes, rows_per_feature, rng) for _ in range(n_features)])
-    solve = _root if loss.n_outputs == 1 else _softmax_root
-    # multiplied by d, the mean over all rows becomes the mean over one direction's rows
-    optimum = np.stack([solve(loss, direction, n_features * l2) for direction in labels])
-    shuffled = rng.permutation(labels.size)
-    features = np.repeat(rotation.T, rows_per_feature, axis=0)[shuffled]
-    shrink_rows(features)
-    classes = {"binary": (-1, 1), "multiclass": tuple(range(n_classes)), "regression": None}[loss.task]
-    data = Dataset(f"known optimum of {loss.name}", features, labels.ravel()[shuffled], classes)
-    return data, rotation @ optimum
-
-
 def _column_spreads(n_features: int, density: float) -> Floats:
     spreads: Floats = 1.0 / np.sqrt(np.arange(1, n_features + 1))
     return spreads / (_HEADROOM * math.sqrt(density) * float(np.linalg.norm(spreads)))
@@ -167,47 +120,3 @@ def _random_cells(n_cells: int, density: float, rng: np.random.Generator) -> Int
         cells = np.concatenate([cells, more])
         last = int(more[-1])
     return cells[: np.searchsorted(cells, n_cells)]
-
-
-def _direction_labels(loss: Loss, n_classes: int, n_labels: int, rng: np.random.Generator) -> Floats:
-    if loss.task == "regression":
-        # a squared loss is clipped at its declared bound: keep the residuals at the optimum below it
-        reach = min(1.0, loss.lipschitz / 2.0) if isinstance(loss, Squared) else 1.0
-        return rng.uniform(-reach, reach, n_labels)
-    rest = rng.choice(n_classes, n_labels - n_classes, p=rng.dirichlet(np.ones(n_classes)))
-    codes = np.concatenate([np.arange(n_classes), rest]).astype(np.float64)
-    return 2.0 * codes - 1.0 if loss.task == "binary" else codes
-
-
-def _root(loss: Loss, labels: Floats, l2: float) -> Floats:
-    def derivative(score: float) -> float:
-        return float(np.mean(slopes(loss, labels, np.full((len(labels), 1), score)))) + l2 * score
-
-    reach = 1.0
-    while derivative(-reach) > 0.0 or derivative(reach) < 0.0:
-        reach *= 2.0
-    tightest = 4.0 * float(np.finfo(float).eps)
-    return np.array([scipy.optimize.brentq(derivative, -reach, reach, xtol=1e-16, rtol=tightest)])
-
-
-def _softmax_root(loss: Loss, labels: Floats, l2: float) -> Floats:
-    """Newton's method on ``ln Σ exp(u) − fᵀu + l2·½‖u‖²`` with the class frequencies f."""
-    frequencies = np.bincount(labels.astype(np.int64), minlength=loss.n_outputs) / len(labels)
-    scores: Floats = np.log(frequencies)
-    scores -= scores.mean()  # the optimum without the L2 term
-
-    def gradient(point: Floats) -> Floats:
-        return np.asarray(softmax(point) - frequencies + l2 * point, dtype=np.float64)
-
-    for _ in range(100):
-        current = gradient(scores)
-        shares = np.asarray(softmax(scores))
-        hessian = np.diag(shares) - np.outer(shares, shares) + l2 * np.eye(len(shares))
-        step = np.linalg.lstsq(hessian, current, rcond=None)[0]
-        length = 1.0
-        while np.linalg.norm(gradient(scores - length * step)) >= np.linalg.norm(current):
-            length /= 2.0
-            if length < 1e-9:  # no step is shorter than rounding: this is the root
-                return scores
-        scores = scores - length * step
-    return scores

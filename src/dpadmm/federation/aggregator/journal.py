@@ -245,6 +245,7 @@ class FederatedResult:
     privacy: PrivacyReport
     statement: Statement
     rounds_done: int
+    noise_std: Floats | None = None
 
 
 def result_of(journal: Journal) -> FederatedResult:

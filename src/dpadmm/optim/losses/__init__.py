@@ -21,15 +21,6 @@ LOSSES = registered(
 )
 
 __all__ = [
-    "LOSSES",
-    "Hinge",
-    "Huber",
-    "Logistic",
-    "Loss",
-    "SmoothedHinge",
-    "Softmax",
-    "Squared",
-    "Task",
-    "curvatures",
-    "slopes",
-]
+    "LOSSES", "Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared", "Task",
+    "curvatures", "slopes",
+]  # fmt: skip

@@ -10,13 +10,11 @@ import numpy as np
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.regularizers import NoRegularizer
-from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
-from dpadmm.training.methods.admm_state import SolverState, advanced, start_solver
-from dpadmm.training.methods.base import Broadcasts, Gathered, MethodSettings, Rho, Round, SolverTolerance
-from dpadmm.training.methods.dp_admm import next_dual, upload
-from dpadmm.training.methods.local_solver import LocalProblems, solve, tolerances
+from dpadmm.training.methods.base import Gathered, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.training.methods.local_solver import LocalProblems, tolerances
 from dpadmm.training.methods.requirements import need_solvable
+from dpadmm.training.methods.solved_rounds import SolvedAdmm
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -41,52 +39,38 @@ class Admm(MethodSettings):
 
 
 @dataclass(frozen=True)
-class AdmmRounds(Broadcasts):
+class AdmmRounds(SolvedAdmm):
     """Algorithm 2.
 
-    Attributes
-    ----------
-    rho : float
-        Penalty ρ.
-    split : bool
-        Put the regularizer into the consensus step: ``w = prox_{λR/(nρ)}(mean_i[w_i − γ_i/ρ])``. Then local
-        problems are smooth whatever the regularizer.
-    solver_tolerance : float
-        Where local solves stop; see :func:`dpadmm.training.methods.local_solver.tolerances`.
+    With ``split`` the regularizer is in the consensus step: ``w = prox_{λR/(nρ)}(mean_i[w_i − γ_i/ρ])``. Then
+    local problems are smooth whatever the regularizer.
     """
 
-    rho: float
     split: bool = False
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "admm"
-    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
-    local_models: ClassVar[bool] = True
 
-    def init(self, problem: Problem, rows: Rows) -> SolverState:
+    def check(self, problem: Problem, rows: Rows) -> None:
         need_solvable(problem, self.name)
-        return start_solver(problem, rows)
 
-    def step(self, state: SolverState, now: Round) -> tuple[SolverState, Floats]:
-        problem, rows, consensus, active = now.problem, now.rows, now.consensus, now.active
-        dual = next_dual(state, consensus, self.rho)
-        centers = consensus + dual / self.rho
-        local = replace(problem, regularizer=NoRegularizer()) if self.split else problem
-        problems = LocalProblems(
-            local,
+    def problems(self, now: Round, dual: Floats) -> LocalProblems:
+        problem, rows = now.problem, now.rows
+        return LocalProblems(
+            replace(problem, regularizer=NoRegularizer()) if self.split else problem,
             rows,
             np.full(rows.n_agents, self.rho),
-            centers,
+            now.consensus + dual / self.rho,
             tolerances(problem, rows, self.solver_tolerance),
             bound=np.inf,
         )
-        solved = solve(problems, centers + state.offset, active)
-        new = advanced(state, released=solved.weights, dual=dual, centers=centers, solved=solved, active=active)
-        return new, upload(solved.weights, dual, self.rho)
+
+    def protected(self, weights: Floats, problems: LocalProblems, now: Round) -> Floats:
+        return weights
+
+    def price(self, agent: int) -> Release:
+        return Release(0.0)
 
     def aggregate(self, gathered: Gathered) -> Floats:
         mean, problem = super().aggregate(gathered), gathered.problem
         return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean
-
-    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
-        return ReleasePlan.constant(Release(0.0), n_rounds)

@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import Broadcasts, Mechanism, MethodSettings, Round, SolverTolerance, keep_absent
-from dpadmm.training.methods.local_solver import solve
-from dpadmm.training.methods.objective_noise import ObjectiveNoise
+from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
+from dpadmm.training.methods.local_solver import LocalProblems, tolerances
+from dpadmm.training.methods.solved_rounds import PerturbedObjective, SolvedAlone
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -37,42 +34,18 @@ class ObjectivePerturbation(MethodSettings):
 
 
 @dataclass(frozen=True)
-class ObjectivePerturbationRounds(Broadcasts):
-    """Objective perturbation.
+class ObjectivePerturbationRounds(PerturbedObjective, SolvedAlone):
+    """Objective perturbation."""
 
-    Attributes
-    ----------
-    perturbation : ObjectiveNoise
-        ξ, Φ and what they cost.
-    solver_tolerance : float
-        Where local solves stop; see :func:`dpadmm.training.methods.local_solver.tolerances`.
-    """
-
-    perturbation: ObjectiveNoise
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "objective_perturbation"
-    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
-    local_models: ClassVar[bool] = True
 
-    def init(self, problem: Problem, rows: Rows) -> AloneState:
+    def check(self, problem: Problem, rows: Rows) -> None:
         self.perturbation.check(problem, rows, 0.0, self.name)
-        return start_alone(problem, rows)
 
-    def step(self, state: AloneState, now: Round) -> tuple[AloneState, Floats]:
-        problem, rows, active = now.problem, now.rows, now.active
-        problems = alone(
-            problem,
-            rows,
-            tolerance=self.solver_tolerance,
-            ridge=self.perturbation.extra_ridge,
-            linear=self.perturbation.draw(now.noise, now.number),
-        )
-        solved = solve(problems, problems.centers, active)
-        distance = problems.tolerance / problems.convexity
-        released = self.perturbation.cover(solved.weights, distance, now.noise, now.number)
-        kept = keep_absent(released, state.released, active)
-        return AloneState(kept, state.passes + solved.passes), kept
-
-    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
-        return ReleasePlan.constant(self.perturbation.release(agent), n_rounds)
+    def problems(self, now: Round) -> LocalProblems:
+        problem, rows, noise = now.problem, now.rows, self.perturbation
+        tolerance = tolerances(problem, rows, self.solver_tolerance)
+        xi = noise.draw(now.noise, now.number)
+        return LocalProblems(problem, rows, noise.extra_ridge, zero_models(problem, rows), tolerance, linear=xi)

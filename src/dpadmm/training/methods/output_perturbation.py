@@ -12,22 +12,12 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import PureRelease, Release
-from dpadmm.privacy.sensitivity import minimizer_sensitivity
-from dpadmm.training.methods.alone import AloneState, alone, start_alone
-from dpadmm.training.methods.base import (
-    Broadcasts,
-    Mechanism,
-    MethodSettings,
-    Round,
-    SolverTolerance,
-    check_noise,
-    keep_absent,
-)
-from dpadmm.training.methods.local_solver import solve
+from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
+from dpadmm.training.methods.local_solver import LocalProblems, tolerances
 from dpadmm.training.methods.requirements import need_convex, need_monotone_slopes, need_solvable
-from dpadmm.training.oracles import release, spherical
+from dpadmm.training.methods.solved_rounds import NoisyMinimizers, SolvedAlone
+from dpadmm.training.oracles import spherical
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -51,48 +41,27 @@ class OutputPerturbation(MethodSettings):
 
 
 @dataclass(frozen=True)
-class OutputPerturbationRounds(Broadcasts):
-    """Output perturbation.
+class OutputPerturbationRounds(NoisyMinimizers, SolvedAlone):
+    """Output perturbation; ``pure`` noise has density ∝ exp(−‖ξ‖/(multiplier·Δ)): (1/multiplier)-private."""
 
-    Attributes
-    ----------
-    noise_multiplier : (n,)
-        Gaussian: z. Pure: noise has density ∝ exp(−‖ξ‖/(multiplier·Δ)), which is (1/multiplier)-private.
-    pure : bool
-    solver_tolerance : float
-        Where local solves stop; see :func:`dpadmm.training.methods.local_solver.tolerances`.
-    """
-
-    noise_multiplier: Floats
     pure: bool = False
     solver_tolerance: float = 1e-3
 
     name: ClassVar[str] = "output_perturbation"
-    cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
-    local_models: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_noise(self.noise_multiplier)
-
-    def init(self, problem: Problem, rows: Rows) -> AloneState:
+    def check(self, problem: Problem, rows: Rows) -> None:
         need_solvable(problem, self.name)
         need_convex(problem, self.name)
         need_monotone_slopes(problem, self.name)
-        return start_alone(problem, rows)
 
-    def step(self, state: AloneState, now: Round) -> tuple[AloneState, Floats]:
-        problem, rows, active = now.problem, now.rows, now.active
-        problems = alone(problem, rows, tolerance=self.solver_tolerance, ridge=np.zeros(rows.n_agents))
-        solved = solve(problems, problems.centers, active)
-        sensitivity = minimizer_sensitivity(
-            problem.loss.lipschitz, rows.n_rows, problems.convexity, tolerance=problems.tolerance
-        )
-        unit = spherical(now.noise, now.number) if self.pure else now.noise.draw(now.number)
-        noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
-        released = release(solved.weights, noise_std=noise_std, noise=unit)
-        kept = keep_absent(released, state.released, active)
-        return AloneState(kept, state.passes + solved.passes), kept
+    def problems(self, now: Round) -> LocalProblems:
+        problem, rows = now.problem, now.rows
+        tolerance = tolerances(problem, rows, self.solver_tolerance)
+        return LocalProblems(problem, rows, np.zeros(rows.n_agents), zero_models(problem, rows), tolerance)
 
-    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+    def unit_noise(self, now: Round) -> Floats:
+        return spherical(now.noise, now.number) if self.pure else super().unit_noise(now)
+
+    def price(self, agent: int) -> PureRelease | Release:
         z = float(self.noise_multiplier[agent])
-        return ReleasePlan.constant(PureRelease(1.0 / z) if self.pure else Release(z), n_rounds)
+        return PureRelease(1.0 / z) if self.pure else Release(z)
