@@ -34,7 +34,8 @@ def warnings(report: Report, path: Path) -> list[str]:
 def as_json(report: Report, path: Path) -> dict[str, Any]:
     """The counts as plain values."""
     columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
-    return {"note": OWNER_ONLY, "rows": report.rows, "columns": columns, "warnings": warnings(report, path)}
+    counts = {"rows": report.rows, "shortened": report.shortened, "columns": columns}
+    return {"note": OWNER_ONLY, **counts, "warnings": warnings(report, path)}
 
 
 def show(console: Console, report: Report, path: Path) -> None:
@@ -49,6 +50,9 @@ def show(console: Console, report: Report, path: Path) -> None:
         if len(changed) > SHOWN:
             out.caption = f"and {len(changed) - SHOWN} more columns; --json has them all"
         console.print(out)
+    if report.shortened:
+        say(console, f"{_share(report.shortened, report.rows)} of the rows were shortened to the study's row norm.")
+    if changed or report.shortened:
         say(console, OWNER_ONLY, style="dim")
     for sentence in warnings(report, path):
         say(console, f"Warning: {sentence}", style="bold")

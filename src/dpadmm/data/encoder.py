@@ -6,7 +6,6 @@ of the table, and for nobody else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +54,7 @@ class Report:
     """What happened to a table's cells, by column: for its owner only, since it depends on the rows."""
 
     rows: int = 0
+    shortened: int = 0
     columns: dict[str, Tally] = field(default_factory=dict)
     label: Tally = field(default_factory=Tally)
 
@@ -99,7 +99,9 @@ class Encoder:
                 rows.append(place + first, value)
             first += len(column.features)
         self.report.rows += n
-        return rows.finish()
+        blocks = rows.finish()
+        self.report.shortened += rows.shortened
+        return blocks
 
 
 Entries = list[tuple[Any, Any]]
@@ -124,11 +126,15 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
             places[missing] = len(column.bins) + 1
         return [(places, ONE)]
     if column.transform == "log":  # logarithms are rounded, here and there differently
-        low, high = math.log(low), math.log(high)
+        low, high = column.ends
         value = np.clip(np.log(value, out=value), low, high, out=value)
-    value -= low
-    value /= (high - low) / 2.0  # at most 2, whatever the rounding
-    value -= 1.0
+    if column.center is None or column.scale is None:
+        value -= low
+        value /= (high - low) / 2.0  # at most 2, whatever the rounding
+        value -= 1.0
+    else:
+        value -= column.center
+        value /= column.scale
     return _with_missing(value.astype(np.float32), missing, column)
 
 
@@ -209,7 +215,7 @@ class DenseRows:
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
-        self._squares = None if schema.bounded else np.zeros(n)
+        self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
         self._columns = np.zeros((len(schema.features), n), dtype=np.float32)
         self._each = np.arange(n)
 
@@ -226,7 +232,7 @@ class DenseRows:
     def finish(self) -> tuple[Values]:
         """Rows of length at most 1, (n, d)."""
         d, n = self._columns.shape
-        _shorten(self._columns, self._squares)
+        self.shortened = _shorten(self._columns, self._squares)
         out = np.empty((n, d + self._intercept), dtype=np.float32)
         for start in range(0, d, TILE):
             part = self._columns[start : start + TILE]
@@ -243,7 +249,7 @@ class SparseRows:
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
-        self._squares = None if schema.bounded else np.zeros(n)
+        self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
         shape = (schema.n_stored + intercept, n)
         self._columns, self._places = np.empty(shape, np.float32), np.empty(shape, np.int32)
         self._filled, self._last = 0, len(schema.features)
@@ -259,13 +265,16 @@ class SparseRows:
     def finish(self) -> tuple[Values, NDArray[np.int32]]:
         """Entries of rows of length at most 1, and their places, both (n, entries)."""
         columns = self._columns[: self._filled]
-        _shorten(columns, self._squares)
+        self.shortened = _shorten(columns, self._squares)
         if self._intercept:
             columns *= np.float32(BESIDE_INTERCEPT)
             self._columns[-1], self._places[-1] = INTERCEPT, self._last
         return np.ascontiguousarray(self._columns.T), np.ascontiguousarray(self._places.T)
 
 
-def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> None:
-    if squares is not None and (long := squares > 1.0).any():
-        columns[:, long] *= ((1.0 - 2.0**-20) / np.sqrt(squares[long])).astype(np.float32)
+def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> int:
+    """Shorten rows that are longer than 1, and count them."""
+    if squares is None or not (long := squares > 1.0).any():
+        return 0
+    columns[:, long] *= ((1.0 - 2.0**-20) / np.sqrt(squares[long])).astype(np.float32)
+    return int(np.count_nonzero(long))

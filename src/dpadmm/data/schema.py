@@ -25,6 +25,8 @@ OTHER = "other"
 MOST_VALUES = 10_000
 ROW_NORMS = (1e-9, 1e9)
 """Between these, no cell divided by R is too large for a float32: else a cell could make a row unusable."""
+MOST_REACH = 1e6
+"""Bounds may be so many scales apart; a scale may be as many times their distance."""
 
 
 if TYPE_CHECKING:
@@ -37,8 +39,11 @@ else:  # whole numbers are names of values too, and become text
 class Number:
     """A number between public bounds -> −1 … 1; beyond the bounds it is clamped.
 
-    ``transform="log"`` takes ``ln(x)`` of values and bounds; ``bins`` make it a category of intervals. A
-    missing cell is the middle, or the middle and a feature that says so (``missing="indicator"``).
+    With a public ``center`` and ``scale``, a usual value and a usual distance from it (a mean and a standard
+    deviation known from elsewhere), it is ``(x − center)/scale``: bounds are seldom reached, and features that
+    are small beside them drown in the noise. ``transform="log"`` takes ``ln(x)`` of values and bounds, and center
+    and scale are then of ln(x); ``bins`` make it a category of intervals. A missing cell is the center (the
+    middle of the bounds), or that and a feature that says so (``missing="indicator"``).
     """
 
     name: str
@@ -46,6 +51,8 @@ class Number:
     transform: Transform = "none"
     bins: tuple[float, ...] = ()
     missing: Missing = "middle"
+    center: float | None = None
+    scale: float | None = None
 
     kind: ClassVar[str] = "number"
 
@@ -62,6 +69,50 @@ class Number:
             raise StudyError(f"column {self.name!r}: bins must be edges that rise within the bounds, not {self.bins}")
         object.__setattr__(self, "bounds", (low, high))
         object.__setattr__(self, "bins", tuple(edges))
+        self._check_scale()
+
+    def _check_scale(self) -> None:
+        if (self.center is None) != (self.scale is None):
+            raise StudyError(f"column {self.name!r}: center and scale belong together; give both, or bounds alone")
+        if self.center is None or self.scale is None:
+            return
+        if self.bins:
+            raise StudyError(f"column {self.name!r}: bins need no center and scale; leave them out")
+        center, scale = (_finite(self.name, each, getattr(self, each)) for each in ("center", "scale"))
+        low, high = self.ends
+        if not low <= center <= high:
+            of = "the logarithms of the bounds" if self.transform == "log" else "the bounds"
+            raise StudyError(f"column {self.name!r}: center must lie within {of}, {low:g} to {high:g}, not {center:g}")
+        if not scale > 0.0 or not 1.0 / MOST_REACH <= (high - low) / scale <= MOST_REACH:
+            raise StudyError(
+                f"column {self.name!r}: scale must be a positive number of the size of the values' usual distance "
+                f"from center, not {scale:g} for bounds {low:g} to {high:g}"
+            )
+        object.__setattr__(self, "center", center)
+        object.__setattr__(self, "scale", scale)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The bounds, or their logarithms."""
+        low, high = self.bounds
+        return (math.log(low), math.log(high)) if self.transform == "log" else (low, high)
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """What is subtracted from a value (or its logarithm), and what the difference is divided by."""
+        low, high = self.ends
+        if self.center is not None and self.scale is not None:
+            return self.center, self.scale
+        half = (high - low) / 2.0
+        return low + half, half
+
+    @property
+    def reach(self) -> float:
+        """The largest size of the feature."""
+        if self.center is None or self.scale is None:
+            return 1.0
+        low, high = self.ends
+        return max(high - self.center, self.center - low) / self.scale
 
     @cached_property
     def features(self) -> tuple[str, ...]:
@@ -176,8 +227,9 @@ KINDS: dict[str, type[Column]] = {each.kind: each for each in (Number, Category,
 class Schema:
     """The columns of a study, and the public length R that rows are divided by.
 
-    Every column but a plain one adds at most 1 to the squared length of a row, so ``R = √columns`` always
-    gives rows of length at most 1. A smaller ``row_norm`` may be declared; rows beyond 1 are then shortened.
+    Every column adds at most 1 to the squared length of a row, so ``R = √columns`` gives rows of length at most
+    1; except plain columns, and numbers with a center and a scale, which add about 1: of those, rows beyond
+    R are shortened to it. Another R may be declared as ``row_norm``.
 
     Examples
     --------
@@ -209,15 +261,17 @@ class Schema:
     @cached_property
     def scale(self) -> float:
         """R: features are divided by it; a hair above √columns, so that no rounding makes a row too long."""
-        return float(self.row_norm) if self.row_norm is not None else self._worst or 1.0
+        return float(self.row_norm) if self.row_norm is not None else self._usual or 1.0
 
     @cached_property
     def bounded(self) -> bool:
         """Whether no row can be longer than 1, whatever its cells are, so that none needs to be shortened."""
-        return not any(isinstance(each, Plain) for each in self.columns) and self.scale >= self._worst
+        longest = math.sqrt(sum(each.reach**2 if isinstance(each, Number) else 1.0 for each in self.columns))
+        plain = any(isinstance(each, Plain) for each in self.columns)
+        return not plain and self.scale >= longest * (1.0 + 2.0**-22)
 
     @property
-    def _worst(self) -> float:
+    def _usual(self) -> float:
         return math.sqrt(sum(not isinstance(each, Plain) for each in self.columns)) * (1.0 + 2.0**-22)
 
     @cached_property

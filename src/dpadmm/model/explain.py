@@ -3,7 +3,7 @@
 ``score = intercept + Σ coefficient · value``, exactly, for every row that training did not clamp or shorten.
 A value is the number itself (its binary logarithm after a log), 1 or 0 for true and false, the place of an
 ordinal value from 0, and 1 for the category, bin or missing cell a row has. A missing cell without a feature
-of its own has the value in the middle. A standard error follows from those of the weights, where the method
+of its own has the value in the middle, or the column's center. A standard error follows from those of the weights, where the method
 of a study gave them (``Model.noise_std``); the noise of different weights counts as independent.
 """
 
@@ -198,11 +198,9 @@ def _values(column: Column) -> list[str]:
 def _line(column: Column) -> tuple[float, float, float, str]:
     """(slope, offset) of the feature by the column's value, units in the column's range, what a unit is."""
     if isinstance(column, Number):
-        low, high = column.bounds
-        if column.transform == "log":
-            low, high = math.log2(low), math.log2(high)
-        per = PER_DOUBLING if column.transform == "log" else PER_UNIT
-        return 2.0 / (high - low), -(low + high) / (high - low), high - low, per
+        (low, high), (center, scale) = column.ends, column.line
+        unit, per = (math.log(2.0), PER_DOUBLING) if column.transform == "log" else (1.0, PER_UNIT)
+        return unit / scale, -center / scale, (high - low) / unit, per
     if isinstance(column, Ordinal):
         return 2.0 / (len(column.values) - 1), -1.0, len(column.values) - 1.0, PER_STEP
     return (2.0, -1.0, 1.0, TRUE_FALSE) if isinstance(column, Boolean) else (1.0, 0.0, 1.0, PER_UNIT)
@@ -230,7 +228,6 @@ def _shortened(model: Model) -> str:
     same = "are shortened to it; for them all coefficients are smaller by the same factor."
     if model.schema is None:
         return f"Rows longer than 1 {same}" if model.clip else ""
-    kinds = [isinstance(column, Plain) for column in model.schema.columns]
-    if model.schema.scale >= math.sqrt(len(kinds)) and not any(kinds):
+    if model.schema.bounded:
         return ""
     return f"Rows longer than the row_norm {model.schema.scale:g} {same}"

@@ -9,7 +9,6 @@ or ``output_number`` in the label's units.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +146,10 @@ def _number(graph: _Graph, column: Number) -> list[str]:
         codes = graph.add("Where", missing, graph.constant(len(column.bins) + 1), codes)
         return [_one_hot(graph, codes, len(column.features))]
     if column.transform == "log":
-        cells, low, high = graph.add("Log", cells), math.log(low), math.log(high)
-    share = graph.add("Div", graph.add("Sub", cells, graph.constant(low)), graph.constant(high - low))
-    return _centred(graph, share, missing, column)
+        cells = graph.add("Log", cells)
+    center, scale = column.line
+    value = graph.add("Div", graph.add("Sub", cells, graph.constant(center)), graph.constant(scale))
+    return _with_missing(graph, value, missing, column)
 
 
 def _codes(graph: _Graph, name: str, codes: dict[str, int]) -> str:
@@ -167,12 +167,12 @@ def _codes(graph: _Graph, name: str, codes: dict[str, int]) -> str:
 def _steps(graph: _Graph, codes: str, last: int, column: Column) -> list[str]:
     missing = graph.add("Less", codes, graph.constant(0))
     share = graph.add("Div", graph.to("double", codes), graph.constant(float(last)))
-    return _centred(graph, share, missing, column)
-
-
-def _centred(graph: _Graph, share: str, missing: str, column: Column) -> list[str]:
-    """0 … 1 -> −1 … 1, the middle where it is missing, and a feature that says so if the column has one."""
     value = graph.add("Sub", graph.add("Mul", share, graph.constant(2.0)), graph.constant(1.0))
+    return _with_missing(graph, value, missing, column)
+
+
+def _with_missing(graph: _Graph, value: str, missing: str, column: Column) -> list[str]:
+    """The value, 0 where it is missing, and a feature that says so if the column has one."""
     value = graph.add("Where", missing, graph.constant(0.0), value)
     return [value] if len(column.features) == 1 else [value, missing]
 
