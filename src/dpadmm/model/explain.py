@@ -3,8 +3,9 @@
 ``score = intercept + Σ coefficient · value``, exactly, for every row that training did not clamp or shorten.
 A value is the number itself (its binary logarithm after a log), 1 or 0 for true and false, the place of an
 ordinal value from 0, and 1 for the category, bin or missing cell a row has. A missing cell without a feature
-of its own has the value in the middle, or the column's center. A standard error follows from those of the weights, where the method
-of a study gave them (``Model.noise_std``); the noise of different weights counts as independent.
+of its own has the value in the middle, or the column's center. A standard error follows from those of the
+weights, where the method of a study gave them (``Model.noise_std``); the noise of different weights counts as
+independent.
 """
 
 from __future__ import annotations
