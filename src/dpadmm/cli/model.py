@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -92,14 +92,18 @@ WORDS = {
     "accuracy": "accuracy",
     "most_frequent_class": "accuracy of always the most frequent class",
     "auc": "AUC",
-    "calibration_error": "calibration error (ECE, 10 bins)",
+    "log_loss": "log-loss",
+    "brier": "Brier score",
+    "calibration_error": "calibration error (ECE, 10 bins of equal numbers of rows)",
     "rmse": "root mean square error",
     "mae": "mean absolute error",
     "r2": "R²",
     "loss": "mean loss, as in training",
 }
 RATES = ("accuracy", "most_frequent_class")
+OF_PROBABILITIES = ("log_loss", "brier", "calibration_error")
 MOST_CLASSES = 8
+LONGEST_CLASS = 10
 
 
 def evaluate(
@@ -134,11 +138,14 @@ def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None
     console = Console()
     out = table(Text(f"on {found.n_rows:,} rows of {data.name}"), "")
     for name, words in WORDS.items():
-        if name in found.figures:
+        if name in found.figures and (bool(found.bins) or name not in OF_PROBABILITIES):
             value = found.figures[name]
             shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
-            out.add_row(words, shown)
+            if name != "loss" or not found.bins:  # there it is the log-loss
+                out.add_row(words, shown)
     console.print(out)
+    if found.bins:
+        console.print(_calibration(found))
     if 0 < len(found.classes) <= MOST_CLASSES:
         console.print(_confusion(found))
     for sentence in owner_report.warnings(found.report, data):
@@ -148,12 +155,29 @@ def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None
         say_path(console, f"Figure: {figure / 'evaluation.png'}")
 
 
-def _confusion(found: Evaluation) -> Table:
-    names = [Text(str(name)) for name in found.classes]
-    out = table("true class, rows predicted as", *names)
-    for name, counts in zip(names, found.confusion, strict=True):
-        out.add_row(name, *(f"{count:,}" for count in counts))
+def _calibration(found: Evaluation) -> Table:
+    what = str(found.classes[-1]) if len(found.classes) == 2 else "the likeliest class"
+    out = table(Text(f"probability of {what}"), "rows", "mean predicted", "observed")
+    for each in found.bins:
+        numbers = (f"{each.rows:,}", f"{each.predicted:.1%}", f"{each.observed:.1%}")
+        out.add_row(f"{each.low:.1%} to {each.high:.1%}", *numbers)
     return out
+
+
+def _confusion(found: Evaluation) -> Table:
+    names = [str(name) for name in found.classes]
+    short = _short(names, 4 * LONGEST_CLASS // len(names))
+    rows = names if short == names else [f"{number} = {name}" for number, name in zip(short, names, strict=True)]
+    every = range(len(names) + 1)
+    out = table("true class, rows predicted as", *map(Text, short), fold=every, padding=(0, 1, 0, 0))
+    for name, counts in zip(rows, found.confusion, strict=True):
+        out.add_row(Text(name), *(f"{count:,}" for count in counts))
+    return out
+
+
+def _short(names: Sequence[str], longest: int) -> list[str]:
+    """The names of the classes, or numbers in place of them where they would leave no room in a table."""
+    return list(names) if max(map(len, names)) <= longest else [str(k + 1) for k in range(len(names))]
 
 
 TOP = 20
@@ -200,7 +224,9 @@ def in_words(found: Explanation, top: int) -> list[str]:
     """The explanation of the table."""
     against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
     rest = len(found.coefficients) - top
+    numbered = ", ".join(f"{short} = {name}" for name, short in _class_column(found).items() if short != name)
     return [
+        *([f"Classes: {numbered}."] if numbered else []),
         *([f"{rest:,} more coefficients with smaller effects; --top shows more."] if rest > 0 else []),
         "A coefficient is the change of the score when the column changes as shown and all others stay the "
         "same; the score of a row is the intercept plus coefficient × value over all columns. Sorted by the "
@@ -212,22 +238,28 @@ def in_words(found: Explanation, top: int) -> list[str]:
 
 
 def _coefficient_table(found: Explanation, top: int) -> Table:
-    classes = any(each.output for each in found.coefficients)
+    classes = _class_column(found)
     words = ["column", *(["class"] if classes else []), "change"]
-    numbers = ["coefficient", "over range"] if found.unknown else ["coefficient", "± noise SE", "over range", ""]
-    out = table(*words, *numbers, left=len(words), fold=range(len(words)))
+    numbers = ["coefficient", "over\nrange"] if found.unknown else ["coefficient", "± noise\nSE", "over\nrange", ""]
+    out = table(*words, *numbers, left=len(words), fold=range(len(words)), padding=(0, 1, 0, 0))
     for column in out.columns[-len(numbers) - 1 :]:
         column.no_wrap = True
     for each in found.coefficients[:top]:
-        out.add_row(*_cells(each, classes=classes))
+        out.add_row(*_cells(each, classes))
     out.add_section()
     for each in found.intercepts:
-        out.add_row(*_cells(each, classes=classes, intercept=True))
+        out.add_row(*_cells(each, classes, intercept=True))
     return out
 
 
-def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list[Text]:
-    texts = [each.name, *([each.output] if classes else []), each.per, f"{each.coefficient:+.3g}"]
+def _class_column(found: Explanation) -> dict[str, str]:
+    """What the table calls the classes, where each has a score of its own."""
+    names = [each.output for each in found.intercepts if each.output]
+    return dict(zip(names, _short(names, LONGEST_CLASS), strict=True)) if names else {}
+
+
+def _cells(each: Coefficient, classes: Mapping[str, str], *, intercept: bool = False) -> list[Text]:
+    texts = [each.name, *([classes[each.output]] if classes else []), each.per, f"{each.coefficient:+.3g}"]
     if each.standard_error is not None:
         texts.append(f"{each.standard_error:.2g}")
     texts.append("" if intercept else f"{each.effect:+.3g}")
