@@ -196,6 +196,42 @@ def test_polars_tables_too() -> None:
     assert model.predict(table).shape == (240,)
 
 
+@SEEDED
+def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[Any] = []
+
+    def run(*given: Any, warm_start: Any, **more: Any) -> Any:
+        starts.append(warm_start)
+        return simulation.run_prepared(*given, warm_start=warm_start, **more)
+
+    monkeypatch.setattr("dpadmm.estimators.base.run_prepared", run)
+    for kind, y, more in [
+        (DPADMMClassifier, Y, {"classes": ["no", "yes"]}),
+        (DPADMMClassifier, THREE, {"classes": [0, 1, 2]}),
+        (DPADMMClassifier, Y, {"classes": ["no", "yes"], "C": np.inf, "loss": "hinge", "method": "dp_admm"}),
+        (DPADMMRegressor, X[:, 0] - X[:, 1], {"y_bounds": (-4.0, 4.0)}),
+    ]:
+        with case(kind, more):
+            known = {"scale": 1.2, "data_norm": 3.0, "random_state": 0, **more}
+            plain, started = (kind(0.8, **known).fit(X, y, public=rows) for rows in (None, (X[:200], y[:200])))
+            assert started.score(X, y) >= plain.score(X, y)
+            assert not np.array_equal(started.coef_, plain.coef_)
+            assert started.privacy_ == plain.privacy_
+            assert starts[-2] is None
+            if y is Y and "loss" not in more:  # as C=1 for rows of a norm of √d with the constant
+                rows = np.column_stack([0.96 * X / 1.2 / 3.0, np.full(240, 0.28)])[:200] * 2.0
+                oracle = LogisticRegression(fit_intercept=False, tol=1e-8).fit(rows, y[:200])
+                assert_allclose(starts[-1].T, 2.0 * oracle.coef_, rtol=1e-4)
+    for rows, words in [
+        (X, "public must be a pair"),
+        ((X, Y, Y), "public must be a pair"),
+        ((X[:, :2], Y), "X has 2 features"),
+        ((X, np.full(240, "maybe")), "label 'maybe' is not one of the declared classes"),
+    ]:
+        with case(words), pytest.raises(ValueError, match=words):
+            DPADMMClassifier(**PUBLIC).fit(X, Y, public=rows)
+
+
 # --- privacy -----------------------------------------------------------------------------------------------
 
 

@@ -115,8 +115,11 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         tags.classifier_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent)."""
+    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
+        """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent).
+
+        ``public`` is a pair (X, y) of rows that anyone may see: a model of them, without noise, is the start.
+        """
         X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, leaks = self._classes_of(y)
@@ -136,11 +139,15 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         )
         task: Task = "binary" if binary else "multiclass"
         names = classes.tolist()
-        labels = encode_labels(y, task=task, classes=names)
-        rows = Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups))
-        prepared = self._prepared(rows, settings)
+
+        def encoded(X: Any, y: Any, groups: Any = None) -> Dataset:
+            labels = encode_labels(y, task=task, classes=names)
+            return Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups))
+
+        prepared = self._prepared(encoded(X, y, groups), settings)
+        start = self._start(public, encoded, settings)
         self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded])
+        result = self._run(prepared, settings, [*leaks, *unbounded], start)
         self.classes_, self._encoding, self._model = classes, encoding, result.model
         self.coef_, self.intercept_ = encoding.coefficients(result.model.weights, settings.intercept)
         return self
@@ -238,8 +245,8 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         tags.regressor_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit to rows X (dense or sparse) and numbers y; ``groups`` says who owns a row (None: one agent)."""
+    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
+        """Fit to rows X (dense or sparse) and numbers y; ``groups`` and ``public`` as in :class:`DPADMMClassifier`."""
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         if self.loss not in REGRESSOR_LOSSES:
             raise StudyError(f"loss must be one of {', '.join(REGRESSOR_LOSSES)}, not {self.loss!r}")
@@ -258,10 +265,15 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
             loss_delta=bound,
             **owned(groups),
         )
-        labels = (np.clip(y.astype(float), low, high) - middle) / half
-        prepared = self._prepared(Dataset("X", encoding.rows(X), labels, None, as_groups(groups)), settings)
+
+        def encoded(X: Any, y: Any, groups: Any = None) -> Dataset:
+            labels = (np.clip(y.astype(float), low, high) - middle) / half
+            return Dataset("X", encoding.rows(X), labels, None, as_groups(groups))
+
+        prepared = self._prepared(encoded(X, y, groups), settings)
+        start = self._start(public, encoded, settings)
         self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded])
+        result = self._run(prepared, settings, [*leaks, *unbounded], start)
         self._encoding, self._model, self._label_scale = encoding, result.model, (middle, half)
         coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
         self.coef_, self.intercept_ = half * coef[0], float(middle + half * constant[0])
