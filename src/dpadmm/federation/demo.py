@@ -4,8 +4,7 @@ Every site has its own part of UCI Adult, its own ledger and its own limits. At 
 statement, the ledgers, and the run itself, which is repeated in this process. The public study has d = 104
 features, as in the paper: the last value of every category is not listed and counts as "other".
 
-The sites and the unreliable network serve tests too. Agents are processes of the installed program, and the
-TCP proxy delays, stalls, cuts and throttles what passes through it.
+The sites, whose agents are processes of the installed program, serve tests too.
 """
 
 from __future__ import annotations
@@ -13,23 +12,20 @@ from __future__ import annotations
 import asyncio
 import csv
 import os
-import random
 import signal
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from logging import Logger
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +37,8 @@ from dpadmm.federation.aggregator.coordinator import View
 from dpadmm.federation.aggregator.journal import Journal, result_of
 from dpadmm.federation.aggregator.server import Server, begin
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.pki.authority import Authority, url_of
+from dpadmm.federation.nats.link import until_one_ends
+from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import join, make_request
 from dpadmm.federation.replay import Replay, replay
 from dpadmm.federation.site.decisions import accept
@@ -157,133 +154,6 @@ class AgentProcess:
             return self.process.returncode
 
 
-CHUNK = 16 * 1024
-Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
-
-
-@dataclass(frozen=True)
-class Faults:
-    """What happens to each chunk of a connection: times in seconds, and probabilities."""
-
-    delay: float = 0.0
-    jitter: float = 0.0
-    """The maximum of an additional random delay."""
-    stall: float = 0.0
-    """Probability of a pause of ``stall_seconds``, as after lost packets."""
-    stall_seconds: float = 0.5
-    loss: float = 0.0
-    """Probability that the connection is reset after such a pause."""
-    cut: float = 0.0
-    """Probability that the connection is reset at once."""
-    rate: float | None = None
-    """Bytes per second, for a slow reader."""
-
-
-NO_FAULTS = Faults()
-
-ROUGH = Faults(delay=0.002, jitter=0.008, stall=0.01, stall_seconds=0.4, loss=0.002, cut=0.003)
-"""A network on which a run still finishes; something fails every few hundred messages."""
-
-SLOW = Faults(delay=0.01, rate=20_000.0)
-"""A site that reads 20 KB per second."""
-
-
-class Proxy:
-    """``async with Proxy("127.0.0.1", 4222) as proxy``: connect to ``proxy.port`` instead.
-
-    ``faults`` may be changed at any time. Every ``slow_every``-th connection is ``SLOW``.
-    """
-
-    def __init__(self, host: str, port: int, faults: Faults = NO_FAULTS, *, seed: int = 0, slow_every: int = 0) -> None:
-        self._target, self.faults, self._slow_every = (host, port), faults, slow_every
-        self._random = random.Random(seed)
-        self._pairs: set[Pair] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self._open = asyncio.Event()
-        self._open.set()
-        self.port = 0
-        self.seen = bytearray()
-        """The first megabyte that an eavesdropper sees."""
-        self.connections = self.stalls = self.cuts = 0
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
-        self.port = int(self._server.sockets[0].getsockname()[1])
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut_all()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def cut_all(self) -> None:
-        for pair in list(self._pairs):
-            self._cut(pair)
-
-    def hold(self) -> None:
-        """Stop all traffic without closing connections, until ``release``."""
-        self._open.clear()
-
-    def release(self) -> None:
-        self._open.set()
-
-    def _cut(self, pair: Pair) -> None:
-        self.cuts += 1
-        for writer in pair:
-            with suppress(OSError, AttributeError):
-                plain: socket.socket = writer.get_extra_info("socket")
-                # closes with a TCP reset
-                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        slow = bool(self._slow_every) and self.connections % self._slow_every == 0
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        pair = (writer, far_writer)
-        self._pairs.add(pair)
-        both = (self._carry(reader, far_writer, pair, slow), self._carry(far_reader, writer, pair, slow))
-        ways = [asyncio.create_task(way) for way in both]
-        for task in ways:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in ways:
-                task.cancel()
-            self._pairs.discard(pair)
-            for each in pair:
-                each.close()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: Pair, slow: bool) -> None:
-        with suppress(OSError):
-            while data := await reader.read(CHUNK):
-                faults = SLOW if slow else self.faults
-                self.seen += data[: max(0, 2**20 - len(self.seen))]
-                await self._open.wait()
-                await asyncio.sleep(faults.delay + self._random.random() * faults.jitter)
-                lost = self._random.random() < faults.loss
-                if lost or self._random.random() < faults.stall:
-                    self.stalls += 1
-                    await asyncio.sleep(faults.stall_seconds)
-                if lost or self._random.random() < faults.cut:
-                    return self._cut(pair)
-                writer.write(data)
-                await writer.drain()
-                if faults.rate is not None:
-                    await asyncio.sleep(len(data) / faults.rate)
-        return None
-
-
 LABEL, CLASSES = "class", ("<=50K", ">50K")
 BOUNDS = {
     "age": (17.0, 90.0),
@@ -297,10 +167,6 @@ HELD_OUT, LEAST_ROWS, SHUFFLED_BY = 5_222, 50, 1
 DELTA = 1e-5
 
 
-HOST = "localhost"
-DEADLINE = 2.0
-"""With faults: seconds after which a round continues without a site."""
-
 Report = Callable[[str], None]
 
 
@@ -311,7 +177,6 @@ class DemoPlan:
     n_sites: int
     n_rounds: int
     epsilon: float
-    faults: bool
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -326,16 +191,13 @@ def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[
 
 
 def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
-    """The study of the demo; with faults, up to half of the sites may miss a round."""
+    """The study of the demo."""
     return Study(
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
         training=Training(epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
-        allow_missed_rounds=plan.faults,
-        quorum=max(1, (plan.n_sites + 1) // 2) if plan.faults else None,
-        deadline=DEADLINE if plan.faults else None,
-    )  # fmt: skip
+    )
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
@@ -374,9 +236,6 @@ class Summary:
     median_round: float = 0.0
     checks: float = 0.0
     memory: list[float] = field(default_factory=list)
-    connections: int = 0
-    cuts: int = 0
-    stalls: int = 0
 
 
 async def demonstrate(
@@ -389,19 +248,15 @@ async def demonstrate(
     study = adult_study(rows, plan)
     summary = Summary(study, plan.n_sites, len(parts[0]))
     write_table(folder / "held_out.csv", held_out)
-    authority = Authority.create(folder / "aggregator", hosts=[HOST], port=free_port())
+    authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
     async with AsyncExitStack() as resources:
-        proxy = None
-        if plan.faults:
-            target = (authority.settings.own_host, authority.settings.port)
-            proxy = await resources.enter_async_context(Proxy(*target, ROUGH, seed=1, slow_every=7))
         sites: dict[str, Site] = {}
         for i, part in enumerate(parts):
             name = f"site-{i + 1:0{len(str(plan.n_sites))}d}"
             (folder / name).mkdir(mode=0o700)
             write_table(folder / name / "table.csv", part)
             site = new_site(folder / name, study, table="table.csv", epsilon=plan.epsilon)
-            invite(authority, site, name, url=None if proxy is None else url_of(HOST, proxy.port))
+            invite(authority, site, name)
             accept(site, study)
             sites[name] = site
             await asyncio.sleep(0)
@@ -414,7 +269,7 @@ async def demonstrate(
         agents = {name: AgentProcess(site) for name, site in sites.items()}
         resources.callback(_end, list(agents.values()))
         starting = time.monotonic()
-        await _while_all_live(Server(authority, journal, log).run(on_start), agents)
+        await until_one_ends(Server(authority, journal, log).run(on_start), _while_all_live(agents))
         summary.started = time.monotonic() - starting
         summary.memory = [mb for agent in agents.values() if (mb := agent.peak_memory()) is not None]
         for agent in agents.values():
@@ -422,8 +277,6 @@ async def demonstrate(
         for name, agent in agents.items():
             if agent.end() != 0:
                 raise DemoFailed(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
-        if proxy is not None:
-            summary.connections, summary.cuts, summary.stalls = proxy.connections, proxy.cuts, proxy.stalls
     report("all processes have ended; checking the results")
     checking = time.monotonic()
     _check(summary, journal, sites, folder)
@@ -431,25 +284,13 @@ async def demonstrate(
     return summary
 
 
-async def _while_all_live(run: Coroutine[Any, Any, View], agents: dict[str, AgentProcess]) -> None:
-    """Run, and fail at once if the process of a site ends."""
-
-    async def watch() -> None:
-        while True:
-            for name, agent in agents.items():
-                if not agent.running():
-                    raise DemoFailed(f"{name}: its process ended: {agent.output.strip()[-300:]}")
-            await asyncio.sleep(0.5)
-
-    tasks = [asyncio.create_task(run), asyncio.create_task(watch())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _while_all_live(agents: dict[str, AgentProcess]) -> None:
+    """Fail as soon as the process of a site ends."""
+    while True:
+        for name, agent in agents.items():
+            if not agent.running():
+                raise DemoFailed(f"{name}: its process ended: {agent.output.strip()[-300:]}")
+        await asyncio.sleep(0.5)
 
 
 def _end(agents: list[AgentProcess]) -> None:
