@@ -66,7 +66,7 @@ def _run(plan: DemoPlan, folder: Path, console: Console, *, quiet: bool) -> Summ
                 folder,
                 log,
                 report=lambda text: None if quiet else say(console, text),
-                on_start=lambda view: follow_rounds(view, bar, plan.n_rounds),
+                on_start=lambda run: follow_rounds(run, bar, plan.n_rounds),
             )
             return asyncio.run(until_signal(work, "stopped; all processes of the demo have ended"))
     finally:

@@ -36,7 +36,7 @@ from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
-from dpadmm.federation.aggregator.coordinator import View
+from dpadmm.federation.aggregator.coordinator import Coordinator
 from dpadmm.federation.aggregator.journal import Journal, result_of
 from dpadmm.federation.aggregator.server import Server, begin
 from dpadmm.federation.nats.broker import Broker
@@ -400,7 +400,7 @@ class Summary:
 
 
 async def demonstrate(
-    plan: DemoPlan, folder: Path, log: Logger, *, report: Report, on_start: Callable[[View], None]
+    plan: DemoPlan, folder: Path, log: Logger, *, report: Report, on_start: Callable[[Coordinator], None]
 ) -> Summary:
     """Set up a deployment in an empty folder, run it and check it; all processes end in any case."""
     began = time.monotonic()
