@@ -101,13 +101,11 @@ def invite(authority: Authority, site: Site, name: str, *, url: str | None = Non
 
 
 def program() -> list[str]:
-    """The installed command."""
     own = Path(sysconfig.get_path("scripts")) / "dpadmm"
     return [str(own)] if own.exists() else [sys.executable, "-c", "from dpadmm.cli import main; main()"]
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         return int(tried.getsockname()[1])
@@ -177,13 +175,8 @@ HELD_OUT, LEAST_ROWS, SHUFFLED_BY = 5_222, 50, 1
 DELTA = 1e-5
 
 
-Report = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class DemoPlan:
-    """The options of the demo."""
-
     n_sites: int
     n_rounds: int
     epsilon: float
@@ -201,7 +194,6 @@ def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[
 
 
 def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
-    """The study of the demo."""
     return Study(
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
@@ -211,7 +203,6 @@ def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as a CSV file with a header."""
     with path.open("w", newline="", encoding="ascii") as out:
         csv.writer(out).writerows([list(COLUMNS), *rows])
 
@@ -255,7 +246,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     study, names = journal.study, journal.members
     parts = [sites[name].rows.encoded(study) for name in names]
     answers = [_answers(sites[name], study) for name in names]
-    noise = [_noise(study, part, said) for part, said in zip(parts, answers, strict=True)]
+    noise, scaled = zip(*(_noise(study, part, said) for part, said in zip(parts, answers, strict=True)), strict=True)
     entered = {(each.site, each.round): k for k, each in journal.uploads()}
     for name, round in entered:
         if round not in answers[names.index(name)]:
@@ -267,19 +258,14 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     plain = said == set(entered) and all(k == round for (_, round), k in entered.items())
     again = run.as_trained(done) if plain else run.with_delays(done, entered)
     wrong = [k for k, (a, b) in enumerate(zip(again, reached, strict=True), 1) if a.tobytes() != b.tobytes()]
-    scaled = [
-        numbers / asked.grid.noise_scale(asked.release.noise_multiplier)
-        for each, part in zip(noise, parts, strict=True)
-        for numbers, asked in ((n, Enrolled(study.terms, CheckedRows(part)).question(k)) for k, n in each.items())
-    ]
-    every = np.concatenate([each.ravel() for each in scaled]) if scaled else np.ones(1)
+    every = np.concatenate([np.ravel(each) for each in scaled])
     return Replay(
         first_difference=wrong[0] if wrong else 0,
         n_rounds=done,
         n_releases=sum(map(len, noise)),
         n_late=sum(k > round for (_, round), k in entered.items()),
         n_lost=sum(map(len, noise)) - len(entered),
-        noise_scale=float(np.sqrt(np.mean(np.square(every)))),
+        noise_scale=float(np.sqrt(np.mean(np.square(every)))) if every.size else 1.0,
         n_numbers=every.size,
     )
 
@@ -301,20 +287,26 @@ def _answers(site: Site, study: Study) -> Answers:
     }
 
 
-def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> dict[int, Integers]:
-    """The noise in every answer of a site by round, from a repetition of the agent's computation."""
+def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> tuple[dict[int, Integers], list[Floats]]:
+    """The noise in every answer of a site by round, and in units of its promised standard deviation.
+
+    It is found by repeating the agent's computation.
+    """
     problem, m = study.problem, len(rows.labels)
     enrolled = Enrolled(study.terms, CheckedRows(rows))
     method = study.method(m)
-    state, out = method.init(problem, PublicSizes(np.array([m]), study.shape[0])), {}
+    state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
+    noise: dict[int, Integers] = {}
+    scaled: list[Floats] = []
     for round, (answer, heard) in answers.items():
         point = np.array(method.parameters(state, heard, round=round)[0])
         asked = enrolled.question(round)
         total = enrolled.rows.total(asked.statistic, point, asked.grid.row_bound)
-        out[round] = answer - quantise(total, asked.grid)
+        noise[round] = answer - quantise(total, asked.grid)
+        scaled.append(noise[round] / asked.grid.noise_scale(asked.release.noise_multiplier))
         mean = as_mean(answer, asked.grid)[None]
         state, _ = method.advance(state, mean, heard, round=round, problem=problem)
-    return out
+    return noise, scaled
 
 
 def _cohort(parts: list[ProtectedRows]) -> Rows:
@@ -329,7 +321,7 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
 class _Run:
     """A run in this process with the noise of the sites."""
 
-    def __init__(self, study: Study, rows: Rows, noise: list[dict[int, Integers]], names: tuple[str, ...]) -> None:
+    def __init__(self, study: Study, rows: Rows, noise: Sequence[dict[int, Integers]], names: tuple[str, ...]) -> None:
         self._method = cast(Method[Any], study.method(*rows.n_rows.tolist()))
         self._study, self._rows, self._said, self._names = study, rows, noise, names
         self._noise = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
@@ -400,7 +392,7 @@ class Summary:
 
 
 async def demonstrate(
-    plan: DemoPlan, folder: Path, log: Logger, *, report: Report, on_start: Callable[[Coordinator], None]
+    plan: DemoPlan, folder: Path, log: Logger, *, report: Callable[[str], None], on_start: Callable[[Coordinator], None]
 ) -> Summary:
     """Set up a deployment in an empty folder, run it and check it; all processes end in any case."""
     began = time.monotonic()

@@ -210,7 +210,6 @@ class Coordinator:
     # Rounds
 
     def answered_now(self) -> set[str]:
-        """The sites that answered the open request."""
         if not self.called:
             return set(self._present)
         return {name for name, received in self._new.items() if received.round == self.round}

@@ -25,12 +25,10 @@ CHECK_EVERY = 1.0
 
 
 def journal_of(folder: Path, study: str) -> Path:
-    """The path of the journal of a study."""
     return folder / "studies" / study[:16] / "journal.sqlite"
 
 
 def journals(folder: Path) -> list[Path]:
-    """All journals of an aggregator."""
     return sorted((folder / "studies").glob("*/journal.sqlite"))
 
 

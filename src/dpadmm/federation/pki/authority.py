@@ -58,7 +58,6 @@ class Settings:
 
     @property
     def own_host(self) -> str:
-        """The address to which the aggregator itself connects."""
         address = ip_address(self.listen)
         if address.is_unspecified:
             return LOOPBACK if address.version == 4 else "::1"
@@ -190,7 +189,6 @@ def all_approvals(folder: Path) -> list[ApprovedSite]:
 
 
 def write_approvals(folder: Path, approvals: list[ApprovedSite]) -> None:
-    """Replace the file of a site."""
     name = approvals[0].name
     lines = [{key: value for key, value in vars(each).items() if key != "name"} for each in approvals]
     table = {"format": APPROVALS_FORMAT, "name": name, "certificates": lines}
