@@ -17,9 +17,8 @@ from in_process import InProcess
 from dpadmm._base.errors import DataError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.demo import new_site
+from dpadmm.federation.demo import Replay, new_site, replay
 from dpadmm.federation.protocol import unpacked
-from dpadmm.federation.replay import Replay, replay
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
 from dpadmm.site.site import Site

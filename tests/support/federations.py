@@ -17,10 +17,9 @@ from brokers import free_port
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.server import begin, journal_of
-from dpadmm.federation.demo import AgentProcess, invite, new_site, program
+from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, program, replay
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.replay import Replay, replay
 from dpadmm.federation.site.decisions import accept
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study

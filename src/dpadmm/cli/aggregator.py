@@ -21,7 +21,7 @@ from dpadmm.cli.screen import AsJson, echo_json, progress_bar, say, say_path, ta
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dpadmm.federation.aggregator.coordinator import View
+    from dpadmm.federation.aggregator.coordinator import Coordinator
     from dpadmm.federation.aggregator.server import Server
 
 T = TypeVar("T")
@@ -263,8 +263,8 @@ def _run(server: Server, folder: Path, study: Path | None, page_port: int | None
     console = Console()
     with ExitStack() as resources, progress_bar(quiet=False) as bar:
 
-        def on_start(view: View) -> None:
-            seen = view.snapshot()
+        def on_start(run: Coordinator) -> None:
+            seen = run.snapshot()
             say(console, seen["study"]["name"], style="bold")
             say_path(console, seen["study"]["hash"])
             names = ", ".join(site["name"] for site in seen["sites"])
@@ -272,23 +272,23 @@ def _run(server: Server, folder: Path, study: Path | None, page_port: int | None
             if not seen["rounds_done"]:
                 say(console, "Waiting for the sites ...")
             if page_port is not None:
-                page = resources.enter_context(Page(view.snapshot, port=page_port))
+                page = resources.enter_context(Page(run.snapshot, port=page_port))
                 say_path(console, f"Live page, on this machine only: {page.url}")
-            follow_rounds(view, bar, seen["study"]["n_rounds"])
+            follow_rounds(run, bar, seen["study"]["n_rounds"])
 
         message = "stopped; nothing is lost: dpadmm aggregator resume continues with the same round"
-        view = asyncio.run(until_signal(server.run(on_start), message))
-    _show(view.snapshot())
+        run = asyncio.run(until_signal(server.run(on_start), message))
+    _show(run.snapshot())
     which = "" if study is None else f"{study} "
     say_path(console, f"Next: dpadmm aggregator export {which}-o MODEL.dpadmm --folder {folder}")
 
 
-def follow_rounds(view: View, bar: Progress, n_rounds: int) -> None:
+def follow_rounds(run: Coordinator, bar: Progress, n_rounds: int) -> None:
     """Update a progress bar a few times a second, as long as the event loop runs."""
     task, loop = bar.add_task("rounds", total=n_rounds), asyncio.get_running_loop()
 
     def update() -> None:
-        bar.update(task, completed=view.run.rounds_done)
+        bar.update(task, completed=run.rounds_done)
         loop.call_later(0.2, update)
 
     update()

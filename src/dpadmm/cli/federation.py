@@ -33,19 +33,18 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option(help="A new folder for all files.", show_default=False, metavar="FOLDER")
     ] = None,
-    faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Simulate an unreliable network.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the summary only.")] = False,
 ) -> None:
     """Run a study across processes on this machine, check all results, and clean up."""
     from dpadmm.federation.demo import DemoPlan
 
-    plan, began, console = DemoPlan(sites, rounds, epsilon, faults), time.monotonic(), Console()
+    plan, began, console = DemoPlan(sites, rounds, epsilon), time.monotonic(), Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")
     if keep is not None:
         keep.mkdir(mode=0o700, parents=True, exist_ok=True)
     with nullcontext(keep) if keep else TemporaryDirectory(prefix="dpadmm-federation-") as folder:
-        _show(console, _run(plan, Path(folder), console, quiet=quiet), plan)
+        _show(console, _run(plan, Path(folder), console, quiet=quiet))
     say(console, f"Total: {time.monotonic() - began:.1f} s")
     if keep is not None:
         say_path(console, f"Files: {keep}")
@@ -67,7 +66,7 @@ def _run(plan: DemoPlan, folder: Path, console: Console, *, quiet: bool) -> Summ
                 folder,
                 log,
                 report=lambda text: None if quiet else say(console, text),
-                on_start=lambda view: follow_rounds(view, bar, plan.n_rounds),
+                on_start=lambda run: follow_rounds(run, bar, plan.n_rounds),
             )
             return asyncio.run(until_signal(work, "stopped; all processes of the demo have ended"))
     finally:
@@ -75,7 +74,7 @@ def _run(plan: DemoPlan, folder: Path, console: Console, *, quiet: bool) -> Summ
         handler.close()
 
 
-def _show(console: Console, summary: Summary, plan: DemoPlan) -> None:
+def _show(console: Console, summary: Summary) -> None:
     assert summary.replay is not None
     replay, study = summary.replay, summary.study
     say(console, study.name, style="bold")
@@ -87,11 +86,6 @@ def _show(console: Console, summary: Summary, plan: DemoPlan) -> None:
         "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
         f"at δ = {study.training.delta:g}",
         "ledgers": f"{intact}: {summary.records:,} records, {summary.releases:,} releases, none over budget",
-    }
-    if plan.faults:
-        network = f"{summary.connections} connections, {summary.cuts} cut, {summary.stalls} stalls"
-        rows |= {"network": network, "late and lost uploads": f"{replay.n_late}, {replay.n_lost}"}
-    rows |= {
         "set-up": f"{summary.set_up:.1f} s",
         "start of the agents, until the first round": f"{summary.started:.1f} s",
         "median round": f"{1000 * summary.median_round:.0f} ms",

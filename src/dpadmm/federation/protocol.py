@@ -115,7 +115,6 @@ def digest_of(data: bytes) -> str:
 
 
 def packed(message: Message) -> bytes:
-    """Encode a message."""
     values = message.values
     shape, body = (0, 0), message.code.encode("ascii")
     if values is not None:

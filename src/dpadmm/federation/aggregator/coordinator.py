@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from logging import Logger, getLevelNamesMapping
 from statistics import median
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DpadmmError
-from dpadmm.federation.aggregator.journal import Event, Journal, Received
+from dpadmm.federation.aggregator.journal import Journal, Received
 from dpadmm.federation.protocol import BadMessage, Kind, Message, Transport, digest_of, packed, unpacked
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import MAX_MU, ROW_GROUPS
-from dpadmm.study.study import Study
 from dpadmm.training.methods.base import Gathered
 
 PERMANENT = (
@@ -31,8 +32,8 @@ PERMANENT = (
 )  # fmt: skip
 """Refusals that a repeated request cannot change; after others the site is asked again."""
 
-MAX_LATE, MAX_EVENTS_PER_ROUND = 8, 20
-"""Per site and round: late uploads that are kept, and recorded events."""
+MAX_LATE, MAX_EVENTS_PER_ROUND, SHOWN_EVENTS = 8, 20, 200
+"""Per site and round: late uploads that are kept, and recorded events; and events of a snapshot."""
 
 
 class Stopped(DpadmmError):
@@ -57,9 +58,11 @@ class Member:
 class Coordinator:
     """One study: send ``request`` to all sites, ``take`` answers, ``close_round`` when it is ``over``."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self.observers: list[Callable[[Event], None]] = []
+    def __init__(self, journal: Journal, log: Logger | None = None) -> None:
+        self._journal, self._log = journal, log
+        self.events = deque(journal.events(), maxlen=SHOWN_EVENTS)
+        self.stopped = ""
+        """Why the run stopped early."""
         self.study = journal.study
         self._names = journal.members
         self.quorum = self.study.quorum_of(len(self._names))
@@ -208,7 +211,6 @@ class Coordinator:
     # Rounds
 
     def answered_now(self) -> set[str]:
-        """The sites that answered the open request."""
         if not self.called:
             return set(self._present)
         return {name for name, received in self._new.items() if received.round == self.round}
@@ -285,22 +287,78 @@ class Coordinator:
             return
         noted.add(text)
         event = self._journal.note(level, f"{site}: {text}" if site else text)
-        for observer in self.observers:
-            observer(event)
+        self.events.append(event)
+        if self._log is not None:
+            self._log.log(getLevelNamesMapping()[level.upper()], "%s", event.text)
 
     def mark_late(self, sites: Collection[str]) -> None:
         for name in sites:
             if self.members[name].state == "present":
                 self.members[name].state = "late"
 
+    # Status
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state of the study for people, as plain values; may be called from any thread."""
+        study, now, training = self.study, monotonic(), self.study.training
+        deadline_in = None
+        if study.deadline is not None and self.opened is not None:
+            deadline_in = max(0.0, self.opened + study.deadline - now)
+        usual = median(self.seconds[-50:]) if self.seconds else None
+        delta, z = float(training.delta), study.noise_multiplier
+        members = list(self.members.values())
+        mu = [(1 if each.sizes is None else each.sizes[1]) * each.answered**0.5 / z for each in members]
+        epsilons = exact_epsilon(np.array(mu), np.full(len(mu), delta)).tolist()
+        return {
+            "study": {
+                "name": study.name,
+                "hash": study.hash,
+                "method": training.method.name,
+                "loss": training.loss.name,
+                "n_rounds": training.n_rounds,
+                "epsilon": float(exact_epsilon(training.n_rounds**0.5 / z, delta)),  # of all rounds
+                "delta": delta,
+                "noise_multiplier": z,
+                "shape": list(study.shape),
+            },
+            "state": "done" if self.done else "stopped" if self.stopped else "running" if self.called else "waiting",
+            "round": 0 if self.done else self.round,
+            "rounds_done": self.rounds_done,
+            "deadline_in": deadline_in,
+            "quorum": self.quorum,
+            "sites": [
+                {
+                    "name": member.name,
+                    "state": member.state,
+                    "answered": member.answered,
+                    "rows": None if member.sizes is None else member.sizes[0],
+                    "epsilon": epsilon,
+                    "last_seen": None if member.last_seen is None else _time(now - member.last_seen),
+                    "code": member.code or None,
+                }
+                for member, epsilon in zip(members, epsilons, strict=True)
+            ],
+            "changes": list(self.changes),
+            "events": [event._asdict() for event in list(self.events)],
+            "median_seconds": usual,
+            "seconds_left": None if usual is None else usual * (training.n_rounds - len(self.seconds)),
+        }
+
+
+def _time(seconds_ago: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
+
+
+def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
+    """A snapshot from the journal alone, of a run that may be active in another process."""
+    run = Coordinator(journal)
+    for name, received in journal.last_uploads().items():
+        run.members[name].state = "present" if received.round == run.rounds_done else "absent"
+    return run.snapshot() | {"round": 0 if run.done else run.rounds_done + 1}
+
 
 FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
 """A request is repeated after four times the usual duration of a round, within these limits (seconds)."""
-
-
-def repeat_after(seconds: list[float]) -> float:
-    """Seconds until a request is repeated, from the durations of the last rounds."""
-    return min(max(FIRST_REPEAT, 4.0 * median(seconds[-20:])) if seconds else FIRST_REPEAT, LAST_REPEAT)
 
 
 async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
@@ -322,7 +380,8 @@ async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
 
 async def _gather(coordinator: Coordinator, transport: Transport, opened: float) -> None:
     clock = asyncio.get_running_loop().time
-    patience = repeat_after(coordinator.seconds)
+    usual = median(coordinator.seconds[-20:]) if coordinator.seconds else 0.0
+    patience = min(max(FIRST_REPEAT, 4.0 * usual), LAST_REPEAT)
     coordinator.opened = opened
     ask_at, asked = opened, 0
     while not coordinator.over(clock() - opened):
@@ -339,85 +398,3 @@ async def _gather(coordinator: Coordinator, transport: Transport, opened: float)
             coordinator.take(*received, now=clock())
     while (received := await transport.receive(0.0)) is not None:  # answers that have arrived are in time
         coordinator.take(*received, now=clock())
-
-
-SHOWN_EVENTS = 200
-
-
-class View:
-    """A read-only view of a running study; ``snapshot`` may be called from any thread."""
-
-    def __init__(self, run: Coordinator, events: Sequence[Event], clock: Callable[[], float]) -> None:
-        self.run, self._clock = run, clock
-        self.events = deque(events, maxlen=SHOWN_EVENTS)
-        self.stopped = ""
-        """Why the run stopped early."""
-
-    def snapshot(self) -> dict[str, Any]:
-        now, run, deadline = self._clock(), self.run, self.run.study.deadline
-        ends = None if deadline is None or run.opened is None else run.opened + deadline
-        state = "done" if run.done else "stopped" if self.stopped else "running" if run.called else "waiting"
-        usual = median(run.seconds[-50:]) if run.seconds else None
-        left = None if usual is None else usual * (run.study.training.planned_rounds - len(run.seconds))
-        return {
-            "study": _about_study(run.study),
-            "state": state,
-            "round": 0 if run.done else run.round,
-            "rounds_done": run.rounds_done,
-            "deadline_in": None if ends is None else max(0.0, ends - now),
-            "quorum": run.quorum,
-            "sites": _sites(run.study, list(run.members.values()), now),
-            "changes": list(run.changes),
-            "events": [event._asdict() for event in list(self.events)],
-            "median_seconds": usual,
-            "seconds_left": left,
-        }
-
-
-def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
-    """A snapshot from the journal alone, of a run that may be active in another process."""
-    run = Coordinator(journal)
-    for name, received in journal.last_uploads().items():
-        run.members[name].state = "present" if received.round == run.rounds_done else "absent"
-    seen = View(run, journal.events(SHOWN_EVENTS), lambda: 0.0).snapshot()
-    return seen | {"round": 0 if run.done else run.rounds_done + 1}
-
-
-def _about_study(study: Study) -> dict[str, Any]:
-    """A summary of a study; ε is that of all rounds at its own δ."""
-    rounds, delta = study.training.planned_rounds, float(study.training.delta)
-    return {
-        "name": study.name,
-        "hash": study.hash,
-        "method": study.training.method.name,
-        "loss": study.training.loss.name,
-        "n_rounds": rounds,
-        "epsilon": float(exact_epsilon(rounds**0.5 / study.noise_multiplier, delta)),
-        "delta": delta,
-        "noise_multiplier": study.noise_multiplier,
-        "shape": list(study.shape),
-    }
-
-
-def _sites(study: Study, members: Sequence[Member], now: float) -> list[dict[str, Any]]:
-    z = study.noise_multiplier
-    mu = [(1 if each.sizes is None else each.sizes[1]) * each.answered**0.5 / z for each in members]
-    epsilons = exact_epsilon(np.array(mu), np.full(len(mu), float(study.training.delta))).tolist()
-    return [
-        {
-            "name": member.name,
-            "state": member.state,
-            "answered": member.answered,
-            "rows": None if member.sizes is None else member.sizes[0],
-            "epsilon": epsilon,
-            "last_seen": _ago(member.last_seen, now),
-            "code": member.code or None,
-        }
-        for member, epsilon in zip(members, epsilons, strict=True)
-    ]
-
-
-def _ago(seen: float | None, now: float) -> str | None:
-    if seen is None:
-        return None
-    return (datetime.now(UTC) - timedelta(seconds=now - seen)).isoformat(timespec="seconds")

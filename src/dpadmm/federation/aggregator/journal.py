@@ -155,14 +155,14 @@ class Journal(AbstractContextManager["Journal"]):
 
     def last_uploads(self) -> dict[str, Received]:
         query = "SELECT site, MAX(round), upload, n_rows, rows_per_person FROM uploads GROUP BY site"
-        return {row[0]: self._received(*row) for row in self._rows(query)}
+        return {site: Received(site, k, self._numbers(blob), *sizes) for site, k, blob, *sizes in self._rows(query)}
 
     def uploads(self) -> Iterator[tuple[int, Received]]:
         """All uploads, each with the first round whose mean includes it."""
         query = "SELECT entered, site, round, upload, n_rows, rows_per_person FROM uploads"
         with _as_journal_errors(self._path):
-            for entered, *row in self._database.execute(f"{query} ORDER BY entered, site"):
-                yield entered, self._received(*row)
+            for entered, site, k, blob, *sizes in self._database.execute(f"{query} ORDER BY entered, site"):
+                yield entered, Received(site, k, self._numbers(blob), *sizes)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Rows, and rows per person, of every site that ever took part."""
@@ -206,9 +206,6 @@ class Journal(AbstractContextManager["Journal"]):
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with _as_journal_errors(self._path):
             return self._database.execute(query, values).fetchall()
-
-    def _received(self, site: str, round: int, blob: bytes, n_rows: int, rows_per_person: int) -> Received:
-        return Received(site, round, self._numbers(blob), n_rows, rows_per_person)
 
     def _numbers(self, blob: bytes) -> Floats:
         if len(blob) != 8 * self.study.shape[0] * self.study.shape[1]:
