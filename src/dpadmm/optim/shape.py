@@ -42,6 +42,10 @@ class Shape:
         scale = 1.0 / np.sqrt(np.maximum(variances, 0.0) + ridge)
         return cls(scale, scale * means)
 
+    def copy(self) -> Shape:
+        """The same numbers, in arrays that nobody else has."""
+        return Shape(self.scale.copy(), self.direction.copy())
+
     def same(self, other: Shape) -> bool:
         return np.array_equal(self.scale, other.scale) and np.array_equal(self.direction, other.direction)
 
