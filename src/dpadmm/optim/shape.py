@@ -16,6 +16,9 @@ from scipy.sparse import csr_array, diags_array
 from dpadmm._base.arrays import Features, Floats
 from dpadmm._base.memmap import empty, row_portions
 
+WIDEST = 2000
+"""With more features than this a shape is diagonal, so that sparse rows stay sparse: a direction fills them."""
+
 PORTION = 2**17
 """Feature entries that are worked on together: they stay in the cache."""
 
