@@ -126,6 +126,7 @@ def run_prepared(
 ) -> Result:
     """Simulate on prepared rows, and measure; ``noise`` is simulated from the seed if left out."""
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
+    settings = settings.with_rounds(problem, rows)
     if settings.method.one_round and settings.participation < 1.0:
         raise StudyError(
             f"in {settings.method.name} every agent speaks once, so participation must be 1, "
