@@ -27,9 +27,10 @@ class Moments:
     """``Σ_j clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``; no public parameters.
 
     b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number cut to [−1, 1], with ``y²/2`` as one more
-    entry of f, which is 0 for a row of zeros: labels of silent rows are still there, and must not count. With ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for
-    rows of many features. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and
-    silencing one by at most 2. (Without shortening, 4 would be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤
+    entry of f, which is 0 for a row of zeros: labels of silent rows are still there, and must not count. With
+    ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for rows of many
+    features. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and silencing one by
+    at most 2. (Without shortening, 4 would be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤
     2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a row of somebody else.)
     """
 
