@@ -130,7 +130,7 @@ class ExactNoise:
     source: Callable[[int, int], Draw] | None = None
 
     def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
-        raise StudyError("exact noise is for sums over all rows: for dp_admm, and dp_sgd without sampling")
+        raise StudyError("exact noise is for sums over all rows: for auto, dp_admm, and dp_sgd without sampling")
 
     def price(self, release: AnyRelease) -> AnyRelease:
         return release
