@@ -23,7 +23,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Sizes
-from dpadmm.optim.shape import Shape
+from dpadmm.optim.shape import WIDEST, Shape
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics.moments import Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
@@ -37,9 +37,6 @@ MOMENTS_SHARE = 0.15
 
 MOST_NOISE = 0.5
 """With ``ν·d`` above this, moments would be noise: rows keep their coordinates."""
-
-WIDEST = 2000
-"""With more features than this the shape is diagonal, so that sparse rows stay sparse."""
 
 
 @dataclass(frozen=True)
