@@ -137,7 +137,7 @@ class Heard(Seen):
     def hear(self, study: Study, said: bytes | None) -> None:
         """A message as it is; of an upload the head and the length, since numbers are noisy."""
         if said is not None:
-            kind = unpacked(said, study=study.hash, shape=study.shape, from_site=True).kind
+            kind = unpacked(said, study=study.hash, shape=study.upload_shape, from_site=True).kind
             said = said[: HEAD.size] + b"." * len(said[HEAD.size :]) if kind is Kind.UPLOAD else said
         self.wire.append(said)
 
@@ -313,7 +313,7 @@ def test_a_study_that_is_played_has_uploads_and_every_refusal() -> None:
         study = person_study("logistic", method="dp_sgd", allow_missed_rounds=allow_missed_rounds)
         with memory_folder() as folder:
             heard = played(folder, Neighbours(table, table, 2, True, study, ()), table, [0.0, 1.0, 1e6])
-        about = {"study": study.hash, "shape": study.shape, "from_site": True}
+        about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
         told += [unpacked(each, **about) for each in heard.wire if each]
     assert {each.kind for each in told} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
     codes = "request-malformed round-forked round-gap round-old round-over study-closed"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import math
 import os
 import signal
 import socket
@@ -54,7 +55,7 @@ from dpadmm.site.site import Site, read_site
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
-from dpadmm.training.methods.base import Method, Round
+from dpadmm.training.methods.base import Gathered, Method, Round
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted.discrete_gaussian import as_mean, quantise
 from dpadmm.trusted.guard import Enrolled
@@ -275,16 +276,16 @@ Answers = dict[int, tuple[Integers, Floats]]
 
 
 def _answers(site: Site, study: Study) -> Answers:
-    count = study.shape[0] * study.shape[1]
     with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
         past = ledger.transcript(study.hash) if study.hash in ledger.status().accounts else []
-    return {
-        record.round: (
-            np.frombuffer(stored, "<i8", count).astype(np.int64).reshape(study.shape),
-            np.frombuffer(stored, "<f8", count, 8 * count).astype(np.float64).reshape(study.shape),
-        )
-        for record, stored in past
-    }
+    found: Answers = {}
+    for record, stored in past:
+        shape = study.upload_shape(record.round)
+        count = math.prod(shape)
+        heard = np.frombuffer(stored, "<f8", offset=8 * count).astype(np.float64)
+        answer = np.frombuffer(stored, "<i8", count).astype(np.int64)
+        found[record.round] = answer.reshape(shape), heard.reshape(study.broadcast_shape)
+    return found
 
 
 def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> tuple[dict[int, Integers], list[Floats]]:
@@ -340,28 +341,32 @@ class _Run:
             n_rounds=rounds,
             noise=self._noise,
             participation=None if mask.all() else PlannedParticipation(mask),
-            observers=[lambda view: history.append(view.consensus.copy())],
+            observers=[lambda view: history.append(np.array(view.broadcast))],
         )
         return history
 
     def with_delays(self, rounds: int, entered: Mapping[tuple[str, int], int]) -> list[Floats]:
         """The same loop with uploads that were late or lost."""
-        problem, method = self._study.problem, self._method
-        state, consensus = method.init(problem, self._rows), np.zeros(self._study.shape)
-        uploads = np.zeros((self._rows.n_agents, *self._study.shape))
+        study, problem, method = self._study, self._study.problem, self._method
+        state, consensus = method.init(problem, self._rows), method.start(study.shape)
+        uploads = np.zeros((self._rows.n_agents, *study.upload_shape(1)))
         sent_in: dict[int, Floats] = {}
         history: list[Floats] = []
         for k in range(1, rounds + 1):
-            active = self._active(k)
-            now = Round(k, problem, self._rows, consensus, self._noise, active)
-            if active.size:
-                state, sent = method.step(state, now)
+            said = self._active(k)
+            if said.size:
+                state, sent = method.step(state, Round(k, problem, self._rows, consensus, self._noise, said))
                 sent_in[k] = np.array(sent)
-            for (name, round), when in sorted(entered.items(), key=lambda each: each[0][1]):
-                if when == k:
-                    agent = self._names.index(name)
+            if method.server_side:
+                uploads = np.zeros((self._rows.n_agents, *study.upload_shape(k)))
+            now = [each for each, when in entered.items() if when == k]
+            for name, round in sorted(now, key=lambda each: each[1]):
+                agent = self._names.index(name)
+                if round == k or not method.server_side:
                     uploads[agent] = sent_in[round][agent]
-            consensus = np.array(method.aggregate(uploads, consensus=consensus, round=k, problem=problem))
+            active = np.flatnonzero([(name, k) in now for name in self._names])
+            gathered = Gathered(uploads, consensus, k, problem, self._rows.n_rows, active)
+            consensus = np.array(method.aggregate(gathered))
             history.append(consensus)
         return history
 

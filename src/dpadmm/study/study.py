@@ -172,6 +172,25 @@ class Study:
         """(d, p) of the weights."""
         return len(self.features) + self.training.intercept, self.problem.loss.n_outputs
 
+    @cached_property
+    def broadcast_shape(self) -> tuple[int, ...]:
+        """The shape of what is broadcast in every round: that of the weights, unless a method says more."""
+        return self.method(1).start(self.shape).shape
+
+    def request_shape(self, round: int) -> tuple[int, ...]:
+        """The shape of what sites hear in round k."""
+        return self.broadcast_shape
+
+    def upload_shape(self, round: int) -> tuple[int, ...]:
+        """The shape of what a site says in round k: that of the statistic which it releases."""
+        known = 1 <= round <= self.terms.plan.n_rounds
+        return self.terms.statistics[self._statistic(round if known else 1)].shape
+
+    def _statistic(self, round: int) -> str:
+        release = self.terms.plan.at(round)
+        assert release is not None  # every round of a study releases something
+        return gaussian(release).statistic
+
     @property
     def noise_multiplier(self) -> float:
         """z of every agent; the smallest, where rounds differ."""

@@ -1,7 +1,8 @@
 """The aggregator's side of a study without any network: requests, answers, the round loop, and its status.
 
 The coordinator receives messages and the time, and stores everything that must survive it in the journal. The
-last upload of an absent site stays in the mean; an upload that arrives after its round enters the next mean.
+last upload of an absent site stays in the mean, and one that arrives after its round enters the next mean; except
+in server-side methods, which use the answers of a round alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from logging import Logger, getLevelNamesMapping
 from statistics import median
@@ -47,7 +48,8 @@ class Member:
     name: str
     state: str = "unseen"
     """unseen, present, late, absent, refused or revoked."""
-    answered: int = 0
+    answered: list[int] = field(default_factory=list)
+    """The rounds whose answers arrived."""
     last_seen: float | None = None
     code: str = ""
     out: bool = False
@@ -70,15 +72,15 @@ class Coordinator:
         self._method = self.study.method(1)
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
-        self._uploads = np.zeros((len(self._names), *self.study.shape))
+        self._uploads: dict[str, Floats] = {}
         self._rounds = dict.fromkeys(self._names, 0)
         for name, received in journal.last_uploads().items():
-            self._uploads[self._names.index(name)] = received.values
+            self._uploads[name] = received.values
             self._rounds[name] = received.round
         for name, sizes in journal.sizes().items():
             self.members[name].sizes = sizes
         for name, rounds in journal.answered().items():
-            self.members[name].answered = len(rounds)
+            self.members[name].answered = rounds
         self.seconds = journal.seconds()
         self.opened: float | None = None
         """When the open round was first requested, by the clock of the event loop."""
@@ -88,16 +90,20 @@ class Coordinator:
         self._present: set[str] = set()
         self._digests: dict[int, str] = {}
         """The digest of the request of every round, to recognise late answers."""
-        self.consensus, self.rounds_done = np.zeros(self.study.shape), 0
+        self.consensus, self.rounds_done = self._method.start(self.study.shape), 0
+        """What is broadcast: w^k, or all the public state of a server-side method."""
         self.changes: list[float] = []
         """``‖w^k − w^{k−1}‖`` of all rounds."""
         for self.rounds_done, consensus in enumerate(journal.consensus(), 1):
             asked = Message(Kind.REQUEST, self.study.hash, self.rounds_done, self.consensus)
             self._digests[self.rounds_done] = digest_of(packed(asked))
-            self.changes.append(float(np.linalg.norm(consensus - self.consensus)))
+            self.changes.append(self._change(consensus))
             self.consensus = consensus
         self.called = self.rounds_done > 0
         self.request = self._request()
+
+    def _change(self, consensus: Floats) -> float:
+        return float(np.linalg.norm(self._method.model(consensus) - self._method.model(self.consensus)))
 
     # Requests
 
@@ -135,7 +141,7 @@ class Coordinator:
         first = member.last_seen is None and not member.answered
         member.last_seen = now
         try:
-            answer = unpacked(data, study=self.study.hash, shape=self.study.shape, from_site=True)
+            answer = unpacked(data, study=self.study.hash, shape=self.study.upload_shape, from_site=True)
             if answer.kind is Kind.REFUSED:
                 return self._refused(member, answer)
             sizes = (answer.n_rows, answer.rows_per_person)
@@ -174,7 +180,7 @@ class Coordinator:
             raise BadMessage(f"it answers a different request for round {answer.round}")
         known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
         if not known and answer.round == self._rounds[member.name]:  # already in a mean
-            known = [self._uploads[self._names.index(member.name)]]
+            known = [self._uploads[member.name]]
         if known:
             if known[0].tobytes() != answer.values.tobytes():
                 raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
@@ -245,27 +251,31 @@ class Coordinator:
         self._next()
 
     def close_round(self, seconds: float) -> None:
-        """Compute w^k from the latest upload of every site, and record it before it is sent."""
+        """Compute w^k from the latest upload of every site, or from the answers of this round alone; record it."""
         new = [*self._late, *self._new.values()]
-        uploads = self._uploads.copy()
-        for received in new:
-            uploads[self._names.index(received.site)] = received.values
-        sizes = np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()])
-        active = np.flatnonzero([name in self._new for name in self._names])
-        problem = self.study.problem
-        consensus: Floats = self._method.aggregate(
-            Gathered(uploads, self.consensus, self.round, problem, sizes, active)
+        uploads = self._uploads | {received.site: received.values for received in new}
+        current = {received.site: received.values for received in self._new.values()}
+        used = current if self._method.server_side else uploads
+        nothing = np.zeros(self.study.upload_shape(self.round))
+        gathered = Gathered(
+            uploads=np.array([used.get(name, nothing) for name in self._names]),
+            consensus=self.consensus,
+            round=self.round,
+            problem=self.study.problem,
+            n_rows=np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()]),
+            active=np.flatnonzero([name in current for name in self._names]),
         )
+        consensus = self._method.aggregate(gathered)
         if not np.isfinite(consensus).all():
             raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
         self._journal.close_round(self.round, consensus, new, seconds)
         answered = self.answered_now()
-        self.changes.append(float(np.linalg.norm(consensus - self.consensus)))
+        self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
         self._uploads, self.consensus, self.rounds_done = uploads, consensus, self.round
         for received in new:
             self._rounds[received.site] = received.round
-            self.members[received.site].answered += 1
+            self.members[received.site].answered.append(received.round)
         for member in self.members.values():
             if member.name not in answered and member.state in ("present", "late"):
                 member.state = "absent"
@@ -305,9 +315,9 @@ class Coordinator:
         if study.deadline is not None and self.opened is not None:
             deadline_in = max(0.0, self.opened + study.deadline - now)
         usual = median(self.seconds[-50:]) if self.seconds else None
-        delta, z = float(training.delta), study.noise_multiplier
-        members = list(self.members.values())
-        mu = [(1 if each.sizes is None else each.sizes[1]) * each.answered**0.5 / z for each in members]
+        delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
+        spent = [plan.mu_squared(list(each.answered)) for each in members]
+        mu = [(each.sizes or (0, 1))[1] * float(part) ** 0.5 for each, part in zip(members, spent, strict=True)]
         epsilons = exact_epsilon(np.array(mu), np.full(len(mu), delta)).tolist()
         return {
             "study": {
@@ -315,10 +325,10 @@ class Coordinator:
                 "hash": study.hash,
                 "method": training.method.name,
                 "loss": training.loss.name,
-                "n_rounds": training.n_rounds,
-                "epsilon": float(exact_epsilon(training.n_rounds**0.5 / z, delta)),  # of all rounds
+                "n_rounds": training.planned_rounds,
+                "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,
-                "noise_multiplier": z,
+                "noise_multiplier": study.noise_multiplier,
                 "shape": list(study.shape),
             },
             "state": "done" if self.done else "stopped" if self.stopped else "running" if self.called else "waiting",
@@ -330,7 +340,7 @@ class Coordinator:
                 {
                     "name": member.name,
                     "state": member.state,
-                    "answered": member.answered,
+                    "answered": len(member.answered),
                     "rows": None if member.sizes is None else member.sizes[0],
                     "epsilon": epsilon,
                     "last_seen": None if member.last_seen is None else _time(now - member.last_seen),
@@ -341,7 +351,7 @@ class Coordinator:
             "changes": list(self.changes),
             "events": [event._asdict() for event in list(self.events)],
             "median_seconds": usual,
-            "seconds_left": None if usual is None else usual * (training.n_rounds - len(self.seconds)),
+            "seconds_left": None if usual is None else usual * (training.planned_rounds - len(self.seconds)),
         }
 
 
