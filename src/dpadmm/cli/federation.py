@@ -28,7 +28,10 @@ def demo(
     sites: Annotated[
         int, typer.Option(min=1, max=800, help="Number of sites; each is a process with a part of UCI Adult.")
     ] = 10,
-    rounds: Annotated[int, typer.Option(min=1, max=100_000, help="Number of rounds.")] = 100,
+    method: Annotated[str, typer.Option(help="Training method: auto, dp_admm or dp_sgd.")] = "auto",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Number of rounds.", show_default="25, or 100 (dp_admm)")
+    ] = None,
     epsilon: Annotated[float, typer.Option(min=0.01, max=50.0, help="Total ε of the study, for every site.")] = 1.0,
     keep: Annotated[
         Path | None, typer.Option(help="A new folder for all files.", show_default=False, metavar="FOLDER")
@@ -37,8 +40,10 @@ def demo(
 ) -> None:
     """Run a study across processes on this machine, check all results, and clean up."""
     from dpadmm.federation.demo import DemoPlan
+    from dpadmm.study.settings import Training
 
-    plan, began, console = DemoPlan(sites, rounds, epsilon), time.monotonic(), Console()
+    rounds = Training(method=method, epsilon=epsilon, n_rounds=rounds).planned_rounds
+    plan, began, console = DemoPlan(sites, rounds, epsilon, method), time.monotonic(), Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")
     if keep is not None:

@@ -76,7 +76,7 @@ rows = 1
 [limits]
 epsilon = {epsilon!r}
 delta = {delta!r}
-methods = ["dp_admm", "dp_sgd"]
+methods = ["auto", "dp_admm", "dp_sgd"]
 losses = ["logistic"]
 max_rounds = {max_rounds}
 min_rows = 20
@@ -181,6 +181,7 @@ class DemoPlan:
     n_sites: int
     n_rounds: int
     epsilon: float
+    method: str = "auto"
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -199,7 +200,7 @@ def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
-        training=Training(epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
+        training=Training(method=plan.method, epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
     )
 
 
