@@ -260,7 +260,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     plain = said == set(entered) and all(k == round for (_, round), k in entered.items())
     again = run.as_trained(done) if plain else run.with_delays(done, entered)
     wrong = [k for k, (a, b) in enumerate(zip(again, reached, strict=True), 1) if a.tobytes() != b.tobytes()]
-    every = np.concatenate([np.ravel(each) for each in scaled])
+    every = np.concatenate([np.zeros(0), *(numbers.ravel() for each in scaled for numbers in each)])
     return Replay(
         first_difference=wrong[0] if wrong else 0,
         n_rounds=done,
