@@ -65,8 +65,7 @@ def init(
 def check(
     site_file: SiteFile,
     study_file: Annotated[
-        Path | None,
-        typer.Option("--study", metavar="STUDY", help="Also count the cells that this study would change."),
+        Path | None, typer.Option("--study", metavar="STUDY", help="Also count the cells that this study would change.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -189,9 +188,7 @@ def leave(
     study: Annotated[
         str,
         typer.Argument(
-            help="The study's file, its name, or the beginning of its hash.",
-            show_default=False,
-            metavar="STUDY",
+            help="The study's file, its name, or the beginning of its hash.", show_default=False, metavar="STUDY"
         ),
     ],
     site_file: SiteOption = Path("site.toml"),

@@ -32,13 +32,11 @@ aggregator_app = typer.Typer(
 
 Folder = Annotated[Path, typer.Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")]
 ChosenStudy = Annotated[
-    Path | None,
-    typer.Argument(help="The study's file; optional if there is only one study.", metavar="STUDY"),
+    Path | None, typer.Argument(help="The study's file; optional if there is only one study.", metavar="STUDY")
 ]
 Port = Annotated[int | None, typer.Option("--port", help="Another port for the built-in broker.", metavar="PORT")]
 BrokerUrl = Annotated[
-    str | None,
-    typer.Option("--broker", help="An existing NATS broker, instead of the built-in broker.", metavar="URL"),
+    str | None, typer.Option("--broker", help="An existing NATS broker, instead of the built-in broker.", metavar="URL")
 ]
 PagePort = Annotated[
     int, typer.Option("--page-port", help="Port of the live page; 0 for any free port.", metavar="PORT")
@@ -51,13 +49,11 @@ HERE = Path()
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder.", show_default=False, metavar="FOLDER")],
     host: Annotated[
-        list[str],
-        typer.Option(help="A host name or address under which sites reach this machine; repeatable."),
+        list[str], typer.Option(help="A host name or address under which sites reach this machine; repeatable.")
     ],
     port: Annotated[int, typer.Option(help="The port of the broker.")] = 4222,
     listen: Annotated[
-        str | None,
-        typer.Option(help="The address on which the broker listens.", show_default="all addresses"),
+        str | None, typer.Option(help="The address on which the broker listens.", show_default="all addresses")
     ] = None,
 ) -> None:
     """Create an aggregator: its certificate authority and the configuration of its broker."""
@@ -78,8 +74,7 @@ def approve(
     folder: Folder = HERE,
     days: Annotated[int, typer.Option(help="Validity of the certificate in days.", metavar="DAYS")] = 397,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="The invitation's file.", metavar="FILE", show_default=False),
+        Path | None, typer.Option("-o", "--output", help="The invitation's file.", metavar="FILE", show_default=False)
     ] = None,
     fingerprint: Annotated[
         str | None, typer.Option(help="The expected fingerprint, from the owner of the site.")
@@ -107,8 +102,7 @@ def approve(
 
 @aggregator_app.command("revoke")
 def revoke(
-    name: Annotated[str, typer.Argument(help="Site name.", show_default=False, metavar="NAME")],
-    folder: Folder = HERE,
+    name: Annotated[str, typer.Argument(help="Site name.", show_default=False, metavar="NAME")], folder: Folder = HERE
 ) -> None:
     """Revoke the certificates of a site. It is disconnected at once; studies continue with their quorum."""
     from dpadmm.federation.nats.broker import Broker
@@ -146,8 +140,7 @@ def serve(
     study_file: Annotated[Path, typer.Argument(help="The study's file.", show_default=False, metavar="STUDY")],
     folder: Folder = HERE,
     only: Annotated[
-        str | None,
-        typer.Option("--sites", help="Site names, separated by commas.", show_default="all approved sites"),
+        str | None, typer.Option("--sites", help="Site names, separated by commas.", show_default="all approved sites")
     ] = None,
     broker: BrokerUrl = None,
     port: Port = None,

@@ -18,14 +18,7 @@ from rich.console import Console
 
 from dpadmm._base.errors import DIVERGED, StudyError
 from dpadmm.cli.data_options import add_options, open_dataset
-from dpadmm.cli.reproduce import (
-    RESULTS,
-    JsonForMachines,
-    Restart,
-    Workers,
-    check_results_folder,
-    run_with_progress,
-)
+from dpadmm.cli.reproduce import RESULTS, JsonForMachines, Restart, Workers, check_results_folder, run_with_progress
 from dpadmm.cli.screen import echo_json, epsilon_text, mean_and_spread, say, say_path, table
 from dpadmm.cli.simulate_options import RUN_OPTIONS, parameters
 from dpadmm.data import Dataset
@@ -61,12 +54,10 @@ def compare_command(
         typer.Option("--epsilon", "-e", help="TOTAL ε, the same for all methods, exact; one or several: 0.5,1"),
     ] = None,
     round_epsilon: Annotated[
-        str | None,
-        typer.Option(help="ε per ROUND, the same for all methods, as in the paper; one or several."),
+        str | None, typer.Option(help="ε per ROUND, the same for all methods, as in the paper; one or several.")
     ] = None,
     agents: Annotated[
-        str | None,
-        typer.Option("--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"),
+        str | None, typer.Option("--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Random splits of each run.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the first split.")] = 1,
@@ -310,11 +301,7 @@ def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
     shown = [f"{where}_error_global", f"{where}_error_local", f"{where}_loss_global"]
     shown = [name for name in shown if any(_has(row, name) for row in rows)]
     error = f"{'test' if where == 'test' else 'training'} {'RMS ' if regression else ''}error"
-    words = {
-        "error_global": error,
-        "error_local": f"{error},\nlocal models",
-        "loss_global": f"{error.split()[0]} loss",
-    }
+    words = {"error_global": error, "error_local": f"{error},\nlocal models", "loss_global": f"{error.split()[0]} loss"}
     out = table("", *(words[name.split("_", 1)[1]] for name in shown), "total ε", "s")
     out.collapse_padding = True
     out.columns[0].max_width = 13

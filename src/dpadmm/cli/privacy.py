@@ -50,8 +50,7 @@ def privacy(
     delta: Annotated[float | None, typer.Option(help="δ, well below 1 / number of rows.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", "-t", help="Number of rounds.")] = None,
     calibration: Annotated[
-        Calibration | None,
-        typer.Option(help="How --round-epsilon is converted to noise.", show_default="paper"),
+        Calibration | None, typer.Option(help="How --round-epsilon is converted to noise.", show_default="paper")
     ] = None,
     rows: Annotated[
         int | None, typer.Option(help="Rows of an agent, to show the noise itself (with --lipschitz).")

@@ -36,8 +36,7 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="fig1 fig2 fig3 fig4 fig6 fig7 table3 bounds choices schedule lambda, or all.",
-            show_default="all",
+            help="fig1 fig2 fig3 fig4 fig6 fig7 table3 bounds choices schedule lambda, or all.", show_default="all"
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results, figures, tables.")] = Path(

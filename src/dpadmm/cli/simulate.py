@@ -94,11 +94,7 @@ add_options(simulate_command, parameters())
 
 
 def _train(
-    dataset: Dataset,
-    plans: Sequence[Settings],
-    *,
-    keep: Callable[[Mapping[str, Result]], None],
-    quiet: bool,
+    dataset: Dataset, plans: Sequence[Settings], *, keep: Callable[[Mapping[str, Result]], None], quiet: bool
 ) -> tuple[dict[str, Result], bool]:
     """The runs by name ("1", "2", ...), and whether Ctrl-C ended them early; ``keep`` follows each run."""
     results: dict[str, Result] = {}
@@ -213,8 +209,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
         worst = max(reports, key=lambda report: report.epsilon)
         how = worst.accountant if math.isnan(worst.paper_epsilon) else "exact"
         out.add_row(
-            f"total ε of each run, {how}" if len(shown) > 1 else f"total ε, {how}",
-            number_range(worst.epsilon_by_agent),
+            f"total ε of each run, {how}" if len(shown) > 1 else f"total ε, {how}", number_range(worst.epsilon_by_agent)
         )
         if not math.isnan(worst.paper_epsilon):
             out.add_row("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))

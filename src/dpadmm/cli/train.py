@@ -44,8 +44,7 @@ def train(
         typer.Option("--agents", "-n", help="Number of agents; the rows are split at random.", show_default="1", min=1),
     ] = None,
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The model's file; the privacy statement is written beside it."),
+        Path, typer.Option("--output", "-o", help="The model's file; the privacy statement is written beside it.")
     ] = Path("model.dpadmm"),
     seed: Annotated[
         int | None,

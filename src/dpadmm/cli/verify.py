@@ -23,8 +23,7 @@ SHOWN = 12
 def verify(
     file: Annotated[Path, typer.Argument(help="A privacy statement (JSON).", metavar="FILE")],
     ledger: Annotated[
-        Path | None,
-        typer.Option(help="Also compare the statement with the ledger in this folder.", metavar="FOLDER"),
+        Path | None, typer.Option(help="Also compare the statement with the ledger in this folder.", metavar="FOLDER")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,11 +61,7 @@ def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, An
         "delta": statement.delta,
         "worst": document["worst"],
         "agents": [
-            {
-                "n_rows": entry["n_rows"],
-                "mu": group.mu,
-                "checks": [check._asdict() for check in checks.get(i, [])],
-            }
+            {"n_rows": entry["n_rows"], "mu": group.mu, "checks": [check._asdict() for check in checks.get(i, [])]}
             for i, (group, entry) in enumerate(zip(statement.groups, document["agents"], strict=True))
         ],
     }

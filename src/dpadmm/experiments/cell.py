@@ -27,15 +27,7 @@ from dpadmm.runs.run import Result
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 
-_PARTITION = (
-    "seed",
-    "n_agents",
-    "partition",
-    "partition_spread",
-    "intercept",
-    "clip_rows",
-    "test_rows",
-)
+_PARTITION = ("seed", "n_agents", "partition", "partition_spread", "intercept", "clip_rows", "test_rows")
 
 
 class Bench:

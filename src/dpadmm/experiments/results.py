@@ -41,12 +41,7 @@ MEASURES = (
     "objective_global",
     "weight_norm_global",
 )
-PRIVACY = (
-    "total_epsilon",
-    "total_paper_epsilon",
-    "spent_epsilon",
-    "spent_paper_epsilon",
-)
+PRIVACY = ("total_epsilon", "total_paper_epsilon", "spent_epsilon", "spent_paper_epsilon")
 DONE, REFUSED = "done", "refused"
 
 _HEADER = b"dpadmm"

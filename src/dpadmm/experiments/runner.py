@@ -30,14 +30,7 @@ from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm.data import Dataset
 from dpadmm.experiments.cell import ONE_THREAD, Failure, work
 from dpadmm.experiments.grid import Cell, Grid
-from dpadmm.experiments.results import (
-    SCHEMA,
-    Results,
-    data_stamp,
-    read_results,
-    remove_unfinished,
-    write_results,
-)
+from dpadmm.experiments.results import SCHEMA, Results, data_stamp, read_results, remove_unfinished, write_results
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at ``stop``."""
