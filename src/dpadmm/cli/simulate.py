@@ -5,56 +5,51 @@ Every setting is an option, and every option a name in a TOML file (``--config``
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
+from typer import Option
 
 from dpadmm._base.errors import Diverged, StudyError
-from dpadmm.cli.data_options import add_options, open_dataset
+from dpadmm.cli import screen
 from dpadmm.cli.screen import (
-    NAMES,
     Interrupted,
+    Row,
+    echo_json,
     epsilon_text,
-    mean_and_spread,
     number_range,
     progress,
     say,
     say_path,
-    table,
+    show_table,
 )
-from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, parameters
+from dpadmm.cli.simulate_options import (
+    RUN_OPTIONS,
+    add_options,
+    check_owners,
+    from_toml,
+    numbers,
+    open_dataset,
+    parameters,
+)
 from dpadmm.data import Dataset
-from dpadmm.reporting.run_folder import (
-    check_folder,
-    end_values,
-    finished,
-    measures,
-    remove_leftovers,
-    summary,
-    used_settings,
-    write_run,
-)
+from dpadmm.reporting import run_folder
+from dpadmm.reporting.run_folder import end_values, finished, measures
 from dpadmm.runs.preparation import prepare
 from dpadmm.runs.run import Result
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import BUDGETS, Settings, settings_from
-from dpadmm.training.loop import Observer
 from dpadmm.training.methods import METHODS
 from dpadmm.training.oracles import fresh_seed
 
 
 def simulate_command(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with any of these options.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that is in the output folder.")
-    ] = False,
+    config: Path | None = Option(None, "--config", "-c", help="TOML file with any of these options."),
+    as_json: bool = Option(False, "--json", help="Print JSON for machines."),
+    overwrite: bool = Option(False, "--overwrite", help="Replace the run that is in the output folder."),
     **options: Any,
 ) -> None:
     """Train across simulated agents: what accuracy costs what privacy."""
@@ -62,26 +57,33 @@ def simulate_command(
     given = _line_wins(on_line, from_toml(config)) if config else on_line
     about_run = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     settings = _settings(given, about_run)
-    repeats = _repeats(about_run.get("repeats", 1))
+    repeats = about_run.get("repeats", 1)
+    if type(repeats) is not int or repeats < 1:
+        raise StudyError(f"repeats must be a whole number of at least 1, not {repeats!r}")
     folder = Path(about_run["output"]) if "output" in about_run else None
     if folder:
-        check_folder(folder, overwrite=overwrite)
+        run_folder.check_folder(folder, overwrite=overwrite)
     dataset = open_dataset(about_run, settings)
+
+    def about(results: Mapping[str, Result]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What to run again (run options but the output folder, settings of the first run), and what came out."""
+        how = {name: value for name, value in about_run.items() if name != "output"}
+        used = run_folder.used_settings(results["1"])
+        return {**how, **used}, {"measures": measures(finished(results.values()))}
 
     def keep(results: Mapping[str, Result]) -> None:
         if folder and results:
-            extra = {"measures": measures(finished(results.values()))}
-            write_run(folder, results, how=_how(results, about_run), extra=extra, new=list(results)[-1:])
+            how, extra = about(results)
+            run_folder.write_run(folder, results, how=how, extra=extra, new=list(results)[-1:])
             if overwrite and len(results) == 1:
-                remove_leftovers(folder, results)
+                run_folder.remove_leftovers(folder, results)
 
     plans = [replace(settings, seed=(settings.seed or 0) + k) for k in range(repeats)]
     results, interrupted = _train(dataset, plans, keep=keep, quiet=as_json)
     if folder:
         _draw(folder, results)
     if as_json:
-        everything = summary(results, _how(results, about_run), {"measures": measures(finished(results.values()))})
-        typer.echo(json.dumps(everything, indent=2, allow_nan=False))
+        echo_json(run_folder.summary(results, *about(results)))
     else:
         _show(dataset, results, folder)
     if interrupted:
@@ -106,7 +108,12 @@ def _train(
                 prepare(dataset, plan)
         with progress(rounds, "training", quiet=quiet) as advance:
             for k, plan in enumerate(plans, 1):
-                result = _run(dataset, plan, f"run {k} of {len(plans)}: " if len(plans) > 1 else "", advance)
+                try:
+                    result = run_prepared(prepare(dataset, plan), plan, observers=[advance], keep_interrupted=True)
+                except Diverged as error:
+                    if len(plans) == 1:
+                        raise
+                    raise StudyError(f"run {k} of {len(plans)}: {error}") from error
                 interrupted = result.interrupted
                 if result.outcome.rounds:
                     results[f"{k}"] = result
@@ -119,15 +126,6 @@ def _train(
     if not results:
         raise KeyboardInterrupt
     return results, interrupted
-
-
-def _run(dataset: Dataset, plan: Settings, named: str, watch: Observer) -> Result:
-    try:
-        return run_prepared(prepare(dataset, plan), plan, observers=[watch], keep_interrupted=True)
-    except Diverged as error:
-        if not named:
-            raise
-        raise StudyError(f"{named}{error}") from error
 
 
 def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,32 +143,11 @@ def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any]) -> Setting
     chosen = dict(given)
     for name in BUDGETS:
         if isinstance(chosen.get(name), str):
-            chosen[name] = _numbers(name, chosen[name])
-    if "by" in about_run and chosen.setdefault("partition", "groups") != "groups":
-        raise StudyError(
-            f"by says who owns a row, so partition cannot be {chosen['partition']!r}; leave one of them out"
-        )
+            values = numbers(name, chosen[name], words="a number, or numbers")
+            chosen[name] = values[0] if len(values) == 1 else values
+    check_owners(about_run, chosen)
     chosen.setdefault("seed", fresh_seed())
     return settings_from(chosen, "options")
-
-
-def _numbers(name: str, text: str) -> float | list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise StudyError(f"{name} must be a number, or numbers with commas between, not {text!r}") from None
-    return values[0] if len(values) == 1 else values
-
-
-def _repeats(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise StudyError(f"repeats must be a whole number of at least 1, not {value!r}")
-    return value
-
-
-def _how(results: Mapping[str, Result], about_run: Mapping[str, Any]) -> dict[str, Any]:
-    """What to run again: run options (but the output folder) and the settings of the first run."""
-    return {**{k: v for k, v in about_run.items() if k != "output"}, **used_settings(results["1"])}
 
 
 def _draw(folder: Path, results: Mapping[str, Result]) -> None:
@@ -184,47 +161,41 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
 
 
 def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) -> None:
-    console = Console()
     shown = finished(results.values())
     first = shown[0]
-    sizes, task = first.rows.n_rows, first.problem.loss.task
+    rows, problem, several = first.rows, first.problem, len(shown) > 1
     say(
-        console,
-        f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
-        f"{first.rows.n_agents} agents of {number_range(sizes, 'd')} rows",
+        f"{dataset.name}: {len(rows.labels)} training rows × {rows.n_features} features, "
+        f"{rows.n_agents} agents of {number_range(rows.n_rows, 'd')} rows"
     )
-    runs = f", mean ± standard deviation of {len(shown)} runs" if len(shown) > 1 else ""
+    runs = f", mean ± standard deviation of {len(shown)} runs" if several else ""
     rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
-    problem = f"{first.problem.loss.name} loss, {first.problem.regularizer.name} regularizer"
-    say(console, f"{first.settings.method.name}, {problem}{rounds}{runs}")
-    out = table("", "value")
-    ends = end_values(shown)
-    for name, text in NAMES.items():
-        if name in ends:
-            text = text if task != "regression" else text.replace("error", "RMS error")
-            out.add_row(text, mean_and_spread(name, ends[name], is_rate=task != "regression"))
-    out.add_section()
+    model = f"{problem.loss.name} loss, {problem.regularizer.name} regularizer"
+    say(f"{first.settings.method.name}, {model}{rounds}{runs}")
+    rate, ends = problem.loss.task != "regression", end_values(shown)
+    found: list[Row] = [
+        (text if rate else text.replace("error", "RMS error"), screen.mean_and_spread(name, ends[name], is_rate=rate))
+        for name, text in screen.NAMES.items()
+        if name in ends
+    ]
     reports = [result.privacy for result in shown]
     if all(report.private for report in reports):
         worst = max(reports, key=lambda report: report.epsilon)
-        how = worst.accountant if math.isnan(worst.paper_epsilon) else "exact"
-        out.add_row(
-            f"total ε of each run, {how}" if len(shown) > 1 else f"total ε, {how}", number_range(worst.epsilon_by_agent)
-        )
-        if not math.isnan(worst.paper_epsilon):
-            out.add_row("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))
-        out.add_row("δ", f"{worst.delta:g}")
+        paper = not math.isnan(worst.paper_epsilon)
+        words = f"total ε{' of each run' if several else ''}, {'exact' if paper else worst.accountant}"
+        found += [(), (words, number_range(worst.epsilon_by_agent))]
+        found += [("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))] if paper else []
+        found += [("δ", f"{worst.delta:g}")]
         if not any(map(math.isnan, worst.noise_multiplier)):
-            out.add_row("noise multiplier z", number_range(worst.noise_multiplier))
+            found += [("noise multiplier z", number_range(worst.noise_multiplier))]
     else:
-        out.add_row("privacy", "none")
-    console.print(out)
+        found += [(), ("privacy", "none")]
+    show_table(("", "value"), found)
     if reports[0].private:
         say(
-            console,
             "The noise is simulated from a seed: this shows what a private run would reach and cost; "
             "it protects nobody.",
             style="dim",
         )
     if folder:
-        say_path(console, f"Written to {folder}")
+        say_path(f"Written to {folder}")

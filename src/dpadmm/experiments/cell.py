@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import threading
-import traceback
 import warnings
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -122,57 +118,21 @@ def _table(lines: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(lines, schema=SCHEMA)
 
 
-ONE_THREAD = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment of worker processes that share the machine: one core each."""
+def cell_runner(dataset: Dataset, *, timed: bool) -> Callable[[Cell], pa.Table]:
+    """The function with which a worker process runs cells.
 
-
-@dataclass(frozen=True)
-class Failure:
-    """An unexpected error: the worker's traceback."""
-
-    text: str
-
-
-def work(connection: Connection[Any, Any], timed: bool) -> None:
-    """Run cells from ``connection`` until it closes, or until the parent process ends.
-
-    The data set comes first, then one cell at a time. A warm-up run before the first cell of each kind keeps
-    compilation out of the times; it is a full run where times are the purpose (``timed``).
+    A warm-up run before the first cell of each kind keeps compilation out of the times; it is a full run
+    where times are the purpose (``timed``).
     """
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    try:
-        bench = Bench(connection.recv())
-        warm: set[tuple[str, ...]] = set()
-        while True:
-            cell: Cell = connection.recv()
-            if (kind := _kind(cell)) not in warm:
-                _answer(bench, cell if timed else _short(cell))
-                warm.add(kind)
-            connection.send(_answer(bench, cell))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+    bench, warm = Bench(dataset), set[tuple[str, ...]]()
 
-
-def _short(cell: Cell) -> Cell:
-    return replace(cell, settings=replace(cell.settings, n_rounds=2, metrics_every=2))
-
-
-def _answer(bench: Bench, cell: Cell) -> pa.Table | Failure:
-    try:
+    def run(cell: Cell) -> pa.Table:
+        chosen = cell.settings.flat()
+        kind = tuple(str(chosen.get(name)) for name in ("method", "loss", "regularizer", "mechanism"))
+        if kind not in warm:  # runs of one kind share compiled functions
+            warm.add(kind)
+            short = replace(cell, settings=replace(cell.settings, n_rounds=2, metrics_every=2))
+            bench.run(cell if timed else short)
         return bench.run(cell)
-    except Exception:
-        return Failure(traceback.format_exc())
 
-
-def _kind(cell: Cell) -> tuple[str, ...]:
-    """Runs of one kind share compiled functions."""
-    settings = cell.settings
-    chosen = settings.flat()
-    return tuple(str(chosen.get(name)) for name in ("method", "loss", "regularizer", "mechanism"))
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    return run
