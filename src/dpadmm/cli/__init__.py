@@ -43,20 +43,8 @@ COMMANDS = {
 }
 """The first line of every command's help."""
 
-_HOMES = {
-    "simulate": "simulate.simulate_command",
-    "predict": "model.predict",
-    "evaluate": "model.evaluate",
-    "explain": "model.explain",
-    "compare": "compare.compare_command",
-    "report": "reproduce.report",
-    "study": "study.study_app",
-    "agent": "agent.agent_app",
-    "aggregator": "aggregator.aggregator_app",
-    "federation": "federation.federation_app",
-    "ledger": "ledger.ledger_app",
-}
-"""Module and function of a command; the others have its name."""
+_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "report": "reproduce"}
+"""Files of commands that have another name than their command."""
 
 
 class Commands(TyperGroup):
@@ -101,8 +89,8 @@ class Commands(TyperGroup):
 
 def loaded(name: str) -> Any:
     """Import a command."""
-    module, attribute = _HOMES.get(name, f"{name}.{name}").split(".")
-    command = getattr(import_module(f"dpadmm.cli.{module}"), attribute)
+    module = import_module(f"dpadmm.cli.{_HOMES.get(name, name)}")
+    command = getattr(module, f"{name}_app", None) or getattr(module, name)
     alone = typer.Typer(add_completion=False)
     alone.callback()(lambda: None)  # makes it a group
     if isinstance(command, typer.Typer):

@@ -40,7 +40,7 @@ _OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "me
 """Options of simulate that compare defines differently."""
 
 
-def compare_command(
+def compare(
     methods: str = Option(
         COMPARED,
         "--methods",
@@ -121,7 +121,7 @@ def compare_command(
             say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
 
-add_options(compare_command, [each for each in parameters() if each.name not in _OWN])
+add_options(compare, [each for each in parameters() if each.name not in _OWN])
 
 
 def _names(text: str) -> list[str]:
@@ -195,11 +195,12 @@ def rows_of(results: Results) -> list[Row]:
         budget = next((name for name in BUDGETS if line[name] is not None), None)
         key = (line["n_agents"], budget, line[budget] if budget else None, line["method"])
         groups.setdefault(key, []).append(line)
-    rows = [_row(*key, lines=lines) for key, lines in groups.items()]
+    rows = [_row(key, lines) for key, lines in groups.items()]
     return sorted(rows, key=lambda row: (row.method != "centralized", row.n_agents, row.asked or 0.0))
 
 
-def _row(n_agents: int, budget: str | None, asked: float | None, method: str, lines: list[dict[str, Any]]) -> Row:
+def _row(key: tuple[Any, ...], lines: list[dict[str, Any]]) -> Row:
+    n_agents, budget, asked, method = key
     done = [line for line in lines if line["status"] == DONE]
     totals = [line["total_epsilon"] for line in done if line["total_epsilon"] is not None]
     return Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,18 +11,17 @@ from typer import Option
 
 from dpadmm._base.errors import DataError
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, progress, say, say_path, show_table
+from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
+from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
-from dpadmm.runs.preparation import as_dataset, prepare
+from dpadmm.runs.preparation import as_dataset
 from dpadmm.runs.run import Result
-from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3
-_N_RUNS = REPEATS * len(ROUND_EPSILONS)
 _SHOWN = ("train_loss_global", "test_error_global", "test_error_local")
 
 
@@ -38,7 +38,14 @@ def demo(
     """Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets."""
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, quiet=as_json)
-    runs, optimum, interrupted = _run(dataset, settings, quiet=as_json)
+    plans = {"optimum": settings.changed(method="centralized", round_epsilon=None)}
+    for k, e in product(range(REPEATS), ROUND_EPSILONS):
+        plans[f"{e}-{k + 1}"] = replace(settings, seed=(settings.seed or 0) + k, round_epsilon=e)
+    results, interrupted = run_all(dataset, plans, quiet=as_json)
+    optimum, *_ = results.values()
+    runs = {name: result for name, result in results.items() if result is not optimum and len(result.trace)}
+    if not runs:
+        raise KeyboardInterrupt
     groups = {
         f"ε = {epsilon_text(group[0].privacy.epsilon)}": group
         for e in ROUND_EPSILONS
@@ -57,7 +64,7 @@ def demo(
     else:
         _show(dataset, groups, optimum, paths[0], output)
     if interrupted:
-        raise Interrupted(f"interrupted in run {len(runs)} of {_N_RUNS}; the results so far are in {output}")
+        raise Interrupted(f"interrupted in run {len(runs)} of {len(plans) - 1}; the results so far are in {output}")
 
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -78,31 +85,6 @@ def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
                 raise
             say(f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow", err=quiet)
     return as_dataset("synthetic", shared), shared
-
-
-def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str, Result], Result, bool]:
-    """The private runs by name, the optimum, and whether Ctrl-C ended them early."""
-    runs: dict[str, Result] = {}
-    with progress(1 + _N_RUNS * settings.n_rounds, "training", quiet=quiet) as advance:
-        pooled = settings.changed(method="centralized", round_epsilon=None)
-        prepared = prepare(dataset, settings)
-        optimum = run_prepared(prepared, pooled, observers=[advance], keep_interrupted=True)
-        if optimum.interrupted:
-            raise KeyboardInterrupt
-        for k in range(REPEATS):
-            one = replace(settings, seed=(settings.seed or 0) + k)
-            prepared = prepared if k == 0 else prepare(dataset, one)
-            for e in ROUND_EPSILONS:
-                result = run_prepared(
-                    prepared, replace(one, round_epsilon=e), observers=[advance], keep_interrupted=True
-                )
-                if len(result.trace):
-                    runs[f"{e}-{k + 1}"] = result
-                if result.interrupted:
-                    if not runs:
-                        raise KeyboardInterrupt
-                    return runs, optimum, True
-    return runs, optimum, False
 
 
 def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, figure: Path, folder: Path) -> None:

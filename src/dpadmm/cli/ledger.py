@@ -72,8 +72,8 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     if state.accounts:
         _show_studies(state, delta)
     say(f"δ = {delta:g} {whose}. {MEANING}")
-    reserved = {each: Fraction(each.reservation.mu_squared) for each in state.accounts.values()}
-    if any(each.closed and each.spent < amount * (1 - ROUNDING) for each, amount in reserved.items()):
+    accounts = [(each, Fraction(each.reservation.mu_squared)) for each in state.accounts.values()]
+    if any(each.closed and each.spent < reserved * (1 - ROUNDING) for each, reserved in accounts):
         say(ENDED_EARLY)
     say_path(f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}")
 

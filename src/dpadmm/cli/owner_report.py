@@ -52,7 +52,7 @@ def show_counts(columns: Mapping[str, Tally], rows: int) -> int:
         show_table(
             ("cells of column", *vars(Tally())),
             [
-                (Text(name), *(f"{count:,} ({count / rows:.1%})" if count else "–" for count in counts))
+                (Text(name), *(f"{count:,} ({count / rows:.1%})" if count else "0" for count in counts))
                 for name, counts in list(changed.items())[:SHOWN]
             ],
             fold=[0],

@@ -6,7 +6,7 @@ Every setting is an option, and every option a name in a TOML file (``--config``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from dpadmm.training.methods import METHODS
 from dpadmm.training.oracles import fresh_seed
 
 
-def simulate_command(
+def simulate(
     config: Path | None = Option(None, "--config", "-c", help="TOML file with any of these options."),
     as_json: bool = Option(False, "--json", help="Print JSON for machines."),
     overwrite: bool = Option(False, "--overwrite", help="Replace the run that is in the output folder."),
@@ -78,8 +78,8 @@ def simulate_command(
             if overwrite and len(results) == 1:
                 run_folder.remove_leftovers(folder, results)
 
-    plans = [replace(settings, seed=(settings.seed or 0) + k) for k in range(repeats)]
-    results, interrupted = _train(dataset, plans, keep=keep, quiet=as_json)
+    plans = {f"{k + 1}": replace(settings, seed=(settings.seed or 0) + k) for k in range(repeats)}
+    results, interrupted = run_all(dataset, plans, keep=keep, quiet=as_json)
     if folder:
         _draw(folder, results)
     if as_json:
@@ -92,31 +92,35 @@ def simulate_command(
         raise Interrupted(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
 
 
-add_options(simulate_command, parameters())
+add_options(simulate, parameters())
 
 
-def _train(
-    dataset: Dataset, plans: Sequence[Settings], *, keep: Callable[[Mapping[str, Result]], None], quiet: bool
+def run_all(
+    dataset: Dataset,
+    plans: Mapping[str, Settings],
+    *,
+    keep: Callable[[Mapping[str, Result]], None] = lambda results: None,
+    quiet: bool,
 ) -> tuple[dict[str, Result], bool]:
-    """The runs by name ("1", "2", ...), and whether Ctrl-C ended them early; ``keep`` follows each run."""
+    """The runs by name, and whether Ctrl-C ended them early; ``keep`` follows each run."""
     results: dict[str, Result] = {}
     interrupted = False
-    rounds = sum(plan.planned_rounds for plan in plans)
+    first, *others = plans.values()
     try:
-        if plans[0].partition != "equal":
-            for plan in plans[1:]:  # a random split may leave an agent too few rows: found before any run
+        if first.partition != "equal":
+            for plan in others:  # a random split may leave an agent too few rows: found before any run
                 prepare(dataset, plan)
-        with progress(rounds, "training", quiet=quiet) as advance:
-            for k, plan in enumerate(plans, 1):
+        with progress(sum(plan.planned_rounds for plan in plans.values()), "training", quiet=quiet) as advance:
+            for k, (name, plan) in enumerate(plans.items(), 1):
                 try:
                     result = run_prepared(prepare(dataset, plan), plan, observers=[advance], keep_interrupted=True)
                 except Diverged as error:
-                    if len(plans) == 1:
+                    if not others:
                         raise
                     raise StudyError(f"run {k} of {len(plans)}: {error}") from error
                 interrupted = result.interrupted
                 if result.outcome.rounds:
-                    results[f"{k}"] = result
+                    results[name] = result
                     keep(results)
                 if interrupted:
                     break

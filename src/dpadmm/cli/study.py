@@ -17,7 +17,6 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
 from dpadmm._base.toml import read_toml
-from dpadmm.cli import owner_report
 from dpadmm.cli.screen import AsJson, Row, StudyFile, check_new, echo_json, rounded_up, say, say_path, show_table, write
 from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
@@ -169,6 +168,7 @@ def _show_problems(problems: Sequence[str], waiting: Mapping[str, tuple[str, str
 
 def show_survey(study: Study, survey: Survey) -> None:
     """Counts by column, and warnings: for the owner's eyes only."""
+    from dpadmm.cli import owner_report
     from dpadmm.data.encoded import plain_schema
 
     say(f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")

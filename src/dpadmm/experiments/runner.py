@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -178,7 +178,7 @@ def _difference_but_repeats(theirs: Mapping[str, Any], ours: Mapping[str, Any]) 
     return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None})
 
 
-def first_difference(theirs: Any, ours: Any, name: str = "") -> str:
+def first_difference(theirs: Any, ours: Any) -> str:
     """The first difference between two grids, in words; empty if there is none.
 
     Examples
@@ -188,27 +188,25 @@ def first_difference(theirs: Any, ours: Any, name: str = "") -> str:
     >>> first_difference({"shared": {"rho": 1.0}}, {"shared": {}})
     'shared, rho = 1.0, which is not in this grid'
     """
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in dict.fromkeys([*theirs, *ours]):
-            place = f"{name}, {key}" if name else str(key)
-            if key == "cells":
-                continue
-            if key not in ours:
-                return f"{place} = {_short(theirs[key])}, which is not in this grid"
-            if key not in theirs:
-                return f"no {place}, which is {_short(ours[key])} in this grid"
-            if found := first_difference(theirs[key], ours[key], place):
-                return found
-        return ""
-    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
-        pairs = enumerate(zip(theirs, ours, strict=True), 1)
-        return next(filter(None, (first_difference(a, b, f"{name} {k}") for k, (a, b) in pairs)), "")
-    return "" if theirs == ours else f"{name} = {_short(theirs)}, not {_short(ours)}"
+    old, new = dict(_entries(theirs)), dict(_entries(ours))
+    for place in {**old, **new}:
+        if place not in new:
+            return f"{place} = {old[place]}, which is not in this grid"
+        if place not in old:
+            return f"no {place}, which is {new[place]} in this grid"
+        if old[place] != new[place]:
+            return f"{place} = {old[place]}, not {new[place]}"
+    return ""
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
+    """(place, value) of all that a grid says, but for its cells."""
+    if not isinstance(value, dict | list):
+        yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
+        return
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value, 1):
+        if name != "cells":
+            yield from _entries(each, *place, str(name))
 
 
 def _hold(folder: Path) -> int:
