@@ -77,7 +77,6 @@ class Audit:
 
     @property
     def epsilon(self) -> float:
-        """The promise."""
         return exact_epsilon(self.plan.mu, self.plan.delta)
 
     @property

@@ -88,7 +88,6 @@ class Commands(TyperGroup):
 
 
 def loaded(name: str) -> Any:
-    """Import a command."""
     module = import_module(f"dpadmm.cli.{_HOMES.get(name, name)}")
     command = getattr(module, f"{name}_app", None) or getattr(module, name)
     alone = typer.Typer(add_completion=False)

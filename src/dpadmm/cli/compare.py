@@ -18,9 +18,9 @@ from typer import Option
 
 from dpadmm._base.errors import DIVERGED, StudyError
 from dpadmm.cli import reproduce
-from dpadmm.cli.reproduce import RESULTS, JsonForMachines, Restart, Workers
+from dpadmm.cli.reproduce import RESULTS, Restart, Workers
+from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
 from dpadmm.cli.screen import Row as TableRow
-from dpadmm.cli.screen import echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
 from dpadmm.cli.simulate_options import RUN_OPTIONS, add_options, check_owners, numbers, open_dataset, parameters
 from dpadmm.data import Dataset
 from dpadmm.experiments.grid import DATA_KEYS, grid_from
@@ -63,7 +63,7 @@ def compare(
     workers: Workers = None,
     output: Path | None = Option(None, "--output", "-o", help="Folder for the results file and the figure."),
     overwrite: Restart = False,
-    as_json: JsonForMachines = False,
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Compare methods at equal privacy: what does each reach, and what does it cost?"""

@@ -140,7 +140,6 @@ def _write(folder: Path, output: Path, content: bytes) -> None:
 
 
 def summary(state: LedgerState, delta: float) -> dict[str, Any]:
-    """The budget and the studies, as plain values."""
     return {
         "delta": delta,
         "totals": {name: _figures(amount, delta) for name, _, amount in _totals(state)},

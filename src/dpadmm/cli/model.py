@@ -60,7 +60,6 @@ def _say_warnings(report: Report, data: Path) -> None:
 
 
 def added_columns(model: Model) -> list[str]:
-    """Names of the columns of predictions."""
     chances = model.class_names if model.has_probabilities else ()
     return [PREDICTION, *(f"probability {name}" for name in chances)]
 
@@ -186,7 +185,6 @@ def explain(
 
 
 def in_words(found: Explanation, top: int) -> list[str]:
-    """The explanation of the table."""
     against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
     rest = len(found.coefficients) - top
     return [

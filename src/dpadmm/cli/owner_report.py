@@ -32,7 +32,6 @@ def warnings(report: Report, path: Path) -> list[str]:
 
 
 def as_json(report: Report, path: Path) -> dict[str, Any]:
-    """The counts as plain values."""
     columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
     return {"note": OWNER_ONLY, "rows": report.rows, "columns": columns, "warnings": warnings(report, path)}
 

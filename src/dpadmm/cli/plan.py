@@ -12,19 +12,8 @@ from typer import Option
 
 from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
-from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import (
-    AsJson,
-    CtrlC,
-    Row,
-    StudyFile,
-    echo_json,
-    progress_bar,
-    rounded_up,
-    say,
-    say_path,
-    show_table,
-)
+from dpadmm.cli import Interrupted, screen
+from dpadmm.cli.screen import AsJson, Row, StudyFile, echo_json, say, say_path, show_table
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
@@ -113,7 +102,6 @@ def plan(
 
 
 def planned_sizes(agents: int | None, rows: str) -> Integers:
-    """The planned number of rows of every agent."""
     counts = [int(m) for m in numbers("rows", rows, whole=True, least=2, most=MOST_ROWS)]
     if agents is not None and not 1 <= agents <= MOST_AGENTS:
         raise StudyError(f"agents must be a whole number from 1 to {MOST_AGENTS:,}, not {agents}")
@@ -127,7 +115,6 @@ def planned_sizes(agents: int | None, rows: str) -> Integers:
 def numbers(
     name: str, text: str, *, whole: bool = False, least: float = 1.0, most: float = 100_000.0
 ) -> tuple[float, ...]:
-    """Numbers separated by commas."""
     low = least if whole else 0.0
     try:
         values = tuple(float(int(part) if whole else float(part)) for part in text.split(","))
@@ -159,7 +146,7 @@ def _run(
     quiet: bool,
 ) -> tuple[forecast.Outlook, ...]:
     total, done = forecast.n_runs(scenarios, grid), 0
-    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
+    with screen.progress_bar(quiet=quiet) as bar, screen.CtrlC() as ctrl_c:
         task = bar.add_task("forecasting", total=total)
 
         def finished() -> None:
@@ -184,7 +171,6 @@ def _write(made: Plan, folder: Path) -> list[Path]:
 
 
 def show(plan: Plan) -> None:
-    """Print the plan."""
     say(f"{plan.study.name}: {plan.agents_in_words}", style="bold")
     say("No private rows were read.")
     _show_costs(plan.costs)
@@ -201,8 +187,8 @@ def show(plan: Plan) -> None:
 
 def _show_costs(costs: planning.Costs) -> None:
     rows: list[Row] = [
-        (f"total ε at δ = {costs.delta:g}, exact", rounded_up(costs.epsilon)),
-        ("the paper's bound for the same noise", rounded_up(costs.epsilon_paper)),
+        (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
+        ("the paper's bound for the same noise", screen.rounded_up(costs.epsilon_paper)),
         ("noise multiplier z", f"{costs.noise_multiplier:.4f}"),
         ("traffic of one agent per round", size_in_words(costs.bytes_round)),
         (f"traffic of one agent in {costs.n_rounds} rounds", size_in_words(costs.bytes_total)),

@@ -15,7 +15,7 @@ import numpy as np
 from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
-from dpadmm.cli.screen import CtrlC, Interrupted, echo_json, progress_bar, say, say_path, show_table
+from dpadmm.cli.screen import AsJson, CtrlC, Interrupted, echo_json, progress_bar, say, say_path, show_table
 from dpadmm.cli.simulate_options import open_dataset
 from dpadmm.data import Dataset
 from dpadmm.experiments.grid import Grid, read_grid
@@ -27,7 +27,6 @@ from dpadmm.reporting.run_folder import check_folder, write_text
 RESULTS = "results.parquet"
 Workers = Annotated[int | None, Option(help="Processes, one core each.", show_default="all cores")]
 Restart = Annotated[bool, Option("--overwrite", help="Start again where the folder has other results.")]
-JsonForMachines = Annotated[bool, Option("--json", help="Print JSON for machines.")]
 
 
 def reproduce(
@@ -40,7 +39,7 @@ def reproduce(
     repeats: int | None = Option(None, help="Random splits of each run.", show_default="10"),
     overwrite: Restart = False,
     no_figures: bool = Option(False, "--no-figures", help="Stop after the results file."),
-    as_json: JsonForMachines = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the paper's experiments and draw its figures and tables.
 
@@ -117,7 +116,6 @@ def check_results_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def data_of(grid: Grid) -> Dataset:
-    """The data set of a grid."""
     cells = grid.cells()
     tasks = {cell.settings.loss.task for cell in cells}
     if len(tasks) > 1:

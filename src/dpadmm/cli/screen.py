@@ -48,7 +48,6 @@ NAMES = {
 
 
 def echo_json(value: Any) -> None:
-    """Print JSON to standard output."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
@@ -147,13 +146,11 @@ def show_table(
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file, all of it or nothing."""
     with atomic_file(path) as out:
         out.write(content)
 
 
 def check_new(path: Path) -> None:
-    """Refuse a file that is there already."""
     if path.exists() or path.is_symlink():
         raise StudyError(f"{path} exists and is left as it is; choose another name")
 

@@ -14,27 +14,9 @@ from typing import Any
 from typer import Option
 
 from dpadmm._base.errors import Diverged, StudyError
-from dpadmm.cli import screen
-from dpadmm.cli.screen import (
-    Interrupted,
-    Row,
-    echo_json,
-    epsilon_text,
-    number_range,
-    progress,
-    say,
-    say_path,
-    show_table,
-)
-from dpadmm.cli.simulate_options import (
-    RUN_OPTIONS,
-    add_options,
-    check_owners,
-    from_toml,
-    numbers,
-    open_dataset,
-    parameters,
-)
+from dpadmm.cli import screen, simulate_options
+from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, say, say_path, show_table
+from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, numbers
 from dpadmm.data import Dataset
 from dpadmm.reporting import run_folder
 from dpadmm.reporting.run_folder import end_values, finished, measures
@@ -48,7 +30,7 @@ from dpadmm.training.oracles import fresh_seed
 
 def simulate(
     config: Path | None = Option(None, "--config", "-c", help="TOML file with any of these options."),
-    as_json: bool = Option(False, "--json", help="Print JSON for machines."),
+    as_json: AsJson = False,
     overwrite: bool = Option(False, "--overwrite", help="Replace the run that is in the output folder."),
     **options: Any,
 ) -> None:
@@ -63,7 +45,7 @@ def simulate(
     folder = Path(about_run["output"]) if "output" in about_run else None
     if folder:
         run_folder.check_folder(folder, overwrite=overwrite)
-    dataset = open_dataset(about_run, settings)
+    dataset = simulate_options.open_dataset(about_run, settings)
 
     def about(results: Mapping[str, Result]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What to run again (run options but the output folder, settings of the first run), and what came out."""
@@ -89,10 +71,10 @@ def simulate(
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
-        raise Interrupted(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
+        raise screen.Interrupted(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
 
 
-add_options(simulate, parameters())
+simulate_options.add_options(simulate, simulate_options.parameters())
 
 
 def run_all(
@@ -110,7 +92,7 @@ def run_all(
         if first.partition != "equal":
             for plan in others:  # a random split may leave an agent too few rows: found before any run
                 prepare(dataset, plan)
-        with progress(sum(plan.planned_rounds for plan in plans.values()), "training", quiet=quiet) as advance:
+        with screen.progress(sum(plan.planned_rounds for plan in plans.values()), "training", quiet=quiet) as advance:
             for k, (name, plan) in enumerate(plans.items(), 1):
                 try:
                     result = run_prepared(prepare(dataset, plan), plan, observers=[advance], keep_interrupted=True)
@@ -149,7 +131,7 @@ def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any]) -> Setting
         if isinstance(chosen.get(name), str):
             values = numbers(name, chosen[name], words="a number, or numbers")
             chosen[name] = values[0] if len(values) == 1 else values
-    check_owners(about_run, chosen)
+    simulate_options.check_owners(about_run, chosen)
     chosen.setdefault("seed", fresh_seed())
     return settings_from(chosen, "options")
 
@@ -160,7 +142,7 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
         from dpadmm.reporting.figures import convergence_figure, save_figure
 
         first = results["1"]
-        epsilon = f", ε = {epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
+        epsilon = f", ε = {screen.epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
         save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
@@ -188,7 +170,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
         paper = not math.isnan(worst.paper_epsilon)
         words = f"total ε{' of each run' if several else ''}, {'exact' if paper else worst.accountant}"
         found += [(), (words, number_range(worst.epsilon_by_agent))]
-        found += [("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))] if paper else []
+        found += [("total ε, paper's moments bound", screen.epsilon_text(worst.paper_epsilon))] if paper else []
         found += [("δ", f"{worst.delta:g}")]
         if not any(map(math.isnan, worst.noise_multiplier)):
             found += [("noise multiplier z", number_range(worst.noise_multiplier))]

@@ -45,7 +45,6 @@ def add_options(command: Callable[..., Any], options: Iterable[inspect.Parameter
 
 
 def parameters() -> list[inspect.Parameter]:
-    """One option per run option and per setting."""
     options = [_option(name, kind, names, text, "Data and output") for name, (kind, text, names) in RUN_OPTIONS.items()]
     for name, each in flat_parameters(Settings).items():
         kind: type = str if each.listed else each.base
@@ -96,7 +95,6 @@ def _is_text(value: object) -> bool:
 
 
 def numbers(name: str, text: str, kind: Any = float, words: str = "numbers") -> list[Any]:
-    """Numbers with commas between."""
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:

@@ -8,23 +8,8 @@ from typing import Any
 from typer import Option
 
 from dpadmm._base.errors import StudyError
-from dpadmm.cli import Interrupted, owner_report
-from dpadmm.cli.screen import (
-    AsJson,
-    Quiet,
-    Row,
-    StudyFile,
-    TableFile,
-    echo_json,
-    number_range,
-    progress,
-    rounded_up,
-    say,
-    say_path,
-    show_table,
-    waiting,
-    write,
-)
+from dpadmm.cli import Interrupted, owner_report, screen
+from dpadmm.cli.screen import AsJson, Quiet, Row, StudyFile, TableFile, echo_json, say, say_path, show_table, write
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, run_study
@@ -68,9 +53,9 @@ def train(
     for path in (output, statement):
         _check_free(path, overwrite=overwrite)
     silent = quiet or as_json
-    with waiting(f"reading {data}", quiet=silent):
+    with screen.waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
-    with progress(study.training.n_rounds, "training", quiet=silent) as advance:
+    with screen.progress(study.training.n_rounds, "training", quiet=silent) as advance:
         result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True)
     if not result.outcome.rounds:
         raise KeyboardInterrupt
@@ -126,15 +111,15 @@ def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict
 def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None:
     plain = _plain(result, found, data, output)
     study, count = result.study, len(result.n_rows)
-    who = f"{count} agents of {number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
+    who = f"{count} agents of {screen.number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
     say(f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
     model = f"{study.training.loss.name} loss, {study.training.regularizer.name} regularizer"
     say(f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
-    rows: list[Row] = [("total ε, exact", rounded_up(plain["epsilon"]))]
+    rows: list[Row] = [("total ε, exact", screen.rounded_up(plain["epsilon"]))]
     if plain["epsilon_paper"] is not None:
-        rows.append(("total ε, paper's moments bound", rounded_up(plain["epsilon_paper"])))
+        rows.append(("total ε, paper's moments bound", screen.rounded_up(plain["epsilon_paper"])))
     rows.append(("δ", f"{result.privacy.delta:g}"))
-    rows.append(("noise multiplier z", number_range(result.privacy.noise_multiplier)))
+    rows.append(("noise multiplier z", screen.number_range(result.privacy.noise_multiplier)))
     show_table(("privacy loss of a person with one row", ""), rows)
     owner_report.show(found.report, data)
     exact = result.privacy.exact_noise

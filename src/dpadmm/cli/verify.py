@@ -48,7 +48,6 @@ def verify(
 
 
 def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, Any]:
-    """The result as plain values."""
     statement, document = verified
     return {
         "right": True,

@@ -103,12 +103,10 @@ class Grid:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that name this grid."""
         return grid_digest(self.as_json)
 
 
 def read_grid(path: Path, *, repeats: int | None = None) -> Grid:
-    """A grid from a TOML file."""
     return grid_from(read_toml(path), str(path), repeats=repeats)
 
 

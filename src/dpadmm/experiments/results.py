@@ -160,7 +160,6 @@ def data_stamp(dataset: Dataset) -> dict[str, Any]:
 
 
 def grid_digest(grid: Mapping[str, Any]) -> str:
-    """16 hex digits that name a grid."""
     return sha256(json.dumps(grid, sort_keys=True).encode()).hexdigest()[:16]
 
 

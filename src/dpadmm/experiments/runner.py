@@ -34,8 +34,6 @@ WRITE_EVERY = 2.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a grid is."""
-
     done: int
     total: int
 

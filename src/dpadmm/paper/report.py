@@ -171,7 +171,6 @@ def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
 
 
 def claims_json(found: Sequence[Claim]) -> str:
-    """The claims as JSON."""
     return json.dumps([claim.as_json() for claim in found], indent=2, ensure_ascii=False) + "\n"
 
 
@@ -207,20 +206,17 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As Markdown, with the heading and the note."""
         rows = [self.columns, ["---"] * len(self.columns), *self.rows]
         lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
         return f"# {self.title}\n\n{self.note}\n\n{''.join(lines)}"
 
     def csv(self) -> str:
-        """As CSV with a header."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
         return out.getvalue()
 
 
 def tables(results: Results) -> list[Table]:
-    """All tables that have rows."""
     found = [time_table(results), *(accuracy_table(results, name) for name in series.begun(results))]
     return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
 
@@ -322,7 +318,6 @@ def _about_splits_and_totals(lines: Results) -> str:
 
 
 def settings_table(results: Results) -> Table:
-    """Every setting with the values it takes in the results."""
     values = {name: distinct(results, name) for name in flat_parameters(Settings)}
     return Table(
         "settings",
@@ -363,7 +358,6 @@ def _number(value: float | None, form: str) -> str:
 
 
 def grid_text(results: Results) -> str:
-    """The grid as written, without the cells."""
     experiments = {
         name: {key: value for key, value in about.items() if key != "cells"}
         for name, about in results.grid["experiments"].items()
