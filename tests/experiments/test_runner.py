@@ -13,7 +13,8 @@ from quick_workers import quick_workers
 from dpadmm._base.errors import DataError
 from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import read_results
-from dpadmm.experiments.runner import Store, WorkerDied, run_grid
+from dpadmm.experiments.runner import Store, run_grid
+from dpadmm.experiments.workers import WorkerDied
 
 
 def psutil_children() -> list:

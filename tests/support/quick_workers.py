@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 PRELOADED = [
-    "dpadmm.experiments.cell",
+    "dpadmm.experiments.runner",
     "dpadmm.optim.kernels.formulas",
     "dpadmm.optim.kernels.passes",
     "numba.core.caching",

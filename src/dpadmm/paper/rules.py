@@ -56,12 +56,10 @@ class Comparison:
 
     @property
     def clear(self) -> bool:
-        """Whether the whole interval is as claimed."""
         return self.mean - self.half > 0.0
 
     @property
     def reversed(self) -> bool:
-        """Whether the whole interval contradicts the claim."""
         return self.mean + self.half < 0.0
 
 
@@ -84,12 +82,10 @@ class Findings:
         self.comparisons += [one] if one else []
 
     def add(self, outcome: bool, sentence: str) -> None:
-        """Add a plain outcome and the sentence that shows it."""
         self.outcomes.append(outcome)
         self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        """Add a sentence of evidence."""
         self.evidence.append(sentence)
 
     def compare_measures(self, worse: Results, better: Results, label: str, *, models: str = "") -> None:
@@ -104,7 +100,6 @@ class Findings:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of these findings."""
         if self.unmet:
             return Verdict.NOT_APPLICABLE
         if self.decided:

@@ -320,13 +320,7 @@ def _plain(name: str) -> str:
 
 
 def forecast_figure(
-    outlooks: Sequence[Outlook],
-    grid: Grid,
-    verdicts: Sequence[Verdict],
-    *,
-    title: str,
-    measure: str,
-    percent: bool,
+    outlooks: Sequence[Outlook], grid: Grid, verdicts: Sequence[Verdict], *, title: str, measure: str, percent: bool
 ) -> Picture:
     """A panel for every scenario, with the lines between which everything lies.
 
@@ -377,13 +371,7 @@ ALPHA, BETA = "world 0 taken for 1 (share of trials)", "world 1 taken for 0 (sha
 
 
 def roc_figure(
-    scores: tuple[Floats, Floats],
-    *,
-    mu: float,
-    proven: float,
-    threshold: float,
-    confidence: float,
-    title: str,
+    scores: tuple[Floats, Floats], *, mu: float, proven: float, threshold: float, confidence: float, title: str
 ) -> Picture:
     """Errors of an attacker for every threshold, linear and logarithmic.
 
