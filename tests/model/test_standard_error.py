@@ -143,7 +143,7 @@ def table(tmp_path_factory):
 def test_the_estimate_agrees_with_many_runs_on_the_same_rows(table):
     for training in [{}, {"method": "dp_sgd"}, {"epsilon": 1.0, "average": "tail", "regularizer": "l1"}]:
         with case(training):
-            study, n_runs = skewed_study(**training), 120
+            study, n_runs = skewed_study(**training), 60
             model = model_of(run_study(study, table, seed=1000))
             found = explain(model)
             deal = of_codes(table.groups, table.owners)
@@ -158,7 +158,7 @@ def test_the_estimate_agrees_with_many_runs_on_the_same_rows(table):
                 runs.append({each.name: each.coefficient for each in (*other.coefficients, *other.intercepts)})
             for each in (*found.coefficients, *found.intercepts):
                 observed = np.std([run[each.name] for run in runs], ddof=1)
-                assert observed / 1.6 < each.standard_error < 1.6 * observed, each  # so many runs know it within 7%
+                assert observed / 1.6 < each.standard_error < 1.6 * observed, each  # so many runs know it within 9%
 
 
 def test_only_public_values_count(table):
