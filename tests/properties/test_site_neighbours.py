@@ -43,8 +43,8 @@ from dpadmm.trusted.guard import Enrolled, Guard
 from dpadmm.trusted.ledger import LedgerState, read_ledger
 
 brief = settings(prove, phases=set(Phase) - {Phase.explain})
-often = settings(brief, max_examples=20_000 if LONG else 250)
-seldom = settings(brief, max_examples=2_000 if LONG else 25)
+often = settings(brief, max_examples=20_000 if LONG else 160)
+seldom = settings(brief, max_examples=2_000 if LONG else 16)
 
 LIMITS = {
     "epsilon": 8.0,

@@ -10,7 +10,7 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from dpadmm.experiments.results import Results
 from dpadmm.optim.losses import LOSSES
@@ -121,7 +121,7 @@ def paired(more: BySeed, less: BySeed, *, kind: str = "", label: str = "") -> Co
         return None
     differences = np.array([more[seed] - less[seed] for seed in seeds])
     error = differences.std(ddof=1) / np.sqrt(len(seeds))
-    half = float(stats.t.ppf(0.975, len(seeds) - 1) * error)
+    half = float(stdtrit(len(seeds) - 1, 0.975) * error)
     return Comparison(kind, label, float(differences.mean()), half)
 
 
