@@ -121,6 +121,21 @@ def test_who_has_anothers_id_in_another_spelling_counts_for_no_more() -> None:
                     check_sums(Neighbours(*tables, 1, True, person_study("huber"), (0,)))
 
 
+def test_labels_of_rows_above_the_cap_count_for_nothing() -> None:
+    """Many rows of a person, silent but for one, become many of another, with labels that are far away."""
+    cells = ("100", "60", "north", "high", "yes", "")
+    for loss, (here, there) in {"huber": ("10", "5"), "squared": ("0", "5"), "logistic": ("no", "yes")}.items():
+        for schema, intercept in product(("mixed", "sparse"), (True, False)):
+            with case(loss, schema, intercept):
+                others = 3 * [("p1", *cells, here)]
+                tables = [
+                    PersonTable((*(40 * [(name, *cells, label)]), *others), "csv", "text")
+                    for name, label in (("p0", here), ("q", there))
+                ]
+                study = person_study(loss, schema, intercept=intercept)
+                check_sums(Neighbours(*tables, 1, True, study, tuple(range(40))))
+
+
 # What leaves
 
 CLOCKS = tuple(f"dpadmm.{name}" for name in ("trusted.ledger", "federation.site.process", "federation.site.decisions"))
