@@ -14,6 +14,7 @@ from dpadmm.data.schema import Schema
 from dpadmm.model.explain import explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
+from dpadmm.reporting.figures import coefficient_figure
 from dpadmm.runs.training import run_study
 
 FEW = ("n0", "n1", "n2", "i0", "grade0", "grade1", "flag0", "flag1")
@@ -71,6 +72,10 @@ def test_long_names_of_classes_are_numbered_and_explained(cli, tmp_path):
             assert sorted(line.split()[1] for line in out.splitlines() if line.startswith(" age")) == sorted(shown)
             legend = ", ".join(f"{short} = {name}" for short, name in zip(shown, long, strict=True))
             assert (f"Classes: {legend}." in " ".join(out.split())) == (classes is long)
+            figure = coefficient_figure(explain(model), top=9, title="t")
+            figure.canvas.draw()
+            box = figure.legends[0].get_window_extent()
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
 
 
 def test_json_has_all_of_it(cli, models):

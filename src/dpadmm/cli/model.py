@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.screen import AsJson, Quiet, TableFile, echo_json, say, say_path, table, waiting
+from dpadmm.cli.screen import AsJson, Quiet, Row, TableFile, echo_json, say, say_path, show_table, waiting
+from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import NOT_TO_PUBLISH, Evaluation
 from dpadmm.model.evaluate import evaluate as measure
 from dpadmm.model.explain import AGAINST_AVERAGE, Coefficient, Explanation
@@ -22,17 +21,17 @@ from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
 
-ModelFile = Annotated[Path, typer.Argument(help="The model's file.", metavar="MODEL")]
-FigureFolder = Annotated[Path | None, typer.Option(help="Folder for a figure (png, svg).", metavar="FOLDER")]
+ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
+FigureFolder = Annotated[Path | None, Option(help="Folder for a figure (png, svg).", metavar="FOLDER")]
 PREDICTION = "prediction"
 
 
 def predict(
     model_file: ModelFile,
     data: TableFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Table to write: .csv or .parquet.")],
-    keep: Annotated[list[str] | None, typer.Option(help="A column to copy, such as an id; repeatable.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    output: Path = Option(..., "--output", "-o", help="Table to write: .csv or .parquet."),
+    keep: list[str] | None = Option(None, help="A column to copy, such as an id; repeatable."),
+    overwrite: bool = Option(False, "--overwrite", help="Replace an existing file."),
     quiet: Quiet = False,
 ) -> None:
     """Predict every row of a table.
@@ -52,14 +51,15 @@ def predict(
     with waiting(f"predicting {data}", quiet=quiet), atomic_file(output) as out:
         _write(out, suffix, _tables(model, scorer, data, kept))
     if not quiet:
-        console = Console()
-        for sentence in owner_report.warnings(scorer.report, data):
-            say(console, f"Warning: {sentence}", style="bold")
-        say_path(console, f"{scorer.report.rows:,} predictions: {output}")
+        _say_warnings(scorer.report, data)
+        say_path(f"{scorer.report.rows:,} predictions: {output}")
+
+
+def _say_warnings(report: Report, data: Path) -> None:
+    say(*(f"Warning: {sentence}" for sentence in owner_report.warnings(report, data)), style="bold")
 
 
 def added_columns(model: Model) -> list[str]:
-    """Names of the columns of predictions."""
     chances = model.class_names if model.has_probabilities else ()
     return [PREDICTION, *(f"probability {name}" for name in chances)]
 
@@ -108,10 +108,8 @@ LONGEST_CLASS = 10
 
 def evaluate(
     model_file: ModelFile,
-    data: Annotated[Path, typer.Option("--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE")],
-    label: Annotated[
-        str | None, typer.Option(help="Column of the label, if it has another name in this table.")
-    ] = None,
+    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE"),
+    label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
     figure: FigureFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -135,44 +133,31 @@ def evaluate(
 
 
 def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None:
-    console = Console()
-    out = table(Text(f"on {found.n_rows:,} rows of {data.name}"), "")
+    rows, left_out = [], ("loss",) if found.bins else OF_PROBABILITIES  # which have the log-loss as their loss
     for name, words in WORDS.items():
-        if name in found.figures and (bool(found.bins) or name not in OF_PROBABILITIES):
+        if name in found.figures and name not in left_out:
             value = found.figures[name]
-            shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
-            if name != "loss" or not found.bins:  # there it is the log-loss
-                out.add_row(words, shown)
-    console.print(out)
-    if found.bins:
-        console.print(_calibration(found))
-    if 0 < len(found.classes) <= MOST_CLASSES:
-        console.print(_confusion(found))
-    for sentence in owner_report.warnings(found.report, data):
-        say(console, f"Warning: {sentence}", style="bold")
-    say(console, NOT_TO_PUBLISH)
-    if figure is not None:
-        say_path(console, f"Figure: {figure / 'evaluation.png'}")
-
-
-def _calibration(found: Evaluation) -> Table:
-    what = str(found.classes[-1]) if len(found.classes) == 2 else "the likeliest class"
-    out = table(Text(f"probability of {what}"), "rows", "mean predicted", "observed")
-    for each in found.bins:
-        numbers = (f"{each.rows:,}", f"{each.predicted:.1%}", f"{each.observed:.1%}")
-        out.add_row(f"{each.low:.1%} to {each.high:.1%}", *numbers)
-    return out
-
-
-def _confusion(found: Evaluation) -> Table:
+            rows.append((words, "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"))
+    show_table((Text(f"on {found.n_rows:,} rows of {data.name}"), ""), rows)
     names = [str(name) for name in found.classes]
-    short = _short(names, 4 * LONGEST_CLASS // len(names))
-    rows = names if short == names else [f"{number} = {name}" for number, name in zip(short, names, strict=True)]
-    every = range(len(names) + 1)
-    out = table("true class, rows predicted as", *map(Text, short), fold=every, padding=(0, 1, 0, 0))
-    for name, counts in zip(rows, found.confusion, strict=True):
-        out.add_row(Text(name), *(f"{count:,}" for count in counts))
-    return out
+    if found.bins:
+        of = Text(f"probability of {names[1] if len(names) == 2 else 'the likeliest class'}")
+        bins = [
+            (f"{bin.low:.1%} to {bin.high:.1%}", f"{bin.rows:,}", f"{bin.predicted:.1%}", f"{bin.observed:.1%}")
+            for bin in found.bins
+        ]
+        show_table((of, "rows", "mean predicted", "observed"), bins)
+    if 0 < len(names) <= MOST_CLASSES:
+        short = _short(names, 4 * LONGEST_CLASS // len(names))
+        firsts = names if short == names else [f"{k} = {name}" for k, name in zip(short, names, strict=True)]
+        counts = [[f"{count:,}" for count in row] for row in found.confusion]
+        lines: list[Row] = [(Text(name), *row) for name, row in zip(firsts, counts, strict=True)]
+        heads: Row = ("true class, rows predicted as", *map(Text, short))
+        show_table(heads, lines, fold=range(len(heads)), padding=(0, 1, 0, 0))
+    _say_warnings(found.report, data)
+    say(NOT_TO_PUBLISH)
+    if figure is not None:
+        say_path(f"Figure: {figure / 'evaluation.png'}")
 
 
 def _short(names: Sequence[str], longest: int) -> list[str]:
@@ -191,7 +176,7 @@ STANDARD_ERROR = (
 
 def explain(
     model_file: ModelFile,
-    top: Annotated[int, typer.Option(help="Number of coefficients to show.", min=1)] = TOP,
+    top: int = Option(TOP, help="Number of coefficients to show.", min=1),
     figure: FigureFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -202,26 +187,20 @@ def explain(
     """
     found = explanation_of(load_model(model_file))
     if figure is not None:
-        from dpadmm.reporting.figures import (
-            coefficient_figure,  # matplotlib takes its time
-            save_figure,
-        )
+        from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
         save_figure(coefficient_figure(found, top=top, title=model_file.name), figure / FIGURE)
     if as_json:
-        echo_json(found.as_json())
-        return
-    console = Console()
-    say(console, f"Effect of the columns on: {found.score}", style="bold")
-    console.print(_coefficient_table(found, top))
-    for sentence in in_words(found, top):
-        say(console, sentence)
+        return echo_json(found.as_json())
+    say(f"Effect of the columns on: {found.score}", style="bold")
+    _show_coefficients(found, top)
+    say(*in_words(found, top))
     if figure is not None:
-        say_path(console, f"Figure: {figure / f'{FIGURE}.png'}")
+        say_path(f"Figure: {figure / f'{FIGURE}.png'}")
+    return None
 
 
 def in_words(found: Explanation, top: int) -> list[str]:
-    """The explanation of the table."""
     against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
     rest = len(found.coefficients) - top
     numbered = ", ".join(f"{short} = {name}" for name, short in _class_column(found).items() if short != name)
@@ -237,19 +216,14 @@ def in_words(found: Explanation, top: int) -> list[str]:
     ]
 
 
-def _coefficient_table(found: Explanation, top: int) -> Table:
+def _show_coefficients(found: Explanation, top: int) -> None:
     classes = _class_column(found)
     words = ["column", *(["class"] if classes else []), "change"]
     numbers = ["coefficient", "over\nrange"] if found.unknown else ["coefficient", "± noise\nSE", "over\nrange", ""]
-    out = table(*words, *numbers, left=len(words), fold=range(len(words)), padding=(0, 1, 0, 0))
-    for column in out.columns[-len(numbers) - 1 :]:
-        column.no_wrap = True
-    for each in found.coefficients[:top]:
-        out.add_row(*_cells(each, classes))
-    out.add_section()
-    for each in found.intercepts:
-        out.add_row(*_cells(each, classes, intercept=True))
-    return out
+    rows: list[Row] = [_cells(each, classes) for each in found.coefficients[:top]]
+    rows += [(), *(_cells(each, classes, intercept=True) for each in found.intercepts)]
+    left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
+    show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
 
 
 def _class_column(found: Explanation) -> dict[str, str]:
