@@ -50,7 +50,7 @@ def new(
     file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
     from_table: Annotated[
         Path | None,
-        typer.Option("--from", metavar="TABLE", help="A public or dummy table (.csv, .parquet). Never private rows."),
+        typer.Option("--from", metavar="TABLE", help="A public or dummy table (.csv, .tsv, .parquet). Never private rows."),
     ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
     dictionary: Annotated[
