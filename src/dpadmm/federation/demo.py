@@ -331,7 +331,7 @@ def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
-        training=Training(epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
+        training=Training(method="dp_admm", epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
         allow_missed_rounds=plan.faults,
         quorum=max(1, (plan.n_sites + 1) // 2) if plan.faults else None,
         deadline=DEADLINE if plan.faults else None,

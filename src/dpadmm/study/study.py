@@ -135,7 +135,7 @@ class Study:
             if isinstance(getattr(training, name), tuple):
                 raise StudyError(f"study: {name} must be one value, the same for every agent")
         if not training.method.deployable:
-            raise StudyError(f"study: agents can answer for {' and '.join(DEPLOYABLE)}, not for {training.method.name}")
+            raise StudyError(f"study: agents can answer for {', '.join(DEPLOYABLE)}, not for {training.method.name}")
         task = training.loss.task
         if self.label is not None and (self.label.bounds is None) == (task == "regression"):
             need = "bounds, since it predicts a number" if task == "regression" else "classes"
@@ -415,7 +415,7 @@ def _of_choice(table: str, about: Mapping[str, Any]) -> list[str]:
     """What is wrong with the parameters of a loss, regularizer or method that exists."""
     classes, name = REGISTRIES[table].classes, about["name"]
     if table == "method" and name not in DEPLOYABLE:
-        return [f"{table}: agents can answer for {' and '.join(DEPLOYABLE)}, not for {name}"]
+        return [f"{table}: agents can answer for {', '.join(DEPLOYABLE)}, not for {name}"]
     own = table_parameters(table, name)
     found, given = [], {key: value for key, value in about.items() if key != "name"}
     for key in list(given):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,9 +18,6 @@ from dpadmm.study.study import FORMAT, table_parameters
 CONFIRM = "# confirm: public?"
 NOTES = {"allow": "  # confirm: say true (without quotes), or leave the column out"}
 WIDTH = 100
-RADIUS, ROUNDS = 10.0, 200
-"""Of a classifier: norm of the best weights for features of size 1, assumed; see docs/decisions/0011."""
-PENALTY = "rho = 0.01             # ADMM's penalty: how much agents are held together; smaller steps further"
 
 
 def study_text(draft: Draft, name: str) -> str:
@@ -85,14 +81,8 @@ def _written(key: str, value: Any, note: str) -> Iterator[str]:
 def _training(draft: Draft) -> Iterator[str]:
     """The template's tables about training, with the loss that fits the label, and defaults as comments."""
     template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
-    section = template[template.index("[method]") :].rstrip()
-    n_classes = len(draft.label.get("classes", ()))
-    loss = {0: "squared", 2: "logistic"}.get(n_classes, "softmax")
-    section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', section)
-    if n_classes:
-        for name, value in _of_classes(draft).items():
-            section = re.sub(rf"(?m)^{name} = [0-9.]+ *", f"{name} = {value}".ljust(23), section)
-        section = section.replace("\n\n[loss]", f"\n{PENALTY}\n\n[loss]") + '\nrho = "assumed"'
+    loss = {0: "squared", 2: "logistic"}.get(len(draft.label.get("classes", ())), "softmax")
+    section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', template[template.index("[method]") :].rstrip())
     said = tomllib.loads(section)
     yield "# Uncomment a line to change a default."
     for block in section.split("\n\n"):
@@ -104,16 +94,6 @@ def _training(draft: Draft) -> Iterator[str]:
             if each.name not in said[table] and each.default is not None:
                 yield f"# {each.name} = {_value(each.default)}"
         yield ""
-
-
-def _of_classes(draft: Draft) -> dict[str, str]:
-    """What suits classes: ``10·√columns`` as radius, for rows are divided by √columns; and more rounds.
-
-    Numbers keep the template's: labels scaled to −1 … 1 take smaller weights, which are found sooner.
-    """
-    n_columns = sum(each.about is not None for each in draft.columns)
-    rounds = f"{ROUNDS}         # fewer may suit small tables: dpadmm plan tells"
-    return {"weight_radius": f"{RADIUS * math.sqrt(n_columns):.1f}", "n_rounds": rounds}
 
 
 def _commented(comment: str) -> list[str]:
