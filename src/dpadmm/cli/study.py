@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +26,15 @@ from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
 from dpadmm.study.settings import REGISTRIES
-from dpadmm.study.study import TABLES, Study, confirmations, read_study, study_problems
+from dpadmm.study.study import (
+    TABLES,
+    Confirmation,
+    Study,
+    budget_warnings,
+    confirmations,
+    read_study,
+    study_problems,
+)
 
 if TYPE_CHECKING:
     from dpadmm.data.encoded import Survey
@@ -36,10 +44,8 @@ study_app = typer.Typer(help="A study: the public contract of a run.", no_args_i
 
 Json = Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")]
 MOST_SHOWN = 60
-CONFIRM = (
-    "These were read off a table. Are they public knowledge, whoever's rows are used? Correct what is not, "
-    "and change public = false to public = true."
-)
+CONFIRM = "Are these public knowledge, whoever's rows are used? Correct in the file what is not; then confirm them:"
+GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories"}
 _WHERE = re.compile(
     rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|study): (.+)"
 )
@@ -118,15 +124,19 @@ def _draft_in_words(draft: Draft) -> list[str]:
     columns = "1 column" if used == 1 else f"{used} columns"
     said = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
     if out:
-        reasons = "; ".join(f"{each.name!r} ({each.comment})" for each in out[:8])
+        reasons = "; ".join(f"{each.name!r} ({each.comment.partition(';')[0]})" for each in out[:8])
         said.append(f"Left out: {reasons}{f' and {len(out) - 8} more' if len(out) > 8 else ''}.")
     said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.is_doubted]
+    said += [f"The label: {each}." for each in draft.comments]
+    if asked := [repr(each.name) for each in draft.columns if each.about and each.comment and not each.is_doubted]:
+        more = f" and {len(asked) - 8} more" if len(asked) > 8 else ""
+        said.append(f"Comments in the file ask about {', '.join(asked[:8])}{more}.")
     if not draft.confirm:
         return [*said, "Choose the model and the privacy; then:"]
     return [
         *said,
-        "Its bounds, values and classes were read off the table, so each waits for you: open the file, "
-        "correct what is not public knowledge, and change public = false to true. What is left to do:",
+        "Its bounds, centers, scales, values and classes were read off the table, so each waits for you: open the "
+        "file, correct what is not public knowledge, and confirm the rest (dpadmm study confirm). What is left to do:",
     ]
 
 
@@ -138,50 +148,111 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List every problem of a study, one per line. Exit code 2 if there is one.
+    """List every problem of a study, one per line, and what waits to be confirmed. Exit code 2 if there is any.
 
     With a table, on its owner's machine: whether it has the columns, and how many cells would be clamped,
     unknown or missing. Those counts are for the owner's eyes only.
     """
     said = read_toml(study_file)
     problems, waiting, survey = study_problems(said), confirmations(said), None
-    study = None if problems else read_study(study_file)
+    study = None if problems or waiting else read_study(study_file)
     if study and data is not None:
         from dpadmm.data.encoded import plain_schema, survey_table
 
         survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
         problems = survey.problems
+    warnings = budget_warnings(study, survey.rows if survey else None) if study else []
     if as_json:
-        echo_json({"problems": problems, "table": counts_of(survey) if survey else None})
+        to_confirm = [each._asdict() for each in waiting]
+        found = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
+        echo_json({**found, "table": counts_of(survey) if survey else None})
     else:
         console = Console()
         if study and survey and survey.rows:
             show_survey(console, study, survey)
-        _show_problems(console, problems, waiting, place="the table" if survey else "the study")
+        _show_problems(console, problems, place="the table" if survey else "the study")
+        for warning in warnings:
+            say(console, f"Warning: {warning}.")
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
             found = f"{n_columns} columns, {len(study.features)} features"
             say(console, f"No problem found: {found}. Hash of the study:")
             say_path(console, study.hash)
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise StudyError(f"{study_file}: {count}")
+    counts = [f"{len(problems)} problem{'s' * (len(problems) > 1)}"] if problems else []
+    if waiting:
+        counts.append(f"{_wait(waiting)} to be confirmed (dpadmm study confirm {study_file})")
+    if counts:
+        raise StudyError(f"{study_file}: {', '.join(counts)}")
 
 
-def _show_problems(
-    console: Console, problems: Sequence[str], waiting: Mapping[str, tuple[str, str]], *, place: str
+@study_app.command("confirm")
+def confirm(
+    study_file: StudyFile,
+    columns: Annotated[list[str] | None, typer.Argument(metavar="[COLUMN]...", help="Columns by name.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that waits.")] = False,
+    numbers: Annotated[bool, typer.Option("--numbers", help="Bounds, centers and scales.")] = False,
+    categories: Annotated[bool, typer.Option("--categories", help="Values of categories and ordinals.")] = False,
+    label: Annotated[bool, typer.Option("--label", help="The label's classes or bounds.")] = False,
 ) -> None:
-    """Mistakes with their place, and values that wait, whose sentences are among the problems.
+    """Confirm that what a draft read off a table is public knowledge: public = true.
 
-    Sentences that name no place are about the ``place`` as a whole.
+    Nothing else in the file changes. Without a choice, what waits is listed.
     """
-    wrong = [each for each in problems if each not in waiting]
-    found = [(_WHERE.fullmatch(each), each) for each in wrong]
+    from dpadmm._base.suggestions import unknown_name
+    from dpadmm.study.drafting import confirmed_text
+
+    console, said = Console(), read_toml(study_file)
+    waiting = confirmations(said)
+    if not waiting and study_problems(said):
+        raise StudyError(f"{study_file} has problems; correct them first: dpadmm study check {study_file}")
+    names = [*(said["columns"] if isinstance(said.get("columns"), dict) else ()), *(each.name for each in waiting)]
+    for name in columns or ():
+        if name not in names:
+            raise unknown_name("column", name, names, study_file)
+    groups = {"numbers": numbers, "categories": categories, "label": label}
+    chosen = [each for each in waiting if everything or groups[each.group] or each.name in (columns or ())]
+    if not (everything or columns or any(groups.values())):
+        _show_waiting(console, waiting, study_file)
+        return
+    if chosen:
+        text = confirmed_text(study_file.read_bytes().decode(), {each.place for each in chosen})
+        with atomic_file(study_file.resolve()) as out:
+            out.write(text.encode())
+    _two_columns(console, ("confirmed", "values"), [(_who(each), each.values) for each in chosen])
+    left = [each for each in waiting if each not in chosen]
+    if not chosen:
+        say(console, "None of these waits to be confirmed.")
+    say(console, f"{_wait(left).capitalize()} to be confirmed." if left else "Nothing waits any more. Next:")
+    say_path(console, f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
+
+
+def _show_waiting(console: Console, waiting: Sequence[Confirmation], study_file: Path) -> None:
+    """All that waits, and how to confirm it."""
+    _two_columns(console, ("to confirm", "values"), [(_who(each), each.values) for each in waiting])
+    if not waiting:
+        say(console, "Nothing waits to be confirmed.")
+        return
+    say(console, CONFIRM)
+    found = {group: sum(each.group == group for each in waiting) for group in GROUPS}
+    for group in (*(each for each, n in found.items() if n), "all"):
+        say_path(console, f"  dpadmm study confirm {study_file} --{group}")
+
+
+def _wait(waiting: Sequence[Confirmation]) -> str:
+    """How many values wait, by group."""
+    found = {words: sum(each.group == group for each in waiting) for group, words in GROUPS.items()}
+    by_group = ", ".join(words if words == "the label" else f"{n} {words}" for words, n in found.items() if n)
+    return f"1 value ({by_group}) waits" if len(waiting) == 1 else f"{len(waiting)} values ({by_group}) wait"
+
+
+def _who(waiting: Confirmation) -> str:
+    return f"{waiting.name} (label)" if waiting.group == "label" else waiting.name
+
+
+def _show_problems(console: Console, problems: Sequence[str], *, place: str) -> None:
+    """Mistakes with their place; sentences that name none are about the ``place`` as a whole."""
+    found = [(_WHERE.fullmatch(each), each) for each in problems]
     _two_columns(console, ("where", "problem"), [match.groups() if match else (place, each) for match, each in found])
-    read = [waiting[each] for each in problems if each in waiting]
-    _two_columns(console, ("to confirm", "values"), read)
-    if read:
-        say(console, CONFIRM)
 
 
 def _two_columns(console: Console, headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:

@@ -28,7 +28,7 @@ from dpadmm.cli.screen import (
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, run_study
-from dpadmm.study.study import read_study
+from dpadmm.study.study import budget_warnings, read_study
 
 SUFFIX = ".dpadmm"
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
@@ -142,6 +142,8 @@ def _show(result: Result, rows: EncodedTable, data: Path, output: Path) -> None:
     out.add_row("δ", f"{result.privacy.delta:g}")
     out.add_row("noise multiplier z", number_range(result.privacy.noise_multiplier))
     console.print(out)
+    for warning in budget_warnings(study, sum(result.n_rows)):
+        say(console, f"Warning: {warning}.")
     owner_report.show(console, rows.report, data)
     if result.privacy.exact_noise:
         say(console, ADDS_UP)

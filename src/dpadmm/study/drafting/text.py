@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
 from importlib.resources import files
+from operator import getitem
 from textwrap import wrap
 from typing import Any
 
@@ -25,8 +27,8 @@ def study_text(draft: Draft, name: str) -> str:
 
     Every name and value is written so that reading the file gives it back.
     """
-    lines = [*_head(draft, name), "", "[label]", *_entries(draft.label, confirm=draft.confirm)]
-    lines += [f"# {comment}" for comment in draft.comments]
+    lines = [*_head(draft, name), "", "[label]", *(line for note in draft.comments for line in _commented(note))]
+    lines += _entries(draft.label, confirm=draft.confirm)
     left_out = [each for each in draft.columns if each.about is None]
     for each in draft.columns:
         if each.about is not None:
@@ -34,7 +36,7 @@ def study_text(draft: Draft, name: str) -> str:
             lines += _entries(each.about, confirm=draft.confirm and len({*each.about} - {"allow"}) > 1)
     if left_out:
         lines += ["", "# Left out:"]
-        lines += [f"#   {_quoted(each.name)}: {each.comment}" for each in left_out]
+        lines += [line for each in left_out for line in _commented(f"{_quoted(each.name)}: {each.comment}", "  ")]
     lines += ["", *_training(draft)]
     text = "\n".join(lines) + "\n"
     wrong = problems(tomllib.loads(text))
@@ -43,11 +45,43 @@ def study_text(draft: Draft, name: str) -> str:
     return text
 
 
+def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
+    """The text of a study in which these tables, such as ``("columns", "age")``, say ``public = true``.
+
+    Everything else stays as it is, byte for byte; text in which that cannot be done by lines is refused.
+    """
+    wanted, lines, at = tomllib.loads(text), text.split("\n"), ()
+    for place in places:
+        reduce(getitem, place, wanted)["public"] = True
+    for i, line in enumerate(lines):
+        at = _heading(line) or at
+        if at in places:
+            lines[i] = re.sub(r"^(\s*public\s*=\s*)false\b", r"\1true", line)
+    changed = "\n".join(lines)
+    if tomllib.loads(changed) != wanted:
+        raise StudyError("this file writes its tables in another way than drafts do: say public = true by hand")
+    return changed
+
+
+def _heading(line: str) -> tuple[str, ...]:
+    """``[columns.age]`` -> ``("columns", "age")``; nothing for lines that begin no table."""
+    try:
+        table: Any = tomllib.loads(line) if line.lstrip().startswith("[") else {}
+    except tomllib.TOMLDecodeError:
+        return ()
+    path: tuple[str, ...] = ()
+    while isinstance(table, dict) and table:
+        ((name, table),) = table.items()
+        path += (name,)
+    return path
+
+
 def _head(draft: Draft, name: str) -> Iterator[str]:
     yield f"# A study, drafted from {_quoted(draft.source)}."
     if draft.confirm:
-        yield "# Bounds, values and classes were read off that table. Each must be public knowledge, never"
-        yield "# what private rows happen to hold: look at every one, correct it, and say public = true."
+        yield "# Bounds, centers, scales, values and classes were read off that table. Each must be public knowledge,"
+        yield "# never what private rows happen to hold: look at every one, correct it, and say public = true; by"
+        yield "# hand, or in groups: dpadmm study confirm FILE"
     yield "# Check it with: dpadmm study check FILE"
     yield f'format = "{FORMAT}"'
     yield f"name = {_quoted(name)}"
@@ -96,8 +130,8 @@ def _training(draft: Draft) -> Iterator[str]:
         yield ""
 
 
-def _commented(comment: str) -> list[str]:
-    return [f"# {line}" for line in wrap(_printable(comment), WIDTH - 2)]
+def _commented(comment: str, indent: str = "") -> list[str]:
+    return [f"# {line}" for line in wrap(_printable(comment), WIDTH - 2, initial_indent=indent, subsequent_indent=indent)]
 
 
 def _key(name: str) -> str:
