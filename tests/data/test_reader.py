@@ -74,7 +74,7 @@ def test_tabs_and_gzip(tmp_path: Path, name: str) -> None:
     if content is not text:
         for broken in (content[:-12], content[:20], b"nothing" + content):
             path.write_bytes(broken)
-            with pytest.raises(DpadmmError, match="cannot be read as [CT]SV") as refused:
+            with pytest.raises(DpadmmError, match=r"cannot be read as [CT]SV") as refused:
                 features(path)
             assert "\n" not in str(refused.value)
 

@@ -170,7 +170,12 @@ def test_what_means_the_same_has_the_same_hash():
         changed(training={"epsilon": np.float64(1.0), "delta": 1e-6}),
         changed(training={"epsilon": 1.0, "delta": 1e-6, **written_out}),
         changed(training={"epsilon": 1.0, "delta": 1e-6, "noise_multiplier": None}),
-        Study(name="flu", features=("age", "fever"), classes=["no", "yes"], training={"method": "dp_admm", **BASE["privacy"]}),
+        Study(
+            name="flu",
+            features=("age", "fever"),
+            classes=["no", "yes"],
+            training={"method": "dp_admm", **BASE["privacy"]},
+        ),
     ]
     assert {each.hash for each in same} == {changed().hash}
     assert changed(classes=[0, 1]).hash == changed(classes=[0.0, 1.0]).hash
@@ -246,6 +251,12 @@ def test_a_constant_needs_an_origin(name):
         ({"training": {"noise_multiplier": 0}}, "no privacy"),
         ({"training": {"noise_multiplier": 0.01}}, "noise multiplier is 0.01"),
         ({"training": {"noise_multiplier": 1e12}}, "noise multiplier is"),
+        (
+            {"training": {"epsilon": 1e9}},
+            "epsilon = 1e+09 in 100 rounds takes less noise than agents can add; take a small",
+        ),
+        ({"training": {"epsilon": 1e300}}, "less noise than agents can add; take a smaller epsilon"),
+        ({"training": {"epsilon": 1e-12, "delta": 1e-12}}, "more noise than agents can add; take a larger epsilon"),
         ({"training": {"epsilon": 1.0, "method": "admm"}}, "agents can answer for auto, dp_admm, dp_sgd, not for admm"),
         ({"training": {"epsilon": 1.0, "method": "admm_pvp"}}, "agents can answer for auto, dp_admm, dp_sgd"),
         ({"training": {"epsilon": 1.0, "method": "dp-admm"}}, "did you mean 'dp_admm'"),

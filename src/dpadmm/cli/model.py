@@ -104,7 +104,9 @@ MOST_CLASSES = 8
 
 def evaluate(
     model_file: ModelFile,
-    data: Annotated[Path, typer.Option("--data", "-d", help="Table with labels: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")],
+    data: Annotated[
+        Path, typer.Option("--data", "-d", help="Table with labels: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")
+    ],
     label: Annotated[
         str | None, typer.Option(help="Column of the label, if it has another name in this table.")
     ] = None,

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, typer.Argument(help="The study's TOML file.", metavar="STUDY")]
-TableFile = Annotated[Path, typer.Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")]
+TableFile = Annotated[
+    Path, typer.Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 NAMES = {

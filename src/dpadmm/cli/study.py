@@ -56,7 +56,9 @@ def new(
     file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
     from_table: Annotated[
         Path | None,
-        typer.Option("--from", metavar="TABLE", help="A public or dummy table (.csv, .tsv, .parquet). Never private rows."),
+        typer.Option(
+            "--from", metavar="TABLE", help="A public or dummy table (.csv, .tsv, .parquet). Never private rows."
+        ),
     ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
     dictionary: Annotated[
@@ -164,8 +166,8 @@ def check(
     warnings = budget_warnings(study, survey.rows if survey else None) if study else []
     if as_json:
         to_confirm = [each._asdict() for each in waiting]
-        found = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
-        echo_json({**found, "table": counts_of(survey) if survey else None})
+        about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
+        echo_json({**about, "table": counts_of(survey) if survey else None})
     else:
         console = Console()
         if study and survey and survey.rows:
@@ -359,7 +361,8 @@ def in_words(study: Study) -> list[str]:
     often = "at most once in each of" if study.allow_missed_rounds else "once in each of"
     numbers = f"{d * p} numbers" if d * p > 1 else "one number"
     asked = ", and ".join(
-        f"{often} {n} rounds the sum of the {gaussian(release).statistic} over all its rows"
+        f"{f'{often} {n} rounds' if n > 1 else 'in one round'} "
+        f"the sum of the {gaussian(release).statistic} over all its rows"
         for release, n in terms.plan.tally()
     )
     return [
@@ -372,6 +375,7 @@ def in_words(study: Study) -> list[str]:
 
 def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
+    paper = numbers["epsilon_paper"]
     constant = ", one for a constant" if settings.intercept else ""
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     return [
@@ -379,14 +383,18 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
         ("method", settings.method.name),
-        ("rounds", f"{settings.planned_rounds}{_absences(study)}"),
+        ("rounds", f"{settings.planned_rounds}{_by_size(study)}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
         ("noise multiplier z", f"{numbers['noise_multiplier']:.4f}"),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
-        ("total ε, paper's moments bound", rounded_up(numbers["epsilon_paper"])),
+        *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
         ("constants", origin or "all of them the defaults"),
     ]
+
+
+def _by_size(study: Study) -> str:
+    return " across sites; in one process, what suits rows and budget" if study.training.n_rounds is None else ""
 
 
 def _absences(study: Study) -> str:
@@ -432,7 +440,8 @@ def _holds(column: Column) -> str:
     if isinstance(column, Number):
         low, high = (f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds)
         bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
-        text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{bins}"
+        usual = "" if column.center is None else f", center {column.center:g}, scale {column.scale:g}"
+        text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{usual}{bins}"
     elif isinstance(column, Category | Ordinal):
         between = " < " if isinstance(column, Ordinal) else ", "
         more = f" and {len(column.values) - 8} more" if len(column.values) > 8 else ""

@@ -64,9 +64,9 @@ def read_table(
 ) -> Dataset:
     """Read rows and labels from a file; its ending says the format. Classes are as for ``encode_labels``.
 
-    ``.csv``, ``.tsv`` (both also ``.gz``) or ``.parquet``: one column is the ``label``, all others but ``by``, the owner, are numeric
-    features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a sparse
-    matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
+    ``.csv``, ``.tsv`` (both also ``.gz``) or ``.parquet``: one column is the ``label``, all others but ``by``, the
+    owner, are numeric features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a
+    sparse matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
     scipy.sparse.save_npz does. ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``, where
     the tag ``qid`` may be the owner; gives a sparse matrix.
 
@@ -133,7 +133,8 @@ def _read(
 def _check_file(path: Path) -> None:
     if table_format(path) not in _READERS:
         raise DataError(
-            f"{path}: unknown ending {path.suffix!r}: the formats that can be read are {', '.join(_READERS)}, .csv.gz, .tsv.gz"
+            f"{path}: unknown ending {path.suffix!r}: the formats that can be read are {', '.join(_READERS)}, "
+            ".csv.gz, .tsv.gz"
         )
     if path.is_dir():
         raise DataError(f"{path} is a directory, not a file")

@@ -67,8 +67,8 @@ class Study:
     Examples
     --------
     >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "delta": 1e-6})
-    >>> study.shape, study.hash[:8], round(study.noise_multiplier, 3)
-    ((2, 1), '...', 42.247)
+    >>> study.shape, study.hash[:8], study.training.method.name
+    ((2, 1), '...', 'auto')
     """
 
     name: Annotated[str, "What it is about, on one line."]
@@ -338,7 +338,9 @@ def budget_warnings(study: Study, n_rows: int | None = None) -> list[str]:
     plan, delta, found = study.terms.plan, study.terms.delta, []
     epsilon = study.training.epsilon or exact_epsilon(math.sqrt(plan.mu_squared()), delta)
     if isinstance(epsilon, float) and epsilon >= LARGE_EPSILON:
-        found.append(f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}")
+        found.append(
+            f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}"
+        )
     if n_rows and delta * n_rows >= 1.0:
         found.append(
             f"δ = {delta:g} is not below 1/{n_rows:,}, so it allows a method that publishes a row of the table; "

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from dpadmm._base.errors import DataError
 from dpadmm._base.suggestions import unknown_name
-from dpadmm.data.cells import as_numbers, as_words, comma_hint
+from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.leakage import leaky_columns
 from dpadmm.data.reader import column_names, column_types, open_batches, repeated
@@ -289,10 +289,10 @@ def _range(seen: Seen) -> dict[str, Any]:
 
 def _usual(seen: Seen) -> dict[str, float]:
     """Mean and standard deviation to two digits of the latter, unless (nearly) all numbers are equal."""
-    found, (low, high) = seen.numbers[0], _range(seen)["bounds"]
-    std, most = math.sqrt(found.squares / found.n), 0 if seen.overflow else max(seen.counts.values())
-    alike = not found.span > 0.0 or most >= NEARLY_ALL * found.n
-    if alike or not math.isfinite(std + found.mean) or not (high - low) / MOST_REACH < std < high - low:
+    (found, codes), (low, high) = seen.numbers, _range(seen)["bounds"]
+    std, no_values = math.sqrt(found.squares / found.n), {*MISSING, *codes}
+    most = 0 if seen.overflow else max(n for text, n in seen.counts.items() if text not in no_values)
+    if most >= NEARLY_ALL * found.n or not (high - low) / MOST_REACH < std < math.inf or not math.isfinite(found.mean):
         return {}
     digits = 1 - math.floor(math.log10(std))
     usual = {"center": min(max(round(found.mean, digits), low), high), "scale": round(std, digits)}
@@ -319,7 +319,7 @@ def _guess_label(name: str, seen: Seen, path: Path) -> tuple[dict[str, Any], tup
         )
     if whole:
         classes: tuple[str | int, ...] = tuple(sorted(map(int, seen.counts)))
-        if len(classes) > 2 and classes[0] >= 0:
+        if len(classes) > 2 and seen.numbers[0].low >= 0.0:
             low, high = _range(seen)["bounds"]
             notes.append(
                 f"classes or a number? These are drafted as classes. If they count or measure something: "

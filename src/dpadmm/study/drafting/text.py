@@ -50,7 +50,8 @@ def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
 
     Everything else stays as it is, byte for byte; text in which that cannot be done by lines is refused.
     """
-    wanted, lines, at = tomllib.loads(text), text.split("\n"), ()
+    wanted, lines = tomllib.loads(text), text.split("\n")
+    at: tuple[str, ...] = ()
     for place in places:
         reduce(getitem, place, wanted)["public"] = True
     for i, line in enumerate(lines):
@@ -66,7 +67,7 @@ def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
 def _heading(line: str) -> tuple[str, ...]:
     """``[columns.age]`` -> ``("columns", "age")``; nothing for lines that begin no table."""
     try:
-        table: Any = tomllib.loads(line) if line.lstrip().startswith("[") else {}
+        table: Any = tomllib.loads(line.rstrip("\r")) if line.lstrip().startswith("[") else {}
     except tomllib.TOMLDecodeError:
         return ()
     path: tuple[str, ...] = ()
@@ -131,7 +132,9 @@ def _training(draft: Draft) -> Iterator[str]:
 
 
 def _commented(comment: str, indent: str = "") -> list[str]:
-    return [f"# {line}" for line in wrap(_printable(comment), WIDTH - 2, initial_indent=indent, subsequent_indent=indent)]
+    return [
+        f"# {line}" for line in wrap(_printable(comment), WIDTH - 2, initial_indent=indent, subsequent_indent=indent)
+    ]
 
 
 def _key(name: str) -> str:
