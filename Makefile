@@ -18,9 +18,10 @@ demo: $(READY)
 federation-demo: $(READY)
 	$(BIN)/dpadmm federation demo
 
-# one thread of BLAS for each worker: more of them wait for each other
+# one thread of BLAS for each worker: more of them wait for each other; and bytecode is kept even where the environment
+# says otherwise: the tests start hundreds of processes, which would each compile the package
 test: $(READY) browser strace
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
 # 100,000 malformed requests, every write, 200 kills of agents, aggregator and broker; about half an hour

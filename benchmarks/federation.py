@@ -2,12 +2,14 @@
 
 ``python benchmarks/federation.py [SITES,D ...]``: by default 10 sites at d = 104, 50 sites at d = 104, and
 10 sites at d = 100,000. Times are of the whole round, from broadcast to the consensus in the journal.
+``python benchmarks/federation.py start``: how long ``dpadmm agent run`` takes until it can answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import statistics
 import sys
 import tempfile
@@ -20,43 +22,78 @@ import numpy as np
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.server import Server, begin
 from dpadmm.federation.demo import SITE_TOML, AgentProcess, free_port, invite
+from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.site.decisions import accept
-from dpadmm.site.site import read_site
+from dpadmm.site.site import Site, read_site
 from dpadmm.study.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
 
+START_LIMIT = 1.5
 LIMITS = {(10, 104): 0.050, (50, 104): 0.250, (10, 100_000): 2.0}
 ROWS = {104: 4_000, 100_000: 40}
 SITE = SITE_TOML.format(table="table.npz", label="labels", epsilon=100.0, delta=1e-5, max_rounds=1000)
 
 
-def measure(n_sites: int, d: int, n_rounds: int) -> None:
-    study = Study(
+def new_sites(folder: Path, study: Study, n_sites: int) -> tuple[Authority, list[Site]]:
+    """An authority, and sites with tables of their own that have accepted the study."""
+    authority, sites = Authority.create(folder / "hub", hosts=["localhost"], port=free_port()), []
+    d = study.shape[0]
+    for i in range(n_sites):
+        home = folder / f"site-{i:03d}"
+        home.mkdir()
+        rows = np.random.default_rng(i).standard_normal((ROWS.get(d, 400), d)).astype(np.float32)
+        rows /= 1.01 * np.linalg.norm(rows, axis=1, keepdims=True)
+        np.savez(home / "table.npz", features=rows, labels=np.where(rows[:, 0] > 0, 1, -1))
+        (home / "site.toml").write_text(SITE)
+        site = read_site(home / "site.toml")
+        site.begin()
+        invite(authority, site, home.name)
+        accept(site, study)
+        sites.append(site)
+    return authority, sites
+
+
+def new_study(d: int, n_rounds: int) -> Study:
+    return Study(
         name="benchmark",
         features=tuple(f"x{i + 1}" for i in range(d)),
         classes=(-1, 1),
         training={"epsilon": 5.0, "delta": 1e-5, "n_rounds": n_rounds, "intercept": False},
     )
+
+
+def measure_start(repeats: int = 7) -> None:
+    """Start an agent several times, and wait until it has enrolled its study and is connected."""
+    walls, cpus = [], []
+    with tempfile.TemporaryDirectory() as place:
+        authority, (site,) = new_sites(Path(place), new_study(104, 100), 1)
+        broker, log = Broker(authority), site.path.parent / "agent.log"
+        broker.start()
+        try:
+            for _ in range(repeats):
+                log.unlink(missing_ok=True)
+                before, agent = time.perf_counter(), AgentProcess(site)
+                while not log.exists() or not all(each in log.read_text() for each in ("enrolled", "connected to")):
+                    if not agent.running():
+                        raise SystemExit(agent.output)
+                    time.sleep(0.005)
+                walls.append(time.perf_counter() - before)
+                ticks = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+                cpus.append(sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"))
+                agent.end()
+        finally:
+            broker.stop()
+    wall, cpu = statistics.median(walls), statistics.median(cpus)
+    verdict = "ok" if min(wall, cpu) <= START_LIMIT else "MISS"
+    print(f"start of an agent: median {wall:.2f} s, of them {cpu:.2f} s on a CPU; limit {START_LIMIT:g} s: {verdict}")
+
+
+def measure(n_sites: int, d: int, n_rounds: int) -> None:
+    study = new_study(d, n_rounds)
     logging.basicConfig(level=logging.ERROR)
     with tempfile.TemporaryDirectory() as place, ExitStack() as held:
-        folder = Path(place)
-        authority = Authority.create(folder / "hub", hosts=["localhost"], port=free_port())
-        sites = []
-        for i in range(n_sites):
-            home = folder / f"site-{i:03d}"
-            home.mkdir()
-            rng = np.random.default_rng(i)
-            m = ROWS.get(d, 400)
-            rows = rng.standard_normal((m, d)).astype(np.float32)
-            rows /= 1.01 * np.linalg.norm(rows, axis=1, keepdims=True)
-            np.savez(home / "table.npz", features=rows, labels=np.where(rows[:, 0] > 0, 1, -1))
-            (home / "site.toml").write_text(SITE)
-            site = read_site(home / "site.toml")
-            site.begin()
-            invite(authority, site, home.name)
-            accept(site, study)
-            sites.append(site)
+        authority, sites = new_sites(Path(place), study, n_sites)
         journal = begin(authority, study, None)
         started = time.perf_counter()
         agents = [AgentProcess(site) for site in sites]
@@ -93,6 +130,9 @@ def _noise_seconds(study: Study, n_rows: int) -> float:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["start"]:
+        measure_start()
+        sys.exit()
     asked = [tuple(map(int, word.split(","))) for word in sys.argv[1:]] or list(LIMITS)
     for n_sites, d in asked:
         measure(n_sites, d, n_rounds=100 if d < 1000 else 15)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from looping import case
 from paper_runs import rows as dataset_rows
-from rich.console import Console
+from printed import printed
 
 from dpadmm.cli.compare import _say_head, rows_of, show
 from dpadmm.experiments.results import read_results
@@ -156,9 +155,7 @@ def test_without_data_it_says_so(cli):
 
 
 def shown(results, rows) -> str:
-    out = io.StringIO()
-    show(Console(file=out, width=80), dataset_rows(), results, rows)
-    return out.getvalue()
+    return printed(80, show, dataset_rows(), results, rows)
 
 
 def test_the_footer_says_only_what_is_so(comparison_results):
@@ -195,10 +192,9 @@ def test_methods_with_one_model_show_no_local_error(comparison_results):
 def test_the_head_breaks_between_its_parts_only():
     for columns in range(60, 130, 3):
         with case(columns):
-            out = io.StringIO()
             parts = ["20000 rows × 20 features", "logistic loss", "20 rounds", "δ = 1e-05"]
-            _say_head(Console(file=out, width=columns), "synthetic binary", *parts)
-            lines = out.getvalue().splitlines()
+            head = printed(columns, _say_head, "synthetic binary", *parts)
+            lines = head.splitlines()
             assert max(map(len, lines)) <= columns
             assert all(any(part in line for line in lines) for part in parts)
-            assert "\u00a0" not in out.getvalue()  # plain spaces, for whoever searches or copies
+            assert "\u00a0" not in head  # plain spaces, for whoever searches or copies

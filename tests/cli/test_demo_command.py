@@ -11,7 +11,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
 from dpadmm.data import synthetic
 from dpadmm.model.file import load_model
@@ -84,7 +83,7 @@ def test_the_fallback_does_not_keep_one_waiting(tmp_path, monkeypatch):
     for name, value in offline(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     started = time.monotonic()
-    dataset, settings = module._choose("auto", Console(stderr=True))
+    dataset, settings = module._choose("auto", quiet=True)
     assert time.monotonic() - started < 15.0
     assert dataset.name == "synthetic binary"
     assert settings.n_agents == 100
@@ -95,7 +94,7 @@ def test_asking_for_adult_without_network_is_one_sentence(cli, tmp_path, monkeyp
         monkeypatch.setenv(name, value)
     answer = cli("demo", "--data", "adult", "-o", tmp_path / "out")
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("dpadmm: Adult could not be fetched.")
+    assert answer.err.startswith("dpadmm: Adult could not be fetched")
     assert answer.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

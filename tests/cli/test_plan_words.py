@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import tomllib
 
 import numpy as np
 import planned
 from looping import case
-from rich.console import Console
+from printed import printed
 
 from dpadmm.cli.plan import ROUNDS, show, time_in_words
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
@@ -25,12 +24,9 @@ def shown(means: dict[int, float], *, goal: float) -> str:
     cells = tuple(Cell(e, t, Value(means[t], luck=0.01)) for e, t in GRID.cells)
     outlook = Outlook("public rows", cells, Value(0.9, sampling=0.01), 0.5, 1000)
     verdict = judged(outlook, GRID, goal=goal, higher=True)
-    out = io.StringIO()
-    show(
-        Console(file=out, width=100),
-        Plan(study, SIZES, costs_of(study, SIZES, 1.2), GRID, (outlook,), (verdict,), None, 2, goal_given=True),
-    )
-    return " ".join(out.getvalue().split())
+    costs = costs_of(study, SIZES, 1.2)
+    plan = Plan(study, SIZES, costs, GRID, (outlook,), (verdict,), None, 2, goal_given=True)
+    return " ".join(printed(100, show, plan).split())
 
 
 def test_a_no_go_that_more_rounds_would_undo_says_so_in_its_line():

@@ -804,7 +804,7 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
     elif moment == "between":
         interrupt_at(module, "prepare", 2)
     else:
-        interrupt_at(module, "write_run", 1)
+        interrupt_at(module.run_folder, "write_run", 1)
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "3", "-o", tmp_path / "out"]
     answer = cli(*words)
     assert answer.code == 130

@@ -11,16 +11,19 @@ import pytest
 from cases import LOSS_CASES
 from cohorts import SIZES, cohort
 from looping import case
+from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim import kernels, problem
+from dpadmm.optim import shape as shape_module
 from dpadmm.optim.losses import Logistic
-from dpadmm.optim.problem import Problem, Rows
+from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2
 from dpadmm.optim.theory import constants_of, theorem_schedule
+from dpadmm.privacy.statistics import moments
 from dpadmm.study.settings import Settings
 from dpadmm.training.loop import PlannedParticipation, RoundView, train
-from dpadmm.training.methods import DpAdmmRounds, Method, Round
+from dpadmm.training.methods import DpAdmmRounds, Gathered, Method, Round
 from dpadmm.training.oracles import SimulatedNoise
 
 N, D, RHO, ROUNDS = len(SIZES), 5, 0.3, 12
@@ -55,8 +58,9 @@ def test_agents_alone_are_the_cohort() -> None:
                 mask &= np.random.default_rng(1).random(mask.shape) < 0.6
                 mask[:, 0] = True
             together: list[RoundView] = []
+            whole = method_for(task, rows.n_rows, Z)
             train(
-                method_for(task, rows.n_rows, Z),
+                whole,
                 task,
                 rows,
                 n_rounds=ROUNDS,
@@ -65,25 +69,33 @@ def test_agents_alone_are_the_cohort() -> None:
                 observers=[together.append],
             )
             methods = [method_for(task, rows.agent(i).n_rows, Z[i : i + 1]) for i in range(N)]
-            check_alone(methods, task, rows, mask, together)
+            check_alone(methods, whole, task, rows, mask, together)
 
 
 def check_alone(
-    methods: Sequence[Method[Any]], task: Problem, rows: Rows, mask: Any, together: Sequence[RoundView]
+    methods: Sequence[Method[Any]],
+    whole: Method[Any],
+    task: Problem,
+    rows: Rows,
+    mask: Any,
+    together: Sequence[RoundView],
 ) -> None:
     """Run the agents one by one, each with its own method, and compare every round with the cohort's."""
     own, shape = [rows.agent(i) for i in range(N)], (D, task.loss.n_outputs)
     noises = [OneAgentsNoise(7, i, shape) for i in range(N)]
     states = [methods[i].init(task, own[i]) for i in range(N)]
-    uploads, consensus = np.zeros((N, *shape)), np.zeros(shape)
+    uploads, broadcast = [np.zeros(shape) for _ in range(N)], whole.start(shape)
     for k in range(1, len(mask) + 1):
         for i in np.flatnonzero(mask[k - 1]):
             states[i], sent = methods[i].step(
-                states[i], Round(number=k, problem=task, rows=own[i], consensus=consensus, noise=noises[i])
+                states[i], Round(number=k, problem=task, rows=own[i], consensus=broadcast, noise=noises[i])
             )
             uploads[i] = sent[0]
-        consensus = methods[0].aggregate(uploads, consensus=consensus, round=k, problem=task)
-        np.testing.assert_array_equal(together[k - 1].consensus, consensus)
+        for i in np.flatnonzero(~mask[k - 1]) if whole.server_side else ():
+            uploads[i] = np.full(sent.shape[1:], np.nan)  # which must not be used
+        active = np.flatnonzero(mask[k - 1])
+        broadcast = whole.aggregate(Gathered(np.stack(uploads), broadcast, k, task, rows.n_rows, active))
+        np.testing.assert_array_equal(together[k - 1].consensus, whole.model(broadcast))
         for i in range(N) if methods[0].local_models else ():
             np.testing.assert_array_equal(together[k - 1].released[i], states[i].released[0])
 
@@ -97,6 +109,8 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
         {"method": "admm_dvp", "round_epsilon": 0.5},
         {"method": "admm_dvp", "epsilon": 0.5, "mechanism": "pure"},
         {"method": "dp_sgd", "round_epsilon": 0.5},
+        {"method": "auto", "epsilon": 0.5},
+        {"method": "auto", "epsilon": 2e4},
         {"method": "output_perturbation", "epsilon": 0.5},
         {"method": "objective_perturbation", "epsilon": 0.5},
         {"method": "objective_perturbation", "epsilon": 0.5, "mechanism": "pure"},
@@ -106,8 +120,9 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
             task, rows = settings.problem(2), cohort(Logistic())
             together: list[RoundView] = []
             planned = settings.planned_rounds
+            whole = settings.rounds(task, rows, np.full(N, planned), seed=7)
             train(
-                settings.rounds(task, rows, np.full(N, planned), seed=7),
+                whole,
                 task,
                 rows,
                 n_rounds=planned,
@@ -115,4 +130,27 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
                 observers=[together.append],
             )
             methods = [settings.rounds(task, rows.agent(i), np.array([planned]), seed=7) for i in range(N)]
-            check_alone(methods, task, rows, np.ones((planned, N), dtype=bool), together)
+            check_alone(methods, whole, task, rows, np.ones((planned, N), dtype=bool), together)
+
+
+def test_agents_of_auto_alone_are_the_cohort_for_all_losses_and_absences() -> None:
+    """At so much ε that the shape is turned, and at so little that there is none."""
+    for loss, epsilon, storage in product(LOSS_CASES, [2e4, 0.5], [np.asarray, csr_array, np.float32]):
+        with case(loss, epsilon, storage), pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
+            for module, name in ((kernels, "ENTRIES_PER_BLOCK"), (shape_module, "PORTION"), (moments, "PORTION")):
+                monkeypatch.setattr(module, name, 100)
+            dense = cohort(loss)
+            rows = make_rows(storage(dense.features), dense.labels[np.argsort(dense.order)], order=dense.order,
+                             offsets=dense.offsets)  # fmt: skip
+            settings = Settings(method="auto", loss=loss, epsilon=epsilon, n_rounds=6, delta=1e-3)
+            task = Problem(loss, L2(), settings.reg_share or 0.0)
+            mask = np.ones((6, N), dtype=bool)
+            mask[0, 1] = mask[3, :2] = mask[2:, 3] = False
+            together: list[RoundView] = []
+            whole = settings.rounds(task, rows, mask.sum(axis=0), seed=7)
+            noise = SimulatedNoise(7, N, (D, loss.n_outputs))
+            plan = PlannedParticipation(mask)
+            train(whole, task, rows, n_rounds=6, noise=noise, participation=plan, observers=[together.append])
+            methods = [settings.rounds(task, rows.agent(i), mask.sum(axis=0)[i : i + 1], seed=7) for i in range(N)]
+            check_alone(methods, whole, task, rows, mask, together)

@@ -21,7 +21,17 @@ def shown() -> str:
 
 
 def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
-    steps = ["study new", "study check", "study confirm", "study check", "plan", "train", "evaluate", "predict", "explain"]
+    steps = [
+        "study new",
+        "study check",
+        "study confirm",
+        "study check",
+        "plan",
+        "train",
+        "evaluate",
+        "predict",
+        "explain",
+    ]
     assert [" ".join(re.findall(r"^[a-z]+", each)) for each in re.findall(r"\$ dpadmm (.+)", shown)] == [
         each.split()[0] for each in steps
     ]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from grids import small_rows
 
-from dpadmm.experiments.cell import Bench
 from dpadmm.experiments.grid import Cell
 from dpadmm.experiments.results import MEASURES, SCHEMA, TIMING
+from dpadmm.experiments.runner import Bench
 from dpadmm.optim.theory import nonsmooth_bound, smooth_bound
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.runs.simulation import simulate

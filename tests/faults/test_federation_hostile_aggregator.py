@@ -35,7 +35,8 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
                         if turn % 50 == 0:  # as every aggregator does: what is lost is said again
                             await boss.say(f"dpadmm.{study.hash}.down", data)
                         if boss.heard:
-                            said = unpacked(boss.heard[0][1], study=study.hash, shape=study.shape, from_site=True)
+                            about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
+                            said = unpacked(boss.heard[0][1], **about)
                             assert said.digest == digest_of(data)
                             return said
                         await asyncio.sleep(0.02)

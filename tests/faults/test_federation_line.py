@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from brokers import free_port
 from federations import Federation, small_study, wait_for, write_rows
+from proxies import Faults, Proxy
 
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.server import Server
-from dpadmm.federation.demo import Faults, Proxy, invite, new_site
+from dpadmm.federation.demo import invite, new_site
 from dpadmm.federation.pki.authority import Authority, url_of
 from dpadmm.federation.pki.joining import join, make_request
 

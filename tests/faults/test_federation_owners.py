@@ -8,10 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from federations import Federation, small_study, wait_for
+from federations import Federation, agent_process, small_study, wait_for
 
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.demo import AgentProcess
 from dpadmm.federation.site.decisions import decide
 from dpadmm.site.site import read_site
 from dpadmm.trusted.ledger import DATABASE, LedgerState, read_ledger
@@ -26,10 +25,10 @@ def test_two_agents_of_one_site_and_a_copied_ledger(tmp_path: Path) -> None:
         all.begin()
         shutil.copytree(tmp_path / "a", tmp_path / "copy")
         all.start()
-        copied = AgentProcess(read_site(tmp_path / "copy" / "site.toml"))  # key and ledger in two places
+        copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))  # key and ledger in two places
         try:
             wait_for(lambda: "enrolled," in all.log("a"))
-            second = AgentProcess(all.sites["a"])  # of the same folder
+            second = agent_process(all.sites["a"])  # of the same folder
             assert second.process.wait(30) == 2
             assert "in use by another process" in second.output
             assert "Traceback" not in second.output

@@ -38,7 +38,7 @@ if __name__ == "__main__":
         print(progress.done, flush=True)
         sys.stdin.readline()  # a test may hold the grid: a cell for each line it writes
 
-    run_grid(grid, small_rows(), Path(sys.argv[2]), workers=2, watch=say)
+    run_grid(grid, small_rows(), Path(sys.argv[2]), workers=int(sys.argv[4]), watch=say)
 """
 
 
@@ -48,10 +48,10 @@ def in_one_go(path: Path, *, repeats: int = 4, **options) -> Results:
         return run_grid(grid_from(GRID, repeats=repeats), small_rows(), path, workers=1, **options)
 
 
-def start(path: Path, *, repeats: int = 4, **options) -> subprocess.Popen:
+def start(path: Path, *, repeats: int = 4, workers: int = 1, **options) -> subprocess.Popen:
     script = path.parent.parent / "script.py"
     script.write_text(f"import sys\nsys.path[:0] = {[str(Path(__file__).parents[1] / 'support')]!r}\n{SCRIPT}")
-    words = [sys.executable, str(script), json.dumps(GRID), str(path), str(repeats)]
+    words = [sys.executable, str(script), json.dumps(GRID), str(path), str(repeats), str(workers)]
     options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
@@ -60,8 +60,8 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
     grid, path = grid_from(GRID), tmp_path / "out" / "results.parquet"
     path.parent.mkdir()
     n_cells, finished, rng = len(grid.cells()), 0, random.Random()
-    for _ in range(3):
-        process = start(path, stdin=subprocess.PIPE)
+    for workers in (2, 1, 1):
+        process = start(path, workers=workers, stdin=subprocess.PIPE)
         try:
             most = rng.randint(2, 5)  # three times five cells are fewer than the grid has, however fast it is
             process.stdin.write("\n" * most)

@@ -42,7 +42,7 @@ def said(responder: Responder, study: Study, data: bytes) -> str | None:
     answer = responder.answer(study.hash, data)
     if answer is None:
         return None
-    message = unpacked(answer, study=study.hash, shape=study.shape, from_site=True)
+    message = unpacked(answer, study=study.hash, shape=study.upload_shape, from_site=True)
     return message.code or message.kind.name
 
 

@@ -36,7 +36,7 @@ UP = [
 
 
 def read(data: bytes, from_site: bool) -> Message:
-    return unpacked(data, study=STUDY, shape=SHAPE, from_site=from_site)
+    return unpacked(data, study=STUDY, shape=lambda _: SHAPE, from_site=from_site)
 
 
 def test_what_was_packed_comes_back() -> None:
@@ -57,7 +57,7 @@ def test_nobody_speaks_for_the_other_side() -> None:
 
 def test_another_study_is_refused() -> None:
     with pytest.raises(BadMessage, match="another study"):
-        unpacked(packed(DOWN[1]), study="00" * 32, shape=SHAPE, from_site=False)
+        unpacked(packed(DOWN[1]), study="00" * 32, shape=lambda _: SHAPE, from_site=False)
 
 
 def test_numbers_are_finite() -> None:
@@ -162,7 +162,7 @@ def test_limits_of_messages_include_their_last_value() -> None:
     assert read(packed(UP[2]._replace(code="a" * 40)), True).code == "a" * 40
     numbers = (8 * 2**20 - 1024) // 8  # with its head it is below the 8 MiB that a broker carries
     largest = Message(Kind.REQUEST, STUDY, 1, np.ones((numbers, 1)))
-    values = unpacked(packed(largest), study=STUDY, shape=(numbers, 1), from_site=False).values
+    values = unpacked(packed(largest), study=STUDY, shape=lambda _: (numbers, 1), from_site=False).values
     assert values is not None
     assert values.sum() == numbers
     with pytest.raises(BadMessage, match="8 MB"):

@@ -6,19 +6,18 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-
-from dpadmm.federation.demo import NO_FAULTS, Faults, Proxy
+from proxies import NO_FAULTS, Faults, Proxy
 
 
 @asynccontextmanager
-async def echoing(faults: Faults = NO_FAULTS, **choices: int):
+async def echoing(faults: Faults = NO_FAULTS):
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1000):
             writer.write(data)
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    async with Proxy("127.0.0.1", server.sockets[0].getsockname()[1], faults, **choices) as proxy:
+    async with Proxy("127.0.0.1", server.sockets[0].getsockname()[1], faults) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         yield proxy, reader, writer
         writer.close()

@@ -17,9 +17,8 @@ from in_process import InProcess
 from dpadmm._base.errors import DataError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.demo import new_site
+from dpadmm.federation.demo import Replay, new_site, replay
 from dpadmm.federation.protocol import unpacked
-from dpadmm.federation.replay import Replay, replay
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
 from dpadmm.site.site import Site
@@ -62,7 +61,7 @@ class Line(InProcess):
 
     def _answer(self, name: str, data: bytes) -> bytes | None:
         study = self._study
-        message = unpacked(data, study=study.hash, shape=study.shape, from_site=False)
+        message = unpacked(data, study=study.hash, shape=study.request_shape, from_site=False)
         what = (name, message.round)
         if what in self._faults.get("away", ()):
             return None

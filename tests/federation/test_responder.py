@@ -61,7 +61,7 @@ def call(study: str = STUDY.hash) -> bytes:
 
 def said(data: bytes | None) -> Message:
     assert data is not None
-    return unpacked(data, study=STUDY.hash, shape=STUDY.shape, from_site=True)
+    return unpacked(data, study=STUDY.hash, shape=STUDY.upload_shape, from_site=True)
 
 
 def test_reasons_about_rows_reach_neither_the_wire_nor_the_log(tmp_path: Path, heard: Listener) -> None:

@@ -54,7 +54,7 @@ class NotKept(AssertionError):
 
 def _message(from_site: bool) -> Reader:
     def read(data: bytes, _: Path) -> object:
-        message = unpacked(data, study=STUDY, shape=SHAPE, from_site=from_site)
+        message = unpacked(data, study=STUDY, shape=lambda _: SHAPE, from_site=from_site)
         if packed(message) != data:
             raise NotKept("a message that was accepted is packed to other bytes")
         return message

@@ -211,7 +211,7 @@ def played(row: str) -> tuple[Said, list[Any]]:
 
 
 def message(data: bytes) -> Message:
-    return unpacked(data, study=STUDY.hash, shape=STUDY.shape, from_site=True)
+    return unpacked(data, study=STUDY.hash, shape=STUDY.upload_shape, from_site=True)
 
 
 def test_every_byte_but_an_uploads_numbers_is_made_of_public_values() -> None:

@@ -161,7 +161,7 @@ def test_whatever_is_no_study_has_a_problem_and_no_traceback() -> None:
         ({"method": {"name": "dp_sgd", "rho": 0.5}}, ["method: rho is a parameter of dp_admm, admm.* not of dp_sgd"]),
         (
             {"method": {"name": "admm_pvp", "weight_radius": 1.0}},
-            ["method: agents can answer for auto, dp_admm, dp_sgd"],
+            ["method: agents can answer for auto, dp_admm and dp_sgd"],
         ),
         ({"loss": {"delta": 0.5}}, ["loss: give it a name; known are"]),
         ({"privacy": {"epsilon": 0.0}}, ["privacy: epsilon must be a positive number, not 0.0"]),

@@ -111,7 +111,7 @@ def test_what_is_agreed_on():
     assert trained(intercept=True).shape == (3, 1)
     assert changed(classes=[1, 2, 3], training={"epsilon": 1.0, "loss": "softmax"}).shape == (2, 3)
     assert study.terms.hash == study.hash
-    assert study.terms.plan.n_rounds == 100
+    assert study.terms.plan.n_rounds == study.training.n_rounds == DpAdmm.usual_rounds
     total = exact_epsilon(math.sqrt(study.terms.plan.n_rounds) / study.noise_multiplier, 1e-6)
     assert 0.999 < total <= 1.0
 
@@ -257,8 +257,11 @@ def test_a_constant_needs_an_origin(name):
         ),
         ({"training": {"epsilon": 1e300}}, "less noise than agents can add; take a smaller epsilon"),
         ({"training": {"epsilon": 1e-12, "delta": 1e-12}}, "more noise than agents can add; take a larger epsilon"),
-        ({"training": {"epsilon": 1.0, "method": "admm"}}, "agents can answer for auto, dp_admm, dp_sgd, not for admm"),
-        ({"training": {"epsilon": 1.0, "method": "admm_pvp"}}, "agents can answer for auto, dp_admm, dp_sgd"),
+        (
+            {"training": {"epsilon": 1.0, "method": "admm"}},
+            "agents can answer for auto, dp_admm and dp_sgd, not for admm",
+        ),
+        ({"training": {"epsilon": 1.0, "method": "admm_pvp"}}, "agents can answer for auto, dp_admm and dp_sgd"),
         ({"training": {"epsilon": 1.0, "method": "dp-admm"}}, "did you mean 'dp_admm'"),
         ({"training": {"epsilon": 1.0, "n_agents": 5}}, "unknown setting 'n_agents'"),
         ({"training": {"epsilon": 1.0, "rounds": 5}}, "did you mean 'n_rounds'"),

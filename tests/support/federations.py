@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 from brokers import free_port
+from forked import ForkedProgram
 
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.server import begin, journal_of
-from dpadmm.federation.demo import AgentProcess, invite, new_site, program
+from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, replay
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.replay import Replay, replay
 from dpadmm.federation.site.decisions import accept
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
@@ -60,6 +59,16 @@ def wait_for(done: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def agent_process(site: Site, **environment: str) -> AgentProcess:
+    """An agent that is forked, not started anew."""
+    agent = AgentProcess.__new__(AgentProcess)
+    agent._asked, agent._output = False, site.path.parent / "output.txt"
+    agent.process = ForkedProgram(  # type: ignore[assignment]
+        ["agent", "run", "--quiet", "--site", site.path], agent._output, environment
+    )
+    return agent
+
+
 class Federation:
     """``with Federation(folder, study) as all``: sites are set up, nothing runs; whatever runs is ended."""
 
@@ -84,7 +93,7 @@ class Federation:
             invite(self.authority, self.sites[name], name, url=url)
         self.journal = journal_of(self.authority.folder, study.hash)
         self.agents: dict[str, AgentProcess] = {}
-        self.aggregator: subprocess.Popen[bytes] | None = None
+        self.aggregator: ForkedProgram | None = None
         self._all: list[AgentProcess] = []
 
     def __enter__(self) -> Federation:
@@ -113,7 +122,7 @@ class Federation:
 
     def start(self, *names: str, **environment: str) -> None:
         for name in names or self.names:
-            self.agents[name] = AgentProcess(self.sites[name], environment=environment)
+            self.agents[name] = agent_process(self.sites[name], **environment)
             self._all.append(self.agents[name])
 
     def all_connected(self, *names: str) -> None:
@@ -121,16 +130,12 @@ class Federation:
         for name in names or self.names:
             wait_for(lambda name=name: "connected to" in self.log(name) or not self.agents[name].running())  # type: ignore[misc]
 
-    def serve(self, *words: str) -> subprocess.Popen[bytes]:
+    def serve(self, *words: str) -> ForkedProgram:
         """``dpadmm aggregator resume``: from the journal as it is, or from its beginning."""
-        with (self.folder / "aggregator.txt").open("ab") as out:
-            self.aggregator = subprocess.Popen(
-                [*program(), "aggregator", "resume", "--folder", self.authority.folder, "--no-page", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        said = self.folder / "aggregator.txt"
+        self.aggregator = ForkedProgram(
+            ["aggregator", "resume", "--folder", self.authority.folder, "--no-page", *words], said
+        )
         return self.aggregator
 
     def kill_aggregator(self) -> None:

@@ -11,23 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-
-PRELOADED = [
-    "dpadmm.experiments.cell",
-    "dpadmm.optim.kernels.formulas",
-    "dpadmm.optim.kernels.passes",
-    "numba.core.caching",
-    "scipy.linalg",
-    "pandas",
-    "cffi",
-]
-"""What a worker would load by itself; the server passes over a name that is gone."""
+from forked import server
 
 
 @contextmanager
 def quick_workers() -> Iterator[None]:
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiprocessing, "get_context", lambda method=None: server)
         yield

@@ -12,21 +12,34 @@ from dpadmm._base.errors import StudyError
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterator[IO[bytes]]:
     """Open a temporary neighbour of ``path`` for writing and move it there at the end; folders are made.
 
-    Whatever stops the writing, ``path`` is either what it was before or the whole new file.
+    Whatever stops the writing, ``path`` is either what it was before or the whole new file. Without ``replace``
+    a file that is there already is an error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as out:
+        part.unlink(missing_ok=True)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
-        os.replace(part, path)
+        (os.replace if replace else os.link)(part, path)
+        sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of new files durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def expanded(path: str | os.PathLike[str], where: str = "") -> Path:

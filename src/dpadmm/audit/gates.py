@@ -14,6 +14,7 @@ quantile: with fewer trials it is wider, and the rate of false alarms is the sam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -144,17 +145,13 @@ def _scores(seen: Seen, mu: float, level: float) -> list[Gate]:
     for world, expected in ((0, 0.0), (1, mu * SHARPNESS)):
         scores = seen.scores[seen.worlds == world]
         reach = _sigmas(level) / np.sqrt(scores.size)
-        low, high = _variance_limits(scores.size, level)
-        gates += [
-            _between(
-                f"score, world {world}: mean", scores.mean(), expected - reach, expected + reach, level,
-                f"The likelihood ratio is to be {expected:.4f} on average, no more and no less.",
-            ),
-            _between(
-                f"score, world {world}: variance", np.mean((scores - expected) ** 2), low, high, level,
-                "It is to vary as the noise that was promised.",
-            ),
-        ]  # fmt: skip
+        varies = np.mean((scores - expected) ** 2), *_variance_limits(scores.size, level)
+        gates += _between(
+            level,
+            (f"score, world {world}: mean", scores.mean(), expected - reach, expected + reach,
+             f"The likelihood ratio is to be {expected:.4f} on average, no more and no less."),
+            (f"score, world {world}: variance", *varies, "It is to vary as the noise that was promised."),
+        )  # fmt: skip
     return gates
 
 
@@ -168,36 +165,25 @@ def _noise(seen: Seen, level: float) -> list[Gate]:
     low, high = _variance_limits(n_studies * N_FEATURES, level / by_round.size)
     odd = max(by_round.ravel().tolist(), key=lambda variance: max(variance / high, low / (variance or low)))
     distance = ks_1samp(noise.ravel(), ndtr, method="asymp").statistic
-    lags = [_correlation(noise[:, i, :-1], noise[:, i, 1:]) for i in range(len(ROLES))]
-    lag = max(lags, key=abs)
+    lag = max((_correlation(noise[:, i, :-1], noise[:, i, 1:]) for i in range(len(ROLES))), key=abs)
     lag_reach = _sigmas(level / len(ROLES)) / np.sqrt(n_studies * (N_ROUNDS - 1) * N_FEATURES)
+    cross = _correlation(noise[:, 0], noise[:, 1])
     cross_reach = _sigmas(level) / np.sqrt(n_studies * N_ROUNDS * N_FEATURES)
-    return [
-        _between(
-            "noise: mean", worst, -reach, reach, level,
-            "What is left without the gradient averages 0 (the worst column, in standard errors).",
-        ),
-        _between(
-            "noise: variance", np.square(noise).mean(), *_variance_limits(noise.size, level), level,
-            "The noise is as large as promised, over all numbers.",
-        ),
-        _between(
-            "noise: variance by round", odd, low, high, level,
-            "The noise is as large as promised for each agent in each round (the oddest).",
-        ),
-        _between(
-            "noise: shape", distance, None, float(kstwo.isf(level, noise.size)), level,
-            "The noise is normal (Kolmogorov–Smirnov distance).",
-        ),
-        _between(
-            "noise: from round to round", lag, -lag_reach, lag_reach, level,
-            "The noise of a round says nothing about the next (correlation, the worse agent).",
-        ),
-        _between(
-            "noise: from agent to agent", _correlation(noise[:, 0], noise[:, 1]), -cross_reach, cross_reach,
-            level, "The noise of an agent says nothing about the other's (correlation).",
-        ),
-    ]  # fmt: skip
+    return _between(
+        level,
+        ("noise: mean", worst, -reach, reach,
+         "What is left without the gradient averages 0 (the worst column, in standard errors)."),
+        ("noise: variance", np.square(noise).mean(), *_variance_limits(noise.size, level),
+         "The noise is as large as promised, over all numbers."),
+        ("noise: variance by round", odd, low, high,
+         "The noise is as large as promised for each agent in each round (the oddest)."),
+        ("noise: shape", distance, None, float(kstwo.isf(level, noise.size)),
+         "The noise is normal (Kolmogorov–Smirnov distance)."),
+        ("noise: from round to round", lag, -lag_reach, lag_reach,
+         "The noise of a round says nothing about the next (correlation, the worse agent)."),
+        ("noise: from agent to agent", cross, -cross_reach, cross_reach,
+         "The noise of an agent says nothing about the other's (correlation)."),
+    )  # fmt: skip
 
 
 def _exact(seen: Seen, mu: float) -> list[Gate]:
@@ -205,53 +191,38 @@ def _exact(seen: Seen, mu: float) -> list[Gate]:
     vectors = np.rint(seen.residuals[..., IDLE] * noise_steps(mu)).reshape(-1, N_FEATURES - IDLE.start)
     repeats = len(vectors) - len(np.unique(vectors, axis=0))
     off = float(np.max(np.where(np.isfinite(seen.off_grid), seen.off_grid, 0.5)))
-    return [
-        _none(
-            "noise: never twice", repeats,
-            "No noise was used again, in another round, study or by another agent.",
-        ),
-        _between(
-            "answers are whole numbers", off, None, ON_GRID, 0.0,
-            "Uploads are what the public update makes of whole numbers on the grid (distance in steps).",
-        ),
-    ]  # fmt: skip
+    return _between(
+        0.0,
+        ("noise: never twice", repeats, None, 0.0,
+         "No noise was used again, in another round, study or by another agent."),
+        ("answers are whole numbers", off, None, ON_GRID,
+         "Uploads are what the public update makes of whole numbers on the grid (distance in steps)."),
+    )  # fmt: skip
 
 
 def _requests(seen: Seen) -> list[Gate]:
-    looks = int(seen.looks.sum())
-    return [
-        _none(
-            "repeated requests", int(np.sum(seen.repeated == 0)),
-            "The same request gets the same bytes, also from an agent that was restarted.",
-        ),
-        _none(
-            "recorded before sent", int(seen.unrecorded.sum()),
-            f"The ledger on disk knew of an upload when it arrived ({looks} looked at).",
-        ),
-        _none(
-            "ledger's sums", int(seen.misspent.sum()),
-            "Every study has spent exactly its rounds, and no ledger more than its cap.",
-        ),
-        _none(
-            "nothing beyond the cap", int(seen.overrun.sum()),
-            "One more round, and one more study, are refused.",
-        ),
-        _none(
-            "requests are answered", len(seen.refusals),
-            "No study was refused." if not seen.refusals
-            else f"Studies were refused: {', '.join(sorted(set(seen.refusals)))}.",
-        ),
-    ]  # fmt: skip
+    refused = f"Studies were refused: {', '.join(sorted(set(seen.refusals)))}."
+    return _between(
+        0.0,
+        ("repeated requests", np.sum(seen.repeated == 0), None, 0.0,
+         "The same request gets the same bytes, also from an agent that was restarted."),
+        ("recorded before sent", seen.unrecorded.sum(), None, 0.0,
+         f"The ledger on disk knew of an upload when it arrived ({seen.looks.sum()} looked at)."),
+        ("ledger's sums", seen.misspent.sum(), None, 0.0,
+         "Every study has spent exactly its rounds, and no ledger more than its cap."),
+        ("nothing beyond the cap", seen.overrun.sum(), None, 0.0, "One more round, and one more study, are refused."),
+        ("requests are answered", len(seen.refusals), None, 0.0, refused if seen.refusals else "No study was refused."),
+    )  # fmt: skip
 
 
-def _between(name: str, measured: float, low: float | None, high: float | None, level: float, sentence: str) -> Gate:
-    value = float(measured)
-    passed = (low is None or value >= low) and (high is None or value <= high)  # false for NaN
-    return Gate(name, value, low, high, passed, level, sentence)
-
-
-def _none(name: str, count: int, sentence: str) -> Gate:
-    return Gate(name, float(count), None, 0.0, count == 0, 0.0, sentence)
+def _between(level: float, *checks: tuple[str, Any, float | None, float | None, str]) -> list[Gate]:
+    """A gate for each (name, measured, lowest, highest, sentence)."""
+    gates = []
+    for name, measured, low, high, sentence in checks:
+        value = float(measured)
+        passed = (low is None or value >= low) and (high is None or value <= high)  # false for NaN
+        gates.append(Gate(name, value, low, high, passed, level, sentence))
+    return gates
 
 
 def _sigmas(level: float) -> float:

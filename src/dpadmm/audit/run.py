@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import wait as wait_for
+from functools import partial
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from typing import Any
 
 import dpadmm
 from dpadmm._base.checks import require_delta
-from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm._base.errors import StudyError
 from dpadmm.audit.game import N_FEATURES, N_ROUNDS, SHARPNESS, noise_multiplier
 from dpadmm.audit.gates import Gate, LowerBound, judge, lower_bound, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
+from dpadmm.experiments.workers import in_processes
 from dpadmm.privacy.accounting import exact_epsilon
 
 LEAST_TRIALS = 40
-LOOK_EVERY = 0.2
-"""Seconds between two looks at ``stop``."""
-ONE_THREAD = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
-
-class AuditFailed(DpadmmError):
-    """The audit itself could not be finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +77,6 @@ class Audit:
 
     @property
     def epsilon(self) -> float:
-        """The promise."""
         return exact_epsilon(self.plan.mu, self.plan.delta)
 
     @property
@@ -164,53 +149,11 @@ def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batc
 def _in_processes(batches: list[Batch], workers: int, stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:
     """Batches as they are finished; at the end the processes and their files are gone, whatever they did."""
     folder = Path(tempfile.mkdtemp(prefix="dpadmm-audit-", dir=memory_folder()))
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
-        with _as_children_need_it():
-            waiting: dict[Future[Seen], Batch] = {pool.submit(play, each, folder): each for each in batches}
-        while waiting and not stop():
-            done, _ = wait(waiting, timeout=LOOK_EVERY, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield waiting.pop(future), future.result()
-    except BrokenProcessPool as error:
-        raise AuditFailed(
-            "a worker process of the audit ended early, perhaps for lack of memory; run it again"
-        ) from error
+        yield from in_processes(partial(_player, folder), batches, workers=workers, stop=stop)
     finally:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_worker() -> None:
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for([parent.sentinel])
-        os._exit(1)
-
-
-@contextmanager
-def _as_children_need_it() -> Iterator[None]:
-    """Processes started inside have one thread each, and do not hear Ctrl-C: we end them."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    resource_tracker.ensure_running()  # it would undo the mask if it had to be started inside
-    mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
-    os.environ.update(ONE_THREAD)
-    try:
-        yield
-    finally:
-        pthread_sigmask(SIG_SETMASK, mask)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def _player(folder: Path) -> Callable[[Batch], Seen]:
+    return partial(play, folder=folder)

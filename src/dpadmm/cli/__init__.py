@@ -6,7 +6,7 @@ import inspect
 import io
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -43,20 +43,8 @@ COMMANDS = {
 }
 """The first line of every command's help."""
 
-_HOMES = {
-    "simulate": "simulate.simulate_command",
-    "predict": "model.predict",
-    "evaluate": "model.evaluate",
-    "explain": "model.explain",
-    "compare": "compare.compare_command",
-    "report": "reproduce.report",
-    "study": "study.study_app",
-    "agent": "agent.agent_app",
-    "aggregator": "aggregator.aggregator_app",
-    "federation": "federation.federation_app",
-    "ledger": "ledger.ledger_app",
-}
-"""Module and function of a command; the others have its name."""
+_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "report": "reproduce"}
+"""Files of commands that have another name than their command."""
 
 
 class Commands(TyperGroup):
@@ -100,9 +88,8 @@ class Commands(TyperGroup):
 
 
 def loaded(name: str) -> Any:
-    """Import a command."""
-    module, attribute = _HOMES.get(name, f"{name}.{name}").split(".")
-    command = getattr(import_module(f"dpadmm.cli.{module}"), attribute)
+    module = import_module(f"dpadmm.cli.{_HOMES.get(name, name)}")
+    command = getattr(module, f"{name}_app", None) or getattr(module, name)
     alone = typer.Typer(add_completion=False)
     alone.callback()(lambda: None)  # makes it a group
     if isinstance(command, typer.Typer):
@@ -141,9 +128,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Train one linear model across data owners with differential privacy."""
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from typer import Argument, Option
 
 from dpadmm._base.errors import Refusal, StudyError
-from dpadmm.cli.screen import AsJson, echo_json, rounded_down, rounded_up, say, say_path, table
+from dpadmm.cli.screen import AsJson, StudyFile, echo_json, rounded_down, rounded_up, say, say_path, show_table
 from dpadmm.federation.site import decisions
 from dpadmm.site.accounts import broken_promises
 from dpadmm.site.site import Site, counted, read_site
@@ -29,18 +28,18 @@ if TYPE_CHECKING:
     from dpadmm.federation.site.process import SiteProcess
     from dpadmm.trusted.unit import Persons
 
+
 agent_app = typer.Typer(
     help="For data owners: your table, your limits, and the studies you take part in.", no_args_is_help=True
 )
 
-StudyFile = Annotated[Path, typer.Argument(help="The study's TOML file.", show_default=False, metavar="STUDY")]
-SiteFile = Annotated[Path, typer.Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
-SiteOption = Annotated[Path, typer.Option("--site", help="Your site.toml.", metavar="SITE")]
+SiteFile = Annotated[Path, Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
+SiteOption = Annotated[Path, Option("--site", help="Your site.toml.", metavar="SITE")]
 
 
 @agent_app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder for this data set.", show_default=False, metavar="FOLDER")],
+    folder: Path = Argument(..., help="The folder for this data set.", show_default=False, metavar="FOLDER"),
 ) -> None:
     """Write a commented site.toml to fill in. Existing files are kept."""
     from dpadmm.cli.study import write_template
@@ -48,25 +47,22 @@ def init(
     file = folder / "site.toml"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are private
     write_template("site", file)
-    console = Console()
-    for line in (
+    say_path(
         f"Written: {file}",
         "1. Fill it in: your table, its label, the rows per person, your limits.",
         f"2. Check it:                 dpadmm agent check {file}",
         f"3. Create the ledger, once:  dpadmm agent begin {file}",
         f"4. Review each study:        dpadmm agent review STUDY --site {file}",
         f"5. Take part in a study:     dpadmm agent enrol STUDY --site {file}",
-    ):
-        say_path(console, line)
+    )
 
 
 @agent_app.command("check")
 def check(
     site_file: SiteFile,
-    study_file: Annotated[
-        Path | None,
-        typer.Option("--study", metavar="STUDY", help="Also count the cells that this study would change."),
-    ] = None,
+    study_file: Path | None = Option(
+        None, "--study", metavar="STUDY", help="Also count the cells that this study would change."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Read your table, and show your limits and the remaining budget.
@@ -82,21 +78,16 @@ def check(
     if as_json:
         counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
         return echo_json(_site_figures(site, persons, state) | counts)
-    console = Console()
-    say_path(console, f"Table: {site.table}")
-    for sentence in (*_rows_text(site, persons), *_limits_text(site.policy)):
-        say(console, sentence)
-    say_path(console, f"Ledger: {site.ledger}")
-    say(console, _ledger_text(site.policy, state))
-    for warning in _warnings(site, persons, state):
-        say(console, f"Warning: {warning}")
+    say_path(f"Table: {site.table}")
+    say(*_rows_text(site, persons), *_limits_text(site.policy))
+    say_path(f"Ledger: {site.ledger}")
+    say(_ledger_text(site.policy, state), *(f"Warning: {each}" for each in _warnings(site, persons, state)))
     if study is not None and survey is not None:
-        say(console, study.name, style="bold")
-        show_survey(console, study, survey)
-        for problem in survey.problems:
-            say(console, f"Warning: {problem}")
+        say(study.name, style="bold")
+        show_survey(study, survey)
+        say(*(f"Warning: {problem}" for problem in survey.problems))
     elif study is not None:
-        say(console, "Cells are counted in .csv and .parquet tables only.")
+        say("Cells are counted in .csv and .parquet tables only.")
     return None
 
 
@@ -105,9 +96,8 @@ def begin(site_file: SiteFile) -> None:
     """Create the ledger of this data set. Refused if there is one, because spent budget stays spent."""
     site = _opened(site_file)
     site.begin()
-    console = Console()
-    say_path(console, f"Created: {site.ledger}")
-    say(console, "Never delete it or restore an old copy: it is the only record of the spent budget.")
+    say_path(f"Created: {site.ledger}")
+    say("Never delete it or restore an old copy: it is the only record of the spent budget.")
 
 
 @agent_app.command("review")
@@ -115,8 +105,8 @@ def review(
     study_file: StudyFile,
     site_file: SiteOption = Path("site.toml"),
     as_json: AsJson = False,
-    accepted: Annotated[bool, typer.Option("--accept", help="Accept the study, like enrol.")] = False,
-    declined: Annotated[bool, typer.Option("--decline", help="Decline the study; an enrolled study is left.")] = False,
+    accepted: bool = Option(False, "--accept", help="Accept the study, like enrol."),
+    declined: bool = Option(False, "--decline", help="Decline the study; an enrolled study is left."),
 ) -> None:
     """Compare the cost of a study with your limits and your ledger; accept or decline it.
 
@@ -144,15 +134,14 @@ def review(
     else:
         _show_review(study, site, lines)
     if declined:
-        say(Console(stderr=as_json), _declined_text(study, site, *decisions.decline(site, study)))
+        say(_declined_text(study, site, *decisions.decline(site, study)), err=as_json)
         return
     if refusal:
         raise refusal
     if accepted:
         state = decisions.accept(site, study, rows)
     if not as_json:
-        _show_warnings(study, site, state)
-        say(Console(), _review_result(study, state))
+        say(*_owner_warnings(study, site, state), _review_result(study, state))
 
 
 @agent_app.command("enrol")
@@ -171,28 +160,22 @@ def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_j
         answer = {"study": study.hash, "rows": n_rows, "enrolled_at": at}
         amounts = {"reserved": _amount(reserved, site.policy), "left": _amount(left, site.policy)}
         return echo_json({**answer, **amounts})
-    console = Console()
     done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
-    say(console, f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
-    say_path(console, study.hash)
+    say(f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
+    say_path(study.hash)
     whole = f"{rounded_up(site.policy.epsilon)} at δ = {site.policy.delta:g}"
     rest = _epsilon_left(state.promised, site.policy)
-    say(console, f"Reserved: ε {_epsilon(reserved, site.policy)} of {whole}; left for other studies: {rest}.")
-    _show_warnings(study, site, state)
-    say(console, "Do not change the table until the study has ended: changed rows are refused.")
+    say(f"Reserved: ε {_epsilon(reserved, site.policy)} of {whole}; left for other studies: {rest}.")
+    say(*_owner_warnings(study, site, state))
+    say("Do not change the table until the study has ended: changed rows are refused.")
     return None
 
 
 @agent_app.command("leave")
 def leave(
-    study: Annotated[
-        str,
-        typer.Argument(
-            help="The study's file, its name, or the beginning of its hash.",
-            show_default=False,
-            metavar="STUDY",
-        ),
-    ],
+    study: str = Argument(
+        ..., help="The study's file, its name, or the beginning of its hash.", show_default=False, metavar="STUDY"
+    ),
     site_file: SiteOption = Path("site.toml"),
 ) -> None:
     """Leave a study: it gets no more answers, and its unused budget is released.
@@ -207,17 +190,17 @@ def leave(
     chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(state, study)
     already = state.account(chosen).closed
     state = state if already else decisions.leave(site, chosen)
-    account, console = state.accounts[chosen], Console()
+    account = state.accounts[chosen]
     done = "Already left, nothing changed" if already else "Left"
-    say(console, f"{done}: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
-    say_path(console, chosen)
+    say(f"{done}: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
+    say_path(chosen)
     spent, left = _epsilon(account.spent, site.policy), _epsilon_left(state.promised, site.policy)
-    say(console, f"It spent ε {spent}; left for other studies: {left}. {ENDED_EARLY}")
+    say(f"It spent ε {spent}; left for other studies: {left}. {ENDED_EARLY}")
 
 
 @agent_app.command("request")
 def request(
-    name: Annotated[str, typer.Argument(help="Site name.", show_default=False, metavar="NAME")],
+    name: str = Argument(..., help="Site name.", show_default=False, metavar="NAME"),
     site_file: SiteOption = Path("site.toml"),
 ) -> None:
     """Create the private key of your site, and a request to send to the aggregator."""
@@ -225,32 +208,30 @@ def request(
 
     folder = read_site(site_file).path.parent
     made = make_request(folder, name)
-    console = Console()
-    say_path(console, f"Send to the aggregator: {folder / 'network' / 'request.json'}")
-    say(console, "It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
-    say_path(console, made.fingerprint)
-    say(console, "Next: dpadmm agent join INVITATION, with the file that they send back.")
+    say_path(f"Send to the aggregator: {folder / 'network' / 'request.json'}")
+    say("It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
+    say_path(made.fingerprint)
+    say("Next: dpadmm agent join INVITATION, with the file that they send back.")
 
 
 @agent_app.command("join")
 def join(
-    invitation_file: Annotated[
-        Path, typer.Argument(help="The aggregator's invitation.", show_default=False, metavar="INVITATION")
-    ],
+    invitation_file: Path = Argument(
+        ..., help="The aggregator's invitation.", show_default=False, metavar="INVITATION"
+    ),
     site_file: SiteOption = Path("site.toml"),
-    fingerprint: Annotated[
-        str | None, typer.Option(help="The expected fingerprint, from the study coordinators.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="I have compared the fingerprint.")] = False,
+    fingerprint: str | None = Option(None, help="The expected fingerprint, from the study coordinators."),
+    yes: bool = Option(False, "--yes", help="I have compared the fingerprint."),
 ) -> None:
     """Accept the aggregator's invitation, after you have compared its fingerprint."""
     from dpadmm.federation.pki import joining
 
     folder, invitation = read_site(site_file).path.parent, joining.read_invitation(invitation_file)
-    console = Console()
-    say(console, f"Invitation for {invitation.name}, to connect to {invitation.url}")
-    say(console, "Fingerprint of the aggregator's authority:")
-    say_path(console, invitation.ca_fingerprint)
+    say(
+        f"Invitation for {invitation.name}, to connect to {invitation.url}",
+        "Fingerprint of the aggregator's authority:",
+    )
+    say_path(invitation.ca_fingerprint)
     if fingerprint is not None:
         if not joining.same_fingerprint(fingerprint, invitation.ca_fingerprint):
             raise StudyError("the fingerprints differ: this invitation is from somebody else")
@@ -260,15 +241,13 @@ def join(
         if not typer.confirm("Have you compared it with the study coordinators, and is it the same?"):
             raise StudyError("not joined: ask the study coordinators for their fingerprint")
     joining.join(folder, invitation)
-    say(console, f"Joined as {invitation.name}. Next, for each study you receive:")
-    say_path(console, f"  dpadmm agent review STUDY --accept --site {site_file}")
-    say_path(console, f"  dpadmm agent run --site {site_file}")
+    say(f"Joined as {invitation.name}. Next, for each study you receive:")
+    say_path(f"  dpadmm agent review STUDY --accept --site {site_file}", f"  dpadmm agent run --site {site_file}")
 
 
 @agent_app.command("run")
 def run(
-    site_file: SiteOption = Path("site.toml"),
-    quiet: Annotated[bool, typer.Option("--quiet", help="Log to agent.log only.")] = False,
+    site_file: SiteOption = Path("site.toml"), quiet: bool = Option(False, "--quiet", help="Log to agent.log only.")
 ) -> None:
     """Answer the studies that you accepted, until it is stopped. Connects to the broker; opens no port.
 
@@ -278,11 +257,10 @@ def run(
 
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # gives memory of tables back
     site = read_site(site_file)
-    for warning in (*site.warnings(), *broken_promises(site.policy, read_ledger(site.ledger))):
-        typer.echo(f"dpadmm: warning: {warning}", err=True)
+    _warn(*site.warnings(), *broken_promises(site.policy, read_ledger(site.ledger)))
     log = make_log(site.path.parent, terminal=not quiet)
     with _without_pandas():
-        asyncio.run(_run_until_signal(SiteProcess(site, log)))
+        asyncio.run(_until_signal(SiteProcess(site, log)))
     log.info("stopped")
 
 
@@ -303,7 +281,7 @@ def _without_pandas() -> Iterator[None]:
         del sys.modules["pandas"]
 
 
-async def _run_until_signal(process: SiteProcess) -> None:
+async def _until_signal(process: SiteProcess) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -321,17 +299,21 @@ def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -
     seen["connected"] = seen["running"] and seen["connected"]
     if as_json:
         return echo_json(seen)
-    console = Console()
     running = "is running" if seen["running"] else "is not running"
     connected = "connected" if seen["connected"] else "not connected"
-    say(console, f"{seen['site']}: the agent {running}, {connected} to {seen['broker']} ({seen['at']})")
-    say(console, f"Its certificate is valid until {seen['certificate_expires'][:10]}.")
-    out = table("study", "decision", "answering", "last round", "of")
-    for each in seen["studies"]:
-        answering = "yes" if each["answering"] and seen["running"] else "no"
-        last = "" if each["last_round"] is None else str(each["last_round"])
-        out.add_row(each["name"], each["decision"], answering, last, str(each["n_rounds"]))
-    return console.print(out)
+    say(f"{seen['site']}: the agent {running}, {connected} to {seen['broker']} ({seen['at']})")
+    say(f"Its certificate is valid until {seen['certificate_expires'][:10]}.")
+    rows = [
+        (
+            each["name"],
+            each["decision"],
+            "yes" if each["answering"] and seen["running"] else "no",
+            "" if each["last_round"] is None else str(each["last_round"]),
+            str(each["n_rounds"]),
+        )
+        for each in seen["studies"]
+    ]
+    return show_table(("study", "decision", "answering", "last round", "of"), rows)
 
 
 def _is_alive(pid: object) -> bool:
@@ -346,9 +328,13 @@ def _is_alive(pid: object) -> bool:
 
 def _opened(path: Path) -> Site:
     site = read_site(path)
-    for warning in site.warnings():
-        typer.echo(f"dpadmm: warning: {warning}", err=True)
+    _warn(*site.warnings())
     return site
+
+
+def _warn(*warnings: str) -> None:
+    for warning in warnings:
+        typer.echo(f"dpadmm: warning: {warning}", err=True)
 
 
 def _ledger_state(site: Site) -> LedgerState | None:
@@ -448,20 +434,16 @@ def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None
     promised, known = state.promised, state.accounts.get(study.hash)
     if known is not None and not known.closed:
         promised -= Fraction(known.reservation.mu_squared)
-    lines: list[dict[str, Any]] = []
+    lines = []
     for limit in policy.evaluate(study.terms, n_rows, promised):
+        values: dict[str, tuple[Any, ...]] = {limit.name: (limit.asked, limit.allowed, limit.left)}
         if limit.name == "budget":
-            sums = (limit.asked, limit.allowed, limit.left)
-            asked, allowed, left = (_amount(Fraction(cast(float, value)), policy) for value in sums)
-            lines += [_line(name, asked[name], allowed[name], left[name], limit.holds) for name in asked]
-        else:
-            names = list(limit.allowed) if isinstance(limit.allowed, tuple) else limit.allowed
-            lines.append(_line(limit.name, limit.asked, names, limit.left, limit.holds))
+            sums = [_amount(Fraction(cast(float, each)), policy) for each in values["budget"]]
+            values = {name: tuple(each[name] for each in sums) for name in sums[0]}
+        for name, (asked, allowed, left) in values.items():
+            names = list(allowed) if isinstance(allowed, tuple) else allowed
+            lines.append({"limit": name, "asked": asked, "allowed": names, "left": left, "holds": limit.holds})
     return lines
-
-
-def _line(limit: str, asked: Any, allowed: Any, left: Any, holds: bool) -> dict[str, Any]:
-    return {"limit": limit, "asked": asked, "allowed": allowed, "left": left, "holds": holds}
 
 
 def _left(policy: Policy, promised: Fraction) -> Fraction:
@@ -487,26 +469,24 @@ def _epsilon_left(promised: Fraction, policy: Policy) -> str:
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     from dpadmm.cli.study import in_words
 
-    console, policy = Console(), site.policy
-    say(console, study.name, style="bold")
-    say_path(console, study.hash)
-    say(console, in_words(study)[0])
-    console.print(_limits_table(policy, lines))
+    policy = site.policy
+    say(study.name, style="bold")
+    say_path(study.hash)
+    say(in_words(study)[0])
+    names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
+    rows = [
+        (
+            names.get(line["limit"], line["limit"]),
+            *(_cell(line["limit"], name, line[name]) for name in ("asked", "allowed", "left")),
+            "yes" if line["holds"] else "no",
+        )
+        for line in lines
+    ]
+    show_table(("", "asked", "allowed", "left", "fits"), rows, fold=range(5))
     who = "with one row" if policy.unit.rows == 1 else f"with up to {policy.unit.rows} rows"
     cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
     text = f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}"
-    say(console, f"{text}; Σμ² of several studies adds up, ε does not.")
-
-
-def _limits_table(policy: Policy, limits: list[dict[str, Any]]) -> Table:
-    names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
-    out = table("", "asked", "allowed", "left", "fits")
-    for column in out.columns:
-        column.overflow = "fold"
-    for line in limits:
-        cells = (_cell(line["limit"], name, line[name]) for name in ("asked", "allowed", "left"))
-        out.add_row(names.get(line["limit"], line["limit"]), *cells, "yes" if line["holds"] else "no")
-    return out
+    say(f"{text}; Σμ² of several studies adds up, ε does not.")
 
 
 def _cell(limit: str, column: str, value: Any) -> str:
@@ -522,9 +502,9 @@ def _cell(limit: str, column: str, value: Any) -> str:
     return f"{at_least}{value:,}" if isinstance(value, int) else str(value)
 
 
-def _show_warnings(study: Study, site: Site, state: LedgerState) -> None:
-    for warning in (*site.rows.warnings(study), *broken_promises(site.policy, state)):
-        say(Console(), f"For the owner only: {warning}")
+def _owner_warnings(study: Study, site: Site, state: LedgerState) -> list[str]:
+    found = (*site.rows.warnings(study), *broken_promises(site.policy, state))
+    return [f"For the owner only: {warning}" for warning in found]
 
 
 def _declined_text(study: Study, site: Site, state: LedgerState, changed: bool) -> str:

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
+from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.files import atomic_file
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import AsJson, echo_json, progress_bar, say, say_path, table
+from dpadmm.cli.screen import AsJson, echo_json, progress_bar, say, say_path, show_table, write
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dpadmm.federation.aggregator.coordinator import View
+    from dpadmm.federation.aggregator.coordinator import Coordinator
     from dpadmm.federation.aggregator.server import Server
 
 T = TypeVar("T")
@@ -30,60 +29,46 @@ aggregator_app = typer.Typer(
     help="For study coordinators: certificates, the broker, rounds and the model.", no_args_is_help=True
 )
 
-Folder = Annotated[Path, typer.Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")]
+Folder = Annotated[Path, Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")]
 ChosenStudy = Annotated[
-    Path | None,
-    typer.Argument(help="The study's file; optional if there is only one study.", metavar="STUDY"),
+    Path | None, Argument(help="The study's file; optional if there is only one study.", metavar="STUDY")
 ]
-Port = Annotated[int | None, typer.Option("--port", help="Another port for the built-in broker.", metavar="PORT")]
+Port = Annotated[int | None, Option("--port", help="Another port for the built-in broker.", metavar="PORT")]
 BrokerUrl = Annotated[
-    str | None,
-    typer.Option("--broker", help="An existing NATS broker, instead of the built-in broker.", metavar="URL"),
+    str | None, Option("--broker", help="An existing NATS broker, instead of the built-in broker.", metavar="URL")
 ]
-PagePort = Annotated[
-    int, typer.Option("--page-port", help="Port of the live page; 0 for any free port.", metavar="PORT")
-]
-WithPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve a live page on this machine only.")]
+PagePort = Annotated[int, Option("--page-port", help="Port of the live page; 0 for any free port.", metavar="PORT")]
+WithPage = Annotated[bool, Option("--page/--no-page", help="Serve a live page on this machine only.")]
 HERE = Path()
 
 
 @aggregator_app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder.", show_default=False, metavar="FOLDER")],
-    host: Annotated[
-        list[str],
-        typer.Option(help="A host name or address under which sites reach this machine; repeatable."),
-    ],
-    port: Annotated[int, typer.Option(help="The port of the broker.")] = 4222,
-    listen: Annotated[
-        str | None,
-        typer.Option(help="The address on which the broker listens.", show_default="all addresses"),
-    ] = None,
+    folder: Path = Argument(..., help="A new folder.", show_default=False, metavar="FOLDER"),
+    host: list[str] = Option(..., help="A host name or address under which sites reach this machine; repeatable."),
+    port: int = Option(4222, help="The port of the broker."),
+    listen: str | None = Option(None, help="The address on which the broker listens.", show_default="all addresses"),
 ) -> None:
     """Create an aggregator: its certificate authority and the configuration of its broker."""
     from dpadmm.federation.pki.authority import Authority
 
     authority = Authority.create(folder, hosts=host, port=port, listen=listen)
-    console = Console()
-    say_path(console, f"Created: {folder}. It contains private keys: keep it secret.")
-    say_path(console, f"Sites will connect to {authority.url}")
-    say(console, "Fingerprint of this authority, which sites compare when they join:")
-    say_path(console, authority.fingerprint)
-    say_path(console, f"Next: dpadmm aggregator approve REQUEST --folder {folder}")
+    say_path(f"Created: {folder}. It contains private keys: keep it secret.")
+    say_path(f"Sites will connect to {authority.url}")
+    say("Fingerprint of this authority, which sites compare when they join:")
+    say_path(authority.fingerprint)
+    say_path(f"Next: dpadmm aggregator approve REQUEST --folder {folder}")
 
 
 @aggregator_app.command("approve")
 def approve(
-    request: Annotated[Path, typer.Argument(help="The site's request.json.", show_default=False)],
+    request: Path = Argument(..., help="The site's request.json.", show_default=False),
     folder: Folder = HERE,
-    days: Annotated[int, typer.Option(help="Validity of the certificate in days.", metavar="DAYS")] = 397,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="The invitation's file.", metavar="FILE", show_default=False),
-    ] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option(help="The expected fingerprint, from the owner of the site.")
-    ] = None,
+    days: int = Option(397, help="Validity of the certificate in days.", metavar="DAYS"),
+    output: Path | None = Option(
+        None, "-o", "--output", help="The invitation's file.", metavar="FILE", show_default=False
+    ),
+    fingerprint: str | None = Option(None, help="The expected fingerprint, from the owner of the site."),
 ) -> None:
     """Certify the key of a site, and write the invitation to send back. Neither file is secret."""
     from dpadmm.federation.pki.authority import Authority
@@ -96,19 +81,16 @@ def approve(
     if target.exists():
         raise StudyError(f"{target} exists; choose another name with --output")
     invitation = authority.approve(asked, days=days)
-    with atomic_file(target) as out:
-        out.write(invitation.as_bytes())
-    console = Console()
-    say_path(console, f"Approved {asked.name}. Send to the site: {target}")
-    say(console, "Fingerprint of its key; compare it with the owner of the site, for example by telephone:")
-    say_path(console, asked.fingerprint)
-    say_path(console, f"If it differs: dpadmm aggregator revoke {asked.name} --folder {folder}")
+    write(target, invitation.as_bytes())
+    say_path(f"Approved {asked.name}. Send to the site: {target}")
+    say("Fingerprint of its key; compare it with the owner of the site, for example by telephone:")
+    say_path(asked.fingerprint)
+    say_path(f"If it differs: dpadmm aggregator revoke {asked.name} --folder {folder}")
 
 
 @aggregator_app.command("revoke")
 def revoke(
-    name: Annotated[str, typer.Argument(help="Site name.", show_default=False, metavar="NAME")],
-    folder: Folder = HERE,
+    name: str = Argument(..., help="Site name.", show_default=False, metavar="NAME"), folder: Folder = HERE
 ) -> None:
     """Revoke the certificates of a site. It is disconnected at once; studies continue with their quorum."""
     from dpadmm.federation.nats.broker import Broker
@@ -119,7 +101,7 @@ def revoke(
     broker = Broker(authority)
     if running := broker.alive():
         broker.reload()
-    say(Console(), f"Revoked: {name}." + (" The broker has closed its connections." if running else ""))
+    say(f"Revoked: {name}." + (" The broker has closed its connections." if running else ""))
 
 
 @aggregator_app.command("sites")
@@ -135,20 +117,16 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
         rows.append((each.name, state, f"{each.expires:%Y-%m-%d}"))
     if as_json:
         return echo_json([dict(zip(("name", "state", "expires"), row, strict=True)) for row in rows])
-    out = table("site", "state", "valid until")
-    for row in rows:
-        out.add_row(*row)
-    return Console().print(out)
+    return show_table(("site", "state", "valid until"), rows)
 
 
 @aggregator_app.command("serve")
 def serve(
-    study_file: Annotated[Path, typer.Argument(help="The study's file.", show_default=False, metavar="STUDY")],
+    study_file: Path = Argument(..., help="The study's file.", show_default=False, metavar="STUDY"),
     folder: Folder = HERE,
-    only: Annotated[
-        str | None,
-        typer.Option("--sites", help="Site names, separated by commas.", show_default="all approved sites"),
-    ] = None,
+    only: str | None = Option(
+        None, "--sites", help="Site names, separated by commas.", show_default="all approved sites"
+    ),
     broker: BrokerUrl = None,
     port: Port = None,
     page: WithPage = True,
@@ -201,11 +179,11 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
 
 @aggregator_app.command("export")
 def export(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The model's file.", metavar="MODEL")],
+    output: Path = Option(..., "-o", "--output", help="The model's file.", metavar="MODEL"),
     study_file: ChosenStudy = None,
     folder: Folder = HERE,
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Export before the last round is done.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    unfinished: bool = Option(False, "--unfinished", help="Export before the last round is done."),
+    overwrite: bool = Option(False, "--overwrite", help="Replace existing files."),
 ) -> None:
     """Write the model, its privacy statement and the transcript of a study, from its journal."""
     from dpadmm.cli.train import statement_path
@@ -224,12 +202,8 @@ def export(
             raise StudyError(f"{done}: resume the study, or add --unfinished")
         write_transcript(journal, transcript)
     model_of(result).save(output)
-    with atomic_file(statement_path(output)) as out:
-        out.write(result.statement.as_bytes())
-    console = Console()
-    say_path(console, f"Model:      {output}")
-    say_path(console, f"Statement:  {statement_path(output)}")
-    say_path(console, f"Transcript: {transcript}")
+    write(statement_path(output), result.statement.as_bytes())
+    say_path(f"Model:      {output}", f"Statement:  {statement_path(output)}", f"Transcript: {transcript}")
 
 
 def _journal(folder: Path, study_file: Path | None) -> Path:
@@ -260,35 +234,34 @@ def _run(server: Server, folder: Path, study: Path | None, page_port: int | None
     """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
     from dpadmm.federation.page import Page
 
-    console = Console()
     with ExitStack() as resources, progress_bar(quiet=False) as bar:
 
-        def on_start(view: View) -> None:
-            seen = view.snapshot()
-            say(console, seen["study"]["name"], style="bold")
-            say_path(console, seen["study"]["hash"])
+        def on_start(run: Coordinator) -> None:
+            seen = run.snapshot()
+            say(seen["study"]["name"], style="bold")
+            say_path(seen["study"]["hash"])
             names = ", ".join(site["name"] for site in seen["sites"])
-            say(console, f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
+            say(f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
             if not seen["rounds_done"]:
-                say(console, "Waiting for the sites ...")
+                say("Waiting for the sites ...")
             if page_port is not None:
-                page = resources.enter_context(Page(view.snapshot, port=page_port))
-                say_path(console, f"Live page, on this machine only: {page.url}")
-            follow_rounds(view, bar, seen["study"]["n_rounds"])
+                page = resources.enter_context(Page(run.snapshot, port=page_port))
+                say_path(f"Live page, on this machine only: {page.url}")
+            follow_rounds(run, bar, seen["study"]["n_rounds"])
 
         message = "stopped; nothing is lost: dpadmm aggregator resume continues with the same round"
-        view = asyncio.run(until_signal(server.run(on_start), message))
-    _show(view.snapshot())
+        run = asyncio.run(until_signal(server.run(on_start), message))
+    _show(run.snapshot())
     which = "" if study is None else f"{study} "
-    say_path(console, f"Next: dpadmm aggregator export {which}-o MODEL.dpadmm --folder {folder}")
+    say_path(f"Next: dpadmm aggregator export {which}-o MODEL.dpadmm --folder {folder}")
 
 
-def follow_rounds(view: View, bar: Progress, n_rounds: int) -> None:
+def follow_rounds(run: Coordinator, bar: Progress, n_rounds: int) -> None:
     """Update a progress bar a few times a second, as long as the event loop runs."""
     task, loop = bar.add_task("rounds", total=n_rounds), asyncio.get_running_loop()
 
     def update() -> None:
-        bar.update(task, completed=view.run.rounds_done)
+        bar.update(task, completed=run.rounds_done)
         loop.call_later(0.2, update)
 
     update()
@@ -307,20 +280,25 @@ async def until_signal(work: Coroutine[Any, Any, T], message: str) -> T:
 
 def _show(seen: dict[str, Any]) -> None:
     """The state of a study: rounds, sites, and the last warnings."""
-    console, study = Console(), seen["study"]
+    study = seen["study"]
     words = {"running": "not finished", "waiting": "not started"}
-    say(console, study["name"], style="bold")
+    say(study["name"], style="bold")
     usual = seen["median_seconds"]
     pace = "" if usual is None else f", {1000 * usual:.0f} ms each" if usual < 1 else f", {usual:.1f} s each"
     if seen.get("served") is False and seen["state"] != "done":
-        say(console, "No aggregator is running this study: dpadmm aggregator resume continues it.")
+        say("No aggregator is running this study: dpadmm aggregator resume continues it.")
     rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}"
-    say(console, f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
-    out = table("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}")
-    for site in seen["sites"]:
-        state = site["state"] + (f" ({site['code']})" if site["code"] else "")
-        rows = "" if site["rows"] is None else f"{site['rows']:,}"
-        out.add_row(site["name"], state, rows, str(site["answered"]), f"{site['epsilon']:.4f}")
-    console.print(out)
-    for event in [event for event in seen["events"] if event["level"] != "info"][-5:]:
-        say(console, f"{event['at'][:19]} {event['text']}")
+    say(f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
+    rows = [
+        (
+            site["name"],
+            site["state"] + (f" ({site['code']})" if site["code"] else ""),
+            "" if site["rows"] is None else f"{site['rows']:,}",
+            str(site["answered"]),
+            f"{site['epsilon']:.4f}",
+        )
+        for site in seen["sites"]
+    ]
+    show_table(("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}"), rows)
+    said = [event for event in seen["events"] if event["level"] != "info"][-5:]
+    say(*(f"{event['at'][:19]} {event['text']}" for event in said))

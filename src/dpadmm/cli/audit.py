@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from typer import Option
 
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import AsJson, CtrlC, echo_json, progress_bar, say, say_path, table
-from dpadmm.experiments.runner import n_cores
+from dpadmm.cli.screen import AsJson, CtrlC, Row, echo_json, progress_bar, say, say_path, show_table
+from dpadmm.experiments.workers import n_cores
 from dpadmm.reporting.run_folder import check_folder, write_text
 
 if TYPE_CHECKING:
@@ -25,15 +24,13 @@ VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("un
 
 
 def audit(
-    trials: Annotated[int, typer.Option(help="Number of studies to attack; each has two agents.")] = 10_000,
-    mu: Annotated[float, typer.Option(help="The guarantee of a study: μ-GDP in total.")] = 2.0,
-    delta: Annotated[float, typer.Option(help="The δ for which ε is computed.")] = 1e-5,
-    workers: Annotated[int | None, typer.Option(help="Number of processes.", show_default="all cores")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figure and the numbers.")] = Path(
-        "runs/audit"
-    ),
+    trials: int = Option(10_000, help="Number of studies to attack; each has two agents."),
+    mu: float = Option(2.0, help="The guarantee of a study: μ-GDP in total."),
+    delta: float = Option(1e-5, help="The δ for which ε is computed."),
+    workers: int | None = Option(None, help="Number of processes.", show_default="all cores"),
+    output: Path = Option(Path("runs/audit"), "--output", "-o", help="Folder for the figure and the numbers."),
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show the verdict only.")] = False,
+    quiet: bool = Option(False, "--quiet", help="Show the verdict only."),
 ) -> None:
     """Run a privacy attack against the shipped agent, and check that it keeps its guarantee.
 
@@ -84,46 +81,39 @@ def _write(result: Audit, folder: Path) -> Path | None:
 
 
 def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: bool) -> None:
-    console = Console()
     plan, bound = result.plan, result.bound
     if not verdict_only:
-        console.print(_gates_table(result))
+        rows: list[Row] = []
+        for gate in result.gates:
+            word, style = VERDICTS[gate.passed]
+            limits = ("" if limit is None else _number(limit) for limit in (gate.low, gate.high))
+            rows.append((gate.name, _number(gate.measured), *limits, f"[{style}]{word}[/{style}]"))
+        show_table(("gate", "measured", "from", "to", ""), rows)
     for gate in result.gates:
         if not gate.passed:
-            say(console, f"{gate.name}: {gate.sentence}", VERDICTS[gate.passed][1])
-    n_red = sum(gate.red for gate in result.gates)
-    share = bound.epsilon / result.epsilon
-    if n_red:
-        say(console, f"RED: {n_red} of {len(result.gates)} gates failed. Do not use this build.", "bold red")
+            say(f"{gate.name}: {gate.sentence}", style=VERDICTS[gate.passed][1])
+    if n_red := sum(gate.red for gate in result.gates):
+        say(f"RED: {n_red} of {len(result.gates)} gates failed. Do not use this build.", style="bold red")
     else:
         decided = all(gate.passed for gate in result.gates)
         word = "GREEN" if decided else "GREEN so far, with too few trials to decide all gates"
         say(
-            console,
-            f"{word}: the attack proves ε ≥ {bound.epsilon:.3f} of the guaranteed {result.epsilon:.3f} "
-            f"({share:.1%}), at δ = {plan.delta:g} with {100 * plan.confidence:g}% confidence.",
-            "bold green" if decided else "yellow",
+            f"{word}: the attack proves ε ≥ {bound.epsilon:.3f} of the guaranteed {result.epsilon:.3f} ("
+            f"{bound.epsilon / result.epsilon:.1%}), at δ = {plan.delta:g} with {100 * plan.confidence:g}% confidence.",
+            style="bold green" if decided else "yellow",
         )
     if verdict_only:
         return
+    rate = result.false_alarm
+    rarely = f"about once in {int(float(f'{1.0 / rate:.1g}')):,} times" if rate > 0 else "never"
     say(
-        console,
-        f"{result.n_studies} studies in {result.seconds:.0f} s. Correct code fails such an audit "
-        f"{_rarely(result.false_alarm)}. The guarantee is for a person with one row, replace-one neighbours.",
+        f"{result.n_studies} studies in {result.seconds:.0f} s. Correct code fails such an audit {rarely}. "
+        "The guarantee is for a person with one row, replace-one neighbours.",
         style="dim",
     )
     if figure:
-        say_path(console, f"Figure: {figure}")
-    say_path(console, f"All numbers: {folder / 'audit.json'}")
-
-
-def _gates_table(result: Audit) -> Table:
-    out = table("gate", "measured", "from", "to", "")
-    for gate in result.gates:
-        word, style = VERDICTS[gate.passed]
-        limits = ("" if limit is None else _number(limit) for limit in (gate.low, gate.high))
-        out.add_row(gate.name, _number(gate.measured), *limits, f"[{style}]{word}[/{style}]")
-    return out
+        say_path(f"Figure: {figure}")
+    say_path(f"All numbers: {folder / 'audit.json'}")
 
 
 def _number(value: float) -> str:
@@ -133,7 +123,3 @@ def _number(value: float) -> str:
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value)}"
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
-
-
-def _rarely(rate: float) -> str:
-    return f"about once in {int(float(f'{1.0 / rate:.1g}')):,} times" if rate > 0 else "never"

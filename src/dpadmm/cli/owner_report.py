@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from dpadmm.cli.screen import say, table
-from dpadmm.data.encoder import Report, much
+from dpadmm.cli.screen import say, show_table
+from dpadmm.data.encoder import Report, Tally, much
 from dpadmm.data.reader import line_warnings
 
 OWNER_ONLY = "For the owner of the table only: these counts have no noise and must not be published."
@@ -32,31 +32,34 @@ def warnings(report: Report, path: Path) -> list[str]:
 
 
 def as_json(report: Report, path: Path) -> dict[str, Any]:
-    """The counts as plain values."""
     columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
     counts = {"rows": report.rows, "shortened": report.shortened, "columns": columns}
     return {"note": OWNER_ONLY, **counts, "warnings": warnings(report, path)}
 
 
-def show(console: Console, report: Report, path: Path) -> None:
+def show(report: Report, path: Path) -> None:
     """Show columns with changed cells, and warnings."""
-    counted = {name: (each.clamped, each.unknown, each.missing) for name, each in report.columns.items()}
-    changed = {name: counts for name, counts in counted.items() if any(counts)}
-    if changed:
-        out = table("cells of column", "clamped", "unknown", "missing")
-        out.columns[0].overflow = "fold"
-        for name, counts in list(changed.items())[:SHOWN]:
-            out.add_row(Text(name), *(_share(count, report.rows) for count in counts))
-        if len(changed) > SHOWN:
-            out.caption = f"and {len(changed) - SHOWN} more columns; --json has them all"
-        console.print(out)
+    n_changed = show_counts(report.columns, report.rows)
     if report.shortened:
-        say(console, f"{_share(report.shortened, report.rows)} of the rows were shortened to the study's row norm.")
-    if changed or report.shortened:
-        say(console, OWNER_ONLY, style="dim")
-    for sentence in warnings(report, path):
-        say(console, f"Warning: {sentence}", style="bold")
+        share = f"{report.shortened:,} ({report.shortened / report.rows:.1%})"
+        say(f"{share} of the rows were longer than the study's row norm, and shortened to it.")
+    if n_changed or report.shortened:
+        say(OWNER_ONLY, style="dim")
+    say(*(f"Warning: {sentence}" for sentence in warnings(report, path)), style="bold")
 
 
-def _share(count: int, rows: int) -> str:
-    return f"{count:,} ({100.0 * count / rows:.1f}%)" if count else "–"
+def show_counts(columns: Mapping[str, Tally], rows: int) -> int:
+    """A table of the columns with changed cells, if there are any; how many there are."""
+    changed = {name: counts for name, each in columns.items() if any(counts := vars(each).values())}
+    more = len(changed) - SHOWN
+    if changed:
+        show_table(
+            ("cells of column", *vars(Tally())),
+            [
+                (Text(name), *(f"{count:,} ({count / rows:.1%})" if count else "0" for count in counts))
+                for name, counts in list(changed.items())[:SHOWN]
+            ],
+            fold=[0],
+            caption=f"and {more} more columns; --json has them all" if more > 0 else None,
+        )
+    return len(changed)

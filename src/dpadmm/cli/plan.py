@@ -6,27 +6,14 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
-from rich.console import Console
-from rich.table import Table
+from typer import Option
 
 from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
-from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import (
-    AsJson,
-    CtrlC,
-    StudyFile,
-    echo_json,
-    progress_bar,
-    rounded_up,
-    say,
-    say_path,
-    table,
-)
+from dpadmm.cli import Interrupted, screen
+from dpadmm.cli.screen import AsJson, Row, StudyFile, echo_json, say, say_path, show_table
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
@@ -47,44 +34,29 @@ MUCH = 0.015
 
 def plan(
     study_file: StudyFile,
-    rows: Annotated[
-        str,
-        typer.Option(
-            "--rows",
-            "-m",
-            help="Rows of every agent: one number, or one per agent separated by commas.",
-            metavar="M",
-        ),
-    ],
-    agents: Annotated[int | None, typer.Option("--agents", "-n", help="Number of agents.", metavar="N")] = None,
-    public: Annotated[
-        Path | None,
-        typer.Option(help="A public table with the same columns; without it, rows are synthetic.", metavar="TABLE"),
-    ] = None,
-    epsilon: Annotated[
-        str | None,
-        typer.Option(
-            "--epsilon",
-            "-e",
-            help="Values of total ε, separated by commas.",
-            show_default="half, one and two times the study's ε",
-        ),
-    ] = None,
-    rounds: Annotated[
-        str, typer.Option("--rounds", "-t", help="Numbers of rounds to compare, in addition to the study's.")
-    ] = ROUNDS,
-    repeats: Annotated[int, typer.Option(help="Runs for every ε and number of rounds.")] = 5,
-    goal: Annotated[
-        float | None,
-        typer.Option(
-            help="The accuracy to reach (such as 0.8), or for regression the largest root mean square error.",
-            show_default="halfway between no learning and no privacy",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the figure and the numbers.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of splits and simulated noise.")] = 1,
+    rows: str = Option(
+        ..., "--rows", "-m", help="Rows of every agent: one number, or one per agent separated by commas.", metavar="M"
+    ),
+    agents: int | None = Option(None, "--agents", "-n", help="Number of agents.", metavar="N"),
+    public: Path | None = Option(
+        None, help="A public table with the same columns; without it, rows are synthetic.", metavar="TABLE"
+    ),
+    epsilon: str | None = Option(
+        None,
+        "--epsilon",
+        "-e",
+        help="Values of total ε, separated by commas.",
+        show_default="half, one and two times the study's ε",
+    ),
+    rounds: str = Option(ROUNDS, "--rounds", "-t", help="Numbers of rounds to compare, in addition to the study's."),
+    repeats: int = Option(5, help="Runs for every ε and number of rounds."),
+    goal: float | None = Option(
+        None,
+        help="The accuracy to reach (such as 0.8), or for regression the largest root mean square error.",
+        show_default="halfway between no learning and no privacy",
+    ),
+    output: Path | None = Option(None, "--output", "-o", help="Folder for the figure and the numbers."),
+    seed: int = Option(1, help="Seed of splits and simulated noise."),
     as_json: AsJson = False,
 ) -> None:
     """Forecast the cost and the accuracy of a study, without reading private rows.
@@ -124,16 +96,12 @@ def plan(
     )
     written = [] if output is None else _write(made, output)
     if as_json:
-        echo_json({**made.as_json(), "files": [str(path) for path in written]})
-        return
-    console = Console()
-    show(console, made)
-    for path in written:
-        say_path(console, f"Written: {path}")
+        return echo_json({**made.as_json(), "files": [str(path) for path in written]})
+    show(made)
+    return say_path(*(f"Written: {path}" for path in written))
 
 
 def planned_sizes(agents: int | None, rows: str) -> Integers:
-    """The planned number of rows of every agent."""
     counts = [int(m) for m in numbers("rows", rows, whole=True, least=2, most=MOST_ROWS)]
     if agents is not None and not 1 <= agents <= MOST_AGENTS:
         raise StudyError(f"agents must be a whole number from 1 to {MOST_AGENTS:,}, not {agents}")
@@ -147,7 +115,6 @@ def planned_sizes(agents: int | None, rows: str) -> Integers:
 def numbers(
     name: str, text: str, *, whole: bool = False, least: float = 1.0, most: float = 100_000.0
 ) -> tuple[float, ...]:
-    """Numbers separated by commas."""
     low = least if whole else 0.0
     try:
         values = tuple(float(int(part) if whole else float(part)) for part in text.split(","))
@@ -165,10 +132,8 @@ def _check(*, higher: bool, repeats: int, goal: float | None, seed: int) -> None
     if seed < 0:
         raise StudyError(f"seed must be a whole number of at least 0, not {seed}")
     if goal is not None and not 0.0 < goal < (1.0 if higher else math.inf):
-        kind = "a positive error in the units of the label"
-        if higher:
-            kind = "an accuracy between 0 and 1, such as 0.8"
-        raise StudyError(f"goal must be {kind}, not {goal:g}")
+        accuracy, error = "an accuracy between 0 and 1, such as 0.8", "a positive error in the units of the label"
+        raise StudyError(f"goal must be {accuracy if higher else error}, not {goal:g}")
 
 
 def _run(
@@ -181,7 +146,7 @@ def _run(
     quiet: bool,
 ) -> tuple[forecast.Outlook, ...]:
     total, done = forecast.n_runs(scenarios, grid), 0
-    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
+    with screen.progress_bar(quiet=quiet) as bar, screen.CtrlC() as ctrl_c:
         task = bar.add_task("forecasting", total=total)
 
         def finished() -> None:
@@ -205,54 +170,44 @@ def _write(made: Plan, folder: Path) -> list[Path]:
     return [*save_figure(picture.figure, folder / "forecast"), folder / "forecast.json"]
 
 
-def show(console: Console, plan: Plan) -> None:
-    """Print the plan."""
-    say(console, f"{plan.study.name}: {plan.agents_in_words}", style="bold")
-    say(console, "No private rows were read.")
-    _show_costs(console, plan.costs)
-    say(console, f"Forecast of {plan.measure}", style="bold")
-    say(console, _source(plan))
-    console.print(_grid_table(plan))
+def show(plan: Plan) -> None:
+    say(f"{plan.study.name}: {plan.agents_in_words}", style="bold")
+    say("No private rows were read.")
+    _show_costs(plan.costs)
+    say(f"Forecast of {plan.measure}", style="bold")
+    say(_source(plan))
+    _show_grid(plan)
     if len(plan.outlooks) > 1:
-        console.print(_strength_table(plan))
-    for sentence in sentences(plan):
-        say(console, sentence)
-    for warning in plan.warnings:
-        say(console, f"Warning: {warning}", style="bold yellow")
+        _show_strengths(plan)
+    say(*sentences(plan))
+    say(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
-    say(console, f"{verdict.word.upper()}: {verdict.reason}{but(plan)}.", style=STYLES[verdict.word])
+    say(f"{verdict.word.upper()}: {verdict.reason}{but(plan)}.", style=STYLES[verdict.word])
 
 
-def _show_costs(console: Console, costs: planning.Costs) -> None:
-    out = table("", "", fold=[1], show_header=False)
-    out.add_row(f"total ε at δ = {costs.delta:g}, exact", rounded_up(costs.epsilon))
-    out.add_row("the paper's bound for the same noise", rounded_up(costs.epsilon_paper))
-    out.add_row("noise multiplier z", f"{costs.noise_multiplier:.4f}")
-    out.add_row("traffic of one agent per round", size_in_words(costs.bytes_round))
-    out.add_row(f"traffic of one agent in {costs.n_rounds} rounds", size_in_words(costs.bytes_total))
-    out.add_row("time with all agents in one process", time_in_words(costs.seconds))
-    console.print(out)
-    noise = table("noise relative to the largest possible gradient", "agents", "per coordinate", "L2 norm")
-    shown = min(len(costs.agents), SHOWN_SIZES)
-    for k in range(shown):
-        each = costs.agents[round(k * (len(costs.agents) - 1) / max(1, shown - 1))]
-        noise.add_row(
-            f"agent with {each.n_rows:,} rows",
-            f"{each.agents:,}",
-            f"{100 * each.noise_coordinate:.3g}%",
-            f"{100 * each.noise_length:.3g}%",
-        )
-    length = costs.noise_length_mean
+def _show_costs(costs: planning.Costs) -> None:
+    rows: list[Row] = [
+        (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
+        ("the paper's bound for the same noise", screen.rounded_up(costs.epsilon_paper)),
+        ("noise multiplier z", f"{costs.noise_multiplier:.4f}"),
+        ("traffic of one agent per round", size_in_words(costs.bytes_round)),
+        (f"traffic of one agent in {costs.n_rounds} rounds", size_in_words(costs.bytes_total)),
+        ("time with all agents in one process", time_in_words(costs.seconds)),
+    ]
+    show_table(("", ""), rows, fold=[1], show_header=False)
+    shown, last, length = min(len(costs.agents), SHOWN_SIZES), len(costs.agents) - 1, costs.noise_length_mean
+    rows = []
+    for each in (costs.agents[round(k * last / max(1, shown - 1))] for k in range(shown)):
+        shares = [f"{100 * share:.3g}%" for share in (each.noise_coordinate, each.noise_length)]
+        rows.append((f"agent with {each.n_rows:,} rows", f"{each.agents:,}", *shares))
     if costs.n_agents > 1:
-        noise.add_row("mean over all agents", f"{costs.n_agents:,}", "", f"{100 * length:.3g}%")
-    console.print(noise)
+        rows.append(("mean over all agents", f"{costs.n_agents:,}", "", f"{100 * length:.3g}%"))
+    show_table(("noise relative to the largest possible gradient", "agents", "per coordinate", "L2 norm"), rows)
     than = f"{length:.1f} times as long as" if length >= 1.0 else f"{100 * length:.2g}% as long as"
     say(
-        console,
         f"In every round, the noise on the mean gradient of all agents is {than} the longest possible "
-        "gradient. Over the rounds, part of the noise averages out.",
+        "gradient. Over the rounds, part of the noise averages out.\n"
     )
-    console.print()
 
 
 def _source(plan: Plan) -> str:
@@ -268,37 +223,36 @@ def _source(plan: Plan) -> str:
     )
 
 
-def _grid_table(plan: Plan) -> Table:
-    out = table("total ε", *(f"{t} rounds" for t in plan.grid.rounds))
+def _show_grid(plan: Plan) -> None:
+    rows: list[Row] = []
     for epsilon in plan.grid.epsilons:
         cells = []
         for t in plan.grid.rounds:
-            values = [each.at(epsilon, t) for each in plan.outlooks]
-            text = forecast_text(values, percent=plan.higher)
+            text = forecast_text([each.at(epsilon, t) for each in plan.outlooks], percent=plan.higher)
             cells.append(f"[bold]{text}[/bold]*" if (epsilon, t) == plan.grid.own else text)
-        out.add_row(f"{epsilon:.4g}", *cells)
+        rows.append((f"{epsilon:.4g}", *cells))
     caption = "From weak to strong signal."
     if len(plan.outlooks) == 1:
         (only,) = plan.outlooks
         learns = "always the most frequent class" if plan.higher else "always the mean"
         baseline = value_text(only.baseline, percent=plan.higher)
         caption = f"Without privacy {forecast_text([only.ceiling], percent=plan.higher)}; {learns}: {baseline}."
-    out.caption, out.caption_justify = f"* the study's ε and rounds. {caption}", "left"
-    return out
+    headings = ("total ε", *(f"{t} rounds" for t in plan.grid.rounds))
+    show_table(headings, rows, caption=f"* the study's ε and rounds. {caption}")
 
 
-def _strength_table(plan: Plan) -> Table:
-    out = table("at the study's ε and rounds", "no learning", "forecast", "no privacy", "")
-    for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True):
-        own = outlook.at(*plan.grid.own)
-        out.add_row(
+def _show_strengths(plan: Plan) -> None:
+    rows = [
+        (
             outlook.name,
             value_text(outlook.baseline, percent=plan.higher),
-            forecast_text([own], percent=plan.higher),
+            forecast_text([outlook.at(*plan.grid.own)], percent=plan.higher),
             value_text(outlook.ceiling.mean, percent=plan.higher),
             f"[{STYLES[verdict.word]}]{verdict.word}[/]",
         )
-    return out
+        for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True)
+    ]
+    show_table(("at the study's ε and rounds", "no learning", "forecast", "no privacy", ""), rows)
 
 
 def size_in_words(n_bytes: int) -> str:

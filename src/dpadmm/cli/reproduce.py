@@ -5,7 +5,6 @@ Three stages that know only each other's files: grid (TOML), results (Parquet), 
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
-from rich.console import Console
+from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
-from dpadmm.cli.data_options import open_dataset
-from dpadmm.cli.screen import CtrlC, Interrupted, echo_json, progress_bar, say, say_path, table
+from dpadmm.cli.screen import AsJson, CtrlC, Interrupted, echo_json, progress_bar, say, say_path, show_table
+from dpadmm.cli.simulate_options import open_dataset
 from dpadmm.data import Dataset
 from dpadmm.experiments.grid import Grid, read_grid
 from dpadmm.experiments.results import REFUSED, Results, read_results
@@ -27,30 +25,21 @@ from dpadmm.paper import paper_grid
 from dpadmm.reporting.run_folder import check_folder, write_text
 
 RESULTS = "results.parquet"
-Workers = Annotated[int | None, typer.Option(help="Processes, one core each.", show_default="all cores")]
-Restart = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder has other results.")]
-JsonForMachines = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Workers = Annotated[int | None, Option(help="Processes, one core each.", show_default="all cores")]
+Restart = Annotated[bool, Option("--overwrite", help="Start again where the folder has other results.")]
 
 
 def reproduce(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="fig1 fig2 fig3 fig4 fig6 fig7 table3 bounds choices schedule lambda, or all.",
-            show_default="all",
-        ),
-    ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results, figures, tables.")] = Path(
-        "runs/paper"
+    names: list[str] | None = Argument(
+        None, help="fig1 fig2 fig3 fig4 fig6 fig7 table3 bounds choices schedule lambda, or all.", show_default="all"
     ),
-    grid_file: Annotated[
-        Path | None, typer.Option("--grid", help="Your own grid (TOML) in place of the paper's.")
-    ] = None,
+    output: Path = Option(Path("runs/paper"), "--output", "-o", help="Folder for results, figures, tables."),
+    grid_file: Path | None = Option(None, "--grid", help="Your own grid (TOML) in place of the paper's."),
     workers: Workers = None,
-    repeats: Annotated[int | None, typer.Option(help="Random splits of each run.", show_default="10")] = None,
+    repeats: int | None = Option(None, help="Random splits of each run.", show_default="10"),
     overwrite: Restart = False,
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="Stop after the results file.")] = False,
-    as_json: JsonForMachines = False,
+    no_figures: bool = Option(False, "--no-figures", help="Stop after the results file."),
+    as_json: AsJson = False,
 ) -> None:
     """Run the paper's experiments and draw its figures and tables.
 
@@ -97,23 +86,21 @@ def summary(results: Results, names: list[str] | None = None) -> dict[str, dict[
 
 
 def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -> None:
-    console = Console()
-    out = table("", "what", "runs", "refused", "time", left=2)
+    rows = []
     for name, about in shown.items():
         minutes, seconds = divmod(round(about["seconds"]), 60)
-        refused = str(about["refused"]) if about["refused"] else ""
-        out.add_row(name, about["title"], str(about["runs"]), refused, f"{minutes}:{seconds:02d}")
-    console.print(out)
+        counts = (str(about["runs"]), str(about["refused"] or ""))
+        rows.append((name, about["title"], *counts, f"{minutes}:{seconds:02d}"))
+    show_table(("", "what", "runs", "refused", "time"), rows, left=(0, 1))
     say(
-        console,
         "A run that belongs to several experiments was made once and is counted in each. Refused runs are of "
         "methods that do not apply. Time is summed over the cores.",
         style="dim",
     )
-    say_path(console, f"Results: {output / RESULTS}")
+    say_path(f"Results: {output / RESULTS}")
     if written:
-        say_path(console, f"Figures, tables and claims: {output} ({len(written)} files)")
-        say_path(console, f"One page of all: dpadmm report {output} -o {output / 'report.html'}")
+        say_path(f"Figures, tables and claims: {output} ({len(written)} files)")
+        say_path(f"One page of all: dpadmm report {output} -o {output / 'report.html'}")
 
 
 def check_results_folder(folder: Path, *, overwrite: bool) -> None:
@@ -129,7 +116,6 @@ def check_results_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def data_of(grid: Grid) -> Dataset:
-    """The data set of a grid."""
     cells = grid.cells()
     tasks = {cell.settings.loss.task for cell in cells}
     if len(tasks) > 1:
@@ -180,11 +166,13 @@ def run_with_progress(
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="A results file of reproduce or compare, or the folder it is in.")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The file to write: .html, or .md with its figures in a folder beside."),
-    ] = Path("report.html"),
+    results: Path = Argument(..., help="A results file of reproduce or compare, or the folder it is in."),
+    output: Path = Option(
+        Path("report.html"),
+        "--output",
+        "-o",
+        help="The file to write: .html, or .md with its figures in a folder beside.",
+    ),
 ) -> None:
     """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
     _check_output(output)
@@ -195,17 +183,13 @@ def report(
         write_markdown(lines, output, source=str(results))
     else:
         write_text(output, report_html(lines, source=str(results)))
-    say_path(Console(), f"Report: {output}")
+    say_path(f"Report: {output}")
 
 
 def _check_output(output: Path) -> None:
     """Refuse, before anything is drawn, a place that cannot take the report."""
-    if output.suffix not in (".html", ".htm", ".md") and not output.is_dir():
-        raise DataError(f"{output} must end in .html or .md, which says what kind of page to write")
     if output.is_dir():
         raise DataError(f"{output} is a folder; give a file, such as -o {output / 'report.html'}")
-    nearest = next(path for path in output.absolute().parents if path.exists())
-    if not nearest.is_dir():
-        raise DataError(f"{output} cannot be made, since {nearest} is a file; choose another name")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise DataError(f"{output} cannot be written to; choose another name")
+    if output.suffix not in (".html", ".htm", ".md"):
+        raise DataError(f"{output} must end in .html or .md, which says what kind of page to write")
+    check_folder(output.parent, overwrite=True)

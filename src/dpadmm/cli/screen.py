@@ -1,11 +1,11 @@
-"""What commands share: options, progress on stderr, tables on stdout."""
+"""What commands share: options, progress on stderr, sentences and tables on stdout."""
 
 from __future__ import annotations
 
 import json
 import math
 import signal
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,18 +20,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
+from dpadmm._base.errors import StudyError
+from dpadmm._base.files import atomic_file
 from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
     from dpadmm.training.loop import Observer, RoundView
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
-StudyFile = Annotated[Path, typer.Argument(help="The study's TOML file.", metavar="STUDY")]
-TableFile = Annotated[
-    Path, typer.Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
+StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]
+TableFile = Annotated[Path, Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 NAMES = {
     "train_loss_global": "training loss, global model",
@@ -47,7 +48,6 @@ NAMES = {
 
 
 def echo_json(value: Any) -> None:
-    """Print JSON to standard output."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
@@ -75,6 +75,17 @@ def progress_bar(*, quiet: bool) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
+@contextmanager
+def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    """A spinner on stderr if that is a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(escape(what)):
+        yield
+
+
 class CtrlC:
     """Records the first Ctrl-C, which would get lost or do damage during a compilation."""
 
@@ -97,22 +108,51 @@ class CtrlC:
         self.pressed = True
 
 
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a sentence without interpreting markup, since names may contain any characters."""
-    console.print(text, style=style, highlight=False, markup=False, emoji=False)
+def say(*sentences: str, style: str | None = None, err: bool = False) -> None:
+    """Print sentences without interpreting markup, since names may contain any characters."""
+    for text in sentences:
+        Console(stderr=err).print(text, style=style, highlight=False, markup=False, emoji=False)
 
 
-def say_path(console: Console, text: str) -> None:
-    """Print a line with a path, without wrapping, so that it can be copied."""
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+def say_path(*lines: str) -> None:
+    """Print lines with paths, without wrapping, so that they can be copied."""
+    for text in lines:
+        Console().print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def table(*headings: str | Text, left: int = 1, fold: Container[int] = (), **layout: Any) -> Table:
-    """An empty table: the first ``left`` columns are left-aligned; ``fold`` are wrapped within words."""
-    out = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, **layout})
+Row = Sequence[str | Text]
+
+
+def show_table(
+    headings: Row, rows: Iterable[Row], *, left: Container[int] = (0,), fold: Container[int] = (),
+    whole: Container[int] = (), first_width: int | None = None, **layout: Any,
+) -> None:  # fmt: skip
+    """Print a table; an empty row begins a section.
+
+    Columns ``left`` are left-aligned, ``fold`` are wrapped within words, ``whole`` are not wrapped, and the
+    first has at most ``first_width`` characters.
+    """
+    out = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, "caption_justify": "left", **layout})
     for i, heading in enumerate(headings):
-        out.add_column(heading, justify="left" if i < left else "right", overflow="fold" if i in fold else "ellipsis")
-    return out
+        overflow: Any = "fold" if i in fold else "ellipsis"
+        out.add_column(heading, justify="left" if i in left else "right", overflow=overflow, no_wrap=i in whole)
+    out.columns[0].max_width = first_width
+    for row in rows:
+        if row:
+            out.add_row(*row)
+        else:
+            out.add_section()
+    Console().print(out)
+
+
+def write(path: Path, content: bytes) -> None:
+    with atomic_file(path) as out:
+        out.write(content)
+
+
+def check_new(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise StudyError(f"{path} exists and is left as it is; choose another name")
 
 
 def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:
@@ -145,14 +185,3 @@ def rounded_up(epsilon: float) -> str:
 def rounded_down(epsilon: float) -> str:
     """A remaining ε with four digits, rounded down, up to a relative error of 1e-9."""
     return f"{math.floor(epsilon * 1e4 * (1.0 + 1e-9)) / 1e4:.4f}"
-
-
-@contextmanager
-def waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    """A spinner on stderr if that is a terminal."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield
-        return
-    with console.status(escape(what)):
-        yield

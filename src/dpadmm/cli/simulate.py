@@ -5,56 +5,33 @@ Every setting is an option, and every option a name in a TOML file (``--config``
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
+from typer import Option
 
 from dpadmm._base.errors import Diverged, StudyError
-from dpadmm.cli.data_options import add_options, open_dataset
-from dpadmm.cli.screen import (
-    NAMES,
-    Interrupted,
-    epsilon_text,
-    mean_and_spread,
-    number_range,
-    progress,
-    say,
-    say_path,
-    table,
-)
-from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, parameters
+from dpadmm.cli import screen, simulate_options
+from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, say, say_path, show_table
+from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, numbers
 from dpadmm.data import Dataset
-from dpadmm.reporting.run_folder import (
-    check_folder,
-    end_values,
-    finished,
-    measures,
-    remove_leftovers,
-    summary,
-    used_settings,
-    write_run,
-)
+from dpadmm.reporting import run_folder
+from dpadmm.reporting.run_folder import end_values, finished, measures
 from dpadmm.runs.preparation import prepare
 from dpadmm.runs.run import Result
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import BUDGETS, Settings, settings_from
-from dpadmm.training.loop import Observer
 from dpadmm.training.methods import METHODS
 from dpadmm.training.oracles import fresh_seed
 
 
-def simulate_command(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with any of these options.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that is in the output folder.")
-    ] = False,
+def simulate(
+    config: Path | None = Option(None, "--config", "-c", help="TOML file with any of these options."),
+    as_json: AsJson = False,
+    overwrite: bool = Option(False, "--overwrite", help="Replace the run that is in the output folder."),
     **options: Any,
 ) -> None:
     """Train across simulated agents: what accuracy costs what privacy."""
@@ -62,58 +39,70 @@ def simulate_command(
     given = _line_wins(on_line, from_toml(config)) if config else on_line
     about_run = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     settings = _settings(given, about_run)
-    repeats = _repeats(about_run.get("repeats", 1))
+    repeats = about_run.get("repeats", 1)
+    if type(repeats) is not int or repeats < 1:
+        raise StudyError(f"repeats must be a whole number of at least 1, not {repeats!r}")
     folder = Path(about_run["output"]) if "output" in about_run else None
     if folder:
-        check_folder(folder, overwrite=overwrite)
-    dataset = open_dataset(about_run, settings)
+        run_folder.check_folder(folder, overwrite=overwrite)
+    dataset = simulate_options.open_dataset(about_run, settings)
+
+    def about(results: Mapping[str, Result]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What to run again (run options but the output folder, settings of the first run), and what came out."""
+        how = {name: value for name, value in about_run.items() if name != "output"}
+        used = run_folder.used_settings(results["1"])
+        return {**how, **used}, {"measures": measures(finished(results.values()))}
 
     def keep(results: Mapping[str, Result]) -> None:
         if folder and results:
-            extra = {"measures": measures(finished(results.values()))}
-            write_run(folder, results, how=_how(results, about_run), extra=extra, new=list(results)[-1:])
+            how, extra = about(results)
+            run_folder.write_run(folder, results, how=how, extra=extra, new=list(results)[-1:])
             if overwrite and len(results) == 1:
-                remove_leftovers(folder, results)
+                run_folder.remove_leftovers(folder, results)
 
-    plans = [replace(settings, seed=(settings.seed or 0) + k) for k in range(repeats)]
-    results, interrupted = _train(dataset, plans, keep=keep, quiet=as_json)
+    plans = {f"{k + 1}": replace(settings, seed=(settings.seed or 0) + k) for k in range(repeats)}
+    results, interrupted = run_all(dataset, plans, keep=keep, quiet=as_json)
     if folder:
         _draw(folder, results)
     if as_json:
-        everything = summary(results, _how(results, about_run), {"measures": measures(finished(results.values()))})
-        typer.echo(json.dumps(everything, indent=2, allow_nan=False))
+        echo_json(run_folder.summary(results, *about(results)))
     else:
         _show(dataset, results, folder)
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
-        raise Interrupted(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
+        raise screen.Interrupted(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
 
 
-add_options(simulate_command, parameters())
+simulate_options.add_options(simulate, simulate_options.parameters())
 
 
-def _train(
+def run_all(
     dataset: Dataset,
-    plans: Sequence[Settings],
+    plans: Mapping[str, Settings],
     *,
-    keep: Callable[[Mapping[str, Result]], None],
+    keep: Callable[[Mapping[str, Result]], None] = lambda results: None,
     quiet: bool,
 ) -> tuple[dict[str, Result], bool]:
-    """The runs by name ("1", "2", ...), and whether Ctrl-C ended them early; ``keep`` follows each run."""
+    """The runs by name, and whether Ctrl-C ended them early; ``keep`` follows each run."""
     results: dict[str, Result] = {}
     interrupted = False
-    rounds = sum(plan.planned_rounds for plan in plans)
+    first, *others = plans.values()
     try:
-        if plans[0].partition != "equal":
-            for plan in plans[1:]:  # a random split may leave an agent too few rows: found before any run
+        if first.partition != "equal":
+            for plan in others:  # a random split may leave an agent too few rows: found before any run
                 prepare(dataset, plan)
-        with progress(rounds, "training", quiet=quiet) as advance:
-            for k, plan in enumerate(plans, 1):
-                result = _run(dataset, plan, f"run {k} of {len(plans)}: " if len(plans) > 1 else "", advance)
+        with screen.progress(sum(plan.planned_rounds for plan in plans.values()), "training", quiet=quiet) as advance:
+            for k, (name, plan) in enumerate(plans.items(), 1):
+                try:
+                    result = run_prepared(prepare(dataset, plan), plan, observers=[advance], keep_interrupted=True)
+                except Diverged as error:
+                    if not others:
+                        raise
+                    raise StudyError(f"run {k} of {len(plans)}: {error}") from error
                 interrupted = result.interrupted
                 if result.outcome.rounds:
-                    results[f"{k}"] = result
+                    results[name] = result
                     keep(results)
                 if interrupted:
                     break
@@ -123,15 +112,6 @@ def _train(
     if not results:
         raise KeyboardInterrupt
     return results, interrupted
-
-
-def _run(dataset: Dataset, plan: Settings, named: str, watch: Observer) -> Result:
-    try:
-        return run_prepared(prepare(dataset, plan), plan, observers=[watch], keep_interrupted=True)
-    except Diverged as error:
-        if not named:
-            raise
-        raise StudyError(f"{named}{error}") from error
 
 
 def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,32 +129,11 @@ def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any]) -> Setting
     chosen = dict(given)
     for name in BUDGETS:
         if isinstance(chosen.get(name), str):
-            chosen[name] = _numbers(name, chosen[name])
-    if "by" in about_run and chosen.setdefault("partition", "groups") != "groups":
-        raise StudyError(
-            f"by says who owns a row, so partition cannot be {chosen['partition']!r}; leave one of them out"
-        )
+            values = numbers(name, chosen[name], words="a number, or numbers")
+            chosen[name] = values[0] if len(values) == 1 else values
+    simulate_options.check_owners(about_run, chosen)
     chosen.setdefault("seed", fresh_seed())
     return settings_from(chosen, "options")
-
-
-def _numbers(name: str, text: str) -> float | list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise StudyError(f"{name} must be a number, or numbers with commas between, not {text!r}") from None
-    return values[0] if len(values) == 1 else values
-
-
-def _repeats(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise StudyError(f"repeats must be a whole number of at least 1, not {value!r}")
-    return value
-
-
-def _how(results: Mapping[str, Result], about_run: Mapping[str, Any]) -> dict[str, Any]:
-    """What to run again: run options (but the output folder) and the settings of the first run."""
-    return {**{k: v for k, v in about_run.items() if k != "output"}, **used_settings(results["1"])}
 
 
 def _draw(folder: Path, results: Mapping[str, Result]) -> None:
@@ -183,53 +142,46 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
         from dpadmm.reporting.figures import convergence_figure, save_figure
 
         first = results["1"]
-        epsilon = f", ε = {epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
+        epsilon = f", ε = {screen.epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
         save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
 def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) -> None:
-    console = Console()
     shown = finished(results.values())
     first = shown[0]
-    sizes, task = first.rows.n_rows, first.problem.loss.task
+    rows, problem, several = first.rows, first.problem, len(shown) > 1
     say(
-        console,
-        f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
-        f"{first.rows.n_agents} agents of {number_range(sizes, 'd')} rows",
+        f"{dataset.name}: {len(rows.labels)} training rows × {rows.n_features} features, "
+        f"{rows.n_agents} agents of {number_range(rows.n_rows, 'd')} rows"
     )
-    runs = f", mean ± standard deviation of {len(shown)} runs" if len(shown) > 1 else ""
+    runs = f", mean ± standard deviation of {len(shown)} runs" if several else ""
     rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
-    problem = f"{first.problem.loss.name} loss, {first.problem.regularizer.name} regularizer"
-    say(console, f"{first.settings.method.name}, {problem}{rounds}{runs}")
-    out = table("", "value")
-    ends = end_values(shown)
-    for name, text in NAMES.items():
-        if name in ends:
-            text = text if task != "regression" else text.replace("error", "RMS error")
-            out.add_row(text, mean_and_spread(name, ends[name], is_rate=task != "regression"))
-    out.add_section()
+    model = f"{problem.loss.name} loss, {problem.regularizer.name} regularizer"
+    say(f"{first.settings.method.name}, {model}{rounds}{runs}")
+    rate, ends = problem.loss.task != "regression", end_values(shown)
+    found: list[Row] = [
+        (text if rate else text.replace("error", "RMS error"), screen.mean_and_spread(name, ends[name], is_rate=rate))
+        for name, text in screen.NAMES.items()
+        if name in ends
+    ]
     reports = [result.privacy for result in shown]
     if all(report.private for report in reports):
         worst = max(reports, key=lambda report: report.epsilon)
-        how = worst.accountant if math.isnan(worst.paper_epsilon) else "exact"
-        out.add_row(
-            f"total ε of each run, {how}" if len(shown) > 1 else f"total ε, {how}",
-            number_range(worst.epsilon_by_agent),
-        )
-        if not math.isnan(worst.paper_epsilon):
-            out.add_row("total ε, paper's moments bound", epsilon_text(worst.paper_epsilon))
-        out.add_row("δ", f"{worst.delta:g}")
+        paper = not math.isnan(worst.paper_epsilon)
+        words = f"total ε{' of each run' if several else ''}, {'exact' if paper else worst.accountant}"
+        found += [(), (words, number_range(worst.epsilon_by_agent))]
+        found += [("total ε, paper's moments bound", screen.epsilon_text(worst.paper_epsilon))] if paper else []
+        found += [("δ", f"{worst.delta:g}")]
         if not any(map(math.isnan, worst.noise_multiplier)):
-            out.add_row("noise multiplier z", number_range(worst.noise_multiplier))
+            found += [("noise multiplier z", number_range(worst.noise_multiplier))]
     else:
-        out.add_row("privacy", "none")
-    console.print(out)
+        found += [(), ("privacy", "none")]
+    show_table(("", "value"), found)
     if reports[0].private:
         say(
-            console,
             "The noise is simulated from a seed: this shows what a private run would reach and cost; "
             "it protects nobody.",
             style="dim",
         )
     if folder:
-        say_path(console, f"Written to {folder}")
+        say_path(f"Written to {folder}")

@@ -1,4 +1,4 @@
-"""The options of ``dpadmm simulate``: one per setting of :class:`dpadmm.Settings` and a few about the run.
+"""The options of ``dpadmm simulate`` and ``compare``: one per setting of :class:`dpadmm.Settings`, and the data.
 
 The same names stand in a TOML file.
 """
@@ -6,16 +6,20 @@ The same names stand in a TOML file.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import Parameter, check_names, choices
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.fields import check_names, choices
 from dpadmm._base.toml import read_toml
+from dpadmm.data import Dataset, read_table
+from dpadmm.runs.preparation import as_dataset
 from dpadmm.study.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
 
+NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "data": (str, "File (.csv .tsv .parquet .npz .svm) or data set: adult, synthetic.", ("--data", "-d")),
     "label": (str, "Name of the label column (tables).", ("--label",)),
@@ -32,27 +36,29 @@ _DATA = ("n_agents", "partition", "partition_spread", "clip_rows", "intercept", 
 _ALIASES = {"agents": "n_agents", "rounds": "n_rounds"}
 
 
+def add_options(command: Callable[..., Any], options: Iterable[inspect.Parameter]) -> None:
+    """Put ``options`` in the place of the command's ``**options``, where typer finds them."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    signature = inspect.Signature([*(each for each in own if each.name != "options"), *options])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+
+
 def parameters() -> list[inspect.Parameter]:
-    """One option per run option and per setting."""
     options = [_option(name, kind, names, text, "Data and output") for name, (kind, text, names) in RUN_OPTIONS.items()]
     for name, each in flat_parameters(Settings).items():
         kind: type = str if each.listed else each.base
-        unsaid = each.default is None or kind is bool
-        text = each.help if name in REGISTRIES else " ".join([each.help, *_in_brackets(each)])
-        text = text if unsaid else f"{text} (default {each.default})"
+        listed = f" ({', '.join(choices(each.kind))})" if each.base is str and name not in REGISTRIES else ""
+        default = "" if each.default is None or kind is bool else f" (default {each.default})"
         dashed = f"--{name.replace('_', '-')}"
         off = _OFF.get(name, f"--no-{dashed[2:]}")
         names = (f"{dashed}/{off}",) if kind is bool else (dashed, *_SHORT.get(name, ()))
-        options.append(_option(name, kind, names, text, _panel(name)))
+        options.append(_option(name, kind, names, f"{each.help}{listed}{default}", _panel(name)))
     return options
 
 
-def _in_brackets(each: Parameter) -> list[str]:
-    return [f"({', '.join(choices(each.kind))})"] if each.base is str else []
-
-
 def _option(name: str, kind: type, names: tuple[str, ...], text: str, panel: str) -> inspect.Parameter:
-    option = typer.Option(*names, help=text, show_default=False, rich_help_panel=panel)
+    option = Option(*names, help=text, show_default=False, rich_help_panel=panel)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -78,7 +84,8 @@ def from_toml(path: Path) -> dict[str, Any]:
         if name in given and not _is_text(given[name]):
             raise StudyError(f"{path}: {name} must be text, not {given[name]!r}")
     classes = given.get("classes", "")
-    if not _is_text(classes) and not (isinstance(classes, list) and all(map(_is_class, classes))):
+    listed = isinstance(classes, list) and all(isinstance(each, str | int | float) for each in classes)
+    if not listed and not _is_text(classes):
         raise StudyError(f'{path}: classes must be a list such as ["no", "yes"], not {classes!r}')
     return given
 
@@ -87,5 +94,36 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _is_class(value: object) -> bool:
-    return isinstance(value, (str, int, float))
+def numbers(name: str, text: str, kind: Any = float, words: str = "numbers") -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise StudyError(f"{name} must be {words} with commas between, not {text!r}") from None
+
+
+def check_owners(about: Mapping[str, Any], chosen: dict[str, Any]) -> None:
+    """Where ``by`` says who owns a row, nothing else may."""
+    if "by" in about and chosen.setdefault("partition", "groups") != "groups":
+        raise StudyError(
+            f"by says who owns a row, so partition cannot be {chosen['partition']!r}; leave one of them out"
+        )
+
+
+def open_dataset(about: Mapping[str, Any], settings: Settings) -> Dataset:
+    """The rows that ``data`` (for files with ``label``, ``classes``, ``by``) names, for the loss given."""
+    source = about.get("data")
+    if source is None:
+        raise StudyError(f"say which data: --data FILE, or one of {', '.join(NAMED)}")
+    if source in NAMED:
+        for name in ("label", "classes", "by"):
+            if name in about:
+                raise StudyError(f"{name} is for data files; the data set {source!r} comes with its own")
+        return as_dataset(source, settings)
+    if "." not in Path(source).name and not Path(source).exists():
+        raise DataError(f"there is no data set and no file {source!r}; data sets are {', '.join(NAMED)}")
+    classes = about.get("classes")
+    if isinstance(classes, str):
+        classes = [name.strip() for name in classes.split(",")]
+    task = settings.loss.task
+    dataset = read_table(source, task=task, label=about.get("label"), classes=classes, by=about.get("by"))
+    return as_dataset(dataset, settings)

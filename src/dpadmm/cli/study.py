@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.files import atomic_file
 from dpadmm._base.toml import read_toml
-from dpadmm.cli.screen import StudyFile as StudyFile
-from dpadmm.cli.screen import echo_json, rounded_up, say, say_path, table
+from dpadmm.cli.screen import AsJson, Row, StudyFile, check_new, echo_json, rounded_up, say, say_path, show_table, write
 from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
 
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Plain JSON on standard output.")]
 MOST_SHOWN = 60
 CONFIRM = "Are these public knowledge, whoever's rows are used? Correct in the file what is not; then confirm them:"
 GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories"}
@@ -53,53 +49,42 @@ _WHERE = re.compile(
 
 @study_app.command("new")
 def new(
-    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
-    from_table: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="TABLE", help="A public or dummy table (.csv, .tsv, .parquet). Never private rows."
-        ),
-    ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
-    dictionary: Annotated[
-        Path | None,
-        typer.Option(
-            "--from-dictionary",
-            metavar="DICT.csv",
-            help="A data dictionary: a line for every column, with name, kind, low, high, values (a|b|c), description.",
-        ),
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="A column that says who owns a row: left out.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(metavar="TEXT", help="The study's name.")] = None,
+    file: Path = Argument(..., help="The file to write.", metavar="FILE"),
+    from_table: Path | None = Option(
+        None, "--from", metavar="TABLE", help="A public or dummy table (.csv, .tsv, .parquet). Never private rows."
+    ),
+    label: str | None = Option(None, metavar="COLUMN", help="The column to predict."),
+    dictionary: Path | None = Option(
+        None,
+        "--from-dictionary",
+        metavar="DICT.csv",
+        help="A data dictionary: a line for every column, with name, kind, low, high, values (a|b|c), description.",
+    ),
+    by: str | None = Option(None, metavar="COLUMN", help="A column that says who owns a row: left out."),
+    name: str | None = Option(None, metavar="TEXT", help="The study's name."),
 ) -> None:
     """Write a commented study file to edit: an example, or a draft for your columns.
 
     What was read off a table is marked public = false; the study is refused until you have looked at each
     value and said true. A dictionary is public, and needs no confirmation.
     """
-    console = Console()
     if from_table is None and dictionary is None:
         if label is not None or name is not None or by is not None:
             raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
         write_template("study", file)
-        say_path(console, f"Written: {file}")
-        say(console, "Edit it for your question; then see what it means:")
-        say_path(console, f"  dpadmm study show {file}")
-        return
+        return say_path(
+            f"Written: {file}", "Edit it for your question; then see what it means:", f"  dpadmm study show {file}"
+        )
     from dpadmm.study.drafting import study_text
 
-    _check_new(file)
+    check_new(file)
     draft = _drafted(from_table, dictionary, label)
     draft = draft if by is None else draft.without(by)
     text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}")
-    with atomic_file(file) as out:
-        out.write(text.encode())
-    say_path(console, f"Written: {file}")
-    for sentence in _draft_in_words(draft):
-        say(console, sentence)
-    say_path(console, f"  dpadmm study check {file}")
+    write(file, text.encode())
+    say_path(f"Written: {file}")
+    say(*_draft_in_words(draft))
+    return say_path(f"  dpadmm study check {file}")
 
 
 def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
@@ -145,10 +130,8 @@ def _draft_in_words(draft: Draft) -> list[str]:
 @study_app.command("check")
 def check(
     study_file: StudyFile,
-    data: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="Also count on your table what would be clamped.")
-    ] = None,
-    as_json: Json = False,
+    data: Path | None = Option(None, metavar="TABLE", help="Also count on your table what would be clamped."),
+    as_json: AsJson = False,
 ) -> None:
     """List every problem of a study, one per line, and what waits to be confirmed. Exit code 2 if there is any.
 
@@ -169,17 +152,14 @@ def check(
         about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
         echo_json({**about, "table": counts_of(survey) if survey else None})
     else:
-        console = Console()
         if study and survey and survey.rows:
-            show_survey(console, study, survey)
-        _show_problems(console, problems, place="the table" if survey else "the study")
-        for warning in warnings:
-            say(console, f"Warning: {warning}.")
+            show_survey(study, survey)
+        _show_problems(problems, place="the table" if survey else "the study")
+        say(*(f"Warning: {each}." for each in warnings))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
-            found = f"{n_columns} columns, {len(study.features)} features"
-            say(console, f"No problem found: {found}. Hash of the study:")
-            say_path(console, study.hash)
+            say(f"No problem found: {n_columns} columns, {len(study.features)} features. Hash of the study:")
+            say_path(study.hash)
     counts = [f"{len(problems)} problem{'s' * (len(problems) > 1)}"] if problems else []
     if waiting:
         counts.append(f"{_wait(waiting)} to be confirmed (dpadmm study confirm {study_file})")
@@ -190,11 +170,11 @@ def check(
 @study_app.command("confirm")
 def confirm(
     study_file: StudyFile,
-    columns: Annotated[list[str] | None, typer.Argument(metavar="[COLUMN]...", help="Columns by name.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that waits.")] = False,
-    numbers: Annotated[bool, typer.Option("--numbers", help="Bounds, centers and scales.")] = False,
-    categories: Annotated[bool, typer.Option("--categories", help="Values of categories and ordinals.")] = False,
-    label: Annotated[bool, typer.Option("--label", help="The label's classes or bounds.")] = False,
+    columns: list[str] = Argument([], metavar="[COLUMN]...", help="Columns by name.", show_default=False),
+    everything: bool = Option(False, "--all", help="All that waits."),
+    numbers: bool = Option(False, "--numbers", help="Bounds, centers and scales."),
+    categories: bool = Option(False, "--categories", help="Values of categories and ordinals."),
+    label: bool = Option(False, "--label", help="The label's classes or bounds."),
 ) -> None:
     """Confirm that what a draft read off a table is public knowledge: public = true.
 
@@ -203,41 +183,39 @@ def confirm(
     from dpadmm._base.suggestions import unknown_name
     from dpadmm.study.drafting import confirmed_text
 
-    console, said = Console(), read_toml(study_file)
+    said = read_toml(study_file)
     waiting = confirmations(said)
     if not waiting and study_problems(said):
         raise StudyError(f"{study_file} has problems; correct them first: dpadmm study check {study_file}")
     names = [*(said["columns"] if isinstance(said.get("columns"), dict) else ()), *(each.name for each in waiting)]
-    for name in columns or ():
+    for name in columns:
         if name not in names:
             raise unknown_name("column", name, names, study_file)
     groups = {"numbers": numbers, "categories": categories, "label": label}
-    chosen = [each for each in waiting if everything or groups[each.group] or each.name in (columns or ())]
+    chosen = [each for each in waiting if everything or groups[each.group] or each.name in columns]
     if not (everything or columns or any(groups.values())):
-        _show_waiting(console, waiting, study_file)
+        _show_waiting(waiting, study_file)
         return
     if chosen:
         text = confirmed_text(study_file.read_bytes().decode(), {each.place for each in chosen})
-        with atomic_file(study_file.resolve()) as out:
-            out.write(text.encode())
-    _two_columns(console, ("confirmed", "values"), [(_who(each), each.values) for each in chosen])
+        write(study_file.resolve(), text.encode())
+    _two_columns(("confirmed", "values"), [(_who(each), each.values) for each in chosen])
     left = [each for each in waiting if each not in chosen]
     if not chosen:
-        say(console, "None of these waits to be confirmed.")
-    say(console, f"{_wait(left).capitalize()} to be confirmed." if left else "Nothing waits any more. Next:")
-    say_path(console, f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
+        say("None of these waits to be confirmed.")
+    say(f"{_wait(left).capitalize()} to be confirmed." if left else "Nothing waits any more. Next:")
+    say_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
 
 
-def _show_waiting(console: Console, waiting: Sequence[Confirmation], study_file: Path) -> None:
+def _show_waiting(waiting: Sequence[Confirmation], study_file: Path) -> None:
     """All that waits, and how to confirm it."""
-    _two_columns(console, ("to confirm", "values"), [(_who(each), each.values) for each in waiting])
+    _two_columns(("to confirm", "values"), [(_who(each), each.values) for each in waiting])
     if not waiting:
-        say(console, "Nothing waits to be confirmed.")
+        say("Nothing waits to be confirmed.")
         return
-    say(console, CONFIRM)
+    say(CONFIRM)
     found = {group: sum(each.group == group for each in waiting) for group in GROUPS}
-    for group in (*(each for each, n in found.items() if n), "all"):
-        say_path(console, f"  dpadmm study confirm {study_file} --{group}")
+    say_path(*(f"  dpadmm study confirm {study_file} --{each}" for each in (*filter(found.get, GROUPS), "all")))
 
 
 def _wait(waiting: Sequence[Confirmation]) -> str:
@@ -251,42 +229,28 @@ def _who(waiting: Confirmation) -> str:
     return f"{waiting.name} (label)" if waiting.group == "label" else waiting.name
 
 
-def _show_problems(console: Console, problems: Sequence[str], *, place: str) -> None:
+def _show_problems(problems: Sequence[str], *, place: str) -> None:
     """Mistakes with their place; sentences that name none are about the ``place`` as a whole."""
     found = [(_WHERE.fullmatch(each), each) for each in problems]
-    _two_columns(console, ("where", "problem"), [match.groups() if match else (place, each) for match, each in found])
+    _two_columns(("where", "problem"), [match.groups() if match else (place, each) for match, each in found])
 
 
-def _two_columns(console: Console, headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
+def _two_columns(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        out = table(*headings, left=2, fold=(0, 1))
-        out.columns[0].max_width = 28
-        for cells in rows:
-            out.add_row(*map(Text, cells))
-        console.print(out)
+        show_table(headings, [tuple(map(Text, row)) for row in rows], left=(0, 1), fold=(0, 1), first_width=28)
 
 
-def show_survey(console: Console, study: Study, survey: Survey) -> None:
+def show_survey(study: Study, survey: Survey) -> None:
     """Counts by column, and warnings: for the owner's eyes only."""
+    from dpadmm.cli import owner_report
     from dpadmm.data.encoded import plain_schema
 
-    say(console, f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")
-    out = table("column", "clamped", "unknown", "missing", fold=[0])
-    named = list(survey.columns.items())
-    if study.label is not None:
-        named.append((f"{study.label.column} (label)", survey.label))
-    for name, tally in named:
-        counts = list(asdict(tally).values())
-        if any(counts):
-            shares = (f"{count:,} ({count / survey.rows:.1%})" if count else "0" for count in counts)
-            out.add_row(Text(name), *shares)
-    if out.row_count:
-        console.print(out)
-    if quiet := len(named) - out.row_count:
-        other = " other" if out.row_count else ""
-        say(console, f"No such cells in {quiet}{other} {'column' if quiet == 1 else 'columns'}.")
-    for warning in survey.warnings(study.schema or plain_schema(study.features)):
-        say(console, f"Warning: {warning}")
+    say(f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")
+    columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
+    changed = owner_report.show_counts(columns, survey.rows)
+    if quiet := len(columns) - changed:
+        say(f"No such cells in {quiet}{' other' if changed else ''} {'column' if quiet == 1 else 'columns'}.")
+    say(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
 
 
 def counts_of(survey: Survey) -> dict[str, Any]:
@@ -297,9 +261,7 @@ def counts_of(survey: Survey) -> dict[str, Any]:
 
 @study_app.command("schema")
 def schema(
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write; else it is shown.")
-    ] = None,
+    out: Path | None = Option(None, "--out", "-o", metavar="FILE", help="The file to write; else it is shown."),
 ) -> None:
     """Write the JSON Schema of study files, with which editors complete and check them.
 
@@ -311,29 +273,26 @@ def schema(
     if out is None:
         typer.echo(text, nl=False)
         return
-    with atomic_file(out) as file:
-        file.write(text.encode())
-    say_path(Console(), f"Written: {out}")
+    write(out, text.encode())
+    say_path(f"Written: {out}")
 
 
 @study_app.command("show")
-def show(study_file: StudyFile, as_json: Json = False) -> None:
+def show(study_file: StudyFile, as_json: AsJson = False) -> None:
     """Check a study, and show its hash, its columns, its model, its noise and what it costs."""
     study = read_study(study_file)
     if as_json:
         echo_json(figures(study))
         return
-    console = Console()
-    say(console, study.name, style="bold")
-    say_path(console, f"Hash, which every agent pins:\n{study.hash}")
+    say(study.name, style="bold")
+    say_path(f"Hash, which every agent pins:\n{study.hash}")
     if study.schema is not None:
-        console.print(_columns_table(study.schema))
-    out = table("", "", left=2, fold=[1], show_header=False)
-    for words, value in _facts(study):
-        out.add_row(words, Text(value))  # as it is: names of columns may look like markup
-    console.print(out)
-    for sentence in in_words(study):
-        say(console, sentence)
+        _show_columns(study.schema)
+    # Text: names of columns may look like markup
+    show_table(
+        ("", ""), [(words, Text(value)) for words, value in _facts(study)], left=(0, 1), fold=[1], show_header=False
+    )
+    say(*in_words(study))
 
 
 def figures(study: Study) -> dict[str, Any]:
@@ -425,15 +384,15 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
     ]
 
 
-def _columns_table(schema: Schema) -> Table:
+def _show_columns(schema: Schema) -> None:
     """Name, kind, and public bounds or values of every column."""
-    out = table("column", "kind", "bounds or values", "features", left=3, fold=(0, 2))
-    for column in schema.columns[:MOST_SHOWN]:
-        out.add_row(Text(column.name), column.kind, Text(_holds(column)), str(len(column.features)))
+    rows: list[Row] = [
+        (Text(column.name), column.kind, Text(_holds(column)), str(len(column.features)))
+        for column in schema.columns[:MOST_SHOWN]
+    ]
     more = len(schema.columns) - MOST_SHOWN
-    if more > 0:
-        out.add_row(f"and {more:,} more", "", "", "")
-    return out
+    rows += [(f"and {more:,} more", "", "", "")] if more > 0 else []
+    show_table(("column", "kind", "bounds or values", "features"), rows, left=range(3), fold=(0, 2))
 
 
 def _holds(column: Column) -> str:
@@ -452,13 +411,7 @@ def _holds(column: Column) -> str:
     return "; ".join(each for each in (text, "missing is said" if missing else "") if each)
 
 
-def _check_new(path: Path) -> None:
-    if path.exists() or path.is_symlink():
-        raise StudyError(f"{path} exists and is left as it is; choose another name")
-
-
 def write_template(kind: str, path: Path) -> None:
     """The packaged example of a study or a site, to a file that must be new."""
-    _check_new(path)
-    with atomic_file(path) as out:
-        out.write(files(f"dpadmm.{kind}").joinpath("templates", f"{kind}.toml").read_bytes())
+    check_new(path)
+    write(path, files(f"dpadmm.{kind}").joinpath("templates", f"{kind}.toml").read_bytes())

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
+from typer import Option
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.files import atomic_file
-from dpadmm.cli import Interrupted, owner_report
-from dpadmm.cli.screen import (
-    AsJson,
-    Quiet,
-    StudyFile,
-    TableFile,
-    echo_json,
-    number_range,
-    progress,
-    rounded_up,
-    say,
-    say_path,
-    table,
-    waiting,
-)
+from dpadmm.cli import Interrupted, owner_report, screen
+from dpadmm.cli.screen import AsJson, Quiet, Row, StudyFile, TableFile, echo_json, say, say_path, show_table, write
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, run_study
@@ -38,25 +23,21 @@ EXPERIMENT = "The noise was simulated from a seed: a reproducible experiment wit
 def train(
     study_file: StudyFile,
     data: TableFile,
-    by: Annotated[str | None, typer.Option(help="The column with the agent of each row.")] = None,
-    agents: Annotated[
-        int | None,
-        typer.Option("--agents", "-n", help="Number of agents; the rows are split at random.", show_default="1", min=1),
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The model's file; the privacy statement is written beside it."),
-    ] = Path("model.dpadmm"),
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            help="For experiments only: reproducible, simulated noise without any protection.",
-            show_default="exact noise from the operating system",
-            min=0,
-        ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")] = False,
+    by: str | None = Option(None, help="The column with the agent of each row."),
+    agents: int | None = Option(
+        None, "--agents", "-n", help="Number of agents; the rows are split at random.", show_default="1", min=1
+    ),
+    output: Path = Option(
+        Path("model.dpadmm"), "--output", "-o", help="The model's file; the privacy statement is written beside it."
+    ),
+    seed: int | None = Option(
+        None,
+        "--seed",
+        help="For experiments only: reproducible, simulated noise without any protection.",
+        show_default="exact noise from the operating system",
+        min=0,
+    ),
+    overwrite: bool = Option(False, "--overwrite", help="Replace an existing model."),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -72,14 +53,13 @@ def train(
     for path in (output, statement):
         _check_free(path, overwrite=overwrite)
     silent = quiet or as_json
-    with waiting(f"reading {data}", quiet=silent):
+    with screen.waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
-    with progress(study.training.planned_rounds, "training", quiet=silent) as advance:
+    with screen.progress(study.training.planned_rounds, "training", quiet=silent) as advance:
         result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True)
     if not result.outcome.rounds:
         raise KeyboardInterrupt
-    with atomic_file(statement) as out:
-        out.write(result.statement.as_bytes())
+    write(statement, result.statement.as_bytes())
     result.model.save(output)
     if as_json:
         echo_json(_plain(result, rows, data, output))
@@ -128,26 +108,21 @@ def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict
     }
 
 
-def _show(result: Result, rows: EncodedTable, data: Path, output: Path) -> None:
-    console, plain = Console(), _plain(result, rows, data, output)
+def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None:
+    plain = _plain(result, found, data, output)
     study, count = result.study, len(result.n_rows)
-    who = f"{count} agents of {number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
-    say(console, f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
+    who = f"{count} agents of {screen.number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
+    say(f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
     model = f"{study.training.loss.name} loss, {study.training.regularizer.name} regularizer"
-    say(console, f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
-    out = table("privacy loss of a person with one row", "")
-    out.add_row("total ε, exact", rounded_up(plain["epsilon"]))
+    say(f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
+    rows: list[Row] = [("total ε, exact", screen.rounded_up(plain["epsilon"]))]
     if plain["epsilon_paper"] is not None:
-        out.add_row("total ε, paper's moments bound", rounded_up(plain["epsilon_paper"]))
-    out.add_row("δ", f"{result.privacy.delta:g}")
-    out.add_row("noise multiplier z", number_range(result.privacy.noise_multiplier))
-    console.print(out)
-    for warning in budget_warnings(study, sum(result.n_rows)):
-        say(console, f"Warning: {warning}.")
-    owner_report.show(console, rows.report, data)
-    if result.privacy.exact_noise:
-        say(console, ADDS_UP)
-    else:
-        say(console, EXPERIMENT, style="bold")
-    say_path(console, f"Model:     {output}")
-    say_path(console, f"Statement: {statement_path(output)}")
+        rows.append(("total ε, paper's moments bound", screen.rounded_up(plain["epsilon_paper"])))
+    rows.append(("δ", f"{result.privacy.delta:g}"))
+    rows.append(("noise multiplier z", screen.number_range(result.privacy.noise_multiplier)))
+    show_table(("privacy loss of a person with one row", ""), rows)
+    say(*(f"Warning: {each}." for each in budget_warnings(study, sum(result.n_rows))))
+    owner_report.show(found.report, data)
+    exact = result.privacy.exact_noise
+    say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
+    say_path(f"Model:     {output}", f"Statement: {statement_path(output)}")

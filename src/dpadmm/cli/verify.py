@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
-from dpadmm.cli.screen import AsJson, echo_json, number_range, rounded_up, say, say_path, table
+from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, rounded_up, say, say_path, show_table
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import SIMULATED, Check, Statement, Verified, cross_checks, read_statement
 from dpadmm.site.accounts import of_account
@@ -21,11 +19,10 @@ SHOWN = 12
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="A privacy statement (JSON).", metavar="FILE")],
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Also compare the statement with the ledger in this folder.", metavar="FOLDER"),
-    ] = None,
+    file: Path = Argument(..., help="A privacy statement (JSON).", metavar="FILE"),
+    ledger: Path | None = Option(
+        None, help="Also compare the statement with the ledger in this folder.", metavar="FOLDER"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Check a privacy statement: recompute every ε in two ways.
@@ -44,15 +41,13 @@ def verify(
     if at_site:
         others = at_site["other_studies"]
         say(
-            Console(),
             f"The ledger has this study with the same numbers: {at_site['released']} of {at_site['charged']} "
             f"rounds released, Σμ² {at_site['spent']:.6g} of {at_site['reserved']:.6g}."
-            + (f" It has {others} other studies, which are not included." if others else ""),
+            + (f" It has {others} other studies, which are not included." if others else "")
         )
 
 
 def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, Any]:
-    """The result as plain values."""
     statement, document = verified
     return {
         "right": True,
@@ -62,11 +57,7 @@ def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, An
         "delta": statement.delta,
         "worst": document["worst"],
         "agents": [
-            {
-                "n_rows": entry["n_rows"],
-                "mu": group.mu,
-                "checks": [check._asdict() for check in checks.get(i, [])],
-            }
+            {"n_rows": entry["n_rows"], "mu": group.mu, "checks": [check._asdict() for check in checks.get(i, [])]}
             for i, (group, entry) in enumerate(zip(statement.groups, document["agents"], strict=True))
         ],
     }
@@ -124,60 +115,58 @@ def _difference(stated: list[dict[str, Any]], here: dict[str, Any]) -> str:
 
 
 def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> None:
-    console, statement = Console(), verified.statement
-    say_path(console, f"Statement in {file}")
-    say(console, f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
+    statement = verified.statement
+    say_path(f"Statement in {file}")
+    say(f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
     worst = next(iter(checks))
-    console.print(_agents_table(verified, checks))
-    console.print(_worst_table(verified, checks[worst], worst))
+    _show_agents(verified, checks)
+    _show_worst(verified, checks[worst], worst)
     say(
-        console,
         "All figures are correct. They were recomputed from the noise and the number of releases alone: in "
-        "closed form and, where shown, with privacy loss distributions (PLD), which round up.",
+        "closed form and, where shown, with privacy loss distributions (PLD), which round up."
     )
-    style = "bold" if statement.sampler == SIMULATED else None
-    say(console, verified.document["sampler"]["words"], style=style)
-    say(console, f"Guaranteed: {verified.document['guaranteed']}")
-    say(console, f"Not guaranteed: {verified.document['not_guaranteed']}")
+    document = verified.document
+    say(document["sampler"]["words"], style="bold" if statement.sampler == SIMULATED else None)
+    say(f"Guaranteed: {document['guaranteed']}", f"Not guaranteed: {document['not_guaranteed']}")
 
 
-def _agents_table(verified: Verified, checks: dict[int, list[Check]]) -> Table:
+def _show_agents(verified: Verified, checks: dict[int, list[Check]]) -> None:
     statement, document = verified
-    title = f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds"
-    headings = ("agents", "rows", "z", "rounds", "ε stated", "closed form", "PLD")
-    out = table(*headings, fold=range(len(headings)), title=title)
     order = sorted(range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu))
+    rows = []
     for i in order[:SHOWN]:
         group, stated = statement.groups[i], document["agents"][i]["epsilon"][repr(statement.delta)]
         rounds = [(each.released, each.charged) for each in group.releases]
         own = next((each for each in checks.get(i, []) if each[:2] == (1, statement.delta)), None)
-        out.add_row(
-            Text(next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents"),
-            number_range(list(group.n_rows.values()), "d").replace(" to ", "–"),
-            number_range([each.noise_multiplier for each in group.releases], ".4g"),
-            " of ".join(str(sum(counts)) for counts in zip(*rounds, strict=True)),
-            rounded_up(stated),
-            rounded_up(exact_epsilon(group.mu, statement.delta)),
-            _pld(own),
+        rows.append(
+            (
+                Text(next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents"),
+                number_range(list(group.n_rows.values()), "d").replace(" to ", "–"),
+                number_range([each.noise_multiplier for each in group.releases], ".4g"),
+                " of ".join(str(sum(counts)) for counts in zip(*rounds, strict=True)),
+                rounded_up(stated),
+                rounded_up(exact_epsilon(group.mu, statement.delta)),
+                _pld(own),
+            )
         )
-    if len(order) > SHOWN:
-        out.caption = f"and {len(order) - SHOWN} more groups of agents with a smaller ε"
-    return out
+    show_table(
+        ("agents", "rows", "z", "rounds", "ε stated", "closed form", "PLD"),
+        rows,
+        fold=range(7),
+        title=f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds",
+        caption=f"and {len(order) - SHOWN} more groups of agents with a smaller ε" if len(order) > SHOWN else None,
+    )
 
 
-def _worst_table(verified: Verified, checks: list[Check], position: int) -> Table:
-    group = verified.statement.groups[position]
-    out = table("The agent with the largest ε", "δ", "ε stated", "closed form", "PLD")
+def _show_worst(verified: Verified, checks: list[Check], position: int) -> None:
+    group, rows = verified.statement.groups[position], list[Row]()
     for check in checks:
         who = f"{check.n_rows} row{'s' if check.n_rows > 1 else ''}"
-        if check.n_rows == group.rows_per_person > 1:
-            who = f"a person, with {who}"
-        out.add_row(who, f"{check.delta:g}", rounded_up(check.stated), rounded_up(check.closed_form), _pld(check))
-    paper = verified.document["agents"][position]["epsilon_paper"]
-    if paper is not None:
-        out.add_section()
-        out.add_row("1 row, the paper's bound ε̄", f"{verified.statement.delta:g}", rounded_up(paper), "", "")
-    return out
+        who = f"a person, with {who}" if check.n_rows == group.rows_per_person > 1 else who
+        rows += [(who, f"{check.delta:g}", rounded_up(check.stated), rounded_up(check.closed_form), _pld(check))]
+    if (paper := verified.document["agents"][position]["epsilon_paper"]) is not None:
+        rows += [(), ("1 row, the paper's bound ε̄", f"{verified.statement.delta:g}", rounded_up(paper), "", "")]
+    show_table(("The agent with the largest ε", "δ", "ε stated", "closed form", "PLD"), rows)
 
 
 def _pld(check: Check | None) -> str:

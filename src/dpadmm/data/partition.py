@@ -93,7 +93,7 @@ def label_skewed(labels: ArrayLike, n_agents: int, rng: np.random.Generator, con
 
     A small ``concentration`` gives agents that hold few classes, a large one gives equal mixtures. Labels
     that are not whole numbers (regression) are first put into 10 bins of equal counts. Every agent has at
-    least one row.
+    least two rows, where there are enough.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def label_skewed(labels: ArrayLike, n_agents: int, rng: np.random.Generator, con
         members = rng.permutation(np.flatnonzero(label_bins == label))
         shares = rng.dirichlet(np.full(n_agents, float(concentration)))
         owners[members] = np.repeat(np.arange(n_agents), _apportion(len(members), shares))
-    _fill_empty_agents(owners, n_agents, rng)
+    _fill_small_agents(owners, n_agents, rng)
     return of_codes(owners, numbered(n_agents))
 
 
@@ -181,13 +181,18 @@ def _label_bins(values: Floats) -> Integers:
     return np.searchsorted(edges, values, side="right").astype(np.int64)
 
 
-def _fill_empty_agents(owners: Integers, n_agents: int, rng: np.random.Generator) -> None:
-    """Give every empty agent one random row of an agent that keeps at least one."""
-    empty = np.flatnonzero(np.bincount(owners, minlength=n_agents) == 0)
-    if len(empty):
+def _fill_small_agents(owners: Integers, n_agents: int, rng: np.random.Generator) -> None:
+    """Give agents without two rows, which training needs, random rows of those that have more; one at least."""
+    least = 2 if len(owners) >= 2 * n_agents else 1
+    lacking = least - np.bincount(owners, minlength=n_agents)
+    takers = np.repeat(np.arange(n_agents), np.maximum(lacking, 0))
+    if len(takers):
         shuffled = rng.permutation(len(owners))
-        _, kept = np.unique(owners[shuffled], return_index=True)
-        owners[np.delete(shuffled, kept)[: len(empty)]] = empty
+        by_owner = shuffled[np.argsort(owners[shuffled], kind="stable")]
+        sizes = np.bincount(owners, minlength=n_agents)
+        place = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        spare = rng.permutation(by_owner[place >= least])
+        owners[spare[: len(takers)]] = takers
 
 
 def _is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import check_names
+from dpadmm._base.fields import Count, Parameter, check_names
 from dpadmm._base.toml import read_toml
 from dpadmm.experiments.results import grid_digest, settings_columns
 from dpadmm.study.settings import Settings, flat_parameters
@@ -30,6 +32,7 @@ MOST_RUNS = 20_000
 """Limit for all experiments together: more would fill the memory before the first run starts."""
 
 _TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
+_SEED = Annotated[int, Meta(ge=0)]
 _SETTINGS = tuple(name for name in flat_parameters(Settings) if name != "seed")
 
 
@@ -100,12 +103,10 @@ class Grid:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that name this grid."""
         return grid_digest(self.as_json)
 
 
 def read_grid(path: Path, *, repeats: int | None = None) -> Grid:
-    """A grid from a TOML file."""
     return grid_from(read_toml(path), str(path), repeats=repeats)
 
 
@@ -126,11 +127,11 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
         raise StudyError(f"{where}: format must be {FORMAT}, not {table['format']!r}")
     written: dict[str, Any] = {
         "format": FORMAT,
-        "title": _text(table.get("title", ""), "title", where),
+        "title": _checked(table.get("title", ""), "title", str, where),
         **{name: _plain_data(table[name], name, where) for name in DATA_KEYS if name in table},
-        "data": _text(table.get("data", "adult"), "data", where),
-        "repeats": _whole(repeats or table.get("repeats", 1), "repeats", where, least=1),
-        "first_seed": _whole(table.get("first_seed", 1), "first_seed", where, least=0),
+        "data": _checked(table.get("data", "adult"), "data", str, where),
+        "repeats": _checked(repeats or table.get("repeats", 1), "repeats", Count, where),
+        "first_seed": _checked(table.get("first_seed", 1), "first_seed", _SEED, where),
         "shared": _shared(table.get("shared", {}), where),
         "experiments": {},
     }
@@ -149,7 +150,7 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
         blocks = about.get("runs", [])
         if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
             raise StudyError(f"{place}: it needs at least one block [[experiments.{name}.runs]]")
-        title = _text(about.get("title", name), "title", place)
+        title = _checked(about.get("title", name), "title", str, place)
         common = _shared(about.get("shared", {}), place)
         extra = {"shared": common} if common else {}
         written["experiments"][name] = {"title": title, **extra, "runs": blocks}
@@ -168,12 +169,13 @@ def _cells(
     """The runs of one block: its lists crossed, in the order they are written, seeds innermost."""
     check_names(block, (*_SETTINGS, "timed", "repeats"), where)
     chosen = dict(block)
-    if "by" in written:
-        _check_owners({**written["shared"], **chosen}, where)
-    timed = chosen.pop("timed", False)
-    if not isinstance(timed, bool):
-        raise StudyError(f"{where}: timed must be true or false, not {timed!r}")
-    repeats = _whole(chosen.pop("repeats", written["repeats"]), "repeats", where, least=1)
+    every = {**written["shared"], **chosen}
+    if "by" in written and every["partition"] != "groups":
+        raise StudyError(f"{where}: by says who owns a row, so partition cannot be {every['partition']!r}")
+    if "by" in written and "n_agents" in every:
+        raise StudyError(f"{where}: by says who the agents are; leave n_agents out")
+    timed = _checked(chosen.pop("timed", False), "timed", bool, where)
+    repeats = _checked(chosen.pop("repeats", written["repeats"]), "repeats", Count, where)
     repeats = min(repeats, most or repeats)
     seeds = range(written["first_seed"], written["first_seed"] + repeats)
     lists = {name: value if isinstance(value, list) else [value] for name, value in chosen.items()}
@@ -204,14 +206,6 @@ def _shared(table: Any, where: str) -> dict[str, Any]:
     return shared
 
 
-def _check_owners(chosen: Mapping[str, Any], where: str) -> None:
-    """Where ``by`` says who owns a row, nothing else may."""
-    if chosen["partition"] != "groups":
-        raise StudyError(f"{where}: by says who owns a row, so partition cannot be {chosen['partition']!r}")
-    if "n_agents" in chosen:
-        raise StudyError(f"{where}: by says who the agents are; leave n_agents out")
-
-
 def _data_name(source: str) -> str:
     """A file's name without its folder: the same grid can be run from anywhere."""
     return Path(source).name
@@ -220,7 +214,7 @@ def _data_name(source: str) -> str:
 def _plain_data(value: Any, name: str, where: str) -> Any:
     """Which data is text, but classes may be a list of texts and numbers."""
     listed = isinstance(value, list) and all(isinstance(each, str | int | float) for each in value)
-    return value if name == "classes" and listed else _text(value, name, where)
+    return value if name == "classes" and listed else _checked(value, name, str, where)
 
 
 def _table(value: Any, name: str, where: str) -> dict[str, Any]:
@@ -229,13 +223,5 @@ def _table(value: Any, name: str, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _text(value: Any, name: str, where: str) -> str:
-    if not isinstance(value, str):
-        raise StudyError(f"{where}: {name} must be text, not {value!r}")
-    return value
-
-
-def _whole(value: Any, name: str, where: str, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise StudyError(f"{where}: {name} must be a whole number of at least {least}, not {value!r}")
-    return value
+def _checked(value: Any, name: str, kind: Any, where: str) -> Any:
+    return Parameter(name, kind, None, "").checked(value, f"{where}: ")

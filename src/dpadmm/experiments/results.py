@@ -41,12 +41,7 @@ MEASURES = (
     "objective_global",
     "weight_norm_global",
 )
-PRIVACY = (
-    "total_epsilon",
-    "total_paper_epsilon",
-    "spent_epsilon",
-    "spent_paper_epsilon",
-)
+PRIVACY = ("total_epsilon", "total_paper_epsilon", "spent_epsilon", "spent_paper_epsilon")
 DONE, REFUSED = "done", "refused"
 
 _HEADER = b"dpadmm"
@@ -165,7 +160,6 @@ def data_stamp(dataset: Dataset) -> dict[str, Any]:
 
 
 def grid_digest(grid: Mapping[str, Any]) -> str:
-    """16 hex digits that name a grid."""
     return sha256(json.dumps(grid, sort_keys=True).encode()).hexdigest()[:16]
 
 

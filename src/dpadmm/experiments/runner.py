@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
+import math
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, Signals, pthread_sigmask
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import pyarrow as pa
@@ -28,31 +25,24 @@ import pyarrow as pa
 import dpadmm
 from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm.data import Dataset
-from dpadmm.experiments.cell import ONE_THREAD, Failure, work
+from dpadmm.experiments import results
 from dpadmm.experiments.grid import Cell, Grid
-from dpadmm.experiments.results import (
-    SCHEMA,
-    Results,
-    data_stamp,
-    read_results,
-    remove_unfinished,
-    write_results,
-)
+from dpadmm.experiments.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
+from dpadmm.experiments.workers import in_processes, n_cores
+from dpadmm.optim.theory import nonsmooth_bound, smooth_bound
+from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
+from dpadmm.privacy.releases import Release
+from dpadmm.runs.preparation import Prepared, prepare
+from dpadmm.runs.run import Result
+from dpadmm.runs.simulation import run_prepared
+from dpadmm.study.settings import Settings
 
-LOOK_EVERY = 0.2
-"""Seconds between two looks at ``stop``."""
 WRITE_EVERY = 2.0
 """Seconds between two writes; a kill loses at most what was finished in between."""
 
 
-class WorkerDied(DpadmmError):
-    """A worker process ended before its cell did."""
-
-
 @dataclass(frozen=True)
 class Progress:
-    """How far a grid is."""
-
     done: int
     total: int
 
@@ -82,129 +72,19 @@ def run_grid(
         look()
         missing = [cell for cell in wanted if cell.key not in store]
         timed = [cell for cell in missing if cell.timed]
-        others = sorted((cell for cell in missing if not cell.timed), key=_split)
-        for cells, crew in ((timed, _Crew(1, alone=True)), (others, _Crew(workers or n_cores()))):
-            with closing(crew.run(cells, dataset, stop)) as finished:
+        # cells on the same rows follow each other, so that a worker partitions them once
+        others = sorted(
+            (cell for cell in missing if not cell.timed),
+            key=lambda cell: (cell.settings.seed or 0, cell.settings.n_agents),
+        )
+        for cells, alone in ((timed, True), (others, False)):
+            make = partial(cell_runner, dataset, timed=alone)
+            size = 1 if alone else workers or n_cores()
+            with closing(in_processes(make, cells, workers=size, stop=stop, all_cores=alone)) as finished:
                 for cell, lines in finished:
                     store.add(cell, lines)
                     look()
         return store.results()
-
-
-def n_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _split(cell: Cell) -> tuple[int, int]:
-    """Cells on the same rows follow each other, so that a worker partitions them once."""
-    return (cell.settings.seed or 0, cell.settings.n_agents)
-
-
-@dataclass(frozen=True)
-class _Crew:
-    """Worker processes; ``alone``: a single one with all cores, warmed up before it is timed."""
-
-    size: int
-    alone: bool = False
-
-    def run(
-        self, cells: Sequence[Cell], dataset: Dataset, stop: Callable[[], bool]
-    ) -> Generator[tuple[Cell, pa.Table]]:
-        """Yield each cell with its lines as it finishes."""
-        waiting = deque(cells)
-        if not waiting or stop():
-            return
-        busy: dict[Connection[Any, Any], Cell] = {}
-        with self._started(min(self.size, len(cells))) as crew:
-            for connection, process in crew.items():
-                _send(connection, process, dataset)
-                busy[connection] = _send(connection, process, waiting.popleft())
-            stopped = False
-            while busy and not stopped:
-                stopped = stop()
-                for ready in wait(list(busy), timeout=0.0 if stopped else LOOK_EVERY):
-                    connection = next(each for each in busy if each is ready)
-                    cell = busy.pop(connection)
-                    lines = _receive(connection, crew[connection], cell)
-                    if waiting and not stopped:
-                        busy[connection] = _send(connection, crew[connection], waiting.popleft())
-                    yield cell, lines
-
-    @contextmanager
-    def _started(self, size: int) -> Iterator[dict[Connection[Any, Any], SpawnProcess]]:
-        """Worker processes by our end of the connection; all are ended on exit."""
-        context = multiprocessing.get_context("spawn")
-        crew: dict[Connection[Any, Any], SpawnProcess] = {}
-        try:
-            with _environment({} if self.alone else ONE_THREAD), _ctrl_c_is_ours():
-                for _ in range(size):
-                    ours, theirs = context.Pipe()
-                    process = context.Process(target=work, args=(theirs, self.alone), daemon=True)
-                    process.start()
-                    theirs.close()
-                    crew[ours] = process
-            yield crew
-        finally:
-            for connection, process in crew.items():
-                connection.close()
-                process.kill()
-            for process in crew.values():
-                process.join()
-
-
-def _send(connection: Connection[Any, Any], process: SpawnProcess, what: Any) -> Any:
-    try:
-        connection.send(what)
-    except (BrokenPipeError, ConnectionResetError):
-        raise _died(process) from None
-    return what
-
-
-def _receive(connection: Connection[Any, Any], process: SpawnProcess, cell: Cell) -> pa.Table:
-    try:
-        answer = connection.recv()
-    except (EOFError, ConnectionResetError):
-        raise _died(process, f" in a run of {cell.settings.method.name}") from None
-    if isinstance(answer, Failure):
-        raise RuntimeError(f"a run failed that should not: {cell.settings}\n{answer.text}")
-    return answer
-
-
-def _died(process: SpawnProcess, where: str = "") -> WorkerDied:
-    process.join(timeout=5.0)
-    code = process.exitcode
-    how = f"was ended by {Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-    return WorkerDied(
-        f"a worker process {how}{where}, perhaps for lack of memory; what is finished is kept: run the same "
-        "command again to go on, with fewer --workers if it happens again"
-    )
-
-
-@contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    """Environment variables for processes started inside."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _ctrl_c_is_ours() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C, which a terminal sends to the whole group: we end them."""
-    resource_tracker.ensure_running()  # it would undo the mask if it had to be started inside
-    before = pthread_sigmask(SIG_BLOCK, {SIGINT})
-    try:
-        yield
-    finally:
-        pthread_sigmask(SIG_SETMASK, before)
 
 
 class Store:
@@ -218,7 +98,7 @@ class Store:
         self._grid, self._path = grid, path
         self._commands = [command]
         self._order = [cell.key for cell in grid.cells()]
-        self._data = data_stamp(dataset)
+        self._data = results.data_stamp(dataset)
         self._overwrite = overwrite
         self._cells: dict[str, pa.Table] = {}
         self._written = monotonic()
@@ -228,7 +108,7 @@ class Store:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _hold(self._path.parent)
         try:
-            remove_unfinished(self._path)
+            results.remove_unfinished(self._path)
             if self._path.exists() and not self._overwrite:
                 self._cells = self._finished()
         except BaseException:
@@ -264,7 +144,7 @@ class Store:
             tables = [self._cells[key] for key in self._order if key in self._cells]
             table = pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks()
             command = "\n".join(dict.fromkeys(self._commands))
-            write_results(self._path, table, grid=self._grid.as_json, data=self._data, command=command)
+            results.write_results(self._path, table, grid=self._grid.as_json, data=self._data, command=command)
             self._written = monotonic()
 
     def _finished(self) -> dict[str, pa.Table]:
@@ -305,7 +185,7 @@ def _difference_but_repeats(theirs: Mapping[str, Any], ours: Mapping[str, Any]) 
     return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None})
 
 
-def first_difference(theirs: Any, ours: Any, name: str = "") -> str:
+def first_difference(theirs: Any, ours: Any) -> str:
     """The first difference between two grids, in words; empty if there is none.
 
     Examples
@@ -315,27 +195,25 @@ def first_difference(theirs: Any, ours: Any, name: str = "") -> str:
     >>> first_difference({"shared": {"rho": 1.0}}, {"shared": {}})
     'shared, rho = 1.0, which is not in this grid'
     """
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in dict.fromkeys([*theirs, *ours]):
-            place = f"{name}, {key}" if name else str(key)
-            if key == "cells":
-                continue
-            if key not in ours:
-                return f"{place} = {_short(theirs[key])}, which is not in this grid"
-            if key not in theirs:
-                return f"no {place}, which is {_short(ours[key])} in this grid"
-            if found := first_difference(theirs[key], ours[key], place):
-                return found
-        return ""
-    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
-        pairs = enumerate(zip(theirs, ours, strict=True), 1)
-        return next(filter(None, (first_difference(a, b, f"{name} {k}") for k, (a, b) in pairs)), "")
-    return "" if theirs == ours else f"{name} = {_short(theirs)}, not {_short(ours)}"
+    old, new = dict(_entries(theirs)), dict(_entries(ours))
+    for place in {**old, **new}:
+        if place not in new:
+            return f"{place} = {old[place]}, which is not in this grid"
+        if place not in old:
+            return f"no {place}, which is {new[place]} in this grid"
+        if old[place] != new[place]:
+            return f"{place} = {old[place]}, not {new[place]}"
+    return ""
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
+    """(place, value) of all that a grid says, but for its cells."""
+    if not isinstance(value, dict | list):
+        yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
+        return
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value, 1):
+        if name != "cells":
+            yield from _entries(each, *place, str(name))
 
 
 def _hold(folder: Path) -> int:
@@ -349,3 +227,120 @@ def _hold(folder: Path) -> int:
             f"another dpadmm is working in {folder}; wait for it, or choose another output folder"
         ) from None
     return descriptor
+
+
+# --- one cell -> its lines of the results table ------------------------------------------------------------
+
+_PARTITION = ("seed", "n_agents", "partition", "partition_spread", "intercept", "clip_rows", "test_rows")
+
+
+class Bench:
+    """A data set and its latest partition, which consecutive cells with the same split share."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._partitioned_by: tuple[Any, ...] | None = None
+        self._prepared: Prepared | None = None
+
+    def prepared(self, settings: Settings) -> Prepared:
+        """Rows for these settings, with their problem."""
+        partitioned_by = tuple(getattr(settings, name) for name in _PARTITION)
+        if self._prepared is None or partitioned_by != self._partitioned_by:
+            self._prepared, self._partitioned_by = prepare(self._dataset, settings), partitioned_by
+        n_classes = len(self._dataset.classes) if self._dataset.classes is not None else 0
+        return replace(self._prepared, problem=settings.problem(n_classes))
+
+    def run(self, cell: Cell) -> pa.Table:
+        """Run a cell; a method that does not apply gives one line with the reason."""
+        started = perf_counter()
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = run_prepared(self.prepared(cell.settings), cell.settings)
+        except DpadmmError as error:
+            return _table([{**_about(cell), "status": REFUSED, "reason": str(error), "round": 0}])
+        said = "; ".join(dict.fromkeys(str(each.message) for each in caught)) or None
+        return _table(_lines(cell, result, reason=said, wall_seconds=perf_counter() - started))
+
+
+def _about(cell: Cell) -> dict[str, Any]:
+    return {"cell": cell.key, "data": cell.data, "timed": cell.timed, **settings_columns(cell.settings)}
+
+
+def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: float) -> list[dict[str, Any]]:
+    privacy, delta = result.privacy, cell.settings.delta
+    z = privacy.noise_multiplier
+    same = {
+        **_about(cell),
+        "n_agents": result.rows.n_agents,  # where rows come with their owners, the settings do not say
+        "status": DONE,
+        "reason": reason,
+        "total_epsilon": _finite(privacy.planned_epsilon),
+        "total_paper_epsilon": _finite(privacy.paper_epsilon),
+        "accountant": privacy.accountant if privacy.private else None,
+        "z": _finite(float(z.mean())) or None,
+        "iterations": result.iterations or None,
+        "wall_seconds": wall_seconds,
+    }
+    plain = _plain_releases(result)
+    columns = result.trace.columns
+    lines = []
+    for at, k in enumerate(columns["round"].astype(int).tolist()):
+        measured = {name: _finite(float(columns[name][at])) for name in MEASURES if name in columns}
+        line = {**same, "round": k, **measured, "seconds": float(columns["seconds"][at])}
+        line["bound"] = _bound(result, k)
+        if plain:
+            worst = max(math.sqrt(k * count) / multiplier for multiplier, count in plain)
+            line["spent_epsilon"] = exact_epsilon(worst, delta)
+            line["spent_paper_epsilon"] = max(
+                paper_epsilon(multiplier, k * count, delta) for multiplier, count in plain
+            )
+        lines.append(line)
+    return lines
+
+
+def _plain_releases(result: Result) -> set[tuple[float, int]]:
+    """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
+    tallies = set(result.privacy.planned)
+    every = {each for tally in tallies for each, _ in tally}
+    plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
+    if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):
+        return set()
+    return {(float(release.noise_multiplier), release.count) for release in plain if release.count}
+
+
+def _bound(result: Result, round: int) -> float | None:
+    """The theorem's bound after so many rounds, where the theorem speaks of this run."""
+    settings = result.settings
+    if getattr(settings.method, "schedule", None) != "theorem" or settings.participation < 1.0:
+        return None
+    bound, rho = smooth_bound if result.problem.smooth else nonsmooth_bound, settings.flat()["rho"]
+    return bound(result.constants, n_rounds=round, rho=rho, beta=rho)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _table(lines: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(lines, schema=SCHEMA)
+
+
+def cell_runner(dataset: Dataset, *, timed: bool) -> Callable[[Cell], pa.Table]:
+    """The function with which a worker process runs cells.
+
+    A warm-up run before the first cell of each kind keeps compilation out of the times; it is a full run
+    where times are the purpose (``timed``).
+    """
+    bench, warm = Bench(dataset), set[tuple[str, ...]]()
+
+    def run(cell: Cell) -> pa.Table:
+        chosen = cell.settings.flat()
+        kind = tuple(str(chosen.get(name)) for name in ("method", "loss", "regularizer", "mechanism"))
+        if kind not in warm:  # runs of one kind share compiled functions
+            warm.add(kind)
+            short = replace(cell, settings=replace(cell.settings, n_rounds=2, metrics_every=2))
+            bench.run(cell if timed else short)
+        return bench.run(cell)
+
+    return run

@@ -4,55 +4,63 @@ Every site has its own part of UCI Adult, its own ledger and its own limits. At 
 statement, the ledgers, and the run itself, which is repeated in this process. The public study has d = 104
 features, as in the paper: the last value of every category is not listed and counts as "other".
 
-The sites and the unreliable network serve tests too. Agents are processes of the installed program, and the
-TCP proxy delays, stalls, cuts and throttles what passes through it.
+The sites, whose agents are processes of the installed program, serve tests too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import csv
+import math
 import os
-import random
 import signal
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from logging import Logger
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from scipy.sparse import csr_array, vstack
 
-from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
-from dpadmm.federation.aggregator.coordinator import View
+from dpadmm.federation.aggregator.coordinator import Coordinator
 from dpadmm.federation.aggregator.journal import Journal, result_of
 from dpadmm.federation.aggregator.server import Server, begin
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.pki.authority import Authority, url_of
+from dpadmm.federation.nats.link import until_one_ends
+from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import join, make_request
-from dpadmm.federation.replay import Replay, replay
 from dpadmm.federation.site.decisions import accept
 from dpadmm.model.evaluate import evaluate
 from dpadmm.model.file import load_model
 from dpadmm.model.model import model_of
+from dpadmm.optim.features import clip_rows
+from dpadmm.optim.problem import PublicSizes, Rows, make_rows
 from dpadmm.privacy.statement import cross_checks, read_statement
 from dpadmm.site.site import Site, read_site
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import read_ledger
+from dpadmm.training.loop import PlannedParticipation, train
+from dpadmm.training.methods.base import Gathered, Method, Round
+from dpadmm.training.oracles import ExactNoise
+from dpadmm.trusted.discrete_gaussian import as_mean, quantise
+from dpadmm.trusted.guard import Enrolled
+from dpadmm.trusted.ledger import Ledger, read_ledger
+from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows
 
 SITE_TOML = """\
 format = "dpadmm-site/1"
@@ -68,7 +76,7 @@ rows = 1
 [limits]
 epsilon = {epsilon!r}
 delta = {delta!r}
-methods = ["dp_admm", "dp_sgd"]
+methods = ["auto", "dp_admm", "dp_sgd"]
 losses = ["logistic"]
 max_rounds = {max_rounds}
 min_rows = 20
@@ -94,13 +102,11 @@ def invite(authority: Authority, site: Site, name: str, *, url: str | None = Non
 
 
 def program() -> list[str]:
-    """The installed command."""
     own = Path(sysconfig.get_path("scripts")) / "dpadmm"
     return [str(own)] if own.exists() else [sys.executable, "-c", "from dpadmm.cli import main; main()"]
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         return int(tried.getsockname()[1])
@@ -157,133 +163,6 @@ class AgentProcess:
             return self.process.returncode
 
 
-CHUNK = 16 * 1024
-Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
-
-
-@dataclass(frozen=True)
-class Faults:
-    """What happens to each chunk of a connection: times in seconds, and probabilities."""
-
-    delay: float = 0.0
-    jitter: float = 0.0
-    """The maximum of an additional random delay."""
-    stall: float = 0.0
-    """Probability of a pause of ``stall_seconds``, as after lost packets."""
-    stall_seconds: float = 0.5
-    loss: float = 0.0
-    """Probability that the connection is reset after such a pause."""
-    cut: float = 0.0
-    """Probability that the connection is reset at once."""
-    rate: float | None = None
-    """Bytes per second, for a slow reader."""
-
-
-NO_FAULTS = Faults()
-
-ROUGH = Faults(delay=0.002, jitter=0.008, stall=0.01, stall_seconds=0.4, loss=0.002, cut=0.003)
-"""A network on which a run still finishes; something fails every few hundred messages."""
-
-SLOW = Faults(delay=0.01, rate=20_000.0)
-"""A site that reads 20 KB per second."""
-
-
-class Proxy:
-    """``async with Proxy("127.0.0.1", 4222) as proxy``: connect to ``proxy.port`` instead.
-
-    ``faults`` may be changed at any time. Every ``slow_every``-th connection is ``SLOW``.
-    """
-
-    def __init__(self, host: str, port: int, faults: Faults = NO_FAULTS, *, seed: int = 0, slow_every: int = 0) -> None:
-        self._target, self.faults, self._slow_every = (host, port), faults, slow_every
-        self._random = random.Random(seed)
-        self._pairs: set[Pair] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self._open = asyncio.Event()
-        self._open.set()
-        self.port = 0
-        self.seen = bytearray()
-        """The first megabyte that an eavesdropper sees."""
-        self.connections = self.stalls = self.cuts = 0
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
-        self.port = int(self._server.sockets[0].getsockname()[1])
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut_all()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def cut_all(self) -> None:
-        for pair in list(self._pairs):
-            self._cut(pair)
-
-    def hold(self) -> None:
-        """Stop all traffic without closing connections, until ``release``."""
-        self._open.clear()
-
-    def release(self) -> None:
-        self._open.set()
-
-    def _cut(self, pair: Pair) -> None:
-        self.cuts += 1
-        for writer in pair:
-            with suppress(OSError, AttributeError):
-                plain: socket.socket = writer.get_extra_info("socket")
-                # closes with a TCP reset
-                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        slow = bool(self._slow_every) and self.connections % self._slow_every == 0
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        pair = (writer, far_writer)
-        self._pairs.add(pair)
-        both = (self._carry(reader, far_writer, pair, slow), self._carry(far_reader, writer, pair, slow))
-        ways = [asyncio.create_task(way) for way in both]
-        for task in ways:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in ways:
-                task.cancel()
-            self._pairs.discard(pair)
-            for each in pair:
-                each.close()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: Pair, slow: bool) -> None:
-        with suppress(OSError):
-            while data := await reader.read(CHUNK):
-                faults = SLOW if slow else self.faults
-                self.seen += data[: max(0, 2**20 - len(self.seen))]
-                await self._open.wait()
-                await asyncio.sleep(faults.delay + self._random.random() * faults.jitter)
-                lost = self._random.random() < faults.loss
-                if lost or self._random.random() < faults.stall:
-                    self.stalls += 1
-                    await asyncio.sleep(faults.stall_seconds)
-                if lost or self._random.random() < faults.cut:
-                    return self._cut(pair)
-                writer.write(data)
-                await writer.drain()
-                if faults.rate is not None:
-                    await asyncio.sleep(len(data) / faults.rate)
-        return None
-
-
 LABEL, CLASSES = "class", ("<=50K", ">50K")
 BOUNDS = {
     "age": (17.0, 90.0),
@@ -297,21 +176,12 @@ HELD_OUT, LEAST_ROWS, SHUFFLED_BY = 5_222, 50, 1
 DELTA = 1e-5
 
 
-HOST = "localhost"
-DEADLINE = 2.0
-"""With faults: seconds after which a round continues without a site."""
-
-Report = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class DemoPlan:
-    """The options of the demo."""
-
     n_sites: int
     n_rounds: int
     epsilon: float
-    faults: bool
+    method: str = "auto"
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -326,20 +196,15 @@ def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[
 
 
 def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
-    """The study of the demo; with faults, up to half of the sites may miss a round."""
     return Study(
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
-        training=Training(method="dp_admm", epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
-        allow_missed_rounds=plan.faults,
-        quorum=max(1, (plan.n_sites + 1) // 2) if plan.faults else None,
-        deadline=DEADLINE if plan.faults else None,
-    )  # fmt: skip
+        training=Training(method=plan.method, epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
+    )
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as a CSV file with a header."""
     with path.open("w", newline="", encoding="ascii") as out:
         csv.writer(out).writerows([list(COLUMNS), *rows])
 
@@ -349,6 +214,162 @@ def _column(name: str, rows: Sequence[Row]) -> Column:
         return Number(name, BOUNDS[name])
     place = COLUMNS.index(name)
     return Category(name, tuple(sorted({row[place] for row in rows}))[:-1])
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of a repeated run: ``n_releases`` are in the ledgers, ``n_lost`` of them never arrived."""
+
+    first_difference: int
+    """The first round whose consensus differs from the journal; 0 if none does."""
+    n_rounds: int
+    n_releases: int
+    n_late: int
+    """Releases that entered a later mean than that of their round."""
+    n_lost: int
+    noise_scale: float
+    """Root mean square of the noise, in units of its promised standard deviation: about 1."""
+    n_numbers: int = 1
+    """The number of values in ``noise_scale``."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every consensus is identical, and the noise has its promised size."""
+        spread = 8.0 / np.sqrt(2.0 * max(1, self.n_numbers))
+        return self.first_difference == 0 and abs(self.noise_scale - 1.0) <= spread
+
+
+def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
+    """Repeat a deployed run in this process, with the same noise, and compare every round bit by bit.
+
+    ``noise_i^k = answer_i^k − round(Σ_j g_j(w̃_i^{k−1}) / g)`` is the noise that a site's guard added. It is
+    computed from the tables and ledgers of ``sites``, all the members, whose agents must have ended.
+    """
+    study, names = journal.study, journal.members
+    parts = [sites[name].rows.encoded(study) for name in names]
+    answers = [_answers(sites[name], study) for name in names]
+    noise, scaled = zip(*(_noise(study, part, said) for part, said in zip(parts, answers, strict=True)), strict=True)
+    entered = {(each.site, each.round): k for k, each in journal.uploads()}
+    for name, round in entered:
+        if round not in answers[names.index(name)]:
+            text = f"an upload of {name} for round {round} that is not in its ledger"
+            raise DataError(f"the journal has {text}")
+    reached, done = list(journal.consensus()), journal.rounds_done
+    run = _Run(study, _cohort(parts), noise, names)
+    said = {(names[i], k) for i, each in enumerate(noise) for k in each if k <= done}
+    plain = said == set(entered) and all(k == round for (_, round), k in entered.items())
+    again = run.as_trained(done) if plain else run.with_delays(done, entered)
+    wrong = [k for k, (a, b) in enumerate(zip(again, reached, strict=True), 1) if a.tobytes() != b.tobytes()]
+    every = np.concatenate([np.zeros(0), *(numbers.ravel() for each in scaled for numbers in each)])
+    return Replay(
+        first_difference=wrong[0] if wrong else 0,
+        n_rounds=done,
+        n_releases=sum(map(len, noise)),
+        n_late=sum(k > round for (_, round), k in entered.items()),
+        n_lost=sum(map(len, noise)) - len(entered),
+        noise_scale=float(np.sqrt(np.mean(np.square(every)))) if every.size else 1.0,
+        n_numbers=every.size,
+    )
+
+
+Answers = dict[int, tuple[Integers, Floats]]
+"""Round -> the answer of the guard, and the consensus that was requested."""
+
+
+def _answers(site: Site, study: Study) -> Answers:
+    with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
+        past = ledger.transcript(study.hash) if study.hash in ledger.status().accounts else []
+    found: Answers = {}
+    for record, stored in past:
+        shape = study.upload_shape(record.round)
+        count = math.prod(shape)
+        heard = np.frombuffer(stored, "<f8", offset=8 * count).astype(np.float64)
+        answer = np.frombuffer(stored, "<i8", count).astype(np.int64)
+        found[record.round] = answer.reshape(shape), heard.reshape(study.broadcast_shape)
+    return found
+
+
+def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> tuple[dict[int, Integers], list[Floats]]:
+    """The noise in every answer of a site by round, and in units of its promised standard deviation.
+
+    It is found by repeating the agent's computation.
+    """
+    problem, m = study.problem, len(rows.labels)
+    enrolled = Enrolled(study.terms, CheckedRows(rows))
+    method = study.method(m)
+    state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
+    noise: dict[int, Integers] = {}
+    scaled: list[Floats] = []
+    for round, (answer, heard) in answers.items():
+        point = np.array(method.parameters(state, heard, round=round)[0])
+        asked = enrolled.question(round)
+        total = enrolled.rows.total(asked.statistic, point, asked.grid.row_bound)
+        noise[round] = answer - quantise(total, asked.grid)
+        scaled.append(noise[round] / asked.grid.noise_scale(asked.release.noise_multiplier))
+        mean = as_mean(answer, asked.grid)[None]
+        state, _ = method.advance(state, mean, heard, round=round, problem=problem)
+    return noise, scaled
+
+
+def _cohort(parts: list[ProtectedRows]) -> Rows:
+    features = [clip_rows(each.features) for each in parts]
+    sparse = isinstance(features[0], csr_array)
+    together = csr_array(vstack(features, format="csr")) if sparse else np.concatenate(features)
+    labels = [each.labels for each in parts]
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in labels])])
+    return make_rows(together, np.concatenate(labels), offsets=offsets)
+
+
+class _Run:
+    """A run in this process with the noise of the sites."""
+
+    def __init__(self, study: Study, rows: Rows, noise: Sequence[dict[int, Integers]], names: tuple[str, ...]) -> None:
+        self._method = cast(Method[Any], study.method(*rows.n_rows.tolist()))
+        self._study, self._rows, self._said, self._names = study, rows, noise, names
+        self._noise = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
+
+    def _active(self, round: int) -> Integers:
+        return np.flatnonzero([round in each for each in self._said])
+
+    def as_trained(self, rounds: int) -> list[Floats]:
+        """Repeat with ``train``, the round loop of simulations."""
+        mask = np.array([np.isin(np.arange(self._rows.n_agents), self._active(k + 1)) for k in range(rounds)])
+        history: list[Floats] = []
+        train(
+            self._method,
+            self._study.problem,
+            self._rows,
+            n_rounds=rounds,
+            noise=self._noise,
+            participation=None if mask.all() else PlannedParticipation(mask),
+            observers=[lambda view: history.append(np.array(view.broadcast))],
+        )
+        return history
+
+    def with_delays(self, rounds: int, entered: Mapping[tuple[str, int], int]) -> list[Floats]:
+        """The same loop with uploads that were late or lost."""
+        study, problem, method = self._study, self._study.problem, self._method
+        state, consensus = method.init(problem, self._rows), method.start(study.shape)
+        uploads = np.zeros((self._rows.n_agents, *study.upload_shape(1)))
+        sent_in: dict[int, Floats] = {}
+        history: list[Floats] = []
+        for k in range(1, rounds + 1):
+            said = self._active(k)
+            if said.size:
+                state, sent = method.step(state, Round(k, problem, self._rows, consensus, self._noise, said))
+                sent_in[k] = np.array(sent)
+            if method.server_side:
+                uploads = np.zeros((self._rows.n_agents, *study.upload_shape(k)))
+            now = [each for each, when in entered.items() if when == k]
+            for name, round in sorted(now, key=lambda each: each[1]):
+                agent = self._names.index(name)
+                if round == k or not method.server_side:
+                    uploads[agent] = sent_in[round][agent]
+            active = np.flatnonzero([(name, k) in now for name in self._names])
+            gathered = Gathered(uploads, consensus, k, problem, self._rows.n_rows, active)
+            consensus = np.array(method.aggregate(gathered))
+            history.append(consensus)
+        return history
 
 
 class DemoFailed(DpadmmError):
@@ -374,13 +395,10 @@ class Summary:
     median_round: float = 0.0
     checks: float = 0.0
     memory: list[float] = field(default_factory=list)
-    connections: int = 0
-    cuts: int = 0
-    stalls: int = 0
 
 
 async def demonstrate(
-    plan: DemoPlan, folder: Path, log: Logger, *, report: Report, on_start: Callable[[View], None]
+    plan: DemoPlan, folder: Path, log: Logger, *, report: Callable[[str], None], on_start: Callable[[Coordinator], None]
 ) -> Summary:
     """Set up a deployment in an empty folder, run it and check it; all processes end in any case."""
     began = time.monotonic()
@@ -389,19 +407,15 @@ async def demonstrate(
     study = adult_study(rows, plan)
     summary = Summary(study, plan.n_sites, len(parts[0]))
     write_table(folder / "held_out.csv", held_out)
-    authority = Authority.create(folder / "aggregator", hosts=[HOST], port=free_port())
+    authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
     async with AsyncExitStack() as resources:
-        proxy = None
-        if plan.faults:
-            target = (authority.settings.own_host, authority.settings.port)
-            proxy = await resources.enter_async_context(Proxy(*target, ROUGH, seed=1, slow_every=7))
         sites: dict[str, Site] = {}
         for i, part in enumerate(parts):
             name = f"site-{i + 1:0{len(str(plan.n_sites))}d}"
             (folder / name).mkdir(mode=0o700)
             write_table(folder / name / "table.csv", part)
             site = new_site(folder / name, study, table="table.csv", epsilon=plan.epsilon)
-            invite(authority, site, name, url=None if proxy is None else url_of(HOST, proxy.port))
+            invite(authority, site, name)
             accept(site, study)
             sites[name] = site
             await asyncio.sleep(0)
@@ -414,7 +428,7 @@ async def demonstrate(
         agents = {name: AgentProcess(site) for name, site in sites.items()}
         resources.callback(_end, list(agents.values()))
         starting = time.monotonic()
-        await _while_all_live(Server(authority, journal, log).run(on_start), agents)
+        await until_one_ends(Server(authority, journal, log).run(on_start), _while_all_live(agents))
         summary.started = time.monotonic() - starting
         summary.memory = [mb for agent in agents.values() if (mb := agent.peak_memory()) is not None]
         for agent in agents.values():
@@ -422,8 +436,6 @@ async def demonstrate(
         for name, agent in agents.items():
             if agent.end() != 0:
                 raise DemoFailed(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
-        if proxy is not None:
-            summary.connections, summary.cuts, summary.stalls = proxy.connections, proxy.cuts, proxy.stalls
     report("all processes have ended; checking the results")
     checking = time.monotonic()
     _check(summary, journal, sites, folder)
@@ -431,25 +443,13 @@ async def demonstrate(
     return summary
 
 
-async def _while_all_live(run: Coroutine[Any, Any, View], agents: dict[str, AgentProcess]) -> None:
-    """Run, and fail at once if the process of a site ends."""
-
-    async def watch() -> None:
-        while True:
-            for name, agent in agents.items():
-                if not agent.running():
-                    raise DemoFailed(f"{name}: its process ended: {agent.output.strip()[-300:]}")
-            await asyncio.sleep(0.5)
-
-    tasks = [asyncio.create_task(run), asyncio.create_task(watch())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _while_all_live(agents: dict[str, AgentProcess]) -> None:
+    """Fail as soon as the process of a site ends."""
+    while True:
+        for name, agent in agents.items():
+            if not agent.running():
+                raise DemoFailed(f"{name}: its process ended: {agent.output.strip()[-300:]}")
+        await asyncio.sleep(0.5)
 
 
 def _end(agents: list[AgentProcess]) -> None:

@@ -86,7 +86,6 @@ class EventFeed:
 
 
 def _event(kind: str, value: Any = None) -> bytes:
-    """One server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), _json(value or {}))
 
 
@@ -230,8 +229,8 @@ class _Server(ThreadingHTTPServer):
         self.feed, self.token, self._header_seconds = feed, token.encode(), header_seconds
         self.closing = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
-        self._unauthenticated: dict[socket.socket, float] = {}  # since when; oldest first
-        self._authenticated: set[socket.socket] = set()
+        self._connections: dict[socket.socket, float] = {}
+        """Since when each waits for its token, oldest first; infinity for those that have sent it."""
         self._busy: set[socket.socket] = set()
         self._changed = threading.Condition()
         super().__init__(("127.0.0.1", port), _RequestHandler)
@@ -243,36 +242,34 @@ class _Server(ThreadingHTTPServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Accept a connection; if there are too many, replace the oldest one without a token."""
         with self._changed:
-            if len(self._unauthenticated) + len(self._authenticated) >= CONNECTIONS:
-                if not self._unauthenticated:
-                    return False
-                self._drop(next(iter(self._unauthenticated)))
-            self._unauthenticated[request] = time.monotonic()
+            if len(self._connections) >= CONNECTIONS and not self._drop(math.inf, 1):
+                return False
+            self._connections[request] = time.monotonic()
             return True
 
     def service_actions(self) -> None:
         """Close connections that did not send the token in time."""
         with self._changed:
-            latest = time.monotonic() - self._header_seconds
-            for late in [each for each, since in self._unauthenticated.items() if since < latest]:
-                self._drop(late)
+            self._drop(time.monotonic() - self._header_seconds, CONNECTIONS)
 
     def admit(self, request: socket.socket) -> None:
         """Keep a connection that has sent the token."""
         with self._changed:
-            if self._unauthenticated.pop(request, None) is not None:  # otherwise it was just closed
-                self._authenticated.add(request)
+            if request in self._connections:  # otherwise it was just closed
+                self._connections[request] = math.inf
 
-    def _drop(self, stranger: socket.socket) -> None:
-        """Shut a connection down; the thread that reads it then closes it."""
-        del self._unauthenticated[stranger]
-        _shut_down(stranger)
+    def _drop(self, before: float, most: int) -> bool:
+        """Shut down the oldest connections without a token, whose threads then close them."""
+        strangers = [each for each, since in self._connections.items() if since < before][:most]
+        for each in strangers:
+            del self._connections[each]
+            _shut_down(each)
+        return bool(strangers)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
         with self._changed:
-            self._unauthenticated.pop(request, None)
-            self._authenticated.discard(request)
+            self._connections.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a request to the live page failed")
@@ -293,7 +290,7 @@ class _Server(ThreadingHTTPServer):
         """Wait for active requests, then close all connections, also those that browsers open in advance."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy, timeout)
-            for connection in (*self._unauthenticated, *self._authenticated):
+            for connection in self._connections:
                 _shut_down(connection)
 
 

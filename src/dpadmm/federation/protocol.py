@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from hashlib import sha256
+from math import prod
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -115,20 +117,24 @@ def digest_of(data: bytes) -> str:
 
 
 def packed(message: Message) -> bytes:
-    """Encode a message."""
     values = message.values
     shape, body = (0, 0), message.code.encode("ascii")
     if values is not None:
-        shape, body = (values.shape[0], values.shape[1]), values.astype("<f8").tobytes()
+        shape, body = _on_wire(values.shape), values.astype("<f8").tobytes()
     if len(body) > MAX_BODY:
-        raise BadMessage(f"a model of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB")
+        raise BadMessage(f"an array of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB")
     ids = (bytes.fromhex(message.study), bytes.fromhex(message.digest))
     sizes = (message.n_rows, message.rows_per_person, len(body))
     return HEAD.pack(MAGIC, VERSION, message.kind, 0, *ids, message.round, *shape, *sizes) + body
 
 
-def unpacked(data: bytes, *, study: str, shape: tuple[int, int], from_site: bool) -> Message:
-    """Decode a message of this study with finite numbers of this shape, or raise ``BadMessage``.
+def _on_wire(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns: a vector is one column."""
+    return shape[0], prod(shape[1:])
+
+
+def unpacked(data: bytes, *, study: str, shape: Callable[[int], tuple[int, ...]], from_site: bool) -> Message:
+    """Decode a message of this study with finite numbers of the round's shape, or raise ``BadMessage``.
 
     Nothing is allocated before all lengths are checked.
     """
@@ -145,9 +151,10 @@ def unpacked(data: bytes, *, study: str, shape: tuple[int, int], from_site: bool
         raise BadMessage("its length does not match its header")
     kind, values, code = Kind(number), None, ""
     if kind in (Kind.REQUEST, Kind.UPLOAD):
-        if (d, p) != shape or length != 8 * d * p or round < 1:
-            raise BadMessage(f"expected a round and numbers of shape {shape}")
-        values = np.frombuffer(data, "<f8", d * p, HEAD.size).astype(np.float64).reshape(shape)
+        wanted = shape(round)
+        if (d, p) != _on_wire(wanted) or length != 8 * d * p or round < 1:
+            raise BadMessage(f"expected a round and numbers of shape {wanted}")
+        values = np.frombuffer(data, "<f8", d * p, HEAD.size).astype(np.float64).reshape(wanted)
         if not np.isfinite(values).all():
             raise BadMessage("it contains numbers that are not finite")
     elif kind is Kind.REFUSED:

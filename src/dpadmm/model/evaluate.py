@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy  # its parts load when they are first used
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
@@ -125,7 +124,9 @@ def auc(positive: Any, scores: Floats) -> float | None:
     n_positive = int(np.count_nonzero(positive))
     if n_positive in (0, n):
         return None
-    ranks = scipy.stats.rankdata(scores)[np.asarray(positive, bool)].sum()
+    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(ties) - (ties - 1) / 2.0
+    ranks = mean_rank[place][np.asarray(positive, bool)].sum()
     return float((ranks - n_positive * (n_positive + 1) / 2.0) / (n_positive * (n - n_positive)))
 
 

@@ -130,9 +130,11 @@ class Rows:
         """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
         known: tuple[Shape, Rows] | None = self.__dict__.get("_shaped")
         if known is None or not known[0].same(shape):
+            self.__dict__.pop("_shaped", None)
+            known = None  # two copies of the rows in memory are enough
             features = shape.rows(self.features)
             norms = np.maximum(row_norms(features)[self.order], LEAST_NORM)
-            known = self.__dict__["_shaped"] = shape, replace(self, features=features, norms=norms)
+            known = self.__dict__["_shaped"] = shape.copy(), replace(self, features=features, norms=norms)
         return known[1]
 
     def drawn(self, share: float, *, seed: int, round: int) -> Rows:

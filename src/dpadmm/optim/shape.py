@@ -16,6 +16,9 @@ from scipy.sparse import csr_array, diags_array
 from dpadmm._base.arrays import Features, Floats
 from dpadmm._base.memmap import empty, row_portions
 
+WIDEST = 2000
+"""With more features than this a shape is diagonal, so that sparse rows stay sparse: a direction fills them."""
+
 PORTION = 2**17
 """Feature entries that are worked on together: they stay in the cache."""
 
@@ -41,6 +44,10 @@ class Shape:
         """The shape for rows of second moment ``diag(variances) + means·meansᵀ``, and τ = ``ridge``."""
         scale = 1.0 / np.sqrt(np.maximum(variances, 0.0) + ridge)
         return cls(scale, scale * means)
+
+    def copy(self) -> Shape:
+        """The same numbers, in arrays that nobody else has."""
+        return Shape(self.scale.copy(), self.direction.copy())
 
     def same(self, other: Shape) -> bool:
         return np.array_equal(self.scale, other.scale) and np.array_equal(self.direction, other.direction)

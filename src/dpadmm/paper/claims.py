@@ -47,7 +47,6 @@ class Claim:
         return bool(self.quote)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {**asdict(self), "verdict": str(self.verdict), "from_paper": self.from_paper}
 
 
@@ -76,7 +75,6 @@ def few_splits(found: Sequence[Claim]) -> str:
 
 
 def counted(found: Sequence[Claim]) -> dict[Verdict, int]:
-    """How many claims have each verdict that occurs."""
     counts = Counter(claim.verdict for claim in found)
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 

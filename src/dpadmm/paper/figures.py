@@ -1,18 +1,22 @@
 """The paper's figures and those that it does not have, drawn from a results file alone.
 
-Figures 1 to 7 come first; then times, bounds, exact ε, and what the paper's choices change.
+Figures 1 to 7 come first; then times, bounds, exact ε, and what the paper's choices change. What is said about
+them stands in ``captions.toml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dpadmm.experiments.results import Results
 from dpadmm.paper.measurements import THEOREMS, gaps, times
@@ -22,13 +26,33 @@ from dpadmm.reporting.series import BUDGETS, about, by_round, distinct, done, nu
 from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, legend, new_figure, power, steps
 
 _SHOWN_BUDGETS = (0.05, 0.1)
+_MODELS = {"local": "local models", "global": "global model"}
+_TEXTS = tomllib.loads(files("dpadmm.paper").joinpath("captions.toml").read_text(encoding="utf-8"))
+
+
+def _picture(name: str, kind: str, figure: Figure, lines: Results, **words: Any) -> Picture:
+    """A figure with its title and caption; a word that is true or false says whether a sentence is shown."""
+    texts = _TEXTS[kind]
+    words = {key: (texts[key] if value else "") if isinstance(value, bool) else value for key, value in words.items()}
+    words |= {"about": about(lines), "spread": spread_note(lines), "regularizers": _regularizers(lines)}
+    title, caption = (texts[each].format_map(words).strip() for each in ("title", "caption"))
+    return Picture(name, title, caption, figure)
+
+
+def _regularizers(results: Results) -> str:
+    return ", ".join(value.upper() for value in distinct(results, "regularizer"))
+
+
+def _private(results: Results) -> tuple[Results, str]:
+    """DP-ADMM's lines, and the column of their budget."""
+    lines = where(done(results), method="dp_admm")
+    series.need(lines)
+    return lines, series.budget_column(lines)
 
 
 def agents_figure(results: Results, name: str) -> Picture:
     """Figures 1 and 4: training loss by round for each n; below, loss and error at the end against n."""
-    lines = where(done(results), method="dp_admm")
-    series.need(lines)
-    budget = series.budget_column(lines)
+    lines, budget = _private(results)
     budgets, agents = distinct(lines, budget)[:4], distinct(lines, "n_agents")
     columns = max(2, len(budgets))
     figure = new_figure(4.6 * columns, 6.8)
@@ -49,19 +73,11 @@ def agents_figure(results: Results, name: str) -> Picture:
     for letter, (axes, stem) in zip("abcdef"[len(budgets) :], below, strict=False):
         words = stem.replace("train_", "training ").replace("_", " ")
         _against_agents(axes, lines, results, stem)
-        dress(axes, title=f"({letter}) {words} at the end", x="number of agents n", y=words,
-              percent="error" in stem)  # fmt: skip
+        title = f"({letter}) {words} at the end"
+        dress(axes, title=title, x="number of agents n", y=words, percent="error" in stem)
     legend(figure, panels["loss 0"], columns=7)
-    caption = (
-        f"The same rows over more agents ({about(results)}). Top: training loss of the local models, as in "
-        f"the paper, by round for n = {number_list(agents)} agents at {BUDGETS[budget]} "
-        f"{number_list(budgets)}. Bottom: loss and error after the last round against n, from {agents[0]} to "
-        f"{agents[-1]} agents; filled markers are the global model, hollow markers the mean of the local "
-        f"models. {spread_note(lines)}The dotted line is the non-private optimum on pooled rows. Unlike the "
-        "paper, the lower panels show the end of the runs against n and both models, since the paper does "
-        "not say which model its error rates belong to."
-    )
-    return Picture(name, f"More agents, same rows ({_regularizers(results)})", caption, figure)
+    values = {"agents": number_list(agents), "budget": BUDGETS[budget], "budgets": number_list(budgets)}
+    return _picture(name, "agents", figure, results, **values, fewest=agents[0], most=agents[-1])
 
 
 def _against_agents(axes: Axes, lines: Results, results: Results, stem: str) -> None:
@@ -78,15 +94,9 @@ def _against_agents(axes: Axes, lines: Results, results: Results, stem: str) -> 
     axes.legend(frameon=False, fontsize=8.5, handlelength=3.0)
 
 
-def _regularizers(results: Results) -> str:
-    return ", ".join(value.upper() for value in distinct(results, "regularizer"))
-
-
 def objective_figure(results: Results, name: str) -> Picture:
     """Figures 2 and 6: the augmented objective by round, one panel per δ, one line per ε."""
-    lines = where(done(results), method="dp_admm")
-    series.need(lines)
-    budget = series.budget_column(lines)
+    lines, budget = _private(results)
     budgets, deltas = distinct(lines, budget), sorted(distinct(lines, "delta"), reverse=True)
     agents = distinct(lines, "n_agents")
     columns = min(2, len(deltas))
@@ -107,69 +117,53 @@ def objective_figure(results: Results, name: str) -> Picture:
     for axes in panels[len(deltas) :]:
         axes.set_visible(False)
     legend(figure, panels[0])
-    caption = (
-        "Augmented objective Σᵢ(fᵢ(w̄ᵢ) + ρ‖w̄ᵢ − w̄‖) of DP-ADMM by round, summed over the agents, at the "
-        f"averages of the local models ({about(lines)}, n = {number_list(agents)}). One panel for each δ, "
-        f"one line for each {BUDGETS[budget]}: {number_list(budgets)}. Logarithmic scale. "
-        f"{spread_note(lines)}"
-        + ("The dotted line is n times the non-private optimum F*. " if np.isfinite(best) else "")
-        + "Lower is better."
-    )
-    return Picture(name, f"Convergence for every ε and δ ({_regularizers(lines)})", caption, figure)
+    values = {"agents": number_list(agents), "budget": BUDGETS[budget], "budgets": number_list(budgets)}
+    return _picture(name, "objective", figure, lines, **values, dotted=bool(np.isfinite(best)))
 
 
 def methods_figure(results: Results, name: str, *, model: str) -> Picture:
     """Figures 3 and 7: loss by round at two ε, error against ε and δ; ``model`` is "local" or "global"."""
     lines = done(results)
-    private = where(lines, method="dp_admm")
-    series.need(private)
-    budget = series.budget_column(private)
+    private, budget = _private(results)
     delta = _widest(private, "delta", budget, prefer=1e-3)
     value = _widest(private, budget, "delta", prefer=0.1)
     optima = series.METHODS["centralized"]
     groups = {label: group for label, group in series.variants(lines).items() if label != optima}
     looks = kinds(list(groups))
-    shown = _two(distinct(where(private, delta=delta), budget))
+    budgets = distinct(where(private, delta=delta), budget)
+    # the paper's two where they are there, else the two in the middle
+    shown, middle = [each for each in budgets if each in _SHOWN_BUDGETS], max(0, len(budgets) // 2 - 1)
+    shown = shown if len(shown) == 2 else budgets[middle : middle + 2]
     figure = new_figure(9.2, 7.2)
     panels = figure.subplots(2, 2).ravel()
-    loss, models = f"train_loss_{model}", "local models" if model == "local" else "global model"
+    models = _MODELS[model]
     for axes, letter, one in zip(panels, "ab", shown, strict=False):
         for label, group in groups.items():
             at = where(group, **{budget: one, "delta": delta}) if _has_budget(group) else group
             if len(at):
-                draw(axes, by_round(at, loss), looks[label], label=label)
+                draw(axes, by_round(at, f"train_loss_{model}"), looks[label], label=label)
         floor(axes, series.optimum(lines, "train_loss_global"), "non-private optimum")
-        dress(axes, title=f"({letter}) {BUDGETS[budget]} = {one:g}, δ = {power(delta)}", x="round",
-              y=f"training loss, {models}")  # fmt: skip
+        title = f"({letter}) {BUDGETS[budget]} = {one:g}, δ = {power(delta)}"
+        dress(axes, title=title, x="round", y=f"training loss, {models}")
         _fit(axes)
     error = f"test_error_{model}" if series.has(private, "test_error_global") else "train_error_global"
-    error_words = f"{error.split('_')[0]} error, {models}"
     panels[3].sharey(panels[2])
-    _against(panels[2], groups, looks, error, budget, {"delta": delta})
-    dress(panels[2], title=f"(c) δ = {power(delta)}", x=BUDGETS[budget], y=error_words, percent=True)
-    _against(panels[3], groups, looks, error, "delta", {budget: value})
-    dress(panels[3], title=f"(d) {BUDGETS[budget]} = {value:g}", x="δ", y=error_words, percent=True)
-    for axes in panels[2:]:
+    against = (
+        (panels[2], f"(c) δ = {power(delta)}", budget, {"delta": delta}),
+        (panels[3], f"(d) {BUDGETS[budget]} = {value:g}", "delta", {budget: value}),
+    )
+    for axes, title, x, equals in against:
+        _against(axes, groups, looks, error, x, equals)
+        y = f"{error.split('_')[0]} error, {models}"
+        dress(axes, title=title, x=BUDGETS.get(x, "δ"), y=y, percent=True)
         floor(axes, series.optimum(lines, error.replace("local", "global")))
     for axes in panels[len(shown) : 2]:
         axes.set_visible(False)
     legend(figure, max(panels[:2], key=lambda axes: len(axes.lines)), columns=4)
-    which = "the global model, which the paper does not show"
-    if model == "local":
-        which = (
-            "the mean of the agents' local models, as in the paper's formula; methods that have one model "
-            "only are shown with it"
-        )
-    tail = " A tail average starts halfway through the rounds."
-    caption = (
-        f"{', '.join(groups)}, and the non-private optimum ({about(lines)}). Measured on {which}. (a, b) "
-        f"training loss by round at {BUDGETS[budget]} {number_list(shown)}; (c) error on test rows at the "
-        f"end against {BUDGETS[budget]}; (d) the same against δ. {spread_note(lines)}ADMM and "
-        "the optimum have no noise. The loss is on a logarithmic scale where methods lie far apart."
-        f"{tail if 'tail' in distinct(lines, 'average') else ''}"
-    )
-    title = f"DP-ADMM and the other methods: {models} ({_regularizers(lines)})"
-    return Picture(name if model == "local" else f"{name}_global", title, caption, figure)
+    values = {"models": models, "methods": ", ".join(groups), "which": _TEXTS["methods"][model].strip()}
+    values |= {"budget": BUDGETS[budget], "budgets": number_list(shown)}
+    named = name if model == "local" else f"{name}_global"
+    return _picture(named, "methods", figure, lines, **values, tail="tail" in distinct(lines, "average"))
 
 
 def _has_budget(group: Results) -> bool:
@@ -199,13 +193,6 @@ def _widest(lines: Results, column: str, other: str, *, prefer: float) -> float:
     return float(max(values, key=lambda value: (n_beside[value], value == prefer, value)))
 
 
-def _two(values: list[float]) -> list[float]:
-    """The paper's two budgets where they are there, else the two in the middle."""
-    ours = [value for value in values if value in _SHOWN_BUDGETS]
-    middle = max(0, len(values) // 2 - 1)
-    return ours if len(ours) == 2 else values[middle : middle + 2]
-
-
 def _fit(axes: Axes) -> None:
     """A logarithmic scale where one method goes so far astray that it would flatten all the others."""
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
@@ -226,15 +213,11 @@ def times_figure(results: Results, name: str) -> Picture:
     for i, value in enumerate(budgets):
         look = looks[f"{value:g}"]
         shift = 0.2 * (i - (len(budgets) - 1) / 2)
-        here = [row for row in rows if row.budget == value]
-        y = [labels.index(row.method) + shift for row in here]
-        axes.plot([row.ratio for row in here], y, look.marker, color=look.color, markersize=6,
+        here = [(labels.index(row.method) + shift, row) for row in rows if row.budget == value]
+        axes.plot([row.ratio for _, row in here], [y for y, _ in here], look.marker, color=look.color, markersize=6,
                   markeredgecolor="black", markeredgewidth=0.5, label=f"measured, ε = {value:g}")  # fmt: skip
-        paper = [
-            (row.paper_ratio, labels.index(row.method) + shift)
-            for row in here
-            if row.paper_ratio is not None and row.name != "dp_admm"  # 1 by definition; would hide ours
-        ]
+        # DP-ADMM's ratio is 1 by definition, and would hide ours
+        paper = [(row.paper_ratio, y) for y, row in here if row.paper_ratio is not None and row.name != "dp_admm"]
         if paper:
             axes.plot(*zip(*paper, strict=True), look.marker, markerfacecolor="white", markersize=6,
                       markeredgecolor=look.color, label=f"paper, ε = {value:g}")  # fmt: skip
@@ -244,12 +227,7 @@ def times_figure(results: Results, name: str) -> Picture:
     axes.invert_yaxis()
     dress(axes, x="time of a run, as a multiple of DP-ADMM's at the same ε (logarithmic)")
     axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    caption = (
-        "Time of a run as a multiple of DP-ADMM's on the same rows and the same machine (filled), and the "
-        "same ratio from the paper's Table III (hollow; DP-ADMM's own is 1 in both). Each run had the "
-        "machine to itself; the fastest of the repeats. To the right of the line: slower than DP-ADMM."
-    )
-    return Picture(name, "Time of a run beside DP-ADMM's", caption, figure)
+    return _picture(name, "times", figure, results)
 
 
 def bounds_figure(results: Results, name: str) -> Picture:
@@ -258,7 +236,7 @@ def bounds_figure(results: Results, name: str) -> Picture:
     series.need(found)
     regularizers = list(dict.fromkeys(gap.regularizer for gap in found))
     figure = new_figure(4.6 * max(1, len(regularizers)), 3.9)
-    budget = BUDGETS[series.budget_column(where(done(results), method="dp_admm"))]
+    budget = BUDGETS[_private(results)[1]]
     looks = kinds([f"{value:g}" for value in sorted({gap.budget for gap in found})])
     panels = figure.subplots(1, len(regularizers), sharey=True, squeeze=False).ravel()
     for axes, regularizer in zip(panels, regularizers, strict=True):
@@ -270,116 +248,98 @@ def bounds_figure(results: Results, name: str) -> Picture:
             draw(axes, bound, look, label=f"bound, {budget} {gap.budget:g}", hollow=True)
         style.log_x(axes)
         style.log_y(axes)
-        dress(axes, title=THEOREMS.get(regularizer, regularizer), x="round t",
-              y="augmented objective − n·F*" if axes is panels[0] else "")  # fmt: skip
+        y = "augmented objective − n·F*" if axes is panels[0] else ""
+        dress(axes, title=THEOREMS.get(regularizer, regularizer), x="round t", y=y)
     legend(figure, panels[0], columns=4 if len(regularizers) > 1 else 2)
-    negative = any((gap.measured.mean <= 0).any() for gap in found)
-    caption = (
-        "Gap between DP-ADMM's augmented objective and n times the non-private optimum F* of the same "
-        "split, summed over the agents, at the averages of the local models, beside the theorems' bounds "
-        f"with β = ρ ({about(results)}). Mean over the splits, both scales logarithmic; a rate of 1/√t is a "
-        "slope of −1/2. The theorems bound the mean; a measured line must lie below the hollow "
-        "one of the same shape. " + ("Rounds with a gap below zero are left out. " if negative else "")
-    )
-    return Picture(name, "Measured convergence beside the theorems' bounds", caption.strip(), figure)
+    negative = any(bool((gap.measured.mean <= 0).any()) for gap in found)
+    return _picture(name, "bounds", figure, results, negative=negative)
 
 
-def _largest_budget(results: Results) -> tuple[Results, str, float]:
-    """DP-ADMM's lines at its largest budget, that budget's column, and its value."""
+def _largest_budget(results: Results) -> tuple[Results, dict[str, str]]:
+    """DP-ADMM's lines at its largest budget, and that budget in words."""
     lines = where(done(results), method="dp_admm")
     budget = series.budget_column(lines)
     value = max(distinct(lines, budget), default=np.nan)
-    return where(lines, **{budget: value}), budget, value
+    return where(lines, **{budget: value}), {"budget": BUDGETS[budget], "value": f"{value:g}"}
+
+
+def _at_the_end(
+    groups: Mapping[str, Results], looks: Sequence[Look], x: str, x_words: str, *,
+    measures: Mapping[str, tuple[str, str]], optima: Results | None = None,
+) -> Figure:  # fmt: skip
+    """A panel for each of two ``measures`` (with title and y label) at the end of the runs, by the values of ``x``."""
+    figure = new_figure(9.2, 4.0)
+    panels = figure.subplots(1, 2)
+    for axes, letter, (column, (title, y)) in zip(panels, "ab", measures.items(), strict=True):
+        for (label, group), look in zip(groups.items(), looks, strict=True):
+            draw(axes, series.by_end(group, column, x), look, label=label)
+        if optima is not None:
+            floor(axes, series.optimum(optima, column), "non-private optimum")
+        style.at_values(axes, sorted({value for group in groups.values() for value in distinct(group, x)}))
+        dress(axes, title=f"({letter}) {title}", x=x_words, y=y, percent="error" in column)
+    legend(figure, panels[0])
+    return figure
 
 
 def choices_figure(results: Results, name: str) -> Picture:
     """Error and loss of the global model against c_w, one line per λ/n."""
-    lines, budget, value = _largest_budget(results)
-    radii, shares = distinct(lines, "weight_radius"), distinct(lines, "reg_share")
-    series.need(len(radii) > 1 or len(shares) > 1)
-    figure = new_figure(9.2, 4.0)
-    panels = figure.subplots(1, 2)
-    for axes, letter, column in zip(panels, "ab", (series.error_column(lines), "train_loss_global"), strict=True):
-        for share, look in zip(shares, steps(len(shares)), strict=True):
-            curve = series.by_end(where(lines, reg_share=share), column, "weight_radius")
-            draw(axes, curve, look, label=f"λ/n = {power(share)}")
-        floor(axes, series.optimum(where(results, reg_share=shares[0]), column), "non-private optimum")
-        style.at_values(axes, radii)
-        kind = column.split("_")[1]
-        dress(axes, title=f"({letter}) {'training ' if kind == 'loss' else ''}{kind} at the end",
-              x="c_w, guessed norm of the best weights", y=f"{kind}, global model",
-              percent=kind == "error")  # fmt: skip
-    legend(figure, panels[0])
-    caption = (
-        "DP-ADMM with other values of c_w and λ/n, which the paper took from the private rows "
-        f"({about(lines)}, {BUDGETS[budget]} {value:g}). Error and training loss of the global model at the "
-        f"end. {spread_note(lines)}The dotted line is the non-private optimum at the smallest λ/n."
-    )
-    return Picture(name, "Constants chosen on private rows", caption, figure)
+    lines, words = _largest_budget(results)
+    shares = distinct(lines, "reg_share")
+    series.need(len(distinct(lines, "weight_radius")) > 1 or len(shares) > 1)
+    groups = {f"λ/n = {power(share)}": where(lines, reg_share=share) for share in shares}
+    measures = {
+        series.error_column(lines): ("error at the end", "error, global model"),
+        "train_loss_global": ("training loss at the end", "loss, global model"),
+    }
+    figure = _at_the_end(
+        groups, steps(len(groups)), "weight_radius", "c_w, guessed norm of the best weights",
+        measures=measures, optima=where(results, reg_share=shares[0]),
+    )  # fmt: skip
+    return _picture(name, "choices", figure, lines, **words)
+
+
+def lambda_figure(results: Results, name: str) -> Picture:
+    """Loss and error on held-out rows of the non-private optimum against λ/n."""
+    lines = where(done(results), method="centralized")
+    series.need(len(distinct(lines, "reg_share")) > 1, series.has(lines, "test_error_global"))
+    groups = {each.upper(): where(lines, regularizer=each) for each in distinct(lines, "regularizer")}
+    measures = {f"test_{kind}_global": (f"{kind} on held-out rows", kind) for kind in ("loss", "error")}
+    figure = _at_the_end(groups, list(kinds(list(groups)).values()), "reg_share", "λ/n", measures=measures)
+    return _picture(name, "lambda", figure, lines)
 
 
 def schedule_figure(results: Results, name: str) -> Picture:
     """Training loss by round: the theorem's step sizes and noise beside constant ones."""
     series.need(where(done(results), method="dp_admm", schedule="constant"))
-    lines, budget, value = _largest_budget(results)
+    lines, words = _largest_budget(results)
     regularizers = distinct(lines, "regularizer")
     figure = new_figure(9.2, 0.6 + 3.2 * len(regularizers))
     panels = figure.subplots(len(regularizers), 2, squeeze=False, sharey="row")
     for row, regularizer in zip(panels, regularizers, strict=True):
         here = where(lines, regularizer=regularizer)
         constants = where(here, schedule="constant")
-        sizes = distinct(constants, "step_size")
         groups = {"theorem's schedule": where(here, schedule="theorem")}
-        groups |= {f"constant η = {size:g}": where(constants, step_size=size) for size in sizes}
-        looks = kinds(list(groups))
-        for axes, model in zip(row, ("local", "global"), strict=True):
-            for label, group in groups.items():
+        groups |= {
+            f"constant η = {size:g}": where(constants, step_size=size) for size in distinct(constants, "step_size")
+        }
+        for axes, (model, models) in zip(row, _MODELS.items(), strict=True):
+            for (label, group), look in zip(groups.items(), kinds(list(groups)).values(), strict=True):
                 if len(group):
-                    draw(axes, by_round(group, f"train_loss_{model}"), looks[label], label=label)
-            title = f"{regularizer.upper()}, {'local models' if model == 'local' else 'global model'}"
-            dress(axes, title=title, x="round", y="training loss" if model == "local" else "")
+                    draw(axes, by_round(group, f"train_loss_{model}"), look, label=label)
+            y = "training loss" if model == "local" else ""
+            dress(axes, title=f"{regularizer.upper()}, {models}", x="round", y=y)
         row[1].legend(frameon=False, fontsize=8, handlelength=3.0)
-    caption = (
-        "DP-ADMM with the time-varying step sizes and noise of the theorems, and with constant ones "
-        f"({about(lines)}, {BUDGETS[budget]} {value:g}): training loss of the local models (left) and of the "
-        "global model (right). Each constant is the theorem's step size of the "
-        "first, of a middle or of the last round. The noise of a round is proportional to 1/(ρ + 1/η), so "
-        f"a constant step means constant noise at the same ε. {spread_note(lines)}Lower is better."
-    )
-    return Picture(name, "Time-varying and constant steps and noise", caption, figure)
+    return _picture(name, "schedule", figure, lines, **words)
 
 
-def lambda_figure(results: Results, name: str) -> Picture:
-    """Loss and error on held-out rows of the non-private optimum against λ/n."""
-    lines = where(done(results), method="centralized")
-    shares = distinct(lines, "reg_share")
-    series.need(len(shares) > 1, series.has(lines, "test_error_global"))
-    figure = new_figure(9.2, 3.8)
-    panels = figure.subplots(1, 2)
-    looks = kinds(distinct(lines, "regularizer"))
-    for axes, letter, column in zip(panels, "ab", ("test_loss_global", "test_error_global"), strict=True):
-        for regularizer, look in looks.items():
-            curve = series.by_end(where(lines, regularizer=regularizer), column, "reg_share")
-            draw(axes, curve, look, label=regularizer.upper())
-        style.at_values(axes, shares)
-        kind = column.split("_")[1]
-        dress(axes, title=f"({letter}) {kind} on held-out rows", x="λ/n", y=kind, percent=kind == "error")
-    legend(figure, panels[0])
-    caption = (
-        "Cross-validation of λ/n without privacy: loss and error of the non-private optimum, one global "
-        f"model on pooled rows, on rows held out from training ({about(lines)}). The paper's choice is "
-        f"λ/n = 10⁻⁶. {spread_note(lines)}Lower is better."
-    )
-    return Picture(name, "Cross-validation of λ/n", caption, figure)
-
-
+_BOTH = [partial(methods_figure, model=model) for model in _MODELS]
 _MAKERS: dict[str, list[Callable[[Results, str], Picture]]] = {
     "fig1": [agents_figure],
     "fig2": [objective_figure],
-    "fig3": [partial(methods_figure, model="local"), partial(methods_figure, model="global")],
+    "fig3": [*_BOTH],
     "fig4": [agents_figure],
     "fig6": [objective_figure],
-    "fig7": [partial(methods_figure, model="local"), partial(methods_figure, model="global")],
+    "fig7": [*_BOTH],
     "table3": [times_figure],
     "bounds": [bounds_figure],
     "choices": [choices_figure],

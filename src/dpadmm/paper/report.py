@@ -41,30 +41,36 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
     """
     found, drawn = claims(results), pictures(results)
     css = files("dpadmm.paper").joinpath("templates/report.css").read_text(encoding="utf-8")
-    every = tables(results)
     order = [Verdict.FAILS, Verdict.IN_PART, Verdict.NOT_APPLICABLE]
-    notable = [claim for verdict in order for claim in found if claim.verdict is verdict]
     methods = set(distinct(results, "method")) - {"admm", "centralized"}
+    words = _about(results, found)
     return _rendered(
         "report.html",
+        **words | {"tables": [table for table in words["tables"] if table.name != "settings"]},
         css=Markup(css),  # from the package, not from users
-        title=in_words(results.grid.get("title") or "Comparison of methods"),
         of_paper=bool(set(PAPER) & set(begun(results))),
-        claim_groups=[(title, group, counted(group)) for title, group in _groups(found).items()],
-        **_about_claims(found),
-        notable=notable,
+        claim_groups=[(title, group, counted(group)) for title, group in words["groups"].items()],
+        notable=[claim for verdict in order for claim in found if claim.verdict is verdict],
         pictures=[(picture, image(picture)) for picture in drawn],
         titles={picture.name: picture.title for picture in drawn},
-        tables=[table for table in every if table.name != "settings"],
-        settings=next(table for table in every if table.name == "settings"),
-        refusals=refusals(results),
-        facts=facts(results),
-        missing=missing(results),
+        settings=settings_table(results),
         private=[words for name, words in METHODS.items() if name in methods],
-        meta=results.meta,
         grid=grid_text(results),
         source=source,
     )
+
+
+def _about(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
+    """What every kind of report says."""
+    return {
+        **_about_claims(found),
+        "title": in_words(results.grid.get("title") or "Comparison of methods"),
+        "meta": results.meta,
+        "facts": facts(results),
+        "missing": missing(results),
+        "tables": tables(results),
+        "refusals": refusals(results),
+    }
 
 
 def _rendered(template: str, **words: Any) -> str:
@@ -80,16 +86,13 @@ def _rendered(template: str, **words: Any) -> str:
 
 
 def _about_claims(found: Sequence[Claim]) -> dict[str, Any]:
-    words = {"groups": _groups(found), "in_short": in_short(found), "few_splits": few_splits(found)}
-    return {**words, "signs": SIGNS, "clear": CLEAR}
-
-
-def _groups(found: Sequence[Claim]) -> dict[str, list[Claim]]:
     groups = {
         "The paper's claims": [claim for claim in found if claim.from_paper],
         "Claims that we added": [claim for claim in found if not claim.from_paper],
     }
-    return {title: group for title, group in groups.items() if group}
+    groups = {title: group for title, group in groups.items() if group}
+    words = {"groups": groups, "in_short": in_short(found), "few_splits": few_splits(found)}
+    return {**words, "signs": SIGNS, "clear": CLEAR}
 
 
 def image(picture: Picture) -> str:
@@ -150,19 +153,13 @@ def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
     written = [path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))]
     text = _rendered(
         "report.md",
-        **_about_claims(found),
-        title=in_words(results.grid.get("title") or "Comparison of methods"),
-        meta=results.meta,
+        **_about(results, found),
         source=source,
         page=page.name,
         folder=folder.name,
         deviations=page.with_name("deviations.md").exists(),
-        facts=facts(results),
-        missing=missing(results),
         found=found,
         pictures=drawn,
-        tables=tables(results),
-        refusals=refusals(results),
     )
     write_text(page, f"{text.rstrip()}\n")
     return [page, *written]
@@ -174,7 +171,6 @@ def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
 
 
 def claims_json(found: Sequence[Claim]) -> str:
-    """The claims as JSON."""
     return json.dumps([claim.as_json() for claim in found], indent=2, ensure_ascii=False) + "\n"
 
 
@@ -210,20 +206,17 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As Markdown, with the heading and the note."""
         rows = [self.columns, ["---"] * len(self.columns), *self.rows]
         lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
         return f"# {self.title}\n\n{self.note}\n\n{''.join(lines)}"
 
     def csv(self) -> str:
-        """As CSV with a header."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
         return out.getvalue()
 
 
 def tables(results: Results) -> list[Table]:
-    """All tables that have rows."""
     found = [time_table(results), *(accuracy_table(results, name) for name in series.begun(results))]
     return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
 
@@ -325,7 +318,6 @@ def _about_splits_and_totals(lines: Results) -> str:
 
 
 def settings_table(results: Results) -> Table:
-    """Every setting with the values it takes in the results."""
     values = {name: distinct(results, name) for name in flat_parameters(Settings)}
     return Table(
         "settings",
@@ -340,13 +332,15 @@ def settings_table(results: Results) -> Table:
 def _values(name: str, values: Sequence[object]) -> str:
     if name == "seed" and len(values) > 2:
         return f"{values[0]} to {values[-1]}"
-    return ", ".join(_plain(value) for value in values)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else METHODS.get(str(value), str(value))
+    words = {True: "yes", False: "no"}
+    return ", ".join(
+        words[value]
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else METHODS.get(str(value), str(value))
+        for value in values
+    )
 
 
 def _largest(lines: Results, column: str) -> float:
@@ -364,7 +358,6 @@ def _number(value: float | None, form: str) -> str:
 
 
 def grid_text(results: Results) -> str:
-    """The grid as written, without the cells."""
     experiments = {
         name: {key: value for key, value in about.items() if key != "cells"}
         for name, about in results.grid["experiments"].items()

@@ -10,7 +10,7 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from dpadmm.experiments.results import Results
 from dpadmm.optim.losses import LOSSES
@@ -56,12 +56,10 @@ class Comparison:
 
     @property
     def clear(self) -> bool:
-        """Whether the whole interval is as claimed."""
         return self.mean - self.half > 0.0
 
     @property
     def reversed(self) -> bool:
-        """Whether the whole interval contradicts the claim."""
         return self.mean + self.half < 0.0
 
 
@@ -84,12 +82,10 @@ class Findings:
         self.comparisons += [one] if one else []
 
     def add(self, outcome: bool, sentence: str) -> None:
-        """Add a plain outcome and the sentence that shows it."""
         self.outcomes.append(outcome)
         self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        """Add a sentence of evidence."""
         self.evidence.append(sentence)
 
     def compare_measures(self, worse: Results, better: Results, label: str, *, models: str = "") -> None:
@@ -104,7 +100,6 @@ class Findings:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of these findings."""
         if self.unmet:
             return Verdict.NOT_APPLICABLE
         if self.decided:
@@ -126,7 +121,7 @@ def paired(more: BySeed, less: BySeed, *, kind: str = "", label: str = "") -> Co
         return None
     differences = np.array([more[seed] - less[seed] for seed in seeds])
     error = differences.std(ddof=1) / np.sqrt(len(seeds))
-    half = float(stats.t.ppf(0.975, len(seeds) - 1) * error)
+    half = float(stdtrit(len(seeds) - 1, 0.975) * error)
     return Comparison(kind, label, float(differences.mean()), half)
 
 

@@ -89,9 +89,9 @@ class ReleasePlan:
                 found[release] = found.get(release, 0) + n_rounds
         return tuple(found.items())
 
-    def mu_squared(self) -> Fraction:
-        """``Σ_k 1/z_k²`` of one row, exact; every release must be a Gaussian one with noise."""
-        prices = ((Fraction((1.0 / gaussian(each).noise_multiplier) ** 2), n) for each, n in self.tally())
+    def mu_squared(self, rounds: Iterable[int] | None = None) -> Fraction:
+        """``Σ_k 1/z_k²`` of one row in these rounds, or in all, exact; of Gaussian releases with noise."""
+        prices = ((Fraction((1.0 / gaussian(each).noise_multiplier) ** 2), n) for each, n in self.tally(rounds))
         return Fraction(sum(price * n for price, n in prices))
 
     def as_json(self) -> list[dict[str, Any]]:

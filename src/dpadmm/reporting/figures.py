@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
-from scipy.special import ndtr, ndtri
-from scipy.stats import beta
+from scipy.special import betainccinv, betaincinv, ndtr, ndtri
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.files import atomic_file
@@ -320,13 +319,7 @@ def _plain(name: str) -> str:
 
 
 def forecast_figure(
-    outlooks: Sequence[Outlook],
-    grid: Grid,
-    verdicts: Sequence[Verdict],
-    *,
-    title: str,
-    measure: str,
-    percent: bool,
+    outlooks: Sequence[Outlook], grid: Grid, verdicts: Sequence[Verdict], *, title: str, measure: str, percent: bool
 ) -> Picture:
     """A panel for every scenario, with the lines between which everything lies.
 
@@ -377,13 +370,7 @@ ALPHA, BETA = "world 0 taken for 1 (share of trials)", "world 1 taken for 0 (sha
 
 
 def roc_figure(
-    scores: tuple[Floats, Floats],
-    *,
-    mu: float,
-    proven: float,
-    threshold: float,
-    confidence: float,
-    title: str,
+    scores: tuple[Floats, Floats], *, mu: float, proven: float, threshold: float, confidence: float, title: str
 ) -> Picture:
     """Errors of an attacker for every threshold, linear and logarithmic.
 
@@ -446,6 +433,6 @@ def _rates(scores: tuple[Floats, Floats], cuts: Floats, confidence: float) -> tu
     tail = (1.0 - confidence) / 2.0
     for count, n in zip(wrong, (len(zero), len(one)), strict=True):
         rates.append(count / n)
-        low.append(np.where(count > 0, beta.ppf(tail, np.maximum(count, 1), n - count + 1), 0.0))
-        high.append(np.where(count < n, beta.isf(tail, count + 1, np.maximum(n - count, 1)), 1.0))
+        low.append(np.where(count > 0, betaincinv(np.maximum(count, 1), n - count + 1, tail), 0.0))
+        high.append(np.where(count < n, betainccinv(count + 1, np.maximum(n - count, 1), tail), 1.0))
     return (rates[0], rates[1]), (low[0], low[1]), (high[0], high[1])

@@ -130,7 +130,6 @@ def used_settings(result: Result) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
     with atomic_file(path) as out:
         out.write(text.encode())
 

@@ -52,7 +52,6 @@ def where(results: Results, **equals: Any) -> Results:
 
 
 def keep(results: Results, mask: Any) -> Results:
-    """The lines where ``mask`` is true."""
     return replace(results, table=results.table.filter(mask))
 
 
@@ -148,7 +147,6 @@ ONE_MODEL = tuple(name for name, method in REGISTERED.items() if not method.loca
 
 
 def measure(results: Results, name: str) -> Floats:
-    """A measure of every line."""
     return np.array(results.column(name), dtype=float)
 
 
@@ -231,7 +229,6 @@ def about(results: Results) -> str:
 
 
 def random_splits(results: Results) -> str:
-    """``10 random splits``."""
     n_seeds = len(distinct(results, "seed"))
     return f"{n_seeds} random split{'s' if n_seeds != 1 else ''}"
 

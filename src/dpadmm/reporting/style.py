@@ -36,8 +36,6 @@ class Picture:
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker and dashes of one line."""
-
     color: Any
     marker: str
     dash: Dash

@@ -69,7 +69,7 @@ def simulate(
         Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
     exact_noise : bool
         Add what a deployed agent adds, whole numbers from the operating system's entropy: slower, never the
-        same twice, and for dp_admm and dp_sgd only. ``seed`` still names the split of the rows.
+        same twice, and for auto, dp_admm and dp_sgd only. ``seed`` still names the split of the rows.
     **changes
         Anything that :class:`dpadmm.Settings` takes, such as ``epsilon=1.0, n_agents=100``. ``loss``,
         ``regularizer`` and ``method`` may be names or objects, your own too.
@@ -126,6 +126,7 @@ def run_prepared(
 ) -> Result:
     """Simulate on prepared rows, and measure; ``noise`` is simulated from the seed if left out."""
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
+    settings = settings.with_rounds(problem, rows)
     if settings.method.one_round and settings.participation < 1.0:
         raise StudyError(
             f"in {settings.method.name} every agent speaks once, so participation must be 1, "

@@ -26,6 +26,7 @@ class Agent:
     def __init__(self, guard: Guard, study: Study) -> None:
         self._guard, self._study, self._enrolled = guard, study, guard.enrol(study)
         self._method = study.method(self.n_rows)
+        self._broadcast = self._method.start(study.shape).shape
         self._state, self._last = self._state_after(guard.transcript(study.hash))
 
     @property
@@ -39,7 +40,7 @@ class Agent:
         return self._last
 
     def step(self, round: int, consensus: Floats) -> Floats:
-        """Hear w^{k−1}, (d, p) float64, and say c_i^k; to the same again, the same is said again."""
+        """Hear what is broadcast, float64, and say c_i^k; to the same again, the same is said again."""
         consensus = self._checked(consensus)
         again = type(round) is int and round <= self._last
         state = self._state_before(round) if again else self._state
@@ -65,13 +66,13 @@ class Agent:
         state, last = self._method.init(self._study.problem, sizes), 0
         with np.errstate(all="ignore"):
             for last, answer, memo in transcript:
-                consensus = np.frombuffer(memo, "<f8").astype(np.float64).reshape(self._study.shape)
+                consensus = np.frombuffer(memo, "<f8").astype(np.float64).reshape(self._broadcast)
                 state, _ = self._advanced(state, last, answer, consensus)
         return state, last
 
     def _checked(self, consensus: Floats) -> Floats:
         good = type(consensus) is np.ndarray and consensus.dtype == np.float64
-        if not good or consensus.shape != self._study.shape or not np.isfinite(consensus).all():
-            wanted = f"finite float64 numbers of shape {self._study.shape}"
+        if not good or consensus.shape != self._broadcast or not np.isfinite(consensus).all():
+            wanted = f"finite float64 numbers of shape {self._broadcast}"
             raise Refusal("request-malformed", f"the consensus is not what this study may send: {wanted}")
         return consensus.copy()

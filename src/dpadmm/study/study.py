@@ -45,6 +45,7 @@ FORMAT = "dpadmm-study/2"
 ADJACENCY = "replace-one"
 DEPLOYABLE = tuple(name for name, made in METHODS.items() if made.deployable)
 """Methods whose agents say nothing but noisy sums over all their rows."""
+_DEPLOYABLE_WORDS = f"{', '.join(DEPLOYABLE[:-1])} and {DEPLOYABLE[-1]}"
 
 Origin = Literal["public", "assumed", "derived from public data"]
 """Where a constant comes from."""
@@ -140,7 +141,7 @@ class Study:
             if isinstance(getattr(training, name), tuple):
                 raise StudyError(f"study: {name} must be one value, the same for every agent")
         if not training.method.deployable:
-            raise StudyError(f"study: agents can answer for {', '.join(DEPLOYABLE)}, not for {training.method.name}")
+            raise StudyError(f"study: agents can answer for {_DEPLOYABLE_WORDS}, not for {training.method.name}")
         task = training.loss.task
         if self.label is not None and (self.label.bounds is None) == (task == "regression"):
             need = "bounds, since it predicts a number" if task == "regression" else "classes"
@@ -175,6 +176,25 @@ class Study:
     def shape(self) -> tuple[int, int]:
         """(d, p) of the weights."""
         return len(self.features) + self.training.intercept, self.problem.loss.n_outputs
+
+    @cached_property
+    def broadcast_shape(self) -> tuple[int, ...]:
+        """The shape of what is broadcast in every round: that of the weights, unless a method says more."""
+        return self.method(1).start(self.shape).shape
+
+    def request_shape(self, round: int) -> tuple[int, ...]:
+        """The shape of what sites hear in round k."""
+        return self.broadcast_shape
+
+    def upload_shape(self, round: int) -> tuple[int, ...]:
+        """The shape of what a site says in round k: that of the statistic which it releases."""
+        known = 1 <= round <= self.terms.plan.n_rounds
+        return self.terms.statistics[self._statistic(round if known else 1)].shape
+
+    def _statistic(self, round: int) -> str:
+        release = self.terms.plan.at(round)
+        assert release is not None  # every round of a study releases something
+        return gaussian(release).statistic
 
     @property
     def noise_multiplier(self) -> float:
@@ -442,7 +462,7 @@ def _of_choice(table: str, about: Mapping[str, Any]) -> list[str]:
     """What is wrong with the parameters of a loss, regularizer or method that exists."""
     classes, name = REGISTRIES[table].classes, about["name"]
     if table == "method" and name not in DEPLOYABLE:
-        return [f"{table}: agents can answer for {', '.join(DEPLOYABLE)}, not for {name}"]
+        return [f"{table}: agents can answer for {_DEPLOYABLE_WORDS}, not for {name}"]
     own = table_parameters(table, name)
     found, given = [], {key: value for key, value in about.items() if key != "name"}
     for key in list(given):

@@ -44,6 +44,8 @@ class RoundView:
     """Who took part; None: all."""
     local_models: bool = True
     """Whether agents have models of their own; else what is measured of them is the global model's."""
+    broadcast: Floats | None = None
+    """What is broadcast next: the consensus, or all that a server-side method's aggregator knows."""
 
 
 Observer = Callable[[RoundView], None]
@@ -286,7 +288,9 @@ def train(
             state, broadcast, consensus, done = new_state, next_broadcast, new_consensus, k
             seconds += perf_counter() - started
             local = local_models(method, state, consensus)
-            view = RoundView(k, n_rounds, consensus, local, seconds, state, uploads, active, method.local_models)
+            view = RoundView(
+                k, n_rounds, consensus, local, seconds, state, uploads, active, method.local_models, broadcast
+            )
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
             if not (np.isfinite(broadcast).all() and np.isfinite(averages.consensus).all()):

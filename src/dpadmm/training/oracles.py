@@ -130,7 +130,7 @@ class ExactNoise:
     source: Callable[[int, int], Draw] | None = None
 
     def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
-        raise StudyError("exact noise is for sums over all rows: for dp_admm, and dp_sgd without sampling")
+        raise StudyError("exact noise is for sums over all rows: for auto, dp_admm, and dp_sgd without sampling")
 
     def price(self, release: AnyRelease) -> AnyRelease:
         return release
@@ -138,10 +138,13 @@ class ExactNoise:
     def answer(self, asked: Question) -> Floats:
         rows, statistic = asked.rows, asked.statistic
         size = math.prod(statistic.shape)
+        agents = range(rows.n_agents) if asked.active is None else asked.active.tolist()
+        if not all(statistic.accepts(asked.parameters[i]) for i in agents):  # as a guard: before rows are read
+            raise StudyError(f"round {asked.round} asks for a {statistic.name} with numbers that agents refuse")
         bound = Grid(statistic.row_norm, size, 1).row_bound
         sums = statistic.sums(rows, asked.parameters, asked.active, bound=bound)
         out = np.zeros(sums.shape)
-        for i in range(rows.n_agents) if asked.active is None else asked.active.tolist():
+        for i in agents:
             grid, z = Grid(statistic.row_norm, size, int(rows.n_rows[i])), float(asked.noise_multiplier[i])
             draw = None if self.source is None else self.source(i, asked.round)
             out[i] = as_mean(release_sum(sums[i], grid, z, draw=draw), grid)

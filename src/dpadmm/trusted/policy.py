@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpadmm._base.errors import Refusal
@@ -18,6 +18,8 @@ from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
 if TYPE_CHECKING:
     from dpadmm.privacy.statistics import Statistic
+
+_epsilon = lru_cache(maxsize=64)(exact_epsilon)  # every enrolment asks for the same three
 
 
 class Terms(NamedTuple):
@@ -91,7 +93,7 @@ class Policy:
 
     def epsilon_of(self, mu_squared: float | Fraction) -> float:
         """ε at the owner's δ."""
-        return exact_epsilon(math.sqrt(mu_squared), self.delta)
+        return _epsilon(math.sqrt(mu_squared), self.delta)
 
     def evaluate(self, terms: Terms, n_rows: int | None, promised: Fraction | None) -> tuple[Limit, ...]:
         """Every limit, held or not; that on rows if their number is known, the budget if ``promised`` is.

@@ -115,7 +115,7 @@ def test_admm_reaches_the_centralised_optimum() -> None:
         with case(loss, regularizer, split):
             rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
             best = minimizer(problem, rows)
-            outcome = run(AdmmRounds(RHO, split, solver_tolerance=1e-6), problem, rows, 400)
+            outcome = run(AdmmRounds(RHO, split, solver_tolerance=1e-6), problem, rows, 200)
             floor = problem.objective(rows, best)
             assert abs(problem.objective(rows, outcome.consensus) - floor) < 1e-4 * floor
             assert np.linalg.norm(outcome.released - outcome.consensus, axis=(1, 2)).max() < 1e-2 * np.linalg.norm(best)

@@ -152,7 +152,7 @@ def test_no_method_that_solves_can_be_deployed() -> None:
         assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
     for name in solving:
         budget = {} if not METHODS[name].private else {"epsilon": 1.0}
-        with pytest.raises(StudyError, match=f"agents can answer for dp_admm and dp_sgd, not for {name}"):
+        with pytest.raises(StudyError, match=f"agents can answer for auto, dp_admm and dp_sgd, not for {name}"):
             Study(name="s", features=("x",), training={"method": name, "delta": 1e-6, **budget})
     for name in (name for name in solving if METHODS[name].private):
         with pytest.raises(StudyError, match="exact noise is for sums over all rows"):

@@ -1,28 +1,30 @@
 """The aggregator's side of a study without any network: requests, answers, the round loop, and its status.
 
 The coordinator receives messages and the time, and stores everything that must survive it in the journal. The
-last upload of an absent site stays in the mean; an upload that arrives after its round enters the next mean.
+last upload of an absent site stays in the mean, and one that arrives after its round enters the next mean; except
+in server-side methods, which use the answers of a round alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from logging import Logger, getLevelNamesMapping
 from statistics import median
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DpadmmError
-from dpadmm.federation.aggregator.journal import Event, Journal, Received
+from dpadmm.federation.aggregator.journal import Journal, Received
 from dpadmm.federation.protocol import BadMessage, Kind, Message, Transport, digest_of, packed, unpacked
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import MAX_MU, ROW_GROUPS
-from dpadmm.study.study import Study
 from dpadmm.training.methods.base import Gathered
 
 PERMANENT = (
@@ -31,8 +33,8 @@ PERMANENT = (
 )  # fmt: skip
 """Refusals that a repeated request cannot change; after others the site is asked again."""
 
-MAX_LATE, MAX_EVENTS_PER_ROUND = 8, 20
-"""Per site and round: late uploads that are kept, and recorded events."""
+MAX_LATE, MAX_EVENTS_PER_ROUND, SHOWN_EVENTS = 8, 20, 200
+"""Per site and round: late uploads that are kept, and recorded events; and events of a snapshot."""
 
 
 class Stopped(DpadmmError):
@@ -46,7 +48,8 @@ class Member:
     name: str
     state: str = "unseen"
     """unseen, present, late, absent, refused or revoked."""
-    answered: int = 0
+    answered: list[int] = field(default_factory=list)
+    """The rounds whose answers arrived."""
     last_seen: float | None = None
     code: str = ""
     out: bool = False
@@ -57,9 +60,11 @@ class Member:
 class Coordinator:
     """One study: send ``request`` to all sites, ``take`` answers, ``close_round`` when it is ``over``."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self.observers: list[Callable[[Event], None]] = []
+    def __init__(self, journal: Journal, log: Logger | None = None) -> None:
+        self._journal, self._log = journal, log
+        self.events = deque(journal.events(), maxlen=SHOWN_EVENTS)
+        self.stopped = ""
+        """Why the run stopped early."""
         self.study = journal.study
         self._names = journal.members
         self.quorum = self.study.quorum_of(len(self._names))
@@ -67,15 +72,15 @@ class Coordinator:
         self._method = self.study.method(1)
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
-        self._uploads = np.zeros((len(self._names), *self.study.shape))
+        self._uploads: dict[str, Floats] = {}
         self._rounds = dict.fromkeys(self._names, 0)
         for name, received in journal.last_uploads().items():
-            self._uploads[self._names.index(name)] = received.values
+            self._uploads[name] = received.values
             self._rounds[name] = received.round
         for name, sizes in journal.sizes().items():
             self.members[name].sizes = sizes
         for name, rounds in journal.answered().items():
-            self.members[name].answered = len(rounds)
+            self.members[name].answered = rounds
         self.seconds = journal.seconds()
         self.opened: float | None = None
         """When the open round was first requested, by the clock of the event loop."""
@@ -85,16 +90,20 @@ class Coordinator:
         self._present: set[str] = set()
         self._digests: dict[int, str] = {}
         """The digest of the request of every round, to recognise late answers."""
-        self.consensus, self.rounds_done = np.zeros(self.study.shape), 0
+        self.consensus, self.rounds_done = self._method.start(self.study.shape), 0
+        """What is broadcast: w^k, or all the public state of a server-side method."""
         self.changes: list[float] = []
         """``‖w^k − w^{k−1}‖`` of all rounds."""
         for self.rounds_done, consensus in enumerate(journal.consensus(), 1):
             asked = Message(Kind.REQUEST, self.study.hash, self.rounds_done, self.consensus)
             self._digests[self.rounds_done] = digest_of(packed(asked))
-            self.changes.append(float(np.linalg.norm(consensus - self.consensus)))
+            self.changes.append(self._change(consensus))
             self.consensus = consensus
         self.called = self.rounds_done > 0
         self.request = self._request()
+
+    def _change(self, consensus: Floats) -> float:
+        return float(np.linalg.norm(self._method.model(consensus) - self._method.model(self.consensus)))
 
     # Requests
 
@@ -132,7 +141,7 @@ class Coordinator:
         first = member.last_seen is None and not member.answered
         member.last_seen = now
         try:
-            answer = unpacked(data, study=self.study.hash, shape=self.study.shape, from_site=True)
+            answer = unpacked(data, study=self.study.hash, shape=self.study.upload_shape, from_site=True)
             if answer.kind is Kind.REFUSED:
                 return self._refused(member, answer)
             sizes = (answer.n_rows, answer.rows_per_person)
@@ -171,7 +180,7 @@ class Coordinator:
             raise BadMessage(f"it answers a different request for round {answer.round}")
         known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
         if not known and answer.round == self._rounds[member.name]:  # already in a mean
-            known = [self._uploads[self._names.index(member.name)]]
+            known = [self._uploads[member.name]]
         if known:
             if known[0].tobytes() != answer.values.tobytes():
                 raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
@@ -208,7 +217,6 @@ class Coordinator:
     # Rounds
 
     def answered_now(self) -> set[str]:
-        """The sites that answered the open request."""
         if not self.called:
             return set(self._present)
         return {name for name, received in self._new.items() if received.round == self.round}
@@ -243,27 +251,31 @@ class Coordinator:
         self._next()
 
     def close_round(self, seconds: float) -> None:
-        """Compute w^k from the latest upload of every site, and record it before it is sent."""
+        """Compute w^k from the latest upload of every site, or from the answers of this round alone; record it."""
         new = [*self._late, *self._new.values()]
-        uploads = self._uploads.copy()
-        for received in new:
-            uploads[self._names.index(received.site)] = received.values
-        sizes = np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()])
-        active = np.flatnonzero([name in self._new for name in self._names])
-        problem = self.study.problem
-        consensus: Floats = self._method.aggregate(
-            Gathered(uploads, self.consensus, self.round, problem, sizes, active)
+        uploads = self._uploads | {received.site: received.values for received in new}
+        current = {received.site: received.values for received in self._new.values()}
+        used = current if self._method.server_side else uploads
+        nothing = np.zeros(self.study.upload_shape(self.round))
+        gathered = Gathered(
+            uploads=np.array([used.get(name, nothing) for name in self._names]),
+            consensus=self.consensus,
+            round=self.round,
+            problem=self.study.problem,
+            n_rows=np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()]),
+            active=np.flatnonzero([name in current for name in self._names]),
         )
+        consensus = self._method.aggregate(gathered)
         if not np.isfinite(consensus).all():
             raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
         self._journal.close_round(self.round, consensus, new, seconds)
         answered = self.answered_now()
-        self.changes.append(float(np.linalg.norm(consensus - self.consensus)))
+        self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
         self._uploads, self.consensus, self.rounds_done = uploads, consensus, self.round
         for received in new:
             self._rounds[received.site] = received.round
-            self.members[received.site].answered += 1
+            self.members[received.site].answered.append(received.round)
         for member in self.members.values():
             if member.name not in answered and member.state in ("present", "late"):
                 member.state = "absent"
@@ -285,22 +297,78 @@ class Coordinator:
             return
         noted.add(text)
         event = self._journal.note(level, f"{site}: {text}" if site else text)
-        for observer in self.observers:
-            observer(event)
+        self.events.append(event)
+        if self._log is not None:
+            self._log.log(getLevelNamesMapping()[level.upper()], "%s", event.text)
 
     def mark_late(self, sites: Collection[str]) -> None:
         for name in sites:
             if self.members[name].state == "present":
                 self.members[name].state = "late"
 
+    # Status
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state of the study for people, as plain values; may be called from any thread."""
+        study, now, training = self.study, monotonic(), self.study.training
+        deadline_in = None
+        if study.deadline is not None and self.opened is not None:
+            deadline_in = max(0.0, self.opened + study.deadline - now)
+        usual = median(self.seconds[-50:]) if self.seconds else None
+        delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
+        spent = [plan.mu_squared(list(each.answered)) for each in members]
+        mu = [(each.sizes or (0, 1))[1] * float(part) ** 0.5 for each, part in zip(members, spent, strict=True)]
+        epsilons = exact_epsilon(np.array(mu), np.full(len(mu), delta)).tolist()
+        return {
+            "study": {
+                "name": study.name,
+                "hash": study.hash,
+                "method": training.method.name,
+                "loss": training.loss.name,
+                "n_rounds": training.planned_rounds,
+                "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
+                "delta": delta,
+                "noise_multiplier": study.noise_multiplier,
+                "shape": list(study.shape),
+            },
+            "state": "done" if self.done else "stopped" if self.stopped else "running" if self.called else "waiting",
+            "round": 0 if self.done else self.round,
+            "rounds_done": self.rounds_done,
+            "deadline_in": deadline_in,
+            "quorum": self.quorum,
+            "sites": [
+                {
+                    "name": member.name,
+                    "state": member.state,
+                    "answered": len(member.answered),
+                    "rows": None if member.sizes is None else member.sizes[0],
+                    "epsilon": epsilon,
+                    "last_seen": None if member.last_seen is None else _time(now - member.last_seen),
+                    "code": member.code or None,
+                }
+                for member, epsilon in zip(members, epsilons, strict=True)
+            ],
+            "changes": list(self.changes),
+            "events": [event._asdict() for event in list(self.events)],
+            "median_seconds": usual,
+            "seconds_left": None if usual is None else usual * (training.planned_rounds - len(self.seconds)),
+        }
+
+
+def _time(seconds_ago: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
+
+
+def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
+    """A snapshot from the journal alone, of a run that may be active in another process."""
+    run = Coordinator(journal)
+    for name, received in journal.last_uploads().items():
+        run.members[name].state = "present" if received.round == run.rounds_done else "absent"
+    return run.snapshot() | {"round": 0 if run.done else run.rounds_done + 1}
+
 
 FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
 """A request is repeated after four times the usual duration of a round, within these limits (seconds)."""
-
-
-def repeat_after(seconds: list[float]) -> float:
-    """Seconds until a request is repeated, from the durations of the last rounds."""
-    return min(max(FIRST_REPEAT, 4.0 * median(seconds[-20:])) if seconds else FIRST_REPEAT, LAST_REPEAT)
 
 
 async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
@@ -322,7 +390,8 @@ async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
 
 async def _gather(coordinator: Coordinator, transport: Transport, opened: float) -> None:
     clock = asyncio.get_running_loop().time
-    patience = repeat_after(coordinator.seconds)
+    usual = median(coordinator.seconds[-20:]) if coordinator.seconds else 0.0
+    patience = min(max(FIRST_REPEAT, 4.0 * usual), LAST_REPEAT)
     coordinator.opened = opened
     ask_at, asked = opened, 0
     while not coordinator.over(clock() - opened):
@@ -339,85 +408,3 @@ async def _gather(coordinator: Coordinator, transport: Transport, opened: float)
             coordinator.take(*received, now=clock())
     while (received := await transport.receive(0.0)) is not None:  # answers that have arrived are in time
         coordinator.take(*received, now=clock())
-
-
-SHOWN_EVENTS = 200
-
-
-class View:
-    """A read-only view of a running study; ``snapshot`` may be called from any thread."""
-
-    def __init__(self, run: Coordinator, events: Sequence[Event], clock: Callable[[], float]) -> None:
-        self.run, self._clock = run, clock
-        self.events = deque(events, maxlen=SHOWN_EVENTS)
-        self.stopped = ""
-        """Why the run stopped early."""
-
-    def snapshot(self) -> dict[str, Any]:
-        now, run, deadline = self._clock(), self.run, self.run.study.deadline
-        ends = None if deadline is None or run.opened is None else run.opened + deadline
-        state = "done" if run.done else "stopped" if self.stopped else "running" if run.called else "waiting"
-        usual = median(run.seconds[-50:]) if run.seconds else None
-        left = None if usual is None else usual * (run.study.training.planned_rounds - len(run.seconds))
-        return {
-            "study": _about_study(run.study),
-            "state": state,
-            "round": 0 if run.done else run.round,
-            "rounds_done": run.rounds_done,
-            "deadline_in": None if ends is None else max(0.0, ends - now),
-            "quorum": run.quorum,
-            "sites": _sites(run.study, list(run.members.values()), now),
-            "changes": list(run.changes),
-            "events": [event._asdict() for event in list(self.events)],
-            "median_seconds": usual,
-            "seconds_left": left,
-        }
-
-
-def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
-    """A snapshot from the journal alone, of a run that may be active in another process."""
-    run = Coordinator(journal)
-    for name, received in journal.last_uploads().items():
-        run.members[name].state = "present" if received.round == run.rounds_done else "absent"
-    seen = View(run, journal.events(SHOWN_EVENTS), lambda: 0.0).snapshot()
-    return seen | {"round": 0 if run.done else run.rounds_done + 1}
-
-
-def _about_study(study: Study) -> dict[str, Any]:
-    """A summary of a study; ε is that of all rounds at its own δ."""
-    rounds, delta = study.training.planned_rounds, float(study.training.delta)
-    return {
-        "name": study.name,
-        "hash": study.hash,
-        "method": study.training.method.name,
-        "loss": study.training.loss.name,
-        "n_rounds": rounds,
-        "epsilon": float(exact_epsilon(rounds**0.5 / study.noise_multiplier, delta)),
-        "delta": delta,
-        "noise_multiplier": study.noise_multiplier,
-        "shape": list(study.shape),
-    }
-
-
-def _sites(study: Study, members: Sequence[Member], now: float) -> list[dict[str, Any]]:
-    z = study.noise_multiplier
-    mu = [(1 if each.sizes is None else each.sizes[1]) * each.answered**0.5 / z for each in members]
-    epsilons = exact_epsilon(np.array(mu), np.full(len(mu), float(study.training.delta))).tolist()
-    return [
-        {
-            "name": member.name,
-            "state": member.state,
-            "answered": member.answered,
-            "rows": None if member.sizes is None else member.sizes[0],
-            "epsilon": epsilon,
-            "last_seen": _ago(member.last_seen, now),
-            "code": member.code or None,
-        }
-        for member, epsilon in zip(members, epsilons, strict=True)
-    ]
-
-
-def _ago(seen: float | None, now: float) -> str | None:
-    if seen is None:
-        return None
-    return (datetime.now(UTC) - timedelta(seconds=now - seen)).isoformat(timespec="seconds")

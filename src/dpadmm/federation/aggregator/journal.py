@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,21 +149,21 @@ class Journal(AbstractContextManager["Journal"]):
         return int(self._rows("SELECT COALESCE(MAX(round), 0) FROM rounds")[0][0])
 
     def consensus(self) -> Iterator[Floats]:
-        """w^1, w^2, ... of all closed rounds."""
+        """What was broadcast after every closed round: w^1, w^2, ..., or all the public state of a method."""
         with _as_journal_errors(self._path):
             for (blob,) in self._database.execute("SELECT consensus FROM rounds ORDER BY round"):
                 yield self._numbers(blob)
 
     def last_uploads(self) -> dict[str, Received]:
         query = "SELECT site, MAX(round), upload, n_rows, rows_per_person FROM uploads GROUP BY site"
-        return {row[0]: self._received(*row) for row in self._rows(query)}
+        return {site: Received(site, k, self._numbers(blob, k), *sizes) for site, k, blob, *sizes in self._rows(query)}
 
     def uploads(self) -> Iterator[tuple[int, Received]]:
         """All uploads, each with the first round whose mean includes it."""
         query = "SELECT entered, site, round, upload, n_rows, rows_per_person FROM uploads"
         with _as_journal_errors(self._path):
-            for entered, *row in self._database.execute(f"{query} ORDER BY entered, site"):
-                yield entered, self._received(*row)
+            for entered, site, k, blob, *sizes in self._database.execute(f"{query} ORDER BY entered, site"):
+                yield entered, Received(site, k, self._numbers(blob, k), *sizes)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Rows, and rows per person, of every site that ever took part."""
@@ -207,13 +208,12 @@ class Journal(AbstractContextManager["Journal"]):
         with _as_journal_errors(self._path):
             return self._database.execute(query, values).fetchall()
 
-    def _received(self, site: str, round: int, blob: bytes, n_rows: int, rows_per_person: int) -> Received:
-        return Received(site, round, self._numbers(blob), n_rows, rows_per_person)
-
-    def _numbers(self, blob: bytes) -> Floats:
-        if len(blob) != 8 * self.study.shape[0] * self.study.shape[1]:
-            raise JournalError(f"{self._path} is damaged: expected numbers of shape {self.study.shape}")
-        return np.frombuffer(blob, "<f8").astype(np.float64).reshape(self.study.shape)
+    def _numbers(self, blob: bytes, round: int | None = None) -> Floats:
+        """What was broadcast, or uploaded in a round."""
+        shape = self.study.broadcast_shape if round is None else self.study.upload_shape(round)
+        if len(blob) != 8 * prod(shape):
+            raise JournalError(f"{self._path} is damaged: expected numbers of shape {shape}")
+        return np.frombuffer(blob, "<f8").astype(np.float64).reshape(shape)
 
 
 def _blob(values: Floats) -> bytes:
@@ -258,9 +258,9 @@ def result_of(journal: Journal) -> FederatedResult:
     if not journal.rounds_done:
         raise StudyError("no round is complete yet: there is nothing to export")
     rounds, answered = study.training.planned_rounds, journal.answered()
-    averages, done = Averages(), 0
+    averages, done, method = Averages(), 0, study.method(1)
     history = [np.zeros(study.shape)]
-    for done, consensus in enumerate(journal.consensus(), 1):
+    for done, consensus in enumerate(map(method.model, journal.consensus()), 1):
         averages(RoundView(done, rounds, consensus, consensus, 0.0))
         history.append(consensus)
     names = [name for name in journal.members if name in sites]
@@ -272,27 +272,28 @@ def result_of(journal: Journal) -> FederatedResult:
         n_rows, k = sites[name]
         members.setdefault((k, arrived[name]), {})[name] = n_rows
     groups = tuple(AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items())
-    method, delta = study.training.method.name, float(study.training.delta)
+    delta = float(study.training.delta)
     released, whole = [arrived[name] for name in names], [planned] * len(names)
-    privacy = PrivacyReport(released, whole, delta, method, ended_by_result=True, exact_noise=True)
+    privacy = PrivacyReport(released, whole, delta, method.name, ended_by_result=True, exact_noise=True)
     return FederatedResult(
         study=study,
         weights=averages.model(study.training.average, history[-1]),
         history=np.array(history),
         privacy=privacy,
-        statement=Statement(study.name, study.hash, method, EXACT, delta, groups, VERSION),
+        statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION),
         rounds_done=done,
     )
 
 
 def write_transcript(journal: Journal, path: Path) -> None:
-    """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and every upload."""
+    """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and the numbers of every upload."""
     study, uploads = journal.study, list(journal.uploads())
-    received = [each for _, each in uploads]
+    received, method = [each for _, each in uploads], study.method(1)
     arrays = {
         "study": np.array(study.hash),
-        "consensus": np.array([np.zeros(study.shape), *journal.consensus()]),
-        "upload": np.array([each.values for each in received]).reshape(-1, *study.shape),
+        "consensus": np.array([np.zeros(study.shape), *map(method.model, journal.consensus())]),
+        "upload": np.concatenate([each.values.ravel() for each in received]) if received else np.zeros(0),
+        "upload_size": np.array([each.values.size for each in received], dtype=np.int64),
         "site": np.array([each.site for each in received]),
         "round": np.array([each.round for each in received], dtype=np.int64),
         "entered": np.array([entered for entered, _ in uploads], dtype=np.int64),

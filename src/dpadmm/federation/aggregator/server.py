@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from logging import Logger, getLevelNamesMapping
+from logging import Logger
 from pathlib import Path
 
 from dpadmm._base.errors import DpadmmError, StudyError
-from dpadmm.federation.aggregator.coordinator import Coordinator, View, run_rounds
-from dpadmm.federation.aggregator.journal import Event, Journal
+from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
@@ -26,12 +25,10 @@ CHECK_EVERY = 1.0
 
 
 def journal_of(folder: Path, study: str) -> Path:
-    """The path of the journal of a study."""
     return folder / "studies" / study[:16] / "journal.sqlite"
 
 
 def journals(folder: Path) -> list[Path]:
-    """All journals of an aggregator."""
     return sorted((folder / "studies").glob("*/journal.sqlite"))
 
 
@@ -79,25 +76,23 @@ class Server:
     broker_url: str | None = None
     port: int | None = None
 
-    async def run(self, on_start: Callable[[View], None] = lambda view: None) -> View:
-        """Run to the end and return the final view; ``on_start`` receives the view at the start."""
+    async def run(self, on_start: Callable[[Coordinator], None] = lambda run: None) -> Coordinator:
+        """Run to the end and return the coordinator, which ``on_start`` receives at the start."""
         async with AsyncExitStack() as resources:
             journal = resources.enter_context(Journal.open(self.journal))
-            coordinator = Coordinator(journal)
-            view = View(coordinator, journal.events(), time.monotonic)
-            coordinator.observers.extend((view.events.append, self._log_event))
+            coordinator = Coordinator(journal, self.log)
             broker = self._broker(resources)
             url, context = self.broker_url or self.authority.own_url(self.port), self.authority.client_context
             transport = NatsTransport(coordinator.study.hash, url, context, self.log)
             await resources.enter_async_context(transport)
-            on_start(view)
+            on_start(coordinator)
             work = (run_rounds(coordinator, transport), self._check_sites(coordinator, broker))
             try:
                 await until_one_ends(*work)
             except DpadmmError as problem:
-                view.stopped = str(problem)
+                coordinator.stopped = str(problem)
                 raise
-            return view
+            return coordinator
 
     def _broker(self, resources: AsyncExitStack) -> Broker | None:
         if self.broker_url is not None:
@@ -126,9 +121,6 @@ class Server:
                 except DpadmmError as problem:  # nothing is lost by trying again
                     coordinator.note("error", "", f"{problem}; trying again")
             await asyncio.sleep(CHECK_EVERY)
-
-    def _log_event(self, event: Event) -> None:
-        self.log.log(getLevelNamesMapping()[event.level.upper()], "%s", event.text)
 
 
 def _stop_if_last(broker: Broker, lock: int) -> None:

@@ -14,9 +14,12 @@ import ssl
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, ValidationError, convert
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
@@ -55,7 +58,6 @@ class Settings:
 
     @property
     def own_host(self) -> str:
-        """The address to which the aggregator itself connects."""
         address = ip_address(self.listen)
         if address.is_unspecified:
             return LOOPBACK if address.version == 4 else "::1"
@@ -147,7 +149,7 @@ def _create_folder(folder: Path, settings: Settings, files: dict[str, bytes]) ->
 
 
 APPROVALS_FORMAT = "dpadmm-approvals/1"
-_SERIAL, _FINGERPRINT = re.compile("[0-9a-f]{16,40}"), re.compile("([0-9A-F]{2}:){31}[0-9A-F]{2}")
+_Moment = Annotated[datetime, Meta(tz=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +157,11 @@ class ApprovedSite:
     """One certificate of a site; ``fingerprint`` is that of its key, which a renewal keeps."""
 
     name: str
-    serial: str
-    fingerprint: str
-    expires: datetime
-    approved_at: datetime
-    revoked_at: datetime | None = None
+    serial: Annotated[str, Meta(pattern="^[0-9a-f]{16,40}$")]
+    fingerprint: Annotated[str, Meta(pattern="^([0-9A-F]{2}:){31}[0-9A-F]{2}$")]
+    expires: _Moment
+    approved_at: _Moment
+    revoked_at: _Moment | None = None
 
     @property
     def user(self) -> str:
@@ -187,7 +189,6 @@ def all_approvals(folder: Path) -> list[ApprovedSite]:
 
 
 def write_approvals(folder: Path, approvals: list[ApprovedSite]) -> None:
-    """Replace the file of a site."""
     name = approvals[0].name
     lines = [{key: value for key, value in vars(each).items() if key != "name"} for each in approvals]
     table = {"format": APPROVALS_FORMAT, "name": name, "certificates": lines}
@@ -200,35 +201,14 @@ def _read(path: Path, name: str) -> list[ApprovedSite]:
     table = read_fields(path, format=APPROVALS_FORMAT, what="a list of certificates", fields=fields)
     try:
         lines = table["certificates"]
-        if table["name"] != name or not isinstance(lines, list) or not lines:
+        if table["name"] != name or not isinstance(lines, list) or not lines or any(len(each) != 5 for each in lines):
             raise ValueError(name)
-        return [_approval(name, dict(line)) for line in lines]
-    except (TypeError, ValueError, KeyError, OverflowError):  # the last one for years 0 and 10000
+        return [convert({**line, "name": name}, ApprovedSite) for line in lines]
+    except (TypeError, ValueError, ValidationError):
         raise StudyError(
             f"{path}: damaged; it lists who may connect. Restore it from a backup, or delete it and approve "
             f"{name} again with a new key"
         ) from None
-
-
-def _approval(name: str, line: dict[str, object]) -> ApprovedSite:
-    serial, fingerprint, revoked = str(line["serial"]), str(line["fingerprint"]), line["revoked_at"]
-    if not _SERIAL.fullmatch(serial) or not _FINGERPRINT.fullmatch(fingerprint) or len(line) != 5:
-        raise ValueError(serial)
-    return ApprovedSite(
-        name=name,
-        serial=serial,
-        fingerprint=fingerprint,
-        expires=_moment(line["expires"]),
-        approved_at=_moment(line["approved_at"]),
-        revoked_at=None if revoked is None else _moment(revoked),
-    )
-
-
-def _moment(text: object) -> datetime:
-    moment = datetime.fromisoformat(str(text))
-    if moment.tzinfo is None:
-        raise ValueError(text)
-    return moment.astimezone(UTC)
 
 
 YEAR = 397

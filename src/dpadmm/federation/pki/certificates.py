@@ -94,7 +94,6 @@ def _p256(key: PublicKey) -> bool:
 
 
 def pem(signed: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
-    """A certificate or request as PEM."""
     return signed.public_bytes(serialization.Encoding.PEM)
 
 
@@ -126,7 +125,6 @@ def user_in(certificate: x509.Certificate) -> str:
 
 
 def names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
-    """The subject alternative names of a certificate."""
     return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
 
 
@@ -140,7 +138,6 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether this authority signed this certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except Exception:  # wrong signatures, issuers and algorithms raise different types

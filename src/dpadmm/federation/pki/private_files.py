@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpadmm._base.errors import StudyError
+from dpadmm._base.files import atomic_file
 
 MAX_BYTES = 2**16
 """The maximum size of files of keys, certificates and approvals."""
@@ -27,29 +28,13 @@ def make_private_folder(folder: Path) -> None:
 
 def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Write a file of mode 0600 durably; without ``replace``, never over an existing one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.unlink(missing_ok=True)
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "wb") as out:
+        with atomic_file(path, mode=0o600, replace=replace) as out:
             out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        if replace:
-            os.replace(part, path)
-        else:
-            os.link(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     except FileExistsError:
         raise StudyError(f"{path}: exists and is never overwritten") from None
     except OSError as error:
         raise StudyError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def check_private(path: Path) -> None:

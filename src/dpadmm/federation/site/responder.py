@@ -123,7 +123,7 @@ class Responder:
 
     def _reply(self, active: ActiveStudy, digest: str, data: bytes) -> bytes | None:
         study = active.study
-        asked = unpacked(data, study=study.hash, shape=study.shape, from_site=False)
+        asked = unpacked(data, study=study.hash, shape=study.request_shape, from_site=False)
         n_rows = active.agent.n_rows
         k = min(self._rows_per_person, n_rows)
         answer = Message(Kind.PRESENT, study.hash, digest=digest, n_rows=n_rows, rows_per_person=k)

@@ -27,9 +27,10 @@ class Moments:
     """``Σ_j clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``; no public parameters.
 
     b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number cut to [−1, 1], with ``y²/2`` as one more
-    entry of f. With ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for
-    rows of many features. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and
-    silencing one by at most 2. (Without shortening, 4 would be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤
+    entry of f, which is 0 for a row of zeros: labels of silent rows are still there, and must not count. With
+    ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for rows of many
+    features. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and silencing one by
+    at most 2. (Without shortening, 4 would be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤
     2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a row of somebody else.)
     """
 
@@ -73,12 +74,13 @@ class Moments:
     def _sum(self, features: Features, labels: Floats, bound: float) -> Floats:
         """The sum over a few rows; no BLAS, whose sums depend on the number of threads."""
         targets = self._targets(labels)
-        extra = SQUARE_WEIGHT * np.square(targets[:, 0]) if self.loss.task == "regression" else np.zeros(len(labels))
         rows = features.astype(np.float64)
         squares = rows * rows
         is_sparse = isinstance(rows, csr_array)
         lengths = squares.sum(axis=1) if is_sparse else np.einsum("ij->i", squares)
         fourth = (squares * squares).sum(axis=1) if is_sparse else np.einsum("ij,ij->i", squares, squares)
+        counted = (lengths > 0.0) & (self.loss.task == "regression")
+        extra = np.where(counted, SQUARE_WEIGHT * np.square(targets[:, 0]), 0.0)
         by_label = LABEL_WEIGHT**2 * np.square(targets).sum(axis=1)
         norms = np.sqrt(lengths * (1.0 + by_label) + fourth + extra * extra)
         factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))

@@ -11,7 +11,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm.optim import kernels
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.optim.shape import Shape
+from dpadmm.optim.shape import WIDEST, Shape
 
 MOST = 1e9
 """Bound of every public number of a shape and a point; scales lie between 1/MOST and MOST."""
@@ -46,8 +46,9 @@ class ShapedGradient:
         return (2 * self.n_features + self.n_features * self.loss.n_outputs,)
 
     def accepts(self, parameters: Floats) -> bool:
-        scale = parameters[: self.n_features]
-        return bool((np.abs(parameters) <= MOST).all() and (scale >= 1.0 / MOST).all())
+        scale, direction = parameters[: self.n_features], parameters[self.n_features : 2 * self.n_features]
+        narrow = self.n_features <= WIDEST or not direction.any()
+        return bool(narrow and (np.abs(parameters) <= MOST).all() and (scale >= 1.0 / MOST).all())
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         shaped, points = self._shaped(rows, parameters)

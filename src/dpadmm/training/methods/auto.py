@@ -23,7 +23,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Sizes
-from dpadmm.optim.shape import Shape
+from dpadmm.optim.shape import WIDEST, Shape
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics.moments import Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
@@ -32,14 +32,11 @@ from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSetti
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
 
-MOMENTS_SHARE = 0.1
+MOMENTS_SHARE = 0.15
 """Share of the budget, in μ², that round 1 takes."""
 
 MOST_NOISE = 0.5
 """With ``ν·d`` above this, moments would be noise: rows keep their coordinates."""
-
-WIDEST = 2000
-"""With more features than this the shape is diagonal, so that sparse rows stay sparse."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,10 @@ class Auto(MethodSettings):
         return AutoRounds(setup.problem, setup.sizes.n_features, setup.n_rounds, first, later)
 
     def best_rounds(self, setup: Setup) -> int:
-        """Rounds for these public sizes and this budget: 17, and up to 65 where there is little noise."""
+        """Rounds for these public sizes and this budget: 13, and up to 65 where there is little noise."""
         z, t = setup.gaussian(), setup.planned
         noise = noise_per_unit(setup.sizes.n_rows, np.sqrt(t) / np.where(z > 0.0, z, 1e-9))
-        return 1 + round(16.0 * float(np.clip(clarity(setup.problem.loss, setup.sizes.n_features, noise), 1.0, 4.0)))
+        return 1 + round(16.0 * float(np.clip(clarity(setup.problem.loss, setup.sizes.n_features, noise), 0.75, 4.0)))
 
 
 def noise_per_unit(n_rows: Integers, mu: Floats) -> float:
@@ -212,7 +209,7 @@ class AutoRounds(DeployableMethod[NoState]):
         problem, loss, (d, p), t = self.problem, self.problem.loss, self._shape, self.n_rounds - 1
         means, squares, by_label, label_squares = Moments(loss, d).split(moments)
         heard, curvature = clarity(loss, d, noise), 4.0 * (loss.smoothness or 0.25)
-        growth = math.sqrt(min(max(heard, 1.0), 3.0))
+        growth = math.sqrt(min(max(heard, 0.7), 3.0))
         if noise * d > MOST_NOISE:
             length = min(16.0, 8.0 / (noise * d)) / (curvature if p == 1 else 1.0)
             return replace(now, clip=0.5 * self._residual(label_squares), step=length, shrink=1.0)

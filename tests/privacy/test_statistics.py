@@ -1,0 +1,307 @@
+"""The closed list: what a row adds is bounded, whatever the row and the parameters are, in floating point too.
+
+An adversary looks for the two rows that are furthest apart, and for the row that adds most. It comes near what
+noise is made for, and beyond it as soon as rows are not shortened.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import LOSS_CASES, prove, random_labels, random_rows
+from cohorts import cohort
+from hypothesis import given
+from hypothesis import strategies as st
+from looping import case
+from scipy.sparse import csr_array
+from scipy.spatial.distance import pdist, squareform
+from statistic_cases import all_statistics, grid_of, parameters_for, shapes_and_points
+
+from dpadmm._base import memmap
+from dpadmm._base.errors import StudyError
+from dpadmm.optim import kernels, problem
+from dpadmm.optim import shape as shape_module
+from dpadmm.optim.losses import Huber, Logistic, Loss, Softmax, Squared
+from dpadmm.optim.problem import Problem, Rows, make_rows
+from dpadmm.optim.regularizers import L2
+from dpadmm.optim.shape import WIDEST, Shape
+from dpadmm.privacy.statistics import STATISTICS, Statistic, make_statistic, moments
+from dpadmm.privacy.statistics.gradient import Gradient
+from dpadmm.privacy.statistics.moments import Moments
+from dpadmm.privacy.statistics.shaped_gradient import MOST, ShapedGradient
+
+ATTACKED: list[Loss] = [Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5), Huber()]
+
+
+def contributions(statistic: Statistic, features: Any, labels: Any, parameters: Any, bound: float) -> Any:
+    """What every row adds, (rows, size): each is an agent's, beside a row of zeros that adds nothing."""
+    n, d = features.shape
+    both = np.zeros((2 * n, d))
+    both[::2] = features
+    rows = make_rows(both, np.repeat(labels, 2), order=np.arange(2 * n), offsets=np.arange(0, 2 * n + 1, 2))
+    asked = np.broadcast_to(parameters, (n, *np.shape(parameters)))
+    return statistic.sums(rows, asked, bound=bound).reshape(n, -1)
+
+
+def attack(statistic: Statistic, parameters: Any, bound: float, *, turns: int = 6) -> tuple[float, float]:
+    """How far apart two rows were found to be, and how far from nothing one: by search from good places."""
+    loss, d, rng = statistic.loss, statistic.n_features, np.random.default_rng(1)  # type: ignore[attr-defined]
+    even = np.full((1, d), d**-0.5)
+    axes = np.eye(d)
+    tilted = np.repeat(
+        [a * axes[0] + 0.01 * b * axes[-1] for a, b in product((-0.9999, 0.9999), (-1.0, 1.0))], 4, axis=0
+    )
+    ends = np.concatenate([even, -even, axes[:2], -axes[:2], tilted, random_rows(rng, 30, d)])
+    features = np.concatenate([ends, ends, 1e-3 * ends])
+    labels = random_labels(loss, rng, len(features))
+    if loss.task == "regression":
+        labels = np.sign(labels) * rng.choice([1e-3, 1.0, 1e6], size=len(labels))
+    apart = alone = 0.0
+    for turn in range(turns):
+        told = contributions(statistic, features, labels, parameters, bound)
+        between, lengths = squareform(pdist(told)), np.linalg.norm(told, axis=1)
+        apart, alone = max(apart, float(between.max())), max(alone, float(lengths.max()))
+        best = np.unravel_index(np.argsort(between, axis=None)[-8:], between.shape)
+        parents = np.concatenate([*best, np.argsort(lengths)[-8:]])
+        near = np.repeat(parents, 4)
+        moved = features[near] + rng.normal(scale=0.3 / 4**turn, size=(len(near), d)) / d**0.5
+        features = np.concatenate([features[parents], moved / np.maximum(1.0, np.linalg.norm(moved, axis=1))[:, None]])
+        labels = np.concatenate([labels[parents], labels[near]])
+    return apart, alone
+
+
+def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
+    for loss in ATTACKED:
+        for statistic in all_statistics(loss, 40):
+            grid = grid_of(statistic, 100)
+            reached = np.zeros(2)
+            for parameters in parameters_for(statistic):
+                with case(loss, statistic.name, parameters):
+                    apart, alone = attack(statistic, parameters, grid.row_bound)
+                    assert apart <= 2.0 * statistic.row_norm < grid.sensitivity
+                    assert alone <= statistic.row_norm
+                    reached = np.maximum(reached, [apart / grid.sensitivity, alone / statistic.row_norm])
+            with case(loss, statistic.name):
+                assert (reached > 0.96).all(), reached
+
+
+def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None:
+    """So what the test above finds to be kept is kept by shortening; logistic gradients are short by themselves."""
+    for loss in ATTACKED:
+        for statistic in all_statistics(loss, 6):
+            if statistic.name == Gradient.name and not isinstance(loss, Squared):
+                continue
+            with case(loss, statistic.name):
+                with np.errstate(over="ignore"):
+                    found = [attack(statistic, asked, 1e300, turns=2) for asked in parameters_for(statistic)]
+                assert max(alone for _, alone in found) > 1.1 * statistic.row_norm
+                if statistic.name != Moments.name:  # whose replaced rows are 4 apart at most, for another reason
+                    assert max(apart for apart, _ in found) > 2.2 * statistic.row_norm
+
+
+SIZES = [0.0, 5e-324, 1e-170, 1e-155, 1e-9, 1 / 3, 0.57, 1.0]
+
+
+@st.composite
+def single_rows(draw: Any) -> tuple[Loss, Any, float]:
+    loss = draw(st.sampled_from(LOSS_CASES))
+    cell = st.builds(np.multiply, st.sampled_from(SIZES), st.sampled_from([-1.0, 1.0]))
+    row = np.array(draw(st.lists(cell, min_size=4, max_size=4)))
+    if loss.task == "regression":
+        label = draw(st.sampled_from([0.0, 0.3, -1.0, 1e153, -1e300, 1.7e308]))
+    else:
+        label = draw(st.sampled_from([-1.0, 1.0] if loss.task == "binary" else list(range(loss.n_outputs))))
+    return loss, row / max(1.0, float(np.linalg.norm(row))), float(label)
+
+
+@prove
+@given(single_rows())
+def test_a_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: tuple[Loss, Any, float]) -> None:
+    """Sums of squares of fractions, so that nothing is rounded away here."""
+    loss, row, label = world
+    for statistic in all_statistics(loss, 4):
+        for parameters in parameters_for(statistic):
+            with case(statistic.name, parameters):
+                grid = grid_of(statistic, 2)
+                told = contributions(statistic, row[None], np.array([label]), parameters, grid.row_bound)
+                assert np.isfinite(told).all()
+                assert sum(Fraction(x) ** 2 for x in told[0].tolist()) <= Fraction(statistic.row_norm) ** 2
+
+
+def test_a_row_of_zeros_adds_nothing_whatever_its_label_is() -> None:
+    """Rows of persons above their cap are such rows, with their labels."""
+    for loss in LOSS_CASES:
+        labels = random_labels(loss, np.random.default_rng(0), 20)
+        labels = np.concatenate([labels, 1e300 * labels]) if loss.task == "regression" else labels
+        rows = make_rows(np.zeros((len(labels), 5)), labels)
+        for statistic, storage in product(all_statistics(loss, 5), (np.asarray, csr_array)):
+            for parameters in parameters_for(statistic):
+                with case(loss, statistic.name, parameters):
+                    silent = make_rows(storage(rows.features), labels)
+                    assert not statistic.sums(silent, parameters[None], bound=statistic.row_norm).any()
+                    assert not statistic.means(silent, parameters[None]).any()
+
+
+# The same sums, however rows are kept and whoever else is there
+
+
+def stored(rows: Rows, storage: Any) -> Rows:
+    """The cohort with its features in another form; CSR arrays of zeros have them as zeros."""
+    labels = rows.labels[np.argsort(rows.order)]
+    return make_rows(storage(rows.features), labels, order=rows.order, offsets=rows.offsets)
+
+
+def in_a_file(features: Any) -> Any:
+    out = memmap.empty(features.shape)
+    assert memmap.is_nameless(out)
+    out[:] = features
+    return out
+
+
+@pytest.mark.parametrize("small", [0, 2**23])
+@pytest.mark.parametrize("storage", [np.asarray, csr_array, np.float32, in_a_file])
+def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch, storage: Any, small: int
+) -> None:
+    monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
+    monkeypatch.setattr(kernels, "SMALL", small)
+    monkeypatch.setattr(memmap, "MEMORY_BYTES", 0)
+    for module, name in ((kernels, "ENTRIES_PER_BLOCK"), (shape_module, "PORTION"), (moments, "PORTION")):
+        monkeypatch.setattr(module, name, 130)
+    for loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5)):
+        rows = stored(cohort(loss, sizes=(20, 41, 60)), storage)
+        for statistic in all_statistics(loss, 5):
+            bound = grid_of(statistic, 20).row_bound
+            for parameters in parameters_for(statistic):
+                asked = np.broadcast_to(parameters, (3, *parameters.shape))
+                together = statistic.sums(rows, asked, bound=bound)
+                some = statistic.sums(rows, asked, np.array([2]), bound=bound)
+                assert np.array_equal(some[2], together[2])
+                assert not some[:2].any()
+                for i in range(3):
+                    with case(loss, statistic.name, parameters, i):
+                        mine = rows.agent(i)
+                        own = make_rows(mine.features[mine.order], mine.labels)
+                        for alone in (mine, own):
+                            assert np.array_equal(statistic.sums(alone, asked[:1], bound=bound)[0], together[i])
+
+
+def test_sparse_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
+    for loss in (Logistic(), Softmax(n_outputs=3), Huber()):
+        rows = cohort(loss)
+        sparse = stored(rows, csr_array)
+        for statistic in all_statistics(loss, 5):
+            for parameters in parameters_for(statistic):
+                if (
+                    np.abs(parameters).max(initial=0.0) > 1e100
+                ):  # scores overflow for one order of terms and another not
+                    continue
+                asked = np.broadcast_to(parameters, (rows.n_agents, *parameters.shape))
+                with case(loss, statistic.name, parameters):
+                    sums = statistic.sums(rows, asked, bound=statistic.row_norm)
+                    assert sums.shape == (rows.n_agents, *statistic.shape)
+                    tolerance = {"rtol": 1e-9, "atol": 1e-9}
+                    np.testing.assert_allclose(
+                        statistic.sums(sparse, asked, bound=statistic.row_norm), sums, **tolerance
+                    )
+                    means = statistic.means(rows, asked)
+                    many = rows.n_rows.reshape(-1, *[1] * (means.ndim - 1))
+                    np.testing.assert_allclose(means * many, sums, **tolerance)
+
+
+# What they are sums of
+
+
+@pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
+def test_moments_are_of_rows_their_squares_and_rows_times_labels(loss: Loss) -> None:
+    rows = cohort(loss, sizes=(30,), d=4)
+    statistic, features = Moments(loss, 4), 0.8 * rows.features[rows.order]  # none is shortened
+    short = make_rows(features, rows.labels)
+    labels = rows.labels
+    by_label = np.eye(3)[labels.astype(int)] if loss.task == "multiclass" else np.clip(labels, -1.0, 1.0)[:, None]
+    for held in (short, make_rows(csr_array(features), labels)):
+        first, second, third, squares = statistic.split(statistic.sums(held, np.zeros((1, 0)), bound=2.0)[0])
+        np.testing.assert_allclose(first, features.sum(axis=0))
+        np.testing.assert_allclose(second, np.square(features).sum(axis=0))
+        np.testing.assert_allclose(third, features.T @ by_label)
+        expected = np.square(np.clip(labels, -1.0, 1.0)).sum() if loss.task == "regression" else 0.0
+        assert squares == pytest.approx(expected)
+
+
+def test_moments_of_a_long_row_are_shortened_as_a_whole() -> None:
+    told = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
+    whole = np.array([1.0, 0.0, 1.0, 0.0, -(3.0**0.5), 0.0])
+    np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+
+
+@pytest.mark.parametrize("loss", LOSS_CASES)
+def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Loss) -> None:
+    """``clip(ℓ'(u, θ), C)/C = clip(ℓ'(u/C, Cθ), 1)``, by a loop over rows with B as a matrix."""
+    rng, clip = np.random.default_rng(2), 0.4
+    rows = cohort(loss, sizes=(30,), d=4)
+    features, labels = rows.features[rows.order], rows.labels
+    shape = Shape(rng.uniform(0.5, 3.0, 4), rng.normal(size=4))
+    point = rng.normal(size=(4, loss.n_outputs))
+    parameters = np.concatenate([shape.scale / clip, shape.direction, (clip * point).ravel()])
+    expected = np.zeros(point.shape)
+    for a, b in zip(features, labels, strict=True):
+        u = (shape.times(np.eye(4)) @ a)[None]
+        gradient = kernels.reference_gradient(
+            make_rows(np.concatenate([u, u]) / 1e3, np.repeat(b, 2)), 1e3 * point[None], loss, bound=1e300
+        )[0]
+        gradient = 1e3 * gradient
+        expected += gradient * min(1.0, clip / max(float(np.linalg.norm(gradient)), 1e-300))
+    told = ShapedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
+    np.testing.assert_allclose(clip * told, expected, atol=1e-9)
+
+
+def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -> None:
+    loss = Logistic()
+    rows, statistic = cohort(loss, sizes=(20, 30)), ShapedGradient(loss, 5)
+    asked = np.stack([shapes_and_points(5, 1)[1]] * 2)
+    asked[1, -1] += 1.0
+    sums = statistic.sums(rows, asked, bound=1.0)
+    assert np.array_equal(sums[1], statistic.sums(rows.agent(1), asked[1:], bound=1.0)[0])
+    asked[1, 0] += 1.0
+    with pytest.raises(ValueError, match="share a shape"):
+        statistic.sums(rows, asked, bound=1.0)
+
+
+# Parameters that agents refuse
+
+
+def test_bounds_of_a_shape_and_a_point() -> None:
+    statistic = ShapedGradient(Softmax(n_outputs=3), 4)
+    good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
+    assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
+    beyond, below = np.nextafter(MOST, np.inf), np.nextafter(1.0 / MOST, 0.0)
+    scales = (beyond, below, 0.0, -0.0, 5e-324, -1.0, 1.7e308)
+    far = (beyond, -beyond, 1.7e308, -1e10)
+    for place, values in ((0, scales), (3, scales), (4, far), (7, far), (8, far), (19, far)):
+        for value in values:
+            with case(place, value):
+                asked = good.copy()
+                asked[place] = value
+                assert not statistic.accepts(asked)
+    for name in STATISTICS:
+        other = make_statistic(name, Problem(Logistic(), L2(), 0.0), 3)
+        assert all(other.accepts(each) for each in parameters_for(other))
+
+
+def test_wide_rows_may_be_scaled_and_not_turned() -> None:
+    """A direction makes sparse rows dense, which takes rows times features of an agent's disk."""
+    for d in (WIDEST, WIDEST + 1):
+        statistic = ShapedGradient(Logistic(), d)
+        asked = np.concatenate([np.full(d, 3.0), np.zeros(2 * d)])
+        assert statistic.accepts(asked)
+        asked[d + 5] = 1e-300
+        assert statistic.accepts(asked) == (d == WIDEST)
+
+
+def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(StudyError, match="no statistic 'median'; agents can answer for gradient, shaped_gradient, "):
+        make_statistic("median", Problem(Logistic(), L2(), 0.0), 3)

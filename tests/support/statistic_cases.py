@@ -1,0 +1,52 @@
+"""The closed list of statistics for every test that runs over all of it, and what they can be asked with."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from neighbours import points_for
+
+from dpadmm._base.arrays import Floats
+from dpadmm.optim.losses import Loss
+from dpadmm.optim.problem import Problem
+from dpadmm.optim.regularizers import L2
+from dpadmm.privacy.statistics import STATISTICS, Statistic, make_statistic
+from dpadmm.privacy.statistics.shaped_gradient import MOST, ShapedGradient
+from dpadmm.trusted.discrete_gaussian import Grid
+
+
+def all_statistics(loss: Loss, n_features: int) -> list[Statistic]:
+    """One of each, for a loss and a width of rows."""
+    problem = Problem(loss, L2(), 0.0)
+    return [make_statistic(name, problem, n_features) for name in STATISTICS]
+
+
+def grid_of(statistic: Statistic, n_rows: int) -> Grid:
+    """The grid of its sums, as a guard makes it."""
+    return Grid(statistic.row_norm, math.prod(statistic.shape), n_rows)
+
+
+def parameters_for(statistic: Statistic) -> list[Floats]:
+    """Public parameters that an agent accepts: plain ones, and the worst that there are."""
+    if statistic.name == ShapedGradient.name:
+        return shapes_and_points(*statistic.shape)
+    shape = statistic.parameter_shape
+    return points_for(shape) if len(shape) == 2 else [np.zeros(shape)]  # type: ignore[arg-type]
+
+
+def shapes_and_points(d: int, p: int) -> list[Floats]:
+    """Rows as they are, stretched, shrunk and turned, each as far as may be, at points near and far."""
+    signs, first = np.where(np.arange(d) % 2, -1.0, 1.0), np.eye(d)[0]
+    one, none, far = np.ones(d), np.zeros(d), MOST * np.where(np.arange(d * p) % 2, -1.0, 1.0)
+    parts = [
+        (one, none, 0.0 * far),
+        (40.0 * one, 0.3 * signs, far / MOST),
+        (MOST * one, none, far),
+        (one / MOST, none, far),
+        (MOST ** (signs * 1.0), MOST * signs, 0.0 * far),
+        (MOST * one, MOST * first, -far),
+        (1e4 * one, 1e-300 * signs, 1e-320 * far),
+        (one, -MOST * one, far),
+    ]
+    return [np.concatenate(each) for each in parts]
