@@ -104,7 +104,7 @@ MOST_CLASSES = 8
 
 def evaluate(
     model_file: ModelFile,
-    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE"),
+    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv, .tsv, .parquet.", metavar="TABLE"),
     label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
     figure: FigureFolder = None,
     as_json: AsJson = False,

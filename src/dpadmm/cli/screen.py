@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]
-TableFile = Annotated[Path, Option("--data", "-d", help="Table: .csv or .parquet.", metavar="TABLE")]
+TableFile = Annotated[Path, Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 NAMES = {

@@ -13,7 +13,7 @@ from dpadmm.cli.screen import AsJson, Quiet, Row, StudyFile, TableFile, echo_jso
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, run_study
-from dpadmm.study.study import read_study
+from dpadmm.study.study import budget_warnings, read_study
 
 SUFFIX = ".dpadmm"
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
@@ -127,6 +127,7 @@ def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None
     rows.append(("δ", f"{result.privacy.delta:g}"))
     rows.append(("noise multiplier z", screen.number_range(result.privacy.noise_multiplier)))
     show_table(("privacy loss of a person with one row", ""), rows)
+    say(*(f"Warning: {each}." for each in budget_warnings(study, sum(result.n_rows))))
     owner_report.show(found.report, data)
     exact = result.privacy.exact_noise
     say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
