@@ -60,6 +60,19 @@ def test_the_table_is_whole_and_fits(cli, models):
             assert f"{len(found.coefficients) - 7:,} more coefficients" in words
 
 
+def test_long_names_of_classes_are_numbered_and_explained(cli, tmp_path):
+    long = ("sent home on the same day", "moved to another ward", "died in hospital or soon after")
+    for classes, shown in [(long, ["1", "2", "3"]), (("low", "high", "none"), ["low", "high", "none"])]:
+        with case(classes):
+            names = ("body_mass_index_at_admission", "age")
+            model = Model(np.eye(2, 3), "multiclass", "softmax", classes=classes, feature_names=names, intercept=False)
+            out = cli("explain", model.save(tmp_path / f"{shown[0]}.dpadmm"), columns=80).succeeded().out
+            assert max(map(len, out.splitlines())) <= 80
+            assert sorted(line.split()[1] for line in out.splitlines() if line.startswith(" age")) == sorted(shown)
+            legend = ", ".join(f"{short} = {name}" for short, name in zip(shown, long, strict=True))
+            assert (f"Classes: {legend}." in " ".join(out.split())) == (classes is long)
+
+
 def test_json_has_all_of_it(cli, models):
     answer = cli("explain", models["logistic"], "--json", "--top", 1).succeeded().json
     assert answer == explain(load_model(models["logistic"])).as_json()
