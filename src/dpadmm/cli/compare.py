@@ -76,10 +76,27 @@ def compare_command(
         Path | None, typer.Option("--output", "-o", help="Folder for the results file and the figure.")
     ] = None,
     overwrite: Restart = False,
+    suite: Annotated[
+        str | None, typer.Option(help="accuracy: auto beside all methods on 30 data sets, with a page; hours.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Of a suite: small data sets, one ε, 3 splits.")] = False,
+    only: Annotated[str | None, typer.Option(help="Of a suite: make the runs of these methods again: auto")] = None,
+    sets: Annotated[str | None, typer.Option(help="Of a suite: these data sets: adult,flights")] = None,
     as_json: JsonForMachines = False,
     **options: Any,
 ) -> None:
     """Compare methods at equal privacy: what does each reach, and what does it cost?"""
+    if suite is not None:
+        from dpadmm.cli.accuracy import run_suite  # loads tables
+
+        _refuse_beside_suite(options, methods=methods, epsilon=epsilon, round_epsilon=round_epsilon, agents=agents)
+        folder = output or Path("runs") / suite
+        run_suite(
+            suite, folder, quick=quick, only=only, sets=sets, workers=workers, overwrite=overwrite, as_json=as_json
+        )
+        return
+    if quick or only or sets:
+        raise StudyError("--quick, --only and --sets are of a suite; add --suite accuracy")
     given = {name: value for name, value in options.items() if value is not None}
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     if "by" in about and given.setdefault("partition", "groups") != "groups":
@@ -140,6 +157,13 @@ def compare_command(
 
 
 add_options(compare_command, [each for each in parameters() if each.name not in _OWN])
+
+
+def _refuse_beside_suite(options: Mapping[str, Any], **own: str | None) -> None:
+    """A suite says itself what is compared."""
+    given = [name for name, value in {**own, **options}.items() if value not in (None, COMPARED)]
+    if given:
+        raise StudyError(f"a suite has its own {given[0]}; leave --{given[0].replace('_', '-')} out")
 
 
 def _names(text: str) -> list[str]:

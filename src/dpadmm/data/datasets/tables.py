@@ -41,6 +41,7 @@ class Table:
     name: str
     about: str
     label: str
+    rows: int
     wheel: str = ""
     file: str = ""
     sha256: str = ""
