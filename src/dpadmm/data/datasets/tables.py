@@ -91,7 +91,8 @@ class Table:
         features /= math.sqrt(len(numbers) + len(self.categories) + 1)
         shrink_rows(features)
         classes = None if self.task == "regression" else tuple(self.classes or _OTHERS)
-        encoded = encode_labels([labels[k] for k in kept], task=self.task, classes=classes)
+        chosen: list[Any] = [labels[k] for k in kept]
+        encoded = encode_labels(chosen, task=self.task, classes=classes)
         return Dataset(self.name, features, encoded, classes, feature_names=(*names, "constant"))
 
     def _label(self, value: Any) -> str | float | None:
