@@ -1,5 +1,5 @@
-# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | clean: each sets up .venv with nothing but
-# python3, and only when needed.
+# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | accuracy | peers | clean:
+# each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
