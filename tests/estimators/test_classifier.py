@@ -23,6 +23,7 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.estimators.base import PrivateLinearModel
 from dpadmm.runs import simulation
 from dpadmm.study.settings import Settings
+from dpadmm.training.prior import RIDGE
 
 RNG = np.random.default_rng(11)
 X = RNG.uniform(-2.0, 2.0, (240, 3))
@@ -200,9 +201,9 @@ def test_polars_tables_too() -> None:
 def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[Any] = []
 
-    def run(*given: Any, warm_start: Any, **more: Any) -> Any:
-        starts.append(warm_start)
-        return simulation.run_prepared(*given, warm_start=warm_start, **more)
+    def run(*given: Any, prior: Any, **more: Any) -> Any:
+        starts.append(prior)
+        return simulation.run_prepared(*given, prior=prior, **more)
 
     monkeypatch.setattr("dpadmm.estimators.base.run_prepared", run)
     for kind, y, more in [
@@ -218,10 +219,11 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
             assert not np.array_equal(started.coef_, plain.coef_)
             assert started.privacy_ == plain.privacy_
             assert starts[-2] is None
-            if y is Y and "loss" not in more:  # as C=1 for rows of a norm of √d with the constant
-                rows = np.column_stack([0.96 * X / 1.2 / 3.0, np.full(240, 0.28)])[:200] * 2.0
-                oracle = LogisticRegression(fit_intercept=False, tol=1e-8).fit(rows, y[:200])
-                assert_allclose(starts[-1].T, 2.0 * oracle.coef_, rtol=1e-4)
+            if y is Y and "loss" not in more:
+                rows = np.column_stack([0.96 * X / 1.2 / 3.0, np.full(240, 0.28)])[:200]
+                oracle = LogisticRegression(C=1.0 / RIDGE, fit_intercept=False, tol=1e-8).fit(rows, y[:200])
+                assert_allclose(starts[-1].weights.T, oracle.coef_, rtol=1e-4)
+                assert_allclose(starts[-1].means, rows.mean(axis=0), rtol=1e-6)
     for rows, words in [
         (X, "public must be a pair"),
         ((X, Y, Y), "public must be a pair"),

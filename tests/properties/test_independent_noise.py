@@ -82,6 +82,7 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
         features=tuple(f"x{j}" for j in range(d)),
         classes=CLASSES[loss],
         training={
+            "method": "dp_admm",
             "loss": loss,
             "epsilon": EPSILON,
             "delta": DELTA,

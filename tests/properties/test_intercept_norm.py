@@ -269,7 +269,7 @@ def test_rows_of_a_site(tmp_path: Path, kind: str) -> None:
         name="with a constant",
         features=("x0", "x1", "x2") if kind == "csv" else ("x1", "x2", "x3"),
         classes=(-1, 1),
-        training={"noise_multiplier": 20.0, "delta": 1e-5, "n_rounds": 2, "intercept": True},
+        training={"method": "dp_admm", "noise_multiplier": 20.0, "delta": 1e-5, "n_rounds": 2, "intercept": True},
     )
     table = {
         "format": "dpadmm-site/1",

@@ -84,7 +84,7 @@ def make_study(name: str, *, mu: float, delta: float) -> Study:
     """A study of three rounds that costs μ in all."""
     constants = {"loss_gradient_bound": BOUND, "rho": RHO, "step_size": STEP_SIZE}
     training = {
-        "loss": "squared", "regularizer": "none", "schedule": "constant", **constants,
+        "method": "dp_admm", "loss": "squared", "regularizer": "none", "schedule": "constant", **constants,
         "noise_multiplier": noise_multiplier(mu), "delta": delta, "n_rounds": N_ROUNDS,
     }  # fmt: skip
     return Study(

@@ -108,7 +108,7 @@ LONGEST_CLASS = 10
 
 def evaluate(
     model_file: ModelFile,
-    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE"),
+    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv, .tsv, .parquet.", metavar="TABLE"),
     label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
     figure: FigureFolder = None,
     as_json: AsJson = False,
@@ -133,31 +133,41 @@ def evaluate(
 
 
 def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None:
-    rows, left_out = [], ("loss",) if found.bins else OF_PROBABILITIES  # which have the log-loss as their loss
+    rows = []
     for name, words in WORDS.items():
-        if name in found.figures and name not in left_out:
+        if name in found.figures and (bool(found.bins) or name not in OF_PROBABILITIES):
             value = found.figures[name]
-            rows.append((words, "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"))
+            shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
+            if name != "loss" or not found.bins:  # there it is the log-loss
+                rows.append((words, shown))
     show_table((Text(f"on {found.n_rows:,} rows of {data.name}"), ""), rows)
-    names = [str(name) for name in found.classes]
     if found.bins:
-        of = Text(f"probability of {names[1] if len(names) == 2 else 'the likeliest class'}")
-        bins = [
-            (f"{bin.low:.1%} to {bin.high:.1%}", f"{bin.rows:,}", f"{bin.predicted:.1%}", f"{bin.observed:.1%}")
-            for bin in found.bins
-        ]
-        show_table((of, "rows", "mean predicted", "observed"), bins)
-    if 0 < len(names) <= MOST_CLASSES:
-        short = _short(names, 4 * LONGEST_CLASS // len(names))
-        firsts = names if short == names else [f"{k} = {name}" for k, name in zip(short, names, strict=True)]
-        counts = [[f"{count:,}" for count in row] for row in found.confusion]
-        lines: list[Row] = [(Text(name), *row) for name, row in zip(firsts, counts, strict=True)]
-        heads: Row = ("true class, rows predicted as", *map(Text, short))
-        show_table(heads, lines, fold=range(len(heads)), padding=(0, 1, 0, 0))
+        _show_calibration(found)
+    if 0 < len(found.classes) <= MOST_CLASSES:
+        _show_confusion(found)
     _say_warnings(found.report, data)
     say(NOT_TO_PUBLISH)
     if figure is not None:
         say_path(f"Figure: {figure / 'evaluation.png'}")
+
+
+def _show_calibration(found: Evaluation) -> None:
+    what = str(found.classes[-1]) if len(found.classes) == 2 else "the likeliest class"
+    rows = [
+        (f"{each.low:.1%} to {each.high:.1%}", f"{each.rows:,}", f"{each.predicted:.1%}", f"{each.observed:.1%}")
+        for each in found.bins
+    ]
+    show_table((Text(f"probability of {what}"), "rows", "mean predicted", "observed"), rows)
+
+
+def _show_confusion(found: Evaluation) -> None:
+    names = [str(name) for name in found.classes]
+    short = _short(names, 4 * LONGEST_CLASS // len(names))
+    rows = names if short == names else [f"{number} = {name}" for number, name in zip(short, names, strict=True)]
+    counts = [[f"{count:,}" for count in row] for row in found.confusion]
+    lines: list[Row] = [(Text(name), *row) for name, row in zip(rows, counts, strict=True)]
+    fold = range(len(names) + 1)
+    show_table(("true class, rows predicted as", *map(Text, short)), lines, fold=fold, padding=(0, 1, 0, 0))
 
 
 def _short(names: Sequence[str], longest: int) -> list[str]:

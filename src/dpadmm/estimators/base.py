@@ -6,7 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from traceback import walk_stack
 from typing import Any, Self
@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
 
-from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import PrivacyLeakWarning, StudyError
 from dpadmm.data import Dataset
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive, validated
 from dpadmm.optim.features import row_norms
-from dpadmm.optim.regularizers import L2, ElasticNet
+from dpadmm.optim.regularizers import ElasticNet
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.statistics import make_statistic
@@ -29,8 +28,8 @@ from dpadmm.runs.preparation import Prepared, prepare
 from dpadmm.runs.run import Result
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
-from dpadmm.training.methods import minimizer
 from dpadmm.training.oracles import ExactNoise, fresh_seed
+from dpadmm.training.prior import Prior, prior_of
 from dpadmm.trusted.discrete_gaussian import Grid
 
 _ONE_AT_A_TIME = Lock()
@@ -132,23 +131,22 @@ class PrivateLinearModel(BaseEstimator):
                 ) from None
         return prepared
 
-    def _start(self, public: Any, encoded: Callable[[Any, Any], Dataset], settings: Settings) -> Floats | None:
-        """The weights of a plain model of the public rows, at which the private rounds start."""
+    def _prior(self, public: Any, encoded: Callable[[Any, Any], Dataset], settings: Settings) -> Prior | None:
+        """What the public rows say, which is weighed against the noise."""
         if public is None:
             return None
         if not isinstance(public, tuple | list) or len(public) != 2:
             raise StudyError("public must be a pair (X, y) of public rows and their labels")
         dataset = encoded(*validated(self, *public, reset=False))
         found = prepare(dataset, settings.changed(partition="equal", n_agents=1))
-        share = 1.0 / (found.rows.n_features * len(found.rows.labels))  # as C=1, for rows of a norm of √d
-        return minimizer(replace(found.problem, regularizer=L2(), reg_share=share), found.rows)
+        return prior_of(found.problem, found.rows)
 
-    def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str], warm_start: Floats | None) -> Result:
+    def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str], prior: Prior | None) -> Result:
         """Charge, train, and keep what every fitted estimator has."""
         charge_all(self._accountants(), self.epsilon, self.delta)
         with _ONE_AT_A_TIME:
             noise = ExactNoise() if self.random_state is None else None
-            result = run_prepared(prepared, settings, noise=noise, warm_start=warm_start)
+            result = run_prepared(prepared, settings, noise=noise, prior=prior)
         self.n_iter_ = result.outcome.rounds
         self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
         if leaks:

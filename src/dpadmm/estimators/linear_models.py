@@ -118,7 +118,8 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
         """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent).
 
-        ``public`` is a pair (X, y) of rows that anyone may see: a model of them, without noise, is the start.
+        ``public`` is a pair (X, y) of rows that anyone may see: a model of them is the start, and is
+        trusted as far as the first private answers agree with it.
         """
         X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
@@ -145,9 +146,9 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
             return Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups))
 
         prepared = self._prepared(encoded(X, y, groups), settings)
-        start = self._start(public, encoded, settings)
+        prior = self._prior(public, encoded, settings)
         self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded], start)
+        result = self._run(prepared, settings, [*leaks, *unbounded], prior)
         self.classes_, self._encoding, self._model = classes, encoding, result.model
         self.coef_, self.intercept_ = encoding.coefficients(result.model.weights, settings.intercept)
         return self
@@ -271,9 +272,9 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
             return Dataset("X", encoding.rows(X), labels, None, as_groups(groups))
 
         prepared = self._prepared(encoded(X, y, groups), settings)
-        start = self._start(public, encoded, settings)
+        prior = self._prior(public, encoded, settings)
         self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded], start)
+        result = self._run(prepared, settings, [*leaks, *unbounded], prior)
         self._encoding, self._model, self._label_scale = encoding, result.model, (middle, half)
         coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
         self.coef_, self.intercept_ = half * coef[0], float(middle + half * constant[0])
