@@ -84,7 +84,7 @@ def test_many_agents_and_rows_are_forecast_with_few():
     """After one round from zero the weights are −s·(gradient + noise), so their spread shows the noise."""
     n, m = 2 * MOST_AGENTS, 1_000_000
     pool = Pool(np.eye(50), np.ones(50))
-    training = {"noise_multiplier": 100.0, "n_rounds": 1, "schedule": "constant", "rho": 1.0}
+    training = {"method": "dp_admm", "noise_multiplier": 100.0, "n_rounds": 1, "schedule": "constant", "rho": 1.0}
     features, provenance = tuple(f"x{j}" for j in range(50)), {"rho": "assumed"}
     settings = Study(name="x", features=features, training=training, provenance=provenance).training
     problem = settings.problem(2)
@@ -120,7 +120,7 @@ def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, t
 def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_path):
     with pytest.raises(DataError, match="has 12 rows, too few"):
         public_scenario(study, planned.table(tmp_path / "few.csv", 12), repeats=5, seed=1)
-    plain = Study(name="plain", features=("a", "b"), training={"epsilon": 1.0})
+    plain = Study(name="plain", features=("a", "b"), training={"method": "dp_admm", "epsilon": 1.0})
     with pytest.raises(StudyError, match="needs a study with"):
         public_scenario(plain, tmp_path / "few.csv", repeats=5, seed=1)
 
@@ -146,7 +146,7 @@ def test_made_up_rows_of_plain_features_and_several_classes():
         name="three",
         features=("a", "b"),
         classes=("x", "y", "z"),
-        training={"epsilon": 1.0, "loss": "softmax", "n_rounds": 5},
+        training={"method": "dp_admm", "epsilon": 1.0, "loss": "softmax", "n_rounds": 5},
     )
     (train, _), *_ = synthetic_scenarios(study, 3000, repeats=2, seed=0)[2].folds
     assert np.unique(train.labels).tolist() == [0.0, 1.0, 2.0]
@@ -177,7 +177,12 @@ def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_ot
     path = tmp_path / "numbers.toml"
     path.write_text(planned.REGRESSION)
     assert way_to_own_rows(read_study(path), 7, 10**15) == pytest.approx(0.5)
-    three = Study(name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"})
+    three = Study(
+        name="three",
+        features=("a",),
+        classes=("x", "y", "z"),
+        training={"method": "dp_admm", "epsilon": 1.0, "loss": "softmax"},
+    )
     assert way_to_own_rows(three, 2, 10**15) == pytest.approx(0.25)
 
 
