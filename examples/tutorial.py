@@ -290,9 +290,6 @@ private = DPADMMClassifier(
     delta=1e-6,
     bounds=(low, high),
     classes=["no", "yes"],
-    max_iter=200,  # rounds and constants as in the study; the defaults are for smaller tables
-    rho=0.01,
-    weight_radius=60.0,
 )
 with warnings.catch_warnings(), BudgetAccountant(epsilon=1.2, delta=1e-5):
     warnings.simplefilter("error")  # a leak would be a PrivacyLeakWarning: there is none

@@ -52,8 +52,8 @@ def echo_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]:
-    """A progress bar of rounds on a terminal, which disappears at the end.
+def progress(total_rounds: int | None, what: str, *, quiet: bool) -> Iterator[Observer]:
+    """A progress bar of rounds on a terminal, which disappears at the end; None: of the one run that is watched.
 
     Ctrl-C takes effect at the end of a round; pressed twice, at once.
     """
@@ -61,7 +61,7 @@ def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]
         task = bar.add_task(what, total=total_rounds)
 
         def advance(view: RoundView) -> None:
-            bar.advance(task)
+            bar.update(task, advance=1, total=view.n_rounds if total_rounds is None else total_rounds)
             if ctrl_c.pressed:
                 raise KeyboardInterrupt
 

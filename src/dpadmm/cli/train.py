@@ -37,6 +37,9 @@ def train(
         show_default="exact noise from the operating system",
         min=0,
     ),
+    public: Path | None = Option(
+        None, help="A table of public rows: the start, trusted as far as the first answers agree.", show_default=False
+    ),
     overwrite: bool = Option(False, "--overwrite", help="Replace an existing model."),
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -55,8 +58,11 @@ def train(
     silent = quiet or as_json
     with screen.waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
-    with screen.progress(study.training.planned_rounds, "training", quiet=silent) as advance:
-        result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True)
+        known = None if public is None else encode(study, public)
+    with screen.progress(None, "training", quiet=silent) as advance:
+        result = run_study(
+            study, rows, n_agents=agents or 1, seed=seed, public=known, observers=[advance], keep_interrupted=True
+        )
     if not result.outcome.rounds:
         raise KeyboardInterrupt
     write(statement, result.statement.as_bytes())
@@ -67,8 +73,8 @@ def train(
         _show(result, rows, data, output)
     if result.interrupted:
         raise Interrupted(
-            f"interrupted after {result.outcome.rounds} of {study.training.planned_rounds} rounds; their model is "
-            f"in {output}, and charged for all {study.training.planned_rounds}, because the decision to stop "
+            f"interrupted after {result.outcome.rounds} of {result.training.planned_rounds} rounds; their model is "
+            f"in {output}, and charged for all {result.training.planned_rounds}, because the decision to stop "
             "may depend on the result"
         )
 
