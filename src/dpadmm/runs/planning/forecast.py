@@ -45,6 +45,7 @@ from dpadmm.training.methods import Auto
 from dpadmm.training.methods.centralized import minimizer
 from dpadmm.training.metrics import spread as deviation
 from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
+from dpadmm.training.prior import RIDGE
 
 LEAST_PUBLIC = 30
 LEAST_FOLDS = 3
@@ -61,8 +62,8 @@ numbers the explained share of the label's variance."""
 LABEL_SPREAD = 0.4
 """Standard deviation of synthetic numbers, where the label's bounds are −1 and 1."""
 
-REG_SHARES = (1e-6, 1e-5, 1e-4, 1e-3)
-"""Weights of an L2 penalty for a model without privacy: the one that does best on other rows is taken."""
+WEAK = 1e-6
+"""Weight of an L2 penalty for the model without privacy: as good as none, where there are many rows."""
 
 MOST_AGENTS = 200
 """Agents that are computed with. Of more, this many stand for all, each with noise that is smaller by the
@@ -414,30 +415,27 @@ def outlook(
             found.append(_on_both(study, train, test, weights, guess))
             finished()
         made.append(Cell(epsilon, rounds, _values(study, scenario, found, sizes)))
-    best = []
-    for share in REG_SHARES if scenario.public else REG_SHARES[:1]:
-        best.append([_on_both(study, *fold, _optimum(study, fold[0], share), guess) for fold in scenario.folds])
+    optima, plain = [], []
+    for train, test in scenario.folds:
+        optima.append(_on_both(study, train, test, _optimum(study, train, WEAK), guess))
+        if scenario.public:
+            plain.append(_on_both(study, train, test, _optimum(study, train, RIDGE / len(train)), guess))
         finished()
-    measure = "rmse" if study.problem.loss.task == "regression" else "log_loss"
-    measure = measure if measure in best[0][0][0] else "accuracy"
-    sign = -1.0 if MEASURES[measure].higher else 1.0
-    optimum = min(best, key=lambda found: sign * sum(test[measure][0] for test, _ in found))
     labels = np.concatenate([test.labels for _, test in scenario.folds])
     constant = figures(study.problem.loss, labels, np.broadcast_to(guess, (len(labels), len(guess))), guess)
     return Outlook(
         scenario.name,
         tuple(made),
-        ceiling=_values(study, scenario, optimum, sizes, noise=False),
+        ceiling=_values(study, scenario, optima, sizes, noise=False),
         baseline={name: _scaled(study, name, figure[0])[0] for name, figure in constant.items()},
         rows=scenario.tested,
-        alone=_values(study, scenario, optimum, None, noise=False) if scenario.public else None,
+        alone=_values(study, scenario, plain, None, noise=False) if plain else None,
     )
 
 
 def n_runs(scenarios: Sequence[Scenario], grid: Grid) -> int:
     """How often ``finished`` will be called."""
-    optima = sum(len(REG_SHARES) if each.public else 1 for each in scenarios)
-    return sum(len(each.folds) for each in scenarios) * len(grid.cells) + optima
+    return sum(len(each.folds) for each in scenarios) * (len(grid.cells) + 1)
 
 
 Figures = Mapping[str, tuple[float, float, float]]
