@@ -124,7 +124,9 @@ def plan(
 def other_rounds(study: Study) -> Sequence[int]:
     """Numbers of rounds to compare with the study's."""
     own = study.training.planned_rounds
-    return (FEW_ROUNDS, own // 2, 2 * own) if isinstance(study.training.method, Auto) else ROUNDS
+    if not isinstance(study.training.method, Auto):
+        return ROUNDS
+    return [t for t in (FEW_ROUNDS, own // 2, 2 * own) if t == FEW_ROUNDS or t >= 2 * FEW_ROUNDS]
 
 
 def planned_sizes(agents: int | None, rows: str) -> Integers:
@@ -210,7 +212,6 @@ def _show_costs(costs: planning.Costs) -> None:
     drowned = f", too much to learn from (above {MOST_NOISE:g})" if costs.noise_all > MOST_NOISE else ""
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
-        ("the paper's bound for the same noise", screen.rounded_up(costs.epsilon_paper)),
         ("noise multiplier z", f"{costs.noise_multiplier:.4f}"),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
@@ -218,6 +219,8 @@ def _show_costs(costs: planning.Costs) -> None:
         (f"traffic of one agent in {costs.n_rounds} rounds", in_bytes(costs.bytes_total)),
         ("time with all agents in one process", time_in_words(costs.seconds)),
     ]
+    if math.isfinite(costs.epsilon_paper):
+        rows.insert(1, ("the paper's bound for the same noise", screen.rounded_up(costs.epsilon_paper)))
     show_table(("", ""), rows, fold=[1], show_header=False)
 
 
@@ -237,11 +240,11 @@ def _source(plan: Plan) -> str:
 def _show_measures(plan: Plan) -> None:
     """All that is forecast at the study's own ε and rounds."""
     rows: list[Row] = []
-    for name in plan.outlooks[0].at(*plan.grid.own):
+    for name in (each for each in forecast.MEASURES if each in plan.outlooks[0].baseline):
         columns: list[list[forecast.Value]] = [
             [each.at(*plan.grid.own)[name] for each in plan.outlooks],
             [each.ceiling[name] for each in plan.outlooks],
-            [forecast.Value(each.baseline.get(name, 0.0)) for each in plan.outlooks],
+            [forecast.Value(each.baseline[name]) for each in plan.outlooks],
         ]
         if plan.public is not None:
             columns.insert(1, [each.alone[name] for each in plan.outlooks if each.alone])
@@ -302,9 +305,8 @@ def _of_public(plan: Plan, outlook: forecast.Outlook) -> list[str]:
     names = dict.fromkeys([main, plan.goal.name])
     alone, reached = (", ".join(_said(values[name], name) for name in names) for values in (outlook.alone, own))
     out = [f"The public rows alone reach {alone}; the study is forecast to reach {reached}."]
-    measure = plan.goal.measure
-    if measure.gain(own[plan.goal.name].mean, outlook.alone[plan.goal.name].mean) <= 0.0:
-        out.append("So the private rows add nothing by themselves at this ε; use train --public to combine both.")
+    if all(forecast.MEASURES[name].gain(own[name].mean, outlook.alone[name].mean) <= 0.0 for name in names):
+        out.append("The private rows alone are no better at this ε; train --public combines both.")
     sampling = own[main].sampling
     if main == "accuracy" and sampling > MUCH:
         wanted = outlook.rows * (100.0 * sampling) ** 2  # the error falls with the root of the rows
@@ -354,25 +356,17 @@ def _said(value: forecast.Value, name: str) -> str:
 
 
 def forecast_text(values: Sequence[forecast.Value], name: str) -> str:
-    """``78.3 ± 1.2%`` for one forecast, ``56–85%`` for several."""
-    percent = forecast.MEASURES[name].percent
-    if len(values) > 1:
-        low, high = min(v.mean for v in values), max(v.mean for v in values)
-        if percent:
-            return (
-                f"{100 * low:.0f}–{100 * high:.0f}%" if round(100 * low) != round(100 * high) else f"{100 * low:.0f}%"
-            )
-        return f"{low:.3g}–{high:.3g}" if low != high else f"{low:.3g}"
-    mean, spread = values[0].mean, values[0].spread
-    if not spread:
-        return value_text(mean, name)
-    if percent:
-        return f"{100 * mean:.1f} ± {100 * spread:.1f}%"
-    return f"{mean:.4g} ± {spread:.2g}" if name == "rmse" else f"{mean:.3f} ± {spread:.3f}"
+    """``78.3 ± 1.2%`` for one forecast, ``56.0–85.1%`` for several."""
+    low, high = (f(values, key=lambda value: value.mean) for f in (min, max))
+    texts = [value_text(each.mean, name) for each in (low, high)]
+    if texts[0] != texts[1]:
+        return f"{texts[0].removesuffix('%')}–{texts[1]}"
+    spread = value_text(low.spread, name)
+    return f"{texts[0].removesuffix('%')} ± {spread}" if len(values) == 1 and low.spread else texts[0]
 
 
 def value_text(value: float, name: str) -> str:
-    """An accuracy in percent, or an error in the units of the label."""
+    """A share in percent, an error in the units of the label, or a number with three digits."""
     if forecast.MEASURES[name].percent:
-        return f"{100 * value:.1f}%"
+        return f"{100 * round(value, 3) + 0.0:.1f}%"
     return f"{value:.4g}" if name == "rmse" else f"{value:.3f}"

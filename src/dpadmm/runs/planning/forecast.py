@@ -81,12 +81,11 @@ LEAST_ROWS = 50
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that is forecast; ``root`` says that it is the root of what is averaged over rows."""
+    """Something that is forecast: its title, whether more is better, and whether it is a share."""
 
     title: str
     higher: bool
     percent: bool = False
-    root: bool = False
 
     def gain(self, value: float, other: float) -> float:
         """By how much a value is better than another."""
@@ -99,7 +98,7 @@ MEASURES: Mapping[str, Measure] = {
     "log_loss": Measure("log-loss", higher=False),
     "sensitivity": Measure("sensitivity", higher=True, percent=True),
     "overconfidence": Measure("overconfidence", higher=False, percent=True),
-    "rmse": Measure("root mean square error", higher=False, root=True),
+    "rmse": Measure("root mean square error", higher=False),
 }
 """All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
 above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""
@@ -448,7 +447,6 @@ def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats) -> Figure
     found = {
         name: (float(each.mean()), float(each.var() / len(each)), float((each - guessed[name]).var() / len(each)))
         for name, each in rows.items()
-        if len(each)
     }
     if loss.task == "regression":
         return found
@@ -472,7 +470,7 @@ def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
         chances = expit(np.abs(scores)) if binary else softmax(scores, axis=1)
         found["overconfidence"] = chances.max(axis=1) - found["accuracy"]
     if binary:
-        found["sensitivity"] = right[labels > 0.0].astype(float)
+        found["sensitivity"] = right[labels > 0.0].astype(float) if np.any(labels > 0.0) else np.zeros(1)
     return found
 
 
@@ -494,7 +492,7 @@ def _guess(study: Study, scenario: Scenario) -> Floats:
     classes = (-1, 1) if loss.task == "binary" else range(loss.n_outputs)
     counts = np.array([np.count_nonzero(labels == k) for k in classes])
     logits = np.log(np.maximum(counts, 0.5) / len(labels))
-    return logits[1:] - logits[:1] if loss.task == "binary" else logits
+    return np.asarray(np.diff(logits) if loss.task == "binary" else logits)
 
 
 def _on_both(study: Study, train: Pool, test: Pool, weights: Floats, guess: Floats) -> tuple[Figures, Figures]:
@@ -529,8 +527,8 @@ def _values(
     tested = np.array([len(pool) for _, pool in scenario.folds])
     trained = np.array([len(pool) for pool, _ in scenario.folds])
     out = {}
-    for name in found[0][1]:
-        on_test, on_train = (np.array([both[k].get(name, (0.0,) * 3) for both in found]) for k in (0, 1))
+    for name in found[0][0]:
+        on_test, on_train = (np.array([both[k][name] for both in found]) for k in (0, 1))
         test, train = on_test[:, 0], on_train[:, 0]
         way = 0.0 if sizes is None else way_to_own_rows(study, name, int(trained[0]), int(sizes.sum()))
         # On all rows of a scenario the folds differ by their noise, hardly by who was tested
@@ -543,9 +541,9 @@ def _values(
 
 def _scaled(study: Study, name: str, mean: float) -> tuple[float, float]:
     """A measure from its mean over rows, and the slope of that; errors of numbers are in the label's units."""
-    if not MEASURES[name].root:
+    if name != "rmse":
         return mean, 1.0
-    unit, root = label_unit(study) if name == "rmse" else 1.0, math.sqrt(max(mean, 0.0))
+    unit, root = label_unit(study), math.sqrt(max(mean, 0.0))
     return unit * root, unit / (2.0 * root) if root else 0.0
 
 

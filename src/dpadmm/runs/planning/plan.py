@@ -50,7 +50,8 @@ class Costs:
     ``noise`` is ν, the standard deviation of the noise in the mean over all agents' rows, for a statistic of
     sensitivity 1 that takes the whole budget. Bytes are of one agent, without the envelope of messages: what
     it hears in a round, what it says in the largest one, both in all rounds. ``seconds`` are of all agents in
-    one process, with exact noise, NaN until they are measured.
+    one process, with exact noise. What is not known is NaN: seconds that were not measured, the paper's ε of
+    rounds that differ.
     """
 
     epsilon: float
@@ -73,8 +74,8 @@ class Costs:
         return self.noise * self.n_features
 
     def as_json(self) -> dict[str, Any]:
-        seconds = self.seconds if math.isfinite(self.seconds) else None
-        return {**asdict(self), "noise_all": self.noise_all, "seconds": seconds}
+        plain = {**asdict(self), "noise_all": self.noise_all}
+        return {name: None if math.isnan(value) else value for name, value in plain.items()}
 
 
 def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
