@@ -290,8 +290,7 @@ def sentences(plan: Plan) -> list[str]:
     for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True):
         found = [*_of_public(plan, outlook), *_of_rounds(plan, outlook), *_of_goal(plan, outlook, verdict)]
         if len(plan.outlooks) > 1:
-            found = [f"{verdict.word}: {verdict.reason}.", *found]
-            out.append(f"{outlook.name[0].upper()}{outlook.name[1:]}: {' '.join(found)}")
+            out.append(" ".join([f"With {outlook.name}, {verdict.word}: {verdict.reason}.", *found]))
         else:
             out += found
     return out
