@@ -52,7 +52,7 @@ def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
         "Goal: 99.0%.",
         "NO-GO: the goal is missed by more than the spread",
         "None of the tried combinations of ε and rounds reaches the goal",
-        "a model without privacy would not reach it either.",
+        "a model without privacy would not either.",
     ):
         assert expected in text
 

@@ -47,7 +47,7 @@ def shown(*given, **more) -> str:
 def test_rounds_that_would_undo_a_no_go_are_named():
     goal, missed = Goal("accuracy", 0.8), "NO-GO: the goal is missed by more than the spread."
     text = shown({20: 0.70, 100: 0.84}, goal)
-    assert text.endswith(f"Goal: 80.0%. The goal needs ε = 0.5, with 100 rounds. {missed}")
+    assert text.endswith(f"Goal: 80.0%. ε = 0.5 with 100 rounds reaches the goal. {missed}")
     assert "With 100 rounds the same ε reaches 84.0%; even more rounds may be better." in text
     assert plan_of({20: 0.70, 100: 0.84}, goal).n_rounds == 100
     assert plan_of({20: 0.70, 100: 0.70}, goal).n_rounds == 20
@@ -57,7 +57,7 @@ def test_rounds_that_would_undo_a_no_go_are_named():
 def test_what_would_reach_a_goal_is_said():
     no_cell = "None of the tried combinations of ε and rounds reaches the goal; "
     assert f"{no_cell}more rows would help." in shown({20: 0.70, 100: 0.60}, Goal("accuracy", 0.8))
-    beyond = f"{no_cell}a model without privacy would not reach it either."
+    beyond = f"{no_cell}a model without privacy would not either."
     assert beyond in shown({20: 0.70, 100: 0.76}, Goal("accuracy", 0.95))
 
 

@@ -336,16 +336,17 @@ def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -
     if verdict.word == "go":
         return out
     least = planning.least_epsilon(outlook, grid, plan.goal)
+    reaches = "reaches the goal" if plan.goal.target is not None else "clearly beats a constant guess"
     if least is None:
-        out.append(f"None of the tried combinations of ε and rounds reaches the goal; {_way_out(plan, outlook)}.")
+        out.append(f"None of the tried combinations of ε and rounds {reaches}; {_way_out(plan, outlook)}.")
     elif least[0] > grid.own[0] or least[1] != grid.own[1]:
-        out.append(f"The goal needs ε = {least[0]:.4g}, with {least[1]} rounds.")
+        out.append(f"ε = {least[0]:.4g} with {least[1]} rounds {reaches}.")
     return out
 
 
 def _way_out(plan: Plan, outlook: forecast.Outlook) -> str:
     gain, _ = plan.goal.margin(outlook.ceiling, outlook)
-    return "more rows would help" if gain > 0.0 else "a model without privacy would not reach it either"
+    return "more rows would help" if gain > 0.0 else "a model without privacy would not either"
 
 
 def _said(value: forecast.Value, name: str) -> str:
@@ -360,7 +361,7 @@ def forecast_text(values: Sequence[forecast.Value], name: str) -> str:
     texts = [value_text(each.mean, name) for each in (low, high)]
     if texts[0] != texts[1]:
         return f"{texts[0].removesuffix('%')}–{texts[1]}"
-    spread = value_text(low.spread, name)
+    spread = f"{low.spread:.2g}" if name == "rmse" else value_text(low.spread, name)
     return f"{texts[0].removesuffix('%')} ± {spread}" if len(values) == 1 and low.spread else texts[0]
 
 
