@@ -121,7 +121,7 @@ def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, t
 def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_path):
     with pytest.raises(DataError, match="has 12 rows, too few"):
         public_scenario(study, planned.table(tmp_path / "few.csv", 12), repeats=5, seed=1)
-    plain = Study(name="plain", features=("a", "b"), training={"epsilon": 1.0})
+    plain = Study(name="plain", features=("a", "b"), training={"method": "dp_admm", "epsilon": 1.0})
     with pytest.raises(StudyError, match="needs a study with"):
         public_scenario(plain, tmp_path / "few.csv", repeats=5, seed=1)
 
@@ -147,7 +147,7 @@ def test_made_up_rows_of_plain_features_and_several_classes():
         name="three",
         features=("a", "b"),
         classes=("x", "y", "z"),
-        training={"epsilon": 1.0, "loss": "softmax", "n_rounds": 5},
+        training={"method": "dp_admm", "epsilon": 1.0, "loss": "softmax", "n_rounds": 5},
     )
     (train, _), *_ = synthetic_scenarios(study, 3000, repeats=2, seed=0)[2].folds
     assert np.unique(train.labels).tolist() == [0.0, 1.0, 2.0]

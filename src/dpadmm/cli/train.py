@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,8 @@ def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None
     if plain["epsilon_paper"] is not None:
         rows.append(("total ε, paper's moments bound", screen.rounded_up(plain["epsilon_paper"])))
     rows.append(("δ", f"{result.privacy.delta:g}"))
-    rows.append(("noise multiplier z", screen.number_range(result.privacy.noise_multiplier)))
+    if not any(map(math.isnan, result.privacy.noise_multiplier)):  # rounds are alike
+        rows.append(("noise multiplier z", screen.number_range(result.privacy.noise_multiplier)))
     show_table(("privacy loss of a person with one row", ""), rows)
     say(*(f"Warning: {each}." for each in budget_warnings(study, sum(result.n_rows))))
     owner_report.show(found.report, data)
