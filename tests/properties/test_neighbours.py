@@ -1,18 +1,23 @@
-"""The promise itself, on the real kernel: replacing one row moves a mean gradient by at most 2·c1/m."""
+"""The promise itself, on the real kernels: replacing one row moves a sum by at most 2·R, silencing one by R."""
 
 import numpy as np
 import pytest
 from cases import LOSS_CASES, prove
 from hypothesis import given
 from hypothesis import strategies as st
+from neighbours import allowed_steps, steps_between
 from scipy.sparse import csr_array
+from statistic_cases import grid_of, parameters_for
 
 from dpadmm.data import Dataset
 from dpadmm.optim import kernels
 from dpadmm.optim.losses import Squared
-from dpadmm.optim.problem import make_rows
+from dpadmm.optim.problem import Problem, make_rows
+from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.statistics import STATISTICS, make_statistic
 from dpadmm.runs.simulation import simulate
+from dpadmm.trusted.discrete_gaussian import quantise
 
 SIZES = [0.0, 1e-320, 1e-200, 1e-170, 1e-155, 1e-12, 0.3, 0.5]
 REACH = [0.0, 1.0, 30.0, 1e100, 1e154, 1e300, 1.7e308, np.inf, np.nan]
@@ -57,6 +62,30 @@ def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
     assert np.isfinite(other).all()
     limit = mean_gradient_sensitivity(loss.lipschitz, 4)
     assert np.linalg.norm(one - other) <= limit * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("storage", [np.asarray, csr_array, np.float32])
+@prove
+@given(world=worlds(), place=st.integers(0, 7))
+def test_one_row_moves_every_statistic_by_at_most_its_sensitivity(name, storage, world, place):
+    """Replaced, by what the grid's noise is for; silenced, which ids of others can do to a row, by half of that."""
+    loss, features, labels, point = world
+    statistic = make_statistic(name, Problem(loss, L2(), 0.0), 3)
+    asked = parameters_for(statistic)
+    asked = point[0] if name == "gradient" and place else asked[place % len(asked)]
+    grid = grid_of(statistic, 4)
+
+    def total(x, y):
+        with np.errstate(all="ignore"):
+            return statistic.sums(make_rows(storage(x), y), asked[None], bound=grid.row_bound)[0]
+
+    silent = features[:4].copy()
+    silent[0] = 0.0
+    one, gone = total(features[:4], labels[:4]), total(silent, labels[:4])
+    other = total(features[[4, 1, 2, 3]], labels[[4, 1, 2, 3]])
+    assert steps_between(quantise(one, grid), quantise(other, grid)) <= allowed_steps(grid)
+    assert np.linalg.norm(one - gone) <= statistic.row_norm * (1.0 + 1e-12)
 
 
 def test_a_row_too_small_to_square_is_clipped_too():

@@ -23,18 +23,20 @@ from typing import Any
 
 import numpy as np
 from cases import prove
-from guards import gradient_total, memory_folder
+from guards import memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from looping import case
-from neighbours import LONG, Seen, allowed_steps, dense, points_for, steps_between, watched
+from neighbours import LONG, Seen, allowed_steps, dense, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
+from statistic_cases import all_statistics, grid_of, parameters_for
 
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import join, make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed, unpacked
 from dpadmm.federation.site.decisions import decide
 from dpadmm.federation.site.process import STATUS, SiteProcess
+from dpadmm.privacy.plan import gaussian, plan_from_json
 from dpadmm.site.accounts import of_account
 from dpadmm.site.site import FORMAT, Site, read_site
 from dpadmm.study.study import Study
@@ -49,7 +51,7 @@ seldom = settings(brief, max_examples=2_000 if LONG else 16)
 LIMITS = {
     "epsilon": 8.0,
     "delta": 1e-5,
-    "methods": ["dp_admm", "dp_sgd"],
+    "methods": ["auto", "dp_admm", "dp_sgd"],
     "losses": ["logistic", "softmax", "squared", "huber"],
     "max_rounds": 50,
     "min_rows": 2,
@@ -85,12 +87,11 @@ def check_sums(pair: Neighbours) -> None:
         one, other = (site.open_rows(study) for site in two_sites(folder, pair))
     assert one.n_rows == other.n_rows
     assert one.n_features == other.n_features == study.shape[0]
-    grid = Grid(float(study.problem.loss.lipschitz), study.shape[0] * study.shape[1], one.n_rows)
-    for point in points_for(study.shape):
-        sums = [
-            quantise(gradient_total(rows, point, grid.row_bound, study.problem.loss), grid) for rows in (one, other)
-        ]
-        assert steps_between(*sums) <= allowed_steps(grid, pair.k)
+    for statistic in all_statistics(study.problem.loss, study.shape[0]):
+        grid = grid_of(statistic, one.n_rows)
+        for asked in parameters_for(statistic):
+            sums = [quantise(rows.total(statistic, asked, grid.row_bound), grid) for rows in (one, other)]
+            assert steps_between(*sums) <= allowed_steps(grid, pair.k), statistic.name
     (a, b), (c, d) = dense(one._rows), dense(other._rows)
     there, came = a.any(axis=1), c.any(axis=1)
     moved = (a != c).any(axis=1) | ((b != d) & there & came)
@@ -120,6 +121,21 @@ def test_who_has_anothers_id_in_another_spelling_counts_for_no_more() -> None:
                     check_sums(Neighbours(*tables, 1, True, person_study("huber"), (0,)))
 
 
+def test_labels_of_rows_above_the_cap_count_for_nothing() -> None:
+    """Many rows of a person, silent but for one, become many of another, with labels that are far away."""
+    cells = ("100", "60", "north", "high", "yes", "")
+    for loss, (here, there) in {"huber": ("10", "5"), "squared": ("0", "5"), "logistic": ("no", "yes")}.items():
+        for schema, intercept in product(("mixed", "sparse"), (True, False)):
+            with case(loss, schema, intercept):
+                others = 3 * [("p1", *cells, here)]
+                tables = [
+                    PersonTable((*(40 * [(name, *cells, label)]), *others), "csv", "text")
+                    for name, label in (("p0", here), ("q", there))
+                ]
+                study = person_study(loss, schema, intercept=intercept)
+                check_sums(Neighbours(*tables, 1, True, study, tuple(range(40))))
+
+
 # What leaves
 
 CLOCKS = tuple(f"dpadmm.{name}" for name in ("trusted.ledger", "federation.site.process", "federation.site.decisions"))
@@ -132,7 +148,7 @@ class Heard(Seen):
 
     wire: list[bytes | None] = field(default_factory=list)
     facts: list[Any] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)
+    answers: list[tuple[Grid, Any]] = field(default_factory=list)
 
     def hear(self, study: Study, said: bytes | None) -> None:
         """A message as it is; of an upload the head and the length, since numbers are noisy."""
@@ -156,7 +172,7 @@ def _joined() -> Path:
 def played(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[float]) -> Heard:
     """A study at a site from its beginning to its end, with a restart, and whatever else may be asked."""
     heard, study, network = Heard(), pair.study, _joined()
-    direct = replace(study, name="asked directly")
+    direct = [replace(study, name="asked directly"), shaped_study(pair)]
     with watched(heard, seed=1, clocks=CLOCKS):
         site = site_of(folder / "site", table, pair.person)
         shutil.copytree(network, folder / "site" / "network")
@@ -169,13 +185,14 @@ def played(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[float
                 heard.hear(study, say(study.hash, data))
             heard.facts.append(say("ab" * 32, _call(study)))
         with site.guard() as guard:
-            _direct(heard, guard, direct)
-            heard.answers += [answer for _, answer, _ in _comparable(guard, study)]
+            for each in direct:
+                _direct(heard, guard, each)
+            heard.answers += _comparable(guard, study)
         with _serving(heard, site) as say:
             for data in (_call(study), requests[1], *requests[2:], *_refused(study), _end(study)):
                 heard.hear(study, say(study.hash, data))
         with site.guard() as guard:
-            heard.answers += [answer for _, answer, _ in _comparable(guard, study)]
+            heard.answers += _comparable(guard, study)
         decide(site.path.parent, study, "left")
         with _serving(heard, site) as say:
             for data in (_call(study), requests[0], b"garbage"):
@@ -257,17 +274,26 @@ def _public(enrolled: Enrolled) -> Any:
 
 def _direct(heard: Heard, guard: Guard, study: Study) -> None:
     """The guard itself, at the same points in both worlds."""
-    heard.facts.append(_public(guard.enrol(study)))
-    for round, point in enumerate(points_for(study.shape), 1):
-        heard.answers.append(guard.answer(study.hash, round, point))
-    for point in (np.ones(study.shape), np.full(study.shape, np.nan), np.ones((1, 1))):
+    enrolled = guard.enrol(study)
+    heard.facts.append(_public(enrolled))
+    for round in range(1, ROUNDS + 1):
+        asked = enrolled.question(round)
+        points = parameters_for(asked.statistic)
+        heard.answers.append((asked.grid, guard.answer(study.hash, round, points[(round - 1) % len(points)])))
+    shape = enrolled.question(2).statistic.parameter_shape
+    for point in (np.ones(shape), np.full(shape, np.nan), np.full(shape, -1e300), np.ones((1, 1))):
         heard.ask(guard.answer, study.hash, 2, point)
 
 
-def _comparable(guard: Guard, study: Study) -> list[Any]:
+def shaped_study(pair: Neighbours) -> Study:
+    """The same columns with the method that asks for other statistics than the gradient."""
+    return replace(pair.study, name="shaped", training=pair.study.training.changed(method="auto"))
+
+
+def _comparable(guard: Guard, study: Study) -> list[tuple[Grid, Any]]:
     """Answers at points that both worlds have in common: later ones of DP-ADMM are the agent's own."""
-    guard.enrol(study)
-    told = guard.transcript(study.hash)
+    enrolled = guard.enrol(study)
+    told = [(enrolled.question(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
     return told if study.training.method.name == "dp_sgd" else told[:1]
 
 
@@ -278,9 +304,12 @@ def _books(heard: Heard, site: Site, pair: Neighbours) -> None:
     account = book.accounts[pair.study.hash]
     heard.facts.append(of_account(pair.study.hash, account, site="site", version="1").as_bytes())
     for account in book.accounts.values():
-        price = (k / pair.study.noise_multiplier) ** 2
-        assert account.reservation.mu_squared == ROUNDS * price
-        assert account.spent == len(account.rounds) * Fraction(price)
+        plan = plan_from_json(account.about["plan"])
+        prices = {
+            round: Fraction((k / gaussian(plan.at(round)).noise_multiplier) ** 2) for round in range(1, ROUNDS + 1)
+        }
+        assert account.reservation.mu_squared == float(sum(prices.values()))
+        assert account.spent == sum(prices[round] for round in account.rounds)
         heard.facts.append({name: each for name, each in account.about.items() if name != "rows"})
         # The digest of a request has the agent's point in it, which follows from noisy sums; content is one
         heard.facts.append([each._replace(content="", digest="") for each in account.rounds.values()])
@@ -297,11 +326,11 @@ def test_of_a_person_nothing_leaves_a_site_but_noisy_sums(pair: Neighbours, size
     assert one.wire == other.wire
     assert one.facts == other.facts
     assert one.said == other.said
-    study = pair.study
-    grid = Grid(float(study.problem.loss.lipschitz), study.shape[0] * study.shape[1], len(pair.one.rows))
-    moved = [steps_between(a, b) for a, b in zip(one.answers, other.answers, strict=True)]
-    assert len(moved) >= len(points_for(study.shape)) + 2
-    assert max(moved) <= allowed_steps(grid, pair.k)
+    told = list(zip(one.answers, other.answers, strict=True))
+    assert len(told) >= 2 * ROUNDS + 2
+    for (grid, a), (twin, b) in told:
+        assert grid == twin
+        assert steps_between(a, b) <= allowed_steps(grid, pair.k)
 
 
 def test_a_study_that_is_played_has_uploads_and_every_refusal() -> None:

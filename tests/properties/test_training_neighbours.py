@@ -103,7 +103,7 @@ def trainings(draw: Any, loss: str) -> tuple[Any, list[PersonTable], str | None,
             st.just(loss),
             st.sampled_from(("mixed", "sparse", "shortened")),
             intercept=st.booleans(),
-            method=st.sampled_from(("dp_sgd", "dp_admm")),
+            method=st.sampled_from(("auto", "dp_sgd", "dp_admm")),
         )
     )
     outcomes = OUTCOMES["numbers"] if study.classes is None else study.classes
@@ -185,7 +185,7 @@ def test_a_simulation_with_exact_noise_tells_of_a_row_by_noisy_sums_alone(data: 
     groups = np.arange(len(y)) % 2 if partition == "groups" else None
     choices = {
         "loss": loss,
-        "method": data.draw(st.sampled_from(("dp_admm", "dp_sgd"))),
+        "method": data.draw(st.sampled_from(("auto", "dp_admm", "dp_sgd"))),
         "intercept": data.draw(st.booleans()),
         "metrics_every": data.draw(st.sampled_from((0, 1))),
         "test_rows": data.draw(st.sampled_from((0, 2))) if partition == "equal" else 0,

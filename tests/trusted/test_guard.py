@@ -23,6 +23,7 @@ from guards import (
     guarded,
     own,
     play,
+    private,
     refusal,
     rows,
     study,
@@ -33,10 +34,12 @@ import dpadmm
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
+from dpadmm.privacy.statistics import Statistic
 from dpadmm.site.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
 from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.private_rows import CheckedRows
 from dpadmm.trusted.unit import PrivacyUnit
 
 SOURCE = Path(dpadmm.__file__).parent
@@ -382,3 +385,104 @@ def test_what_a_study_asks_is_checked_before_any_row_is_read(tmp_path: Path) -> 
 
     with guarded(tmp_path, never, policy=replace(POLICY, methods=frozenset({"dp_sgd"}))) as guard:
         assert refusal(guard.enrol, STUDY).code == "policy-method"
+
+
+AUTO = study(method="auto")
+AUTO_POLICY = replace(POLICY, methods=frozenset({"auto"}), epsilon=8.0)
+
+
+class Watched:
+    """Rows that say whether somebody has looked at them since they were enrolled."""
+
+    def __init__(self, held: CheckedRows) -> None:
+        self.held, self.looked = held, list[str]()
+        self.unit, self.n_rows, self.n_features = held.unit, held.n_rows, held.n_features
+
+    def digest(self) -> str:
+        return self.held.digest()
+
+    def total(self, statistic: Statistic, parameters: Floats, bound: float) -> Floats:
+        self.looked.append(statistic.name)
+        return self.held.total(statistic, parameters, bound)
+
+
+def shaped(**changes: float) -> Floats:
+    """Good parameters of a shaped gradient, but for some numbers: ``shaped(scale=0.0)``."""
+    places = {"scale": 1, "direction": D + 2, "point": 2 * D}
+    out = np.concatenate([np.ones(D), np.zeros(2 * D)])
+    for name, value in changes.items():
+        out[places[name]] = value
+    return out
+
+
+def test_a_shape_or_a_point_out_of_bounds_is_refused_before_rows_are_read(tmp_path: Path) -> None:
+    """With the same words whatever the rows are, and nothing is charged; the round can then be asked for well."""
+    watched = Watched(private(*rows()))
+    bad = [{"scale": each} for each in (0.0, -1.0, 5e-324, 1e-10, 1.1e9, 1.7e308, np.nan, np.inf)]
+    bad += [{part: each} for part in ("direction", "point") for each in (1.1e9, -1e10, 1.7e308, np.nan, -np.inf)]
+    with guarded(tmp_path, lambda study: watched, policy=AUTO_POLICY) as guard:
+        guard.enrol(AUTO)
+        guard.answer(AUTO.hash, 1, np.zeros(0))
+        spent, said = read_ledger(tmp_path).spent, set()
+        for each in bad:
+            with case(each):
+                refused = refusal(guard.answer, AUTO.hash, 2, shaped(**each))
+                assert refused.code == "request-malformed"
+                said.add(str(refused))
+        for other in (np.zeros(0), np.zeros((D, 1)), shaped()[:-1], shaped()[None], shaped().astype(np.float32)):
+            assert refusal(guard.answer, AUTO.hash, 2, other).code == "request-malformed"
+        assert watched.looked == ["moments"]
+        assert len(said) == 1
+        assert read_ledger(tmp_path).spent == spent
+        guard.answer(AUTO.hash, 2, shaped(scale=1e9, direction=-1e9, point=1e9))
+        assert watched.looked == ["moments", "shaped_gradient"]
+
+
+def test_to_another_shape_or_point_nothing_is_said_and_to_the_same_the_same(tmp_path: Path) -> None:
+    watched = Watched(private(*rows()))
+    with guarded(tmp_path, lambda study: watched, policy=AUTO_POLICY) as guard:
+        guard.enrol(AUTO)
+        assert refusal(guard.answer, AUTO.hash, 2, shaped()).code == "round-gap"
+        first = guard.answer(AUTO.hash, 1, np.zeros(0), b"memo")
+        assert np.array_equal(guard.answer(AUTO.hash, 1, np.zeros(0), b"memo"), first)
+        assert refusal(guard.answer, AUTO.hash, 1, np.zeros(0)).code == "round-forked"
+        assert refusal(guard.answer, AUTO.hash, 1, shaped()).code == "request-malformed"
+        second = guard.answer(AUTO.hash, 2, shaped(point=0.5))
+        assert second.shape == (D, 1)
+        for each in ({"scale": 2.0}, {"direction": 1e-300}, {"point": -0.5}, {"point": np.nextafter(0.5, 1.0)}):
+            other = shaped(**{"point": 0.5, **each})
+            assert refusal(guard.answer, AUTO.hash, 2, other).code == "round-forked"
+        assert np.array_equal(guard.answer(AUTO.hash, 2, shaped(point=0.5)), second)
+        assert watched.looked == ["moments", "shaped_gradient"]
+        past = guard.transcript(AUTO.hash)
+    assert [round for round, _, _ in past] == [1, 2]
+    assert np.array_equal(past[0][1], first)
+    assert (past[0][2], past[1][2]) == (b"memo", b"")
+
+
+def test_rounds_of_auto_are_charged_by_the_plan_and_add_up(tmp_path: Path) -> None:
+    with guarded(tmp_path, lambda study: private(*rows()), policy=AUTO_POLICY) as guard:
+        guard.enrol(AUTO)
+        guard.answer(AUTO.hash, 1, np.zeros(0))
+        assert float(read_ledger(tmp_path).spent) == pytest.approx(0.1 * ROUNDS / Z**2, rel=1e-12)
+        for round in range(2, ROUNDS + 1):
+            guard.answer(AUTO.hash, round, shaped(point=float(round)))
+        book = read_ledger(tmp_path)
+    assert float(book.spent) == float(book.accounts[AUTO.hash].reservation.mu_squared)
+    assert float(book.spent) == pytest.approx(ROUNDS / Z**2, rel=1e-12)
+
+
+def test_an_agent_of_auto_refuses_what_makes_no_shape(tmp_path: Path) -> None:
+    """What is broadcast has a clip in it, by which rows are divided: none, or a negative one, is no request."""
+    with guarded(tmp_path, own(*rows()), policy=AUTO_POLICY) as guard:
+        agent = Agent(guard, AUTO)
+        start = AUTO.method(M).start(AUTO.shape)
+        assert agent.step(1, start).shape == (3 * D,)
+        for clip in (0.0, -1.0, 1e-300, 1e300):
+            said = start.copy()
+            said[0] = clip
+            assert refusal(agent.step, 2, said).code == "request-malformed"
+        for said in (np.zeros(AUTO.shape), start[:-1], start * np.nan):
+            assert refusal(agent.step, 2, said).code == "request-malformed"
+        assert agent.step(2, start).shape == (D, 1)
+        assert np.array_equal(Agent(guard, AUTO).step(2, start), agent.step(2, start))
