@@ -94,7 +94,7 @@ def test_asking_for_adult_without_network_is_one_sentence(cli, tmp_path, monkeyp
         monkeypatch.setenv(name, value)
     answer = cli("demo", "--data", "adult", "-o", tmp_path / "out")
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("dpadmm: Adult could not be fetched.")
+    assert answer.err.startswith("dpadmm: Adult could not be fetched")
     assert answer.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
