@@ -32,7 +32,7 @@ from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.private_rows import CheckedRows
 
-SHORT = Plan(trials=40, mu=5.0, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
+SHORT = Plan(trials=40, mu=4.0, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
 """Few trials, hardly a false alarm, and little noise, beside which a row more or less is easily seen."""
 
 Patch = pytest.MonkeyPatch

@@ -223,7 +223,7 @@ def _auto_role(
 ) -> Role:  # fmt: skip
     """Shapes differ between rounds: rows that are kept in an old one would show."""
     row = (1.0 / 3.0,) * N_USED
-    sent = _auto_sent(1.0, scale, direction, *point), _auto_sent(0.8, scale, direction[::-1], *point)
+    sent = _auto_sent(1.0, scale, direction, *point), _auto_sent(1.25, scale, direction[::-1], *point)
     return Role(name, n_rows, (row, tuple(-each for each in row)), others, (sent[0], *sent))
 
 
@@ -237,7 +237,7 @@ AUTO = Game(
     (
         # Far out, and in coordinates in which the row is long. 20 rows whose moments are shortened
         _auto_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
-                   (4.0, 4.0, 0.5, *[4.0] * 6), (0.4, 0.4, 0.2, *[0.3] * 3, 0.2, 0.4, 0.4), 400.0, -400.0),
+                   (4.0, 4.0, 1.0, *[4.0] * 6), (0.4, 0.4, 0.2, *[0.3] * 3, 0.2, 0.4, 0.4), 400.0, -400.0),
         # Ten rows of zeros with labels; 30 rows that nothing shortens, and whose gradients follow the point
         _auto_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
                                 *((column, 5, 1.0, 0.0) for column in range(3, N_USED))),

@@ -71,7 +71,8 @@ class Guesses:
     def joined(cls, several: Sequence[Guesses]) -> Guesses:
         """Of all together; errors vary no more than with one rate, the mean."""
         margins, worlds = (np.concatenate([getattr(g, name) for g in several]) for name in ("margins", "worlds"))
-        return cls(margins, worlds, float(np.average([g.rate for g in several], weights=[g.n for g in several])))
+        errors = sum(g.rate * g.worlds.size for g in several)
+        return cls(margins, worlds, errors / max(worlds.size, 1))
 
     @property
     def n(self) -> int:
@@ -209,8 +210,8 @@ def _scores(game: Game, seen: Seen, mu: float, level: float) -> list[Gate]:
 def _noise(game: Game, seen: Seen, level: float) -> list[Gate]:
     noise = seen.residuals
     n_studies = len(noise)
-    columns = noise.mean(axis=0) * np.sqrt(n_studies)
-    worst = columns.ravel()[np.abs(columns).argmax()]
+    columns = np.concatenate([_means(game, noise, name) for name in game.statistics])
+    worst = columns[np.abs(columns).argmax()]
     reach = _sigmas(level / columns.size)
     rounds = [noise[..., cut] for cut in game.cuts]
     odd, low, high = max(
@@ -227,7 +228,7 @@ def _noise(game: Game, seen: Seen, level: float) -> list[Gate]:
     return _between(
         level,
         ("noise: mean", worst, -reach, reach,
-         "What is left without the sums averages 0 (the worst number of a round, in standard errors)."),
+         "What is left without the sums averages 0 (the worst column, in standard errors)."),
         ("noise: variance", np.square(noise).mean(), *_variance_limits(noise.size, level),
          "The noise is as large as promised, over all numbers."),
         ("noise: variance by round", odd, low, high,
@@ -239,6 +240,13 @@ def _noise(game: Game, seen: Seen, level: float) -> list[Gate]:
         ("noise: from agent to agent", cross, -cross_reach, cross_reach,
          "The noise of an agent says nothing about the other's (correlation)."),
     )  # fmt: skip
+
+
+def _means(game: Game, noise: Floats, statistic: str) -> Floats:
+    """Means over studies and the rounds of a statistic, of each agent and number, in standard errors."""
+    cuts = [cut for each, cut in zip(game.rounds, game.cuts, strict=True) if each.statistic == statistic]
+    total = np.sum([noise[..., cut].sum(axis=0) for cut in cuts], axis=0)
+    return np.asarray(total / np.sqrt(len(noise) * len(cuts))).ravel()
 
 
 def _lag(rounds: Sequence[Floats], common: Sequence[int], agent: int) -> float:
