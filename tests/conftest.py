@@ -19,6 +19,9 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Doctests are looked for in the package alone: a helper that is searched for them is imported a second time
+collect_ignore_glob = ["support/*.py", "mutation/[!t]*.py", "fuzz/[!t]*.py", "audit/mutants.py", "browser/chromium.py"]
+
 COMMAND = [sys.executable, "-c", "from dpadmm.cli import main; main()"]
 
 
@@ -89,6 +92,22 @@ def process() -> Cli:
 def command() -> list[str]:
     """Words that start ``dpadmm`` as a process."""
     return COMMAND
+
+
+@pytest.fixture
+def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are files without a picture: for tests that are about everything else in a folder of results."""
+    from dpadmm._base.files import atomic_file
+    from dpadmm.reporting import figures
+
+    def save(figure: object, stem: Path, kinds: tuple[str, ...] = ("png", "svg")) -> list[Path]:
+        paths = [stem.with_suffix(f".{kind}") for kind in kinds]
+        for path in paths:
+            with atomic_file(path) as out:
+                out.write(b"no picture")
+        return paths
+
+    monkeypatch.setattr(figures, "save_figure", save)
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ NAMES = [
     "PrivacyLeakWarning",
     "PrivacyReport",
     "Problem",
+    "PublicScaler",
     "Regularizer",
     "Result",
     "Rows",

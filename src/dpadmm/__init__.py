@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         synthetic,
         unequal,
     )
-    from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
+    from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor, PublicScaler
     from dpadmm.model.file import load_model
     from dpadmm.model.model import Model
     from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
@@ -87,6 +87,7 @@ __all__ = [
     "PrivacyLeakWarning",
     "PrivacyReport",
     "Problem",
+    "PublicScaler",
     "Regularizer",
     "Result",
     "Rows",
@@ -145,7 +146,7 @@ _HOMES = {
         "PrivacyLeakWarning",
         "StudyError",
     ),
-    "dpadmm.estimators": ("DPADMMClassifier", "DPADMMRegressor"),
+    "dpadmm.estimators": ("DPADMMClassifier", "DPADMMRegressor", "PublicScaler"),
     "dpadmm.optim.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
     "dpadmm.training.methods": ("minimizer",),
     "dpadmm.training.metrics": ("Trace",),

@@ -22,6 +22,8 @@ format = "dpadmm-study/2"
 name = "repayment of [red]loans[/red]"
 features = ["income", "age"]
 classes = ["no", "yes"]
+[method]
+name = "dp_admm"
 [training]
 n_rounds = 20
 [privacy]
@@ -351,6 +353,8 @@ values = ["note 1", "note 2"]
 [columns.age]
 kind = "number"
 bounds = [0, 1]
+[method]
+name = "dp_admm"
 [training]
 n_rounds = 20
 [privacy]

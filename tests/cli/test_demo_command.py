@@ -67,9 +67,11 @@ def check_table(text: str) -> dict[str, list[str]]:
     return rows
 
 
-def test_without_network_the_demo_says_so_and_uses_synthetic_rows(process, tmp_path):
-    env = {**offline(tmp_path / "cache"), "COLUMNS": "80"}
-    answer = process("demo", "-o", "out", env=env, cwd=tmp_path).succeeded()
+def test_without_network_the_demo_says_so_and_uses_synthetic_rows(cli, tmp_path, monkeypatch):
+    for name, value in offline(tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    answer = cli("demo", "-o", "out").succeeded()
     assert answer.err == ""
     assert answer.out.startswith("Adult is not available, so the demo uses synthetic rows.")
     assert "DPADMM_ADULT" in answer.out

@@ -14,6 +14,7 @@ from dpadmm.data.schema import Schema
 from dpadmm.model.explain import explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
+from dpadmm.reporting.figures import coefficient_figure
 from dpadmm.runs.training import run_study
 
 FEW = ("n0", "n1", "n2", "i0", "grade0", "grade1", "flag0", "flag1")
@@ -58,6 +59,23 @@ def test_the_table_is_whole_and_fits(cli, models):
             words = " ".join(text.split())
             assert "counts the privacy noise only, not how much a sample of people varies nor how far" in words
             assert f"{len(found.coefficients) - 7:,} more coefficients" in words
+
+
+def test_long_names_of_classes_are_numbered_and_explained(cli, tmp_path):
+    long = ("sent home on the same day", "moved to another ward", "died in hospital or soon after")
+    for classes, shown in [(long, ["1", "2", "3"]), (("low", "high", "none"), ["low", "high", "none"])]:
+        with case(classes):
+            names = ("body_mass_index_at_admission", "age")
+            model = Model(np.eye(2, 3), "multiclass", "softmax", classes=classes, feature_names=names, intercept=False)
+            out = cli("explain", model.save(tmp_path / f"{shown[0]}.dpadmm"), columns=80).succeeded().out
+            assert max(map(len, out.splitlines())) <= 80
+            assert sorted(line.split()[1] for line in out.splitlines() if line.startswith(" age")) == sorted(shown)
+            legend = ", ".join(f"{short} = {name}" for short, name in zip(shown, long, strict=True))
+            assert (f"Classes: {legend}." in " ".join(out.split())) == (classes is long)
+            figure = coefficient_figure(explain(model), top=9, title="t")
+            figure.canvas.draw()
+            box = figure.legends[0].get_window_extent()
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
 
 
 def test_json_has_all_of_it(cli, models):

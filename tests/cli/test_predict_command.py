@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from looping import case
 
 from conftest import Cli
 from dpadmm.data import reader
@@ -119,6 +120,31 @@ def test_figures_are_shown_with_what_they_give_away(cli: Cli, tmp_path: Path, mo
     assert "computed without noise" in answer.out
     assert "public or your own" in answer.out
     assert sorted(path.name for path in (tmp_path / "fig").iterdir()) == ["evaluation.png", "evaluation.svg"]
+
+
+def test_an_evaluation_fits_the_screen_and_shows_calibration(cli: Cli, tmp_path: Path) -> None:
+    rng, names = np.random.default_rng(0), tuple(f"a class with quite a long name, {k}" for k in range(4))
+    schema = Schema((Number("x", (0.0, 1.0)), Number("y", (0.0, 1.0))))
+    for classes, top in [(names, "the likeliest class"), (("no", "yes"), "yes")]:
+        with case(classes):
+            several = len(classes) > 2
+            model = Model(
+                rng.normal(size=(2, len(classes) if several else 1)), "multiclass" if several else "binary",
+                "softmax" if several else "logistic", classes=classes, schema=schema,
+                label=Label("z", classes=classes), feature_names=schema.features,
+            )  # fmt: skip
+            lines = [f'{x},{y},"{rng.choice(classes)}"' for x, y in rng.random((200, 2))]
+            (tmp_path / "t.csv").write_text("\n".join(["x,y,z", *lines]))
+            words = ["evaluate", model.save(tmp_path / f"{top}.dpadmm"), "-d", tmp_path / "t.csv"]
+            text, found = cli(*words, columns=80).succeeded().out, cli(*words, "--json").succeeded().json
+            assert max(map(len, text.splitlines())) <= 80
+            assert "…" not in text
+            for word in ("AUC", "log-loss", "Brier score", "calibration error", f"probability of {top}", *classes):
+                assert word in text
+            assert f"{found['calibration'][3]['predicted']:.1%}" in text
+            assert [each["rows"] for each in found["calibration"]] == [20] * 10
+            assert min(found[name] for name in ("log_loss", "brier", "calibration_error")) > 0.0
+            assert "mean loss" not in text  # it is the log-loss
 
 
 def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:

@@ -29,6 +29,8 @@ from dpadmm.model.file import load_model
 from dpadmm.reporting.run_folder import to_toml
 from dpadmm.study.settings import flat_parameters
 
+pytestmark = pytest.mark.usefixtures("sketched")  # the figure of `run_folder` is drawn before
+
 N_ROWS = 60
 FEATURES = [f"x{j}" for j in range(3)]
 

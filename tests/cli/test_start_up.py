@@ -36,6 +36,8 @@ classes = ["no", "yes"]
 [columns.age]
 kind = "number"
 bounds = [0, 100]
+[method]
+name = "dp_admm"
 [training]
 n_rounds = 20
 [privacy]

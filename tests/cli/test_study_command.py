@@ -40,7 +40,7 @@ def plain_file(tmp_path):
 
 
 def test_help_fits_the_screen(cli):
-    for words, columns in product([[], ["new"], ["show"], ["check"], ["schema"]], [80, 120]):
+    for words, columns in product([[], ["new"], ["show"], ["check"], ["confirm"], ["schema"]], [80, 120]):
         with case(words, columns):
             text = cli("study", *words, "--help", columns=columns).succeeded().out
             assert max(map(len, text.splitlines())) <= columns
@@ -48,7 +48,7 @@ def test_help_fits_the_screen(cli):
 
 
 def test_the_example_is_a_study_and_is_not_overwritten(cli, study_file):
-    study_file.write_text(study_file.read_text().replace("n_rounds = 100", "n_rounds = 30"))
+    study_file.write_text(study_file.read_text().replace("[training]", "[training]\nn_rounds = 30"))
     answer = cli("study", "new", study_file)
     assert answer.code == 2
     assert "exists" in answer.err
@@ -63,7 +63,7 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     assert study.hash in text
     cells = dict(line.strip().split("  ", 1) for line in text.splitlines() if "  " in line.strip())
     cells = {name: value.strip() for name, value in cells.items()}
-    z, t, delta = study.noise_multiplier, study.training.n_rounds, study.training.delta
+    delta = study.training.delta
     assert cells["columns"] == "4, which make 8 features"
     assert cells["label"] == "repaid: no, yes"
     assert cells["rows are divided by R"] == "2, the square root of columns"
@@ -72,15 +72,29 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     assert "age number 18 to 100; missing is said 2" in shown
     assert "purpose category car, house, education 4" in shown
     assert "employed boolean 1" in shown
-    assert cells["rounds"] == "100"
-    assert float(cells["noise multiplier z"]) == pytest.approx(z, abs=1e-4)
-    exact, paper = exact_epsilon(math.sqrt(t) / z, delta), paper_epsilon(z, t, delta)
+    assert cells["method"] == "auto"
+    assert cells["rounds"].startswith("25 across sites; in one process")
+    assert float(cells["noise multiplier z"]) == pytest.approx(study.noise_multiplier, abs=1e-4)
+    exact = exact_epsilon(math.sqrt(study.terms.plan.mu_squared()), delta)
     assert exact <= float(cells["total ε, exact"]) <= exact + 1e-4
+    assert "moments bound" not in text  # it is for equal rounds
+
+
+def test_show_says_what_the_paper_s_method_costs(cli, study_file):
+    text = study_file.read_text().replace('"auto"', '"dp_admm"')
+    study_file.write_text(text + 'weight_radius = "assumed"\n')
+    study = read_study(study_file)
+    z, t, delta = study.noise_multiplier, study.training.n_rounds, study.training.delta
+    text = cli("study", "show", study_file).succeeded().out
+    cells = dict(line.strip().split("  ", 1) for line in text.splitlines() if "  " in line.strip())
+    assert cells["rounds"].strip() == "100"
+    paper = paper_epsilon(z, t, delta)
     assert paper <= float(cells["total ε, paper's moments bound"]) <= paper + 1e-4
     assert "weight_radius: assumed" in text
 
 
 def test_show_as_json(cli, study_file):
+    study_file.write_text(study_file.read_text().replace('"auto"', '"dp_admm"'))
     study = read_study(study_file)
     answer = cli("study", "show", study_file, "--json").succeeded().json
     assert answer["hash"] == study.hash
@@ -114,12 +128,16 @@ def test_a_study_of_numbers(cli, plain_file):
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('weight_radius = "assumed"', "", ""),
-        ("weight_radius = 10.0 ", "weight_radius = 5.0 ", ""),
+        ('"auto"', '"dp_admm"', ""),
+        (
+            "epsilon = 1.0 ",
+            "epsilon = 1e9 ",
+            "epsilon = 1e+09 in 25 rounds takes less noise than agents can add; take a smaller",
+        ),
         ("epsilon = 1.0 ", "epsilon = nan ", "epsilon must be a positive number"),
         ("epsilon = 1.0 ", "epsilon = [1.0, 2.0] ", "epsilon must be a positive number"),
         ('"logistic"  ', '"logistik"  ', "did you mean 'logistic'"),
-        ("n_rounds", "rounds", "did you mean 'n_rounds'"),
+        ("intercept =", "rounds = 5\nintercept =", "did you mean 'n_rounds'"),
         ("[training]", "[trainings]", "did you mean 'training'"),
         ('["car", "house", "education"]', "[]", "values must be a list of 1 to"),
         ("format", "form at", "not valid TOML"),
@@ -171,12 +189,26 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
         assert refused.err.count("\n") == 1
     assert "label 'repaid', column 'age', column 'ward'" in cli("study", "show", path).err
     waiting = cli("study", "check", path)
-    assert "repaid (label) classes no, yes age bounds 20, 70 ward values" in text_of(waiting)
-    assert "change public = false to public = true" in text_of(waiting)
-    listed = cli("study", "check", path, "--json").json["problems"]
-    assert "column 'age': is this public, bounds 20, 70? Correct it, and say public = true" in listed
-    assert waiting.err.endswith("3 problems\n")
-    path.write_text(path.read_text().replace("public = false", "public = true"))
+    assert waiting.out == ""
+    assert (
+        f"3 values (the label, 1 numbers, 1 categories) wait to be confirmed (dpadmm study confirm {path})"
+        in waiting.err
+    )
+    found = cli("study", "check", path, "--json").json
+    assert (found["problems"], [each["name"] for each in found["to_confirm"]]) == ([], ["repaid", "age", "ward"])
+    before = path.read_bytes()
+    listed = cli("study", "confirm", path).succeeded()
+    assert "repaid (label) classes no, yes age bounds 20, 70, center 41, scale 15 ward values" in text_of(listed)
+    assert path.read_bytes() == before
+    for words, left in [(["--numbers"], 2), (["ward"], 1), (["ward"], 1), (["--all"], 0)]:
+        done = cli("study", "confirm", path, *words).succeeded()
+        assert (f"{left} value" in text_of(done)) == bool(left)
+        assert path.read_text().count("public = false") == left
+    assert path.read_bytes() == before.replace(b"public = false", b"public = true")
+    assert "Nothing waits" in cli("study", "confirm", path).succeeded().out
+    wrong = cli("study", "confirm", path, "wart")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+    assert "did you mean 'ward'" in wrong.err
     fine = cli("study", "check", path, "--data", table_file).succeeded()
     assert "60 rows" in fine.out
     assert read_study(path).hash in fine.out
@@ -231,7 +263,9 @@ def test_check_counts_what_a_table_has_beyond_the_study(cli, study_file, tmp_pat
 
 def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
     table = tmp_path / "table.csv"
-    table.write_text('Income,age,purpose,purpose,employed,repaid\n1,"4,5",a,a,yes,maybe\n1,5,a,a,yes,\n')
+    table.write_text(
+        'Income,age,purpose,purpose,employed,repaid\n1,"4,5",a,a,yes,maybe\n1,5,a,a,yes,\n1,5,a,a,yes,Yes\n'
+    )
     answer = cli("study", "check", study_file, "--data", table)
     assert answer.code == 2
     said = text_of(answer)
@@ -240,7 +274,7 @@ def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
         "column 'purpose' occurs more than once",
         "column 'age' the cell in row 1 should be a number and is not; decimals are written with a point",
         "the label 'repaid' is missing in 1 rows",
-        "the label 'repaid' is none of the classes no, yes in 1 rows",
+        "the label 'repaid' is none of the classes no, yes in 2 rows; 1 of them differ in capitals only",
     ):
         assert words in said
     assert answer.err.endswith("5 problems\n")
@@ -253,6 +287,18 @@ def test_check_tells_that_a_quotation_mark_is_open(cli, study_file, tmp_path):
     table.write_text("income,age,purpose,employed,repaid,note\n" + "\n".join(lines) + "\n")
     answer = cli("study", "check", study_file, "--data", table).succeeded()
     assert "101 lines of the file make 41 rows: is a quotation mark open" in text_of(answer)
+
+
+def test_check_warns_of_a_budget_that_promises_little(cli, study_file, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("income,age,purpose,employed,repaid\n" + "200,30,car,yes,yes\n" * 30)
+    assert "Warning" not in cli("study", "check", study_file, "--data", table).succeeded().out
+    text = study_file.read_text().replace("epsilon = 1.0 ", "epsilon = 50.0 ").replace("delta = 1e-6", "delta = 0.05")
+    study_file.write_text(text)
+    said = text_of(cli("study", "check", study_file, "--data", table).succeeded())
+    assert "Warning: ε = 50 promises little" in said
+    assert "Warning: δ = 0.05 is not below 1/30" in said
+    assert len(cli("study", "check", study_file, "--json").succeeded().json["warnings"]) == 1  # rows are not known
 
 
 def test_the_json_schema(cli, tmp_path):

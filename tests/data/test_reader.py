@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Iterator
 from decimal import Decimal
@@ -22,6 +23,7 @@ from dpadmm.data.cells import as_words
 from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.reader import ahead, column_names, count_lines, line_warnings, open_batches
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
+from dpadmm.data.tables import read_table
 
 SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
 LABEL = Label("y", classes=("no", "yes"))
@@ -60,6 +62,23 @@ def test_files_that_say_the_same_in_another_way(tmp_path_factory: pytest.TempPat
             np.testing.assert_allclose(features(csv_file(tmp_path, content)), WANTED, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["t.tsv", "t.csv.gz", "t.TSV.GZ"])
+def test_tabs_and_gzip(tmp_path: Path, name: str) -> None:
+    path, text = tmp_path / name, (ROWS.replace(",", "\t") if "tsv" in name.lower() else ROWS).encode()
+    content = gzip.compress(text) if name.lower().endswith(".gz") else text
+    path.write_bytes(content)
+    np.testing.assert_allclose(features(path), WANTED, atol=1e-6)
+    assert count_lines(path) == 3
+    whole = read_table(path, task="binary", label="y", classes=("no", "yes"), by="sex")
+    assert np.asarray(whole.features).tolist() == [[62.5], [87.5]]
+    if content is not text:
+        for broken in (content[:-12], content[:20], b"nothing" + content):
+            path.write_bytes(broken)
+            with pytest.raises(DpadmmError, match=r"cannot be read as [CT]SV") as refused:
+                features(path)
+            assert "\n" not in str(refused.value)
+
+
 def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
     for content, words in [
         (ROWS.encode("utf-16"), "is written in UTF-16; save it as CSV in UTF-8"),
@@ -68,7 +87,7 @@ def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.Temp
         ("ägé,sex,y\n".encode("latin-1"), "the first line is not UTF-8"),
         ("age,sex,y\n1,ä,yes\n".encode("latin-1"), "column 'sex'.* is not UTF-8 text"),
         (ROWS.replace(",", ";").replace(".", ","), "separated by semicolons; save it with commas"),
-        (ROWS.replace(",", "\t"), "separated by tabs"),
+        (ROWS.replace(",", "\t"), "separated by tabs; let its name end in .tsv"),
         (
             'age,sex,y\n"62,5",f,yes\n',
             "column 'age': the cell in row 1 should be a number and is not; decimals",

@@ -19,7 +19,7 @@ from dpadmm.optim.problem import Rows
 from dpadmm.privacy import exact_epsilon
 from dpadmm.privacy.budget import Budget
 from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.statistics.gradient import Gradient
+from dpadmm.privacy.statistics import STATISTICS
 from dpadmm.training import oracles as noise
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Grid
@@ -31,6 +31,7 @@ OWNERS = np.repeat(["a", "b", "c"], [10, 20, 60])
 ROUNDS, DELTA = 5, 1e-6
 MAKERS: dict[str, Callable[..., Any]] = {
     "classifier": lambda epsilon, **more: DPADMMClassifier(epsilon, classes=[0, 1], **_known(more)),
+    "dp_admm": lambda epsilon, **more: MAKERS["classifier"](epsilon, method="dp_admm", **more),
     "three classes": lambda epsilon, **more: DPADMMClassifier(epsilon, classes=[0, 1, 2], **_known(more)),
     "regressor": lambda epsilon, **more: DPADMMRegressor(epsilon, y_bounds=(0, 1), **_known(more)),
 }
@@ -158,17 +159,21 @@ def test_simulated_noise_is_charged_all_the_same() -> None:
     assert accountant.spent.epsilon == pytest.approx(0.7, rel=1e-9)
 
 
-def test_rows_are_summed_after_the_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["dp_admm", "regressor"])
+def test_rows_are_summed_after_the_charge(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Not even a gradient without noise is computed before it."""
     accountant, at = BudgetAccountant(1.0, DELTA), []
-    real = Gradient.sums
 
-    def sums(*asked: Any, **more: Any) -> Any:
-        at.append(len(accountant))
-        return real(*asked, **more)
+    def watch(real: Any) -> Any:
+        def sums(*asked: Any, **more: Any) -> Any:
+            at.append(len(accountant))
+            return real(*asked, **more)
 
-    monkeypatch.setattr(Gradient, "sums", sums)
-    MAKERS["regressor"](0.7, accountant=accountant).fit(X, Y)
+        return sums
+
+    for statistic in STATISTICS.values():
+        monkeypatch.setattr(statistic, "sums", watch(statistic.sums))
+    MAKERS[kind](0.7, accountant=accountant).fit(X, Y)
     assert at == [1] * ROUNDS
 
 

@@ -23,6 +23,7 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.estimators.base import PrivateLinearModel
 from dpadmm.runs import simulation
 from dpadmm.study.settings import Settings
+from dpadmm.training.prior import RIDGE
 
 RNG = np.random.default_rng(11)
 X = RNG.uniform(-2.0, 2.0, (240, 3))
@@ -54,6 +55,7 @@ def test_C_means_what_it_means_in_logistic_regression() -> None:
                 LOUD,
                 C=C,
                 fit_intercept=how == "intercept",
+                method="dp_admm",
                 max_iter=1500,
                 random_state=0,
                 classes=classes,
@@ -73,7 +75,7 @@ def test_l1_ratio_means_what_it_means_in_logistic_regression(l1_ratio: float) ->
         C=C, l1_ratio=l1_ratio, solver="saga", fit_intercept=False, tol=1e-7, max_iter=5000
     ).fit(X, Y)
     model = DPADMMClassifier(
-        LOUD, C=C, l1_ratio=l1_ratio, fit_intercept=False, max_iter=2000, random_state=0, **PUBLIC
+        LOUD, C=C, l1_ratio=l1_ratio, fit_intercept=False, method="dp_admm", max_iter=2000, random_state=0, **PUBLIC
     ).fit(X, Y)
     # steps with kinks converge slowly, so the objective is compared and not the weights
 
@@ -107,6 +109,36 @@ def test_a_row_beyond_the_norm_is_shortened_when_it_is_predicted_too() -> None:
     scores = model.decision_function(along)
     assert scores[1] == pytest.approx(scores[0])
     assert scores[0] == pytest.approx((along @ model.coef_.T + model.intercept_)[0, 0])
+
+
+def test_rows_by_center_and_scale_are_shortened_and_coefficients_are_in_the_units_of_the_rows() -> None:
+    far = X * [1.0, 10.0, 100.0] + [0.0, 50.0, 1000.0]
+    public: dict[str, Any] = {"center": [0.0, 50.0, 1000.0], "scale": [1.2, 12.0, 120.0]}
+    for method in ("auto", "dp_admm"):
+        with case(method), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = DPADMMClassifier(classes=["no", "yes"], method=method, **public, **FEW).fit(far, Y)
+            long = np.linalg.norm((far - public["center"]) / public["scale"], axis=1) > np.sqrt(3.0)
+            assert_array_equal(model.shortened(far), long)
+            assert 0 < long.sum() < len(long)
+            scores = far @ model.coef_[0] + model.intercept_
+            same = np.isclose(model.decision_function(far), scores, rtol=1e-9, atol=1e-12)
+            assert_array_equal(same, ~long)
+            wide = DPADMMClassifier(classes=["no", "yes"], data_norm=4.0, **public, **FEW).fit(far, Y)
+            assert not wide.shortened(far).any()
+            assert_allclose(wide.decision_function(far), far @ wide.coef_[0] + wide.intercept_, rtol=1e-9, atol=1e-12)
+
+
+@SEEDED
+def test_public_numbers_by_column_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=["age", "dose", "days"])
+    by_name = {"scale": {"days": 3.0, "age": 1.0, "dose": 2.0}, "bounds": dict.fromkeys(table.columns, (-2, 2))}
+    model = DPADMMClassifier(random_state=0, classes=["no", "yes"], **by_name, **FEW).fit(table, Y)
+    same = DPADMMClassifier(random_state=0, classes=["no", "yes"], scale=[1, 2, 3], bounds=(-2, 2), **FEW).fit(X, Y)
+    assert_array_equal(model.coef_, same.coef_)
+    with pytest.raises(StudyError, match="bounds: X has no column 'days'"):
+        DPADMMClassifier(classes=["no", "yes"], **by_name).fit(table[["age", "dose"]], Y)
 
 
 @SEEDED
@@ -165,6 +197,43 @@ def test_polars_tables_too() -> None:
     assert model.predict(table).shape == (240,)
 
 
+@SEEDED
+def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[Any] = []
+
+    def run(*given: Any, prior: Any, **more: Any) -> Any:
+        starts.append(prior)
+        return simulation.run_prepared(*given, prior=prior, **more)
+
+    monkeypatch.setattr("dpadmm.estimators.base.run_prepared", run)
+    for kind, y, more in [
+        (DPADMMClassifier, Y, {"classes": ["no", "yes"]}),
+        (DPADMMClassifier, THREE, {"classes": [0, 1, 2]}),
+        (DPADMMClassifier, Y, {"classes": ["no", "yes"], "C": np.inf, "loss": "hinge", "method": "dp_admm"}),
+        (DPADMMRegressor, X[:, 0] - X[:, 1], {"y_bounds": (-4.0, 4.0)}),
+    ]:
+        with case(kind, more):
+            known = {"scale": 1.2, "data_norm": 3.0, "random_state": 0, **more}
+            plain, started = (kind(0.8, **known).fit(X, y, public=rows) for rows in (None, (X[:200], y[:200])))
+            assert started.score(X, y) >= plain.score(X, y)
+            assert not np.array_equal(started.coef_, plain.coef_)
+            assert started.privacy_ == plain.privacy_
+            assert starts[-2] is None
+            if y is Y and "loss" not in more:
+                rows = np.column_stack([0.96 * X / 1.2 / 3.0, np.full(240, 0.28)])[:200]
+                oracle = LogisticRegression(C=1.0 / RIDGE, fit_intercept=False, tol=1e-8).fit(rows, y[:200])
+                assert_allclose(starts[-1].weights.T, oracle.coef_, rtol=1e-4)
+                assert_allclose(starts[-1].means, rows.mean(axis=0), rtol=1e-6)
+    for rows, words in [
+        (X, "public must be a pair"),
+        ((X, Y, Y), "public must be a pair"),
+        ((X[:, :2], Y), "X has 2 features"),
+        ((X, np.full(240, "maybe")), "label 'maybe' is not one of the declared classes"),
+    ]:
+        with case(words), pytest.raises(ValueError, match=words):
+            DPADMMClassifier(**PUBLIC).fit(X, Y, public=rows)
+
+
 # --- privacy -----------------------------------------------------------------------------------------------
 
 
@@ -212,7 +281,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_a_fit_uses_every_row_for_training_and_measures_nothing_on_them(used: list[Settings]) -> None:
-    model = DPADMMClassifier(delta=1e-6, rho=0.3, weight_radius=1e-3, **PUBLIC, **FEW).fit(X, Y)
+    model = DPADMMClassifier(delta=1e-6, method="dp_admm", rho=0.3, weight_radius=1e-3, **PUBLIC, **FEW).fit(X, Y)
     assert len(model.privacy_["epsilon_by_agent"]) == 1  # without groups there is one owner
     (settings,) = used
     assert (settings.n_agents, settings.test_rows, settings.metrics_every) == (1, 0, 0)
@@ -308,6 +377,8 @@ def test_wrong_parameters_are_a_sentence() -> None:
         ({"max_iter": 2.5}, "max_iter must be a whole number of at least 1, not 2.5"),
         ({"loss": "log"}, "loss must be one of logistic, hinge, smoothed_hinge, not 'log'"),
         ({"rho": -1.0}, "rho must be"),
+        ({"method": "centralized"}, "method must be one of auto, dp_admm, not 'centralized'"),
+        ({"max_iter": 1}, "auto needs at least 2 rounds"),
         ({"accountant": 3.0}, "accountant must be a BudgetAccountant or None, not 3.0"),
     ]:
         with case(given, words), pytest.raises(StudyError, match=re.escape(words)):
@@ -354,8 +425,9 @@ def test_rows_that_do_not_fit_are_a_sentence() -> None:
 
 def test_defaults_are_a_promise() -> None:
     shared = {
-        "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "l1_ratio": 0.0, "fit_intercept": True,
-        "max_iter": 100, "rho": 0.1, "random_state": None, "accountant": None,
+        "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "center": None, "scale": None,
+        "l1_ratio": 0.0, "fit_intercept": True, "method": "auto", "max_iter": None, "rho": 0.1, "random_state": None,
+        "accountant": None,
     }  # fmt: skip
     classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0}
     regressor = {"alpha": 1.0, "y_bounds": None, "loss": "squared", "gradient_bound": 1.0, "weight_radius": 3.0}

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 
 from dpadmm._base.errors import DataError, StudyError
-from dpadmm.estimators.encoding import encoding_of, label_scale
+from dpadmm.estimators.encoding import _by_column, encoding_of, label_scale
 from dpadmm.optim.features import row_norms, with_intercept
 
 RNG = np.random.default_rng(3)
@@ -22,6 +22,7 @@ CASES = {
     "norm": {"data_norm": 2500.0, "bounds": None},
     "bounds": {"data_norm": None, "bounds": BOUNDS},
     "both": {"data_norm": 1.8, "bounds": BOUNDS},
+    "scale": {"data_norm": 200.0, "bounds": None, "center": 0, "scale": [0.3, 20.0, 40.0]},
 }
 
 
@@ -45,6 +46,40 @@ def test_bounds_alone_keep_every_row_within_norm_one() -> None:
     norms = row_norms(encoding.rows(wild))
     assert norms.max() <= 1.0 + 1e-12
     assert norms.max() == pytest.approx(1.0)  # attained: noise is not made for longer rows than there can be
+
+
+def test_rows_are_standardised_by_public_numbers_and_clamped_before() -> None:
+    public = {"center": [0.5, 0.0, 1960.0], "scale": [0.3, 25.0, 30.0]}
+    wild = X * [1.0, 3.0, 1.0]
+    for bounds, seen in [(None, wild), (BOUNDS, np.clip(wild, *BOUNDS))]:
+        encoding, read_off = encoding_of(wild, data_norm=None, bounds=bounds, centred=True, **public)
+        assert_allclose(encoding.rows(wild), (seen - public["center"]) / public["scale"] / np.sqrt(3.0), rtol=1e-12)
+        assert not read_off
+        weights = RNG.standard_normal((4, 2))
+        coef, constant = encoding.coefficients(weights, True)
+        assert_allclose(with_intercept(encoding.rows(wild)) @ weights, seen @ coef.T + constant, rtol=1e-9, atol=1e-9)
+
+
+def test_numbers_by_column_name_are_put_into_the_order_of_the_columns() -> None:
+    pandas = pytest.importorskip("pandas")
+    names, usual = ["share", "angle", "year"], {"year": 1960.0, "share": 0.5, "angle": 0.0}
+    wide = {"year": 30.0, "angle": 25.0, "share": 0.3}
+    low, high = (dict(zip(names, each, strict=True)) for each in BOUNDS)
+    plain, _ = encoding_of(X, data_norm=None, bounds=BOUNDS, center=[0.5, 0, 1960], scale=[0.3, 25, 30], centred=True)
+    by_name = {name: (low[name], high[name]) for name in reversed(names)}
+    series = pandas.Series
+    for bounds, center, scale in [
+        (by_name, usual, wide),
+        ((low, high), usual, wide),
+        (pandas.DataFrame(by_name), series(usual), series(wide)),
+        ((series(low)[::-1], series(high)), series(usual), wide),
+    ]:
+        with case(bounds):
+            found, _ = encoding_of(
+                X, data_norm=None, bounds=bounds, center=center, scale=scale, centred=True, names=names
+            )
+            assert_array_equal(found.rows(X), plain.rows(X))
+    assert_array_equal(_by_column("scale", series([1.0, 2.0, 3.0]), 3, None), [1.0, 2.0, 3.0])  # no names, so in order
 
 
 def test_a_row_is_scaled_the_same_whoever_else_is_there() -> None:
@@ -86,6 +121,26 @@ def test_wrong_bounds_are_a_sentence() -> None:
         ({"data_norm": 0.0}, "data_norm must be a positive number, not 0.0"),
         ({"data_norm": "long"}, "data_norm must be a positive number, not 'long'"),
         ({"data_norm": np.inf}, "data_norm must be a finite number"),
+        ({"data_norm": -1.0, "scale": 1.0}, "data_norm must be a positive number, not -1.0"),
+        ({"center": 1.0}, "center needs a scale beside it"),
+        ({"center": [0.0, np.nan, 0.0], "scale": 1.0}, "center of feature 2 must be a finite number"),
+        ({"scale": [1.0, 2.0, np.inf]}, "scale of feature 3 must be a finite number"),
+        ({"scale": [1.0, 0.0, 1.0]}, "scale of feature 2 must be a positive number"),
+        ({"scale": -1.0, "names": ["a", "b", "c"]}, "scale of column 'a' must be a positive number"),
+        ({"scale": [1.0, 2.0]}, "scale must be one number or 3, or one by column name, not [1.0, 2.0]"),
+        ({"scale": "wide"}, "scale must be one number or 3, or one by column name, not 'wide'"),
+        ({"scale": 1.0, "center": 5.0, "bounds": (0.0, 1.0)}, "center of feature 1 must lie within its bounds"),
+        ({"scale": {"a": 1.0}}, "scale by column name needs an X with column names, such as a data frame"),
+        ({"scale": {"age": 1.0}, "names": ["ages", "b", "c"]}, "scale: X has no column 'age'; did you mean 'ages'?"),
+        (
+            {"scale": {"b": 1.0}, "names": ["a", "b", "c"]},
+            "scale must be given for every column of X; missing: 'a', 'c'",
+        ),
+        (
+            {"bounds": {"b": (0, 1)}, "names": ["a", "b", "c"]},
+            "bounds must be given for every column of X; missing: 'a'",
+        ),
+        ({"bounds": {"a": 1, "b": 1, "c": 1}, "names": ["a", "b", "c"]}, "bounds must be a pair (low, high)"),
     ]:
         with case(how, words), pytest.raises(StudyError, match=re.escape(words)):
             encoding_of(X, **({"data_norm": None, "bounds": None} | how), centred=True)
@@ -94,6 +149,10 @@ def test_wrong_bounds_are_a_sentence() -> None:
 def test_what_cannot_be_scaled_is_a_sentence() -> None:
     with pytest.raises(StudyError, match="bounds of sparse rows must include 0"):
         encoding_of(csr_array(X), data_norm=None, bounds=(1.0, 2.0), centred=True)
+    for rows, centred in ((csr_array(X), True), (X, False)):
+        with pytest.raises(StudyError, match="center must be 0 for sparse rows and without an intercept"):
+            encoding_of(rows, data_norm=None, bounds=None, centred=centred, center=1.0, scale=1.0)
+        encoding_of(rows, data_norm=None, bounds=None, centred=centred, scale=1.0)
     with pytest.raises(DataError, match="too long for its norm"):
         encoding_of(np.full((2, 2), 1e300), data_norm=None, bounds=None, centred=True)
 

@@ -98,7 +98,7 @@ def test_missing_bounds_of_the_labels_are_read_off_and_warned_about() -> None:
 def test_noise_is_in_proportion_to_the_gradient_bound() -> None:
     far = [
         np.linalg.norm(
-            DPADMMRegressor(0.1, gradient_bound=bound, max_iter=1, random_state=0, **PUBLIC)
+            DPADMMRegressor(0.1, gradient_bound=bound, method="dp_admm", max_iter=1, random_state=0, **PUBLIC)
             .fit(np.zeros((300, 3)), np.full(300, 100.0))
             .coef_
         )

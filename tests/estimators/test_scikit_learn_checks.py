@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import make_blobs, make_regression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpadmm import DPADMMClassifier, DPADMMRegressor
+from dpadmm import DPADMMClassifier, DPADMMRegressor, PublicScaler
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the checks provoke is theirs
 
@@ -21,7 +21,14 @@ def without_exceptions(estimator: object) -> dict[str, str]:
 
 
 @parametrize_with_checks(
-    [DPADMMClassifier(max_iter=20), DPADMMRegressor(max_iter=20)], expected_failed_checks=without_exceptions
+    [
+        DPADMMClassifier(),
+        DPADMMRegressor(),
+        DPADMMClassifier(method="dp_admm", max_iter=20),
+        PublicScaler(1.0, 2.0),
+        PublicScaler(scale=2.0),
+    ],
+    expected_failed_checks=without_exceptions,
 )
 def test_check(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)

@@ -21,12 +21,22 @@ def shown() -> str:
 
 
 def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
-    steps = ["study new", "study check", "study check", "plan", "train", "evaluate", "predict", "explain"]
+    steps = [
+        "study new",
+        "study check",
+        "study confirm",
+        "study check",
+        "plan",
+        "train",
+        "evaluate",
+        "predict",
+        "explain",
+    ]
     assert [" ".join(re.findall(r"^[a-z]+", each)) for each in re.findall(r"\$ dpadmm (.+)", shown)] == [
         each.split()[0] for each in steps
     ]
     assert "20 columns, 5.0% of the cells are missing" in shown
-    assert "study.toml: 16 problems" in shown
+    assert "study.toml: 16 values (the label, 8 numbers, 7 categories) wait to be confirmed" in shown
     assert "No problem found: 20 columns" in shown
     assert re.search(r"total ε, exact +1\.0000", shown)
     assert "GO: " in shown

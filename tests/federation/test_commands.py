@@ -40,6 +40,8 @@ kind = "number"
 bounds = [0, 100]
 [columns.smokes]
 kind = "boolean"
+[method]
+name = "dp_admm"
 [training]
 n_rounds = {ROUNDS}
 [privacy]

@@ -74,7 +74,7 @@ def _checked(path: Path) -> object:
     """``dpadmm study check``: sentences, and questions to the author."""
     table = read_toml(path)
     found = study_problems(table)
-    for each in (*found, *confirmations(table)):
+    for each in (*found, *(f"{each.name}: {each.values}" for each in confirmations(table))):
         _check_text(each)
     if found:
         raise StudyError(found[0])

@@ -54,10 +54,13 @@ def test_binary_figures_are_scikit_learns() -> None:
     assert found.figures["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
     assert found.figures["most_frequent_class"] == max(truth.mean(), 1.0 - truth.mean())
     np.testing.assert_array_equal(found.confusion, metrics.confusion_matrix(truth, scores[:, 0] > 0.0))
-    observed, predicted = calibration_curve(truth, chances[:, 1], n_bins=10)
+    observed, predicted = calibration_curve(truth, chances[:, 1], n_bins=10, strategy="quantile")
     np.testing.assert_allclose([each.observed for each in found.bins], observed)
     np.testing.assert_allclose([each.predicted for each in found.bins], predicted)
+    assert found.figures["log_loss"] == found.figures["loss"]
+    assert found.figures["brier"] == pytest.approx(metrics.brier_score_loss(truth, chances[:, 1]))
     counts = np.array([each.rows for each in found.bins])
+    assert counts.sum() == 500
     assert found.figures["calibration_error"] == pytest.approx((counts * abs(observed - predicted)).sum() / 500)
 
 
@@ -71,8 +74,14 @@ def test_figures_of_several_classes_are_scikit_learns() -> None:
     )
     assert found.figures["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
     np.testing.assert_array_equal(found.confusion, metrics.confusion_matrix(truth, scores.argmax(axis=1)))
-    assert sum(each.rows for each in found.bins) == 500
+    assert found.figures["log_loss"] == found.figures["loss"]
+    assert found.figures["brier"] == pytest.approx(np.square(chances - np.eye(3)[truth.astype(int)]).sum(axis=1).mean())
+    assert [each.rows for each in found.bins] == [50] * 10  # top-label: of the likeliest class
     assert all(each.low <= each.predicted <= each.high for each in found.bins)
+    right = truth == scores.argmax(axis=1)
+    observed, predicted = calibration_curve(right, chances.max(axis=1), n_bins=10, strategy="quantile")
+    np.testing.assert_allclose([each.observed for each in found.bins], observed)
+    assert found.figures["calibration_error"] == pytest.approx(np.abs(observed - predicted).mean())
 
 
 def test_figures_of_numbers_are_scikit_learns() -> None:
@@ -90,7 +99,7 @@ def test_a_loss_is_that_of_the_study() -> None:
     scores, truth = np.array([[0.9], [0.2]]), np.array([1.0, 0.0])
     hinge = of_scores(binary("hinge"), truth, scores)
     assert hinge.figures["loss"] == pytest.approx((0.1 + 1.2) / 2.0)
-    assert hinge.figures["calibration_error"] is None
+    assert [hinge.figures[name] for name in ("log_loss", "brier", "calibration_error")] == [None] * 3
     assert not hinge.bins
     assert of_scores(number("huber"), np.array([25.0, 50.0]), scores).figures["loss"] == pytest.approx(
         (0.3 * (0.9 - 0.15) + 0.3 * (0.8 - 0.15)) / 2.0

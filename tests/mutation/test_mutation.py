@@ -8,12 +8,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mutation.mutants import Mutant, mutants_of
-from mutation.reasons import as_entry
+if TYPE_CHECKING:
+    from mutation.mutants import Mutant
 
 TOY = '''\
 """A toy with a constant, a property, a context manager and a default."""
@@ -110,9 +110,18 @@ class Toy:
         return json.loads(said.read_text())
 
     def excuse(self, mutant: Mutant, old: str | None = None) -> None:
+        from mutation.reasons import as_entry
+
         entry = as_entry(mutant).replace('why = ""', 'why = "three never comes"')
         with (self.root / "reasons.toml").open("a") as file:
             file.write(entry.replace(mutant.old, old or mutant.old) + "\n")
+
+
+def mutants_of(path: str, text: str) -> list[Mutant]:
+    """What is imported here, since every worker of pytest imports this file: the parser takes a second to load."""
+    from mutation import mutants
+
+    return list(mutants.mutants_of(path, text))
 
 
 def survivors(said: dict[str, Any]) -> list[str]:

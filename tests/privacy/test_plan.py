@@ -221,7 +221,7 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
         with pytest.raises(StudyError, match="the plan has 3 rounds, and others were taken part in"):
             plan.tally(rounds)
     assert plan.tally([]) == ((Release(5.0), 0),)
-    training = Training(epsilon=1.0, n_rounds=3)
+    training = Training(method="dp_admm", epsilon=1.0, n_rounds=3)
     rows = cohort(Logistic())
     with pytest.raises(StudyError, match="at most the 3 that noise is planned for"):
         run(training, training.problem(2), rows, ExactNoise(), n_rounds=4)

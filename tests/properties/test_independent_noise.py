@@ -82,6 +82,7 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
         features=tuple(f"x{j}" for j in range(d)),
         classes=CLASSES[loss],
         training={
+            "method": "dp_admm",
             "loss": loss,
             "epsilon": EPSILON,
             "delta": DELTA,
@@ -143,7 +144,8 @@ class Fits:
 
 
 def _estimator(loss: str, **more: Any) -> Any:
-    given = {"bounds": (-1.0, 1.0), "fit_intercept": False, "max_iter": ROUNDS, "delta": DELTA, **more}
+    given = {"bounds": (-1.0, 1.0), "fit_intercept": False, "max_iter": ROUNDS, "delta": DELTA, "method": "dp_admm"}
+    given |= more
     if loss == "squared":
         return DPADMMRegressor(EPSILON, loss="squared", alpha=0.0, y_bounds=(-1, 1), **given)
     return DPADMMClassifier(EPSILON, C=np.inf, classes=CLASSES[loss], **given)

@@ -230,7 +230,11 @@ def test_rows_of_a_simulation() -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("known", [{"data_norm": 2.0}, {"bounds": (-2.0, 2.0)}], ids=["norm", "bounds"])
+@pytest.mark.parametrize(
+    "known",
+    [{"data_norm": 2.0}, {"bounds": (-2.0, 2.0)}, {"scale": 0.5, "data_norm": 4.0}],
+    ids=["norm", "bounds", "scale"],
+)
 def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known: Any) -> None:
     seen: list[Rows] = []
 
@@ -243,8 +247,8 @@ def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known
     far = features * features.dtype.type(30.0)
     labels = np.arange(60) % 2
     for rows in (features, far):
-        DPADMMClassifier(1.0, classes=[0, 1], max_iter=1, **known).fit(rows, labels)
-        DPADMMRegressor(1.0, y_bounds=(0, 1), max_iter=1, **known).fit(rows, labels)
+        DPADMMClassifier(1.0, classes=[0, 1], max_iter=2, **known).fit(rows, labels)
+        DPADMMRegressor(1.0, y_bounds=(0, 1), max_iter=2, **known).fit(rows, labels)
     assert len(seen) == 4
     for each in seen:
         check_run(each, least=1.0 - 1e-6 if "data_norm" in known else INTERCEPT)
@@ -265,7 +269,7 @@ def test_rows_of_a_site(tmp_path: Path, kind: str) -> None:
         name="with a constant",
         features=("x0", "x1", "x2") if kind == "csv" else ("x1", "x2", "x3"),
         classes=(-1, 1),
-        training={"noise_multiplier": 20.0, "delta": 1e-5, "n_rounds": 2, "intercept": True},
+        training={"method": "dp_admm", "noise_multiplier": 20.0, "delta": 1e-5, "n_rounds": 2, "intercept": True},
     )
     table = {
         "format": "dpadmm-site/1",

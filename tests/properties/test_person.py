@@ -39,7 +39,7 @@ STUDY = Study(
     name="a person",
     features=("a", "b"),
     classes=(-1, 1),
-    training={"noise_multiplier": 20.0, "delta": 1e-6, "n_rounds": 5, "loss": "logistic"},
+    training={"method": "dp_admm", "noise_multiplier": 20.0, "delta": 1e-6, "n_rounds": 5, "loss": "logistic"},
 )
 UP, SIDE, DOWN = ("0", "1", "1"), ("1", "0", "1"), ("0", "1", "-1")
 """Cells a, b and the label: gradients of norm 1/2 at 0, and of almost 1 far out."""

@@ -220,8 +220,11 @@ def test_an_estimator_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: str) -
     x, y, x2, y2 = data.draw(arrays(loss))
     sparse, grouped = data.draw(st.booleans()), data.draw(st.booleans())
     kind = data.draw(st.sampled_from((np.float64, np.float32)))
-    scale = data.draw(st.sampled_from(({"bounds": (-1.0, 1.0)}, {"data_norm": 2.0}, {"bounds": (-2.0, 1.0)})))
-    shared = {**scale, "fit_intercept": data.draw(st.booleans()), "max_iter": 4, "epsilon": 2.0}
+    scale = data.draw(
+        st.sampled_from(({"bounds": (-1.0, 1.0)}, {"data_norm": 2.0}, {"bounds": (-2.0, 1.0)}, {"scale": 0.5}))
+    )
+    method = data.draw(st.sampled_from(("auto", "dp_admm")))
+    shared = {**scale, "method": method, "fit_intercept": data.draw(st.booleans()), "max_iter": 4, "epsilon": 2.0}
     groups = np.arange(len(y)) % 2 if grouped else None
 
     def run(features: Any, labels: Any) -> tuple[Any, Any]:

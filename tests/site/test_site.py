@@ -86,7 +86,7 @@ def merged(parts):
 
 
 def a_study(**parts):
-    training = {"epsilon": 0.2, "delta": 1e-6, "n_rounds": 5, **parts.pop("training", {})}
+    training = {"method": "dp_admm", "epsilon": 0.2, "delta": 1e-6, "n_rounds": 5, **parts.pop("training", {})}
     given = {"name": "loans", "features": ("age", "income"), "classes": ("no", "yes")}
     return Study(**{**given, "training": training, **parts})
 

@@ -10,7 +10,8 @@ import pytest
 from looping import case
 
 from dpadmm._base.errors import StudyError
-from dpadmm.study.study import study_from, study_problems
+from dpadmm.study.drafting import confirmed_text
+from dpadmm.study.study import confirmations, study_from, study_problems
 
 MANY = """
 format = "dpadmm-study/2"
@@ -77,6 +78,8 @@ public = false
 [columns.age]
 kind = "number"
 bounds = [0, 120]
+center = 50
+scale = 15.5
 public = false
 [columns.ward]
 kind = "category"
@@ -95,15 +98,40 @@ def test_all_that_waits_to_be_confirmed_is_named_in_one_sentence() -> None:
     with pytest.raises(StudyError) as refused:
         study_from(tomllib.loads(DRAFTED))
     assert "the label 'ill', column 'age', column 'sex'; correct" in str(refused.value)
-    assert study_problems(tomllib.loads(DRAFTED)) == [
-        "the label 'ill': is this public, classes no, yes? Correct it, and say public = true",
-        "column 'age': is this public, bounds 0, 120? Correct it, and say public = true",
-        "column 'sex': is this public, values f, m? Correct it, and say public = true",
+    assert [each[1:] for each in confirmations(tomllib.loads(DRAFTED))] == [
+        ("ill", "label", "classes no, yes"),
+        ("age", "numbers", "bounds 0, 120, center 50, scale 15.5"),
+        ("sex", "categories", "values f, m"),
     ]
+    assert study_problems(tomllib.loads(DRAFTED)) == []  # it waits, and nothing is wrong with it
+    wrong = DRAFTED.replace("epsilon = 1.0", "epsilon = 1.0\nnoise_multiplier = 3.0")
+    (problem,) = study_problems(tomllib.loads(wrong))
+    assert "exactly one of epsilon" in problem
     confirmed = tomllib.loads(DRAFTED.replace("public = false", "public = true"))
     assert study_problems(confirmed) == []
     bare = tomllib.loads(DRAFTED.replace("public = false", "").replace("public = true", ""))
     assert study_from(confirmed).hash == study_from(bare).hash
+
+
+def test_confirming_changes_the_marks_that_are_asked_for_and_no_other_byte() -> None:
+    text = DRAFTED.replace("[columns.sex]", '# [label]\n  [ columns . "sex" ]  # [x]').replace("\n", "\r\n")
+    text = text.replace("public = false", "public   =\tfalse# is it?")
+    for places, marks in [
+        ({("label",)}, (True, False, False)),
+        ({("columns", "age"), ("columns", "sex")}, (False, True, True)),
+        (set(), (False, False, False)),
+    ]:
+        found = confirmed_text(text, places)
+        said = tomllib.loads(found)
+        assert (said["label"]["public"], *(said["columns"][name]["public"] for name in ("age", "sex"))) == marks
+        assert found.replace("=\ttrue# is it?", "=\tfalse# is it?") == text
+    for other in [
+        'format = "dpadmm-study/2"\n[columns]\nage = {kind = "boolean", public = false}\n',
+        '[columns.age]\nvalues = [\n["a"]\n]\npublic = false\n',
+        "[columns]\nage.public = false\n",
+    ]:
+        with case(other), pytest.raises(StudyError, match="by hand"):
+            confirmed_text(other, {("columns", "age")})
 
 
 def test_whatever_is_no_study_has_a_problem_and_no_traceback() -> None:

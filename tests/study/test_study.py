@@ -35,6 +35,7 @@ BASE = {
     "name": "flu",
     "features": ["age", "fever"],
     "classes": ["no", "yes"],
+    "method": {"name": "dp_admm"},
     "privacy": {"epsilon": 1.0, "delta": 1e-6},
 }
 
@@ -43,6 +44,8 @@ format = "{FORMAT}"
 name = "flu"
 features = ["age", "fever"]
 classes = ["no", "yes"]
+[method]
+name = "dp_admm"
 [privacy]
 epsilon = 1.0
 delta = 1e-6
@@ -160,14 +163,19 @@ def test_the_hash_is_the_same_in_every_process_and_order():
 
 
 def test_what_means_the_same_has_the_same_hash():
-    default = Training(epsilon=1).flat()
+    default = Training(method="dp_admm", epsilon=1).flat()
     written_out = {k: v for k, v in default.items() if v is not None and k not in ("epsilon", "delta")}
     same = [
         changed(training={"epsilon": 1, "delta": 1e-6}),
         changed(training={"epsilon": np.float64(1.0), "delta": 1e-6}),
         changed(training={"epsilon": 1.0, "delta": 1e-6, **written_out}),
         changed(training={"epsilon": 1.0, "delta": 1e-6, "noise_multiplier": None}),
-        Study(name="flu", features=("age", "fever"), classes=["no", "yes"], training=BASE["privacy"]),
+        Study(
+            name="flu",
+            features=("age", "fever"),
+            classes=["no", "yes"],
+            training={"method": "dp_admm", **BASE["privacy"]},
+        ),
     ]
     assert {each.hash for each in same} == {changed().hash}
     assert changed(classes=[0, 1]).hash == changed(classes=[0.0, 1.0]).hash
@@ -243,6 +251,12 @@ def test_a_constant_needs_an_origin(name):
         ({"training": {"noise_multiplier": 0}}, "no privacy"),
         ({"training": {"noise_multiplier": 0.01}}, "noise multiplier is 0.01"),
         ({"training": {"noise_multiplier": 1e12}}, "noise multiplier is"),
+        (
+            {"training": {"epsilon": 1e9}},
+            "epsilon = 1e+09 in 100 rounds takes less noise than agents can add; take a small",
+        ),
+        ({"training": {"epsilon": 1e300}}, "less noise than agents can add; take a smaller epsilon"),
+        ({"training": {"epsilon": 1e-12, "delta": 1e-12}}, "more noise than agents can add; take a larger epsilon"),
         (
             {"training": {"epsilon": 1.0, "method": "admm"}},
             "agents can answer for auto, dp_admm and dp_sgd, not for admm",
@@ -396,7 +410,7 @@ def test_a_study_holds_nothing_but_what_its_file_says():
     with pytest.raises(StudyError, match="not a class"):
         Training(epsilon=1.0, loss=Huber)
     same = Study(name="s", features=("x",), training=Training(epsilon=1.0, method=DpAdmm(), loss=Logistic()))
-    assert same.hash == Study(name="s", features=("x",), training={"epsilon": 1.0}).hash
+    assert same.hash == Study(name="s", features=("x",), training={"method": "dp_admm", "epsilon": 1.0}).hash
 
 
 def test_a_setting_of_what_was_not_chosen_is_refused_in_a_study_and_checked_anywhere():
@@ -416,7 +430,7 @@ def test_a_plan_that_a_site_could_not_finish_or_state_is_refused(kind, monkeypat
     }
     monkeypatch.setattr(DpAdmmRounds, "plan", lambda self, agent, n_rounds: plans[kind])
     with pytest.raises(StudyError, match="every round must release something, of at most 8 kinds"):
-        Study(name="s", features=("x",), training={"noise_multiplier": 5.0, "n_rounds": 10})
+        Study(name="s", features=("x",), training={"method": "dp_admm", "noise_multiplier": 5.0, "n_rounds": 10})
 
 
 def test_a_huge_number_is_one_sentence():

@@ -36,6 +36,8 @@ values = ["surgery", "medicine", 3]
 kind = "boolean"
 missing = "indicator"
 
+[method]
+name = "dp_admm"
 [privacy]
 epsilon = 1.0
 delta = 1e-6
@@ -140,7 +142,7 @@ def test_a_site_encodes_its_table_by_the_study_s_schema(tmp_path: Path) -> None:
 
 
 MADE: dict[str, Column] = {
-    "number": Number("age", (1, 120)),
+    "number": Number("age", (1, 120), center=2.0, scale=1.5),
     "category": Category("ward", ("surgery", "medicine")),
     "ordinal": Ordinal("grade", ("low", "high")),
     "boolean": Boolean("smoker"),
@@ -149,6 +151,7 @@ MADE: dict[str, Column] = {
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
     "number": {
         "name": "years", "bounds": (1, 121), "missing": "indicator", "transform": "log", "bins": (30.0,),
+        "center": 3.0, "scale": 2.0,
     },
     "category": {"name": "unit", "values": ("medicine", "surgery")},
     "ordinal": {"name": "level", "values": ("high", "low"), "missing": "indicator"},
@@ -169,7 +172,9 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
     for kind, made in MADE.items():
         assert OTHER_FIELDS[kind].keys() == {each.name for each in fields(made)}
         for name, value in OTHER_FIELDS[kind].items():
-            changed[f"{kind} {name}"] = of_columns({**MADE, kind: replace(made, **{name: value})})
+            beside = {"center": None, "scale": None} if name == "bins" else {}  # bins have none
+            changed[f"{kind} {name}"] = of_columns({**MADE, kind: replace(made, **beside, **{name: value})})
+    changed["bounds alone"] = of_columns({**MADE, "number": replace(MADE["number"], center=None, scale=None)})
     assert {each.name for each in fields(Label)} == {"column", "classes", "bounds", "plain"}
     for bounds in ((0.0, 1.0), (0.0, 2.0)):
         changed[f"label {bounds}"] = of_columns(MADE, Label("ill", bounds=bounds))

@@ -36,7 +36,7 @@ def small_study(rounds: int = 60, *, name: str = "small", **more: object) -> Stu
         name=name,
         schema=Schema((Number("age", (0, 100)), Number("bmi", (10, 60)))),
         label=Label("sick", classes=("no", "yes")),
-        training={"epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"},
+        training={"method": "dp_admm", "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"},
         **choices,  # type: ignore[arg-type]
     )
 

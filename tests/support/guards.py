@@ -44,7 +44,7 @@ STUDY = Study(
     name="a small study",
     features=tuple(f"x{i}" for i in range(D)),
     classes=(-1, 1),
-    training={"noise_multiplier": Z, "delta": 1e-5, "n_rounds": ROUNDS},
+    training={"method": "dp_admm", "noise_multiplier": Z, "delta": 1e-5, "n_rounds": ROUNDS},
 )
 
 

@@ -22,6 +22,8 @@ kind = "category"
 values = ["north", "south", "west"]
 [columns.smoker]
 kind = "boolean"
+[method]
+name = "dp_admm"
 [training]
 n_rounds = 20
 intercept = true

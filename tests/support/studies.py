@@ -1,4 +1,7 @@
-"""The one maker of studies' tables: settings by their flat names, as the tables of a study's file."""
+"""The one maker of studies' tables: settings by their flat names, as the tables of a study's file.
+
+The method is the paper's, unless another one is named.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ def tables(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         place, key = _place(name)
         out.setdefault(place, {})[key] = value
+    out.setdefault("method", {"name": "dp_admm"})
     for what in set(out) & set(REGISTRIES):
         if "name" not in out[what]:
             out[what]["name"] = next(

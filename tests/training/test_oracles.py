@@ -9,6 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from cohorts import cohort
 from questions import gradient_question
 from scipy import stats
 
@@ -19,6 +20,7 @@ from dpadmm.optim.losses import Logistic
 from dpadmm.optim.problem import make_rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release, UnpricedRelease
+from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
 from dpadmm.training.oracles import (
     ExactNoise,
     Question,
@@ -253,6 +255,9 @@ class Moments:
     def __init__(self) -> None:
         self.active: list[Integers | None] = []
 
+    def accepts(self, parameters: Floats) -> bool:
+        return True
+
     def means(self, rows: Any, parameters: Floats, active: Integers | None = None) -> Floats:
         self.active.append(active)
         return np.arange(9.0).reshape(3, 3) / 10.0
@@ -291,3 +296,18 @@ def test_a_plan_has_the_prices_that_the_noise_states() -> None:
     assert priced(plan, Halved()) == ReleasePlan.of([Release(2.5), None, unpriced])  # type: ignore[arg-type]
     silent = UnpricedRelease("object")
     assert priced(plan, object()) == ReleasePlan.of([silent, None, silent])  # type: ignore[arg-type]
+
+
+def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_read() -> None:
+    """As a guard does, and only for those who take part."""
+    loss = Logistic()
+    rows, statistic = cohort(loss, sizes=(20, 30)), ShapedGradient(loss, 5)
+    asked = np.tile(np.concatenate([np.ones(5), np.zeros(10)]), (2, 1))
+    asked[1, -1] = 1.1e9
+    unread = replace(rows, features=None)
+    for active in (None, np.array([1])):
+        with pytest.raises(StudyError, match="round 3 asks for a shaped_gradient with numbers that agents refuse"):
+            ExactNoise().answer(Question(unread, statistic, asked, np.ones(2), 3, active))
+    told = ExactNoise().answer(Question(rows, statistic, asked, np.ones(2), 3, np.array([0])))
+    assert told[0].any()
+    assert not told[1].any()

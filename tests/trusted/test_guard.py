@@ -188,7 +188,7 @@ def test_what_is_left_is_what_other_studies_have_not_reserved(tmp_path: Path) ->
 
 def test_a_policy_of_the_study_s_own_budget_is_enough(tmp_path: Path) -> None:
     for k, (epsilon, n_rounds) in enumerate([(1.0, 100), (0.3, 7), (2.5, 999), (0.01, 1)]):
-        whole = replace(STUDY, training={"epsilon": epsilon, "delta": 1e-6, "n_rounds": n_rounds})
+        whole = replace(STUDY, training={"method": "dp_admm", "epsilon": epsilon, "delta": 1e-6, "n_rounds": n_rounds})
         with guarded(tmp_path / str(k), policy=replace(POLICY, epsilon=epsilon, delta=1e-6)) as guard:
             guard.enrol(whole)
 

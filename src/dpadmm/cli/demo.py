@@ -1,4 +1,4 @@
-"""``dpadmm demo``: the paper's main experiment on real data in a few seconds."""
+"""``dpadmm demo``: the paper's main experiment, and ``auto`` at the same privacy, on real data in a few seconds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from dpadmm.cli import Interrupted
 from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
 from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.calibration import paper_noise_multiplier
 from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
 from dpadmm.runs.preparation import as_dataset
@@ -22,7 +24,8 @@ from dpadmm.study.settings import Settings
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3
-_SHOWN = ("train_loss_global", "test_error_global", "test_error_local")
+TITLES = {"paper": "DP-ADMM", "auto": "auto"}
+_SHOWN = ("train_loss_global", "test_error_global")
 
 
 Source = Literal["auto", "adult", "synthetic"]
@@ -35,28 +38,32 @@ def demo(
     output: Path = Option(Path("runs/demo"), "--output", "-o", help="Folder for the results."),
     as_json: AsJson = False,
 ) -> None:
-    """Compare DP-ADMM with the non-private optimum, for 100 agents and two privacy budgets."""
+    """Compare the paper's DP-ADMM, auto and the non-private optimum, for 100 agents and two privacy budgets."""
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, quiet=as_json)
     plans = {"optimum": settings.changed(method="centralized", round_epsilon=None)}
     for k, e in product(range(REPEATS), ROUND_EPSILONS):
-        plans[f"{e}-{k + 1}"] = replace(settings, seed=(settings.seed or 0) + k, round_epsilon=e)
+        paper = replace(settings, seed=(settings.seed or 0) + k, round_epsilon=e)
+        total = paper_noise_multiplier(e, settings.delta) / settings.planned_rounds**0.5
+        spent = exact_epsilon(1.0 / total, settings.delta)
+        own = {"method": "auto", "round_epsilon": None, "epsilon": spent, "reg_share": None, "n_rounds": None}
+        plans |= {f"paper-{e}-{k + 1}": paper, f"auto-{e}-{k + 1}": paper.changed(**own)}
     results, interrupted = run_all(dataset, plans, quiet=as_json)
     optimum, *_ = results.values()
     runs = {name: result for name, result in results.items() if result is not optimum and len(result.trace)}
     if not runs:
         raise KeyboardInterrupt
     groups = {
-        f"ε = {epsilon_text(group[0].privacy.epsilon)}": group
-        for e in ROUND_EPSILONS
-        if (group := finished(result for name, result in runs.items() if name.startswith(f"{e}-")))
+        f"{title}, ε = {epsilon_text(group[0].privacy.epsilon)}": group
+        for e, (kind, title) in product(ROUND_EPSILONS, TITLES.items())
+        if (group := finished(result for name, result in runs.items() if name.startswith(f"{kind}-{e}-")))
     }
     ends = {"optimum": optimum.trace.last(), "measures": {label: measures(group) for label, group in groups.items()}}
     write_run(output, runs, how=_how(dataset, settings), extra=ends)
     figure = convergence_figure(
         {label: [result.trace for result in group] for label, group in groups.items()},
         optimum=optimum.trace.last(),
-        title=f"DP-ADMM, {dataset.name}, {settings.n_agents} agents, δ = {settings.delta:g}",
+        title=f"{dataset.name}, {settings.n_agents} agents, δ = {settings.delta:g}",
     )
     paths = save_figure(figure, output / "convergence")
     if as_json:
@@ -91,20 +98,24 @@ def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, fi
     first = next(iter(groups.values()))[0]
     say(
         f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
-        f"{first.rows.n_agents} agents, {first.settings.planned_rounds} rounds"
+        f"{first.rows.n_agents} agents"
     )
     best = optimum.trace.last()
-    floor = [mean_and_spread(name, [best[name]], is_rate=True) for name in _SHOWN[:2]]
-    rows: list[Row] = [("optimum", "", "", *floor, "")]
+    floor = [mean_and_spread(name, [best[name]], is_rate=True) for name in _SHOWN]
+    rows: list[Row] = [("optimum", "", "", *floor)]
     for group in groups.values():
-        privacy, ends = group[0].privacy, end_values(group)
+        ends, one = end_values(group), group[0]
         reached = [mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN]
-        rows.append(("DP-ADMM", f"{privacy.round_epsilon:g}", epsilon_text(privacy.epsilon), *reached))
-    show_table(("", "ε per\nround", "total ε", "training loss", "test error", "test error,\nlocal models"), rows)
-    bounds = " and ".join(epsilon_text(group[0].privacy.paper_epsilon) for group in groups.values())
+        title = TITLES["paper" if one.method.local_models else "auto"]
+        rows.append((title, epsilon_text(one.privacy.epsilon), f"{one.outcome.rounds}", *reached))
+    show_table(("", "total ε", "rounds", "training loss", "test error"), rows)
+    bounds = " and ".join(
+        epsilon_text(group[0].privacy.paper_epsilon) for group in groups.values() if group[0].method.local_models
+    )
     say(
-        f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for this noise is {bounds}. "
-        "The optimum uses all rows without privacy; local models are each agent's own, on the test rows. "
+        f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for DP-ADMM's noise is {bounds}. "
+        "DP-ADMM is the paper's method with its constants, auto has none to tune; the optimum uses all rows without "
+        "privacy. "
         f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "
         "The noise is simulated: an experiment without any protection.",
         style="dim",

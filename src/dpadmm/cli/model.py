@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -92,19 +92,23 @@ WORDS = {
     "accuracy": "accuracy",
     "most_frequent_class": "accuracy of always the most frequent class",
     "auc": "AUC",
-    "calibration_error": "calibration error (ECE, 10 bins)",
+    "log_loss": "log-loss",
+    "brier": "Brier score",
+    "calibration_error": "calibration error (ECE, 10 bins of equal numbers of rows)",
     "rmse": "root mean square error",
     "mae": "mean absolute error",
     "r2": "R²",
     "loss": "mean loss, as in training",
 }
 RATES = ("accuracy", "most_frequent_class")
+OF_PROBABILITIES = ("log_loss", "brier", "calibration_error")
 MOST_CLASSES = 8
+LONGEST_CLASS = 10
 
 
 def evaluate(
     model_file: ModelFile,
-    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv or .parquet.", metavar="TABLE"),
+    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv, .tsv, .parquet.", metavar="TABLE"),
     label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
     figure: FigureFolder = None,
     as_json: AsJson = False,
@@ -131,19 +135,44 @@ def evaluate(
 def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None:
     rows = []
     for name, words in WORDS.items():
-        if name in found.figures:
+        if name in found.figures and (bool(found.bins) or name not in OF_PROBABILITIES):
             value = found.figures[name]
-            rows.append((words, "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"))
+            shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
+            if name != "loss" or not found.bins:  # there it is the log-loss
+                rows.append((words, shown))
     show_table((Text(f"on {found.n_rows:,} rows of {data.name}"), ""), rows)
+    if found.bins:
+        _show_calibration(found)
     if 0 < len(found.classes) <= MOST_CLASSES:
-        names = [Text(str(name)) for name in found.classes]
-        counts = [[f"{count:,}" for count in row] for row in found.confusion]
-        lines: list[Row] = [(name, *row) for name, row in zip(names, counts, strict=True)]
-        show_table(("true class, rows predicted as", *names), lines)
+        _show_confusion(found)
     _say_warnings(found.report, data)
     say(NOT_TO_PUBLISH)
     if figure is not None:
         say_path(f"Figure: {figure / 'evaluation.png'}")
+
+
+def _show_calibration(found: Evaluation) -> None:
+    what = str(found.classes[-1]) if len(found.classes) == 2 else "the likeliest class"
+    rows = [
+        (f"{each.low:.1%} to {each.high:.1%}", f"{each.rows:,}", f"{each.predicted:.1%}", f"{each.observed:.1%}")
+        for each in found.bins
+    ]
+    show_table((Text(f"probability of {what}"), "rows", "mean predicted", "observed"), rows)
+
+
+def _show_confusion(found: Evaluation) -> None:
+    names = [str(name) for name in found.classes]
+    short = _short(names, 4 * LONGEST_CLASS // len(names))
+    rows = names if short == names else [f"{number} = {name}" for number, name in zip(short, names, strict=True)]
+    counts = [[f"{count:,}" for count in row] for row in found.confusion]
+    lines: list[Row] = [(Text(name), *row) for name, row in zip(rows, counts, strict=True)]
+    fold = range(len(names) + 1)
+    show_table(("true class, rows predicted as", *map(Text, short)), lines, fold=fold, padding=(0, 1, 0, 0))
+
+
+def _short(names: Sequence[str], longest: int) -> list[str]:
+    """The names of the classes, or numbers in place of them where they would leave no room in a table."""
+    return list(names) if max(map(len, names)) <= longest else [str(k + 1) for k in range(len(names))]
 
 
 TOP = 20
@@ -184,7 +213,9 @@ def explain(
 def in_words(found: Explanation, top: int) -> list[str]:
     against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
     rest = len(found.coefficients) - top
+    numbered = ", ".join(f"{short} = {name}" for name, short in _class_column(found).items() if short != name)
     return [
+        *([f"Classes: {numbered}."] if numbered else []),
         *([f"{rest:,} more coefficients with smaller effects; --top shows more."] if rest > 0 else []),
         "A coefficient is the change of the score when the column changes as shown and all others stay the "
         "same; the score of a row is the intercept plus coefficient × value over all columns. Sorted by the "
@@ -196,17 +227,23 @@ def in_words(found: Explanation, top: int) -> list[str]:
 
 
 def _show_coefficients(found: Explanation, top: int) -> None:
-    classes = any(each.output for each in found.coefficients)
+    classes = _class_column(found)
     words = ["column", *(["class"] if classes else []), "change"]
-    numbers = ["coefficient", "over range"] if found.unknown else ["coefficient", "± noise SE", "over range", ""]
-    rows: list[Row] = [_cells(each, classes=classes) for each in found.coefficients[:top]]
-    rows += [(), *(_cells(each, classes=classes, intercept=True) for each in found.intercepts)]
-    left = range(len(words))
-    show_table((*words, *numbers), rows, left=left, fold=left, whole=range(len(words) - 1, len(words) + len(numbers)))
+    numbers = ["coefficient", "over\nrange"] if found.unknown else ["coefficient", "± noise\nSE", "over\nrange", ""]
+    rows: list[Row] = [_cells(each, classes) for each in found.coefficients[:top]]
+    rows += [(), *(_cells(each, classes, intercept=True) for each in found.intercepts)]
+    left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
+    show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
 
 
-def _cells(each: Coefficient, *, classes: bool, intercept: bool = False) -> list[Text]:
-    texts = [each.name, *([each.output] if classes else []), each.per, f"{each.coefficient:+.3g}"]
+def _class_column(found: Explanation) -> dict[str, str]:
+    """What the table calls the classes, where each has a score of its own."""
+    names = [each.output for each in found.intercepts if each.output]
+    return dict(zip(names, _short(names, LONGEST_CLASS), strict=True)) if names else {}
+
+
+def _cells(each: Coefficient, classes: Mapping[str, str], *, intercept: bool = False) -> list[Text]:
+    texts = [each.name, *([classes[each.output]] if classes else []), each.per, f"{each.coefficient:+.3g}"]
     if each.standard_error is not None:
         texts.append(f"{each.standard_error:.2g}")
     texts.append("" if intercept else f"{each.effect:+.3g}")

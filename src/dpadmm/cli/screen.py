@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]
-TableFile = Annotated[Path, Option("--data", "-d", help="Table: .csv or .parquet.", metavar="TABLE")]
+TableFile = Annotated[Path, Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 NAMES = {
@@ -52,8 +52,8 @@ def echo_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]:
-    """A progress bar of rounds on a terminal, which disappears at the end.
+def progress(total_rounds: int | None, what: str, *, quiet: bool) -> Iterator[Observer]:
+    """A progress bar of rounds on a terminal, which disappears at the end; None: of the one run that is watched.
 
     Ctrl-C takes effect at the end of a round; pressed twice, at once.
     """
@@ -61,7 +61,7 @@ def progress(total_rounds: int, what: str, *, quiet: bool) -> Iterator[Observer]
         task = bar.add_task(what, total=total_rounds)
 
         def advance(view: RoundView) -> None:
-            bar.advance(task)
+            bar.update(task, advance=1, total=view.n_rounds if total_rounds is None else total_rounds)
             if ctrl_c.pressed:
                 raise KeyboardInterrupt
 

@@ -21,7 +21,7 @@ from dpadmm.study.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
 
 NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
-    "data": (str, "File (.csv .parquet .npz .svm) or data set: adult, synthetic.", ("--data", "-d")),
+    "data": (str, "File (.csv .tsv .parquet .npz .svm) or data set: adult, synthetic.", ("--data", "-d")),
     "label": (str, "Name of the label column (tables).", ("--label",)),
     "classes": (str, "Public list of labels, negative first: no,yes", ("--classes",)),
     "by": (str, "Column that says who owns a row (then each value is an agent).", ("--by",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +23,15 @@ from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
 from dpadmm.study.settings import REGISTRIES
-from dpadmm.study.study import TABLES, Study, confirmations, read_study, study_problems
+from dpadmm.study.study import (
+    TABLES,
+    Confirmation,
+    Study,
+    budget_warnings,
+    confirmations,
+    read_study,
+    study_problems,
+)
 
 if TYPE_CHECKING:
     from dpadmm.data.encoded import Survey
@@ -32,10 +40,8 @@ if TYPE_CHECKING:
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
 MOST_SHOWN = 60
-CONFIRM = (
-    "These were read off a table. Are they public knowledge, whoever's rows are used? Correct what is not, "
-    "and change public = false to public = true."
-)
+CONFIRM = "Are these public knowledge, whoever's rows are used? Correct in the file what is not; then confirm them:"
+GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories"}
 _WHERE = re.compile(
     rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|study): (.+)"
 )
@@ -45,7 +51,7 @@ _WHERE = re.compile(
 def new(
     file: Path = Argument(..., help="The file to write.", metavar="FILE"),
     from_table: Path | None = Option(
-        None, "--from", metavar="TABLE", help="A public or dummy table (.csv, .parquet). Never private rows."
+        None, "--from", metavar="TABLE", help="A public or dummy table (.csv, .tsv, .parquet). Never private rows."
     ),
     label: str | None = Option(None, metavar="COLUMN", help="The column to predict."),
     dictionary: Path | None = Option(
@@ -105,15 +111,19 @@ def _draft_in_words(draft: Draft) -> list[str]:
     columns = "1 column" if used == 1 else f"{used} columns"
     said = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
     if out:
-        reasons = "; ".join(f"{each.name!r} ({each.comment})" for each in out[:8])
+        reasons = "; ".join(f"{each.name!r} ({each.comment.partition(';')[0]})" for each in out[:8])
         said.append(f"Left out: {reasons}{f' and {len(out) - 8} more' if len(out) > 8 else ''}.")
     said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.is_doubted]
+    said += [f"The label: {each}." for each in draft.comments]
+    if asked := [repr(each.name) for each in draft.columns if each.about and each.comment and not each.is_doubted]:
+        more = f" and {len(asked) - 8} more" if len(asked) > 8 else ""
+        said.append(f"Comments in the file ask about {', '.join(asked[:8])}{more}.")
     if not draft.confirm:
         return [*said, "Choose the model and the privacy; then:"]
     return [
         *said,
-        "Its bounds, values and classes were read off the table, so each waits for you: open the file, "
-        "correct what is not public knowledge, and change public = false to true. What is left to do:",
+        "Its bounds, centers, scales, values and classes were read off the table, so each waits for you: open the "
+        "file, correct what is not public knowledge, and confirm the rest (dpadmm study confirm). What is left to do:",
     ]
 
 
@@ -123,47 +133,111 @@ def check(
     data: Path | None = Option(None, metavar="TABLE", help="Also count on your table what would be clamped."),
     as_json: AsJson = False,
 ) -> None:
-    """List every problem of a study, one per line. Exit code 2 if there is one.
+    """List every problem of a study, one per line, and what waits to be confirmed. Exit code 2 if there is any.
 
     With a table, on its owner's machine: whether it has the columns, and how many cells would be clamped,
     unknown or missing. Those counts are for the owner's eyes only.
     """
     said = read_toml(study_file)
     problems, waiting, survey = study_problems(said), confirmations(said), None
-    study = None if problems else read_study(study_file)
+    study = None if problems or waiting else read_study(study_file)
     if study and data is not None:
         from dpadmm.data.encoded import plain_schema, survey_table
 
         survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
         problems = survey.problems
+    warnings = budget_warnings(study, survey.rows if survey else None) if study else []
     if as_json:
-        echo_json({"problems": problems, "table": counts_of(survey) if survey else None})
+        to_confirm = [each._asdict() for each in waiting]
+        about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
+        echo_json({**about, "table": counts_of(survey) if survey else None})
     else:
         if study and survey and survey.rows:
             show_survey(study, survey)
-        _show_problems(problems, waiting, place="the table" if survey else "the study")
+        _show_problems(problems, place="the table" if survey else "the study")
+        say(*(f"Warning: {each}." for each in warnings))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
             say(f"No problem found: {n_columns} columns, {len(study.features)} features. Hash of the study:")
             say_path(study.hash)
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise StudyError(f"{study_file}: {count}")
+    counts = [f"{len(problems)} problem{'s' * (len(problems) > 1)}"] if problems else []
+    if waiting:
+        counts.append(f"{_wait(waiting)} to be confirmed (dpadmm study confirm {study_file})")
+    if counts:
+        raise StudyError(f"{study_file}: {', '.join(counts)}")
 
 
-def _show_problems(problems: Sequence[str], waiting: Mapping[str, tuple[str, str]], *, place: str) -> None:
-    """Mistakes with their place, and values that wait, whose sentences are among the problems.
+@study_app.command("confirm")
+def confirm(
+    study_file: StudyFile,
+    columns: list[str] = Argument([], metavar="[COLUMN]...", help="Columns by name.", show_default=False),
+    everything: bool = Option(False, "--all", help="All that waits."),
+    numbers: bool = Option(False, "--numbers", help="Bounds, centers and scales."),
+    categories: bool = Option(False, "--categories", help="Values of categories and ordinals."),
+    label: bool = Option(False, "--label", help="The label's classes or bounds."),
+) -> None:
+    """Confirm that what a draft read off a table is public knowledge: public = true.
 
-    Sentences that name no place are about the ``place`` as a whole.
+    Nothing else in the file changes. Without a choice, what waits is listed.
     """
-    found = [(_WHERE.fullmatch(each), each) for each in problems if each not in waiting]
-    wrong = [match.groups() if match else (place, each) for match, each in found]
-    read = [waiting[each] for each in problems if each in waiting]
-    for headings, rows in ((("where", "problem"), wrong), (("to confirm", "values"), read)):
-        if rows:
-            show_table(headings, [tuple(map(Text, row)) for row in rows], left=(0, 1), fold=(0, 1), first_width=28)
-    if read:
-        say(CONFIRM)
+    from dpadmm._base.suggestions import unknown_name
+    from dpadmm.study.drafting import confirmed_text
+
+    said = read_toml(study_file)
+    waiting = confirmations(said)
+    if not waiting and study_problems(said):
+        raise StudyError(f"{study_file} has problems; correct them first: dpadmm study check {study_file}")
+    names = [*(said["columns"] if isinstance(said.get("columns"), dict) else ()), *(each.name for each in waiting)]
+    for name in columns:
+        if name not in names:
+            raise unknown_name("column", name, names, study_file)
+    groups = {"numbers": numbers, "categories": categories, "label": label}
+    chosen = [each for each in waiting if everything or groups[each.group] or each.name in columns]
+    if not (everything or columns or any(groups.values())):
+        _show_waiting(waiting, study_file)
+        return
+    if chosen:
+        text = confirmed_text(study_file.read_bytes().decode(), {each.place for each in chosen})
+        write(study_file.resolve(), text.encode())
+    _two_columns(("confirmed", "values"), [(_who(each), each.values) for each in chosen])
+    left = [each for each in waiting if each not in chosen]
+    if not chosen:
+        say("None of these waits to be confirmed.")
+    say(f"{_wait(left).capitalize()} to be confirmed." if left else "Nothing waits any more. Next:")
+    say_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
+
+
+def _show_waiting(waiting: Sequence[Confirmation], study_file: Path) -> None:
+    """All that waits, and how to confirm it."""
+    _two_columns(("to confirm", "values"), [(_who(each), each.values) for each in waiting])
+    if not waiting:
+        say("Nothing waits to be confirmed.")
+        return
+    say(CONFIRM)
+    found = {group: sum(each.group == group for each in waiting) for group in GROUPS}
+    say_path(*(f"  dpadmm study confirm {study_file} --{each}" for each in (*filter(found.get, GROUPS), "all")))
+
+
+def _wait(waiting: Sequence[Confirmation]) -> str:
+    """How many values wait, by group."""
+    found = {words: sum(each.group == group for each in waiting) for group, words in GROUPS.items()}
+    by_group = ", ".join(words if words == "the label" else f"{n} {words}" for words, n in found.items() if n)
+    return f"1 value ({by_group}) waits" if len(waiting) == 1 else f"{len(waiting)} values ({by_group}) wait"
+
+
+def _who(waiting: Confirmation) -> str:
+    return f"{waiting.name} (label)" if waiting.group == "label" else waiting.name
+
+
+def _show_problems(problems: Sequence[str], *, place: str) -> None:
+    """Mistakes with their place; sentences that name none are about the ``place`` as a whole."""
+    found = [(_WHERE.fullmatch(each), each) for each in problems]
+    _two_columns(("where", "problem"), [match.groups() if match else (place, each) for match, each in found])
+
+
+def _two_columns(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        show_table(headings, [tuple(map(Text, row)) for row in rows], left=(0, 1), fold=(0, 1), first_width=28)
 
 
 def show_survey(study: Study, survey: Survey) -> None:
@@ -246,7 +320,8 @@ def in_words(study: Study) -> list[str]:
     often = "at most once in each of" if study.allow_missed_rounds else "once in each of"
     numbers = f"{d * p} numbers" if d * p > 1 else "one number"
     asked = ", and ".join(
-        f"{often} {n} rounds the sum of the {gaussian(release).statistic} over all its rows"
+        f"{f'{often} {n} rounds' if n > 1 else 'in one round'} "
+        f"the sum of the {gaussian(release).statistic} over all its rows"
         for release, n in terms.plan.tally()
     )
     return [
@@ -259,6 +334,7 @@ def in_words(study: Study) -> list[str]:
 
 def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
+    paper = numbers["epsilon_paper"]
     constant = ", one for a constant" if settings.intercept else ""
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     return [
@@ -266,14 +342,18 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
         ("method", settings.method.name),
-        ("rounds", f"{settings.planned_rounds}{_absences(study)}"),
+        ("rounds", f"{settings.planned_rounds}{_by_size(study)}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
         ("noise multiplier z", f"{numbers['noise_multiplier']:.4f}"),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
-        ("total ε, paper's moments bound", rounded_up(numbers["epsilon_paper"])),
+        *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
         ("constants", origin or "all of them the defaults"),
     ]
+
+
+def _by_size(study: Study) -> str:
+    return " across sites; in one process, what suits rows and budget" if study.training.n_rounds is None else ""
 
 
 def _absences(study: Study) -> str:
@@ -319,7 +399,8 @@ def _holds(column: Column) -> str:
     if isinstance(column, Number):
         low, high = (f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds)
         bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
-        text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{bins}"
+        usual = "" if column.center is None else f", center {column.center:g}, scale {column.scale:g}"
+        text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{usual}{bins}"
     elif isinstance(column, Category | Ordinal):
         between = " < " if isinstance(column, Ordinal) else ", "
         more = f" and {len(column.values) - 8} more" if len(column.values) > 8 else ""

@@ -13,7 +13,7 @@ from dpadmm.cli.screen import AsJson, Quiet, Row, StudyFile, TableFile, echo_jso
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, run_study
-from dpadmm.study.study import read_study
+from dpadmm.study.study import budget_warnings, read_study
 
 SUFFIX = ".dpadmm"
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
@@ -37,6 +37,9 @@ def train(
         show_default="exact noise from the operating system",
         min=0,
     ),
+    public: Path | None = Option(
+        None, help="A table of public rows: the start, trusted as far as the first answers agree.", show_default=False
+    ),
     overwrite: bool = Option(False, "--overwrite", help="Replace an existing model."),
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -55,8 +58,11 @@ def train(
     silent = quiet or as_json
     with screen.waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
-    with screen.progress(study.training.planned_rounds, "training", quiet=silent) as advance:
-        result = run_study(study, rows, n_agents=agents or 1, seed=seed, observers=[advance], keep_interrupted=True)
+        known = None if public is None else encode(study, public)
+    with screen.progress(None, "training", quiet=silent) as advance:
+        result = run_study(
+            study, rows, n_agents=agents or 1, seed=seed, public=known, observers=[advance], keep_interrupted=True
+        )
     if not result.outcome.rounds:
         raise KeyboardInterrupt
     write(statement, result.statement.as_bytes())
@@ -67,8 +73,8 @@ def train(
         _show(result, rows, data, output)
     if result.interrupted:
         raise Interrupted(
-            f"interrupted after {result.outcome.rounds} of {study.training.planned_rounds} rounds; their model is "
-            f"in {output}, and charged for all {study.training.planned_rounds}, because the decision to stop "
+            f"interrupted after {result.outcome.rounds} of {result.training.planned_rounds} rounds; their model is "
+            f"in {output}, and charged for all {result.training.planned_rounds}, because the decision to stop "
             "may depend on the result"
         )
 
@@ -121,6 +127,7 @@ def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None
     rows.append(("δ", f"{result.privacy.delta:g}"))
     rows.append(("noise multiplier z", screen.number_range(result.privacy.noise_multiplier)))
     show_table(("privacy loss of a person with one row", ""), rows)
+    say(*(f"Warning: {each}." for each in budget_warnings(study, sum(result.n_rows))))
     owner_report.show(found.report, data)
     exact = result.privacy.exact_noise
     say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")

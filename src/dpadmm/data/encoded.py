@@ -77,8 +77,9 @@ def encode_table(
             try:
                 values = bad = None
                 if label is not None:
-                    values, bad = label_values(label, batch.column(label.column), encoder.words, total=total)
-                    _check_labels(~bad | total, label, first)
+                    cells = batch.column(label.column)
+                    values, bad = label_values(label, cells, encoder.words, total=total)
+                    _check_labels(~bad | total, label, cells, first)
                     encoder.report.label.unknown += int(np.count_nonzero(bad))
                 blocks = encoder.encode_blocks(batch)
                 if bad is not None:  # rows of zeros, the constant column too: no gradient at any point
@@ -133,7 +134,7 @@ def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers
 def encode_labels_of(label: Label, cells: Any, first: int) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
     values, bad = label_values(label, cells, WordCache())
-    _check_labels(~bad, label, first)
+    _check_labels(~bad, label, cells, first)
     return values
 
 
@@ -155,12 +156,25 @@ def label_values(
     return by_word[places], (codes < 0)[places]
 
 
-def _check_labels(good: NDArray[np.bool_], label: Label, first: int) -> None:
+def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int) -> None:
     if not good.all():
-        row = first + int(np.argmin(good)) + 1
-        classes = ", ".join(map(str, (label.classes or ())[:8]))
-        what = f"is none of the classes {classes}" if classes else "is missing"
-        raise DataError(f"the label {label.column!r} of row {row} {what}; correct the cell or leave the row out")
+        place = int(np.argmin(good))
+        what, one, classes = "is missing", cells.slice(place, 1), tuple(map(str, label.classes or ()))
+        codes, places = word_codes(one, classes, label.column, WordCache()) if classes else (np.array([-2]), [0])
+        if codes[places[0]] == -1:
+            what = f"is none of the classes {', '.join(classes[:8])}"
+            if _in_other_capitals(label, one, WordCache())[0]:
+                what = f"differs in capitals from the classes {', '.join(classes[:8])}"
+        raise DataError(
+            f"the label {label.column!r} of row {first + place + 1} {what}; correct the cell or leave the row out"
+        )
+
+
+def _in_other_capitals(label: Label, cells: Any, words: WordCache) -> NDArray[np.bool_]:
+    """Which cells would be a class if capitals did not count."""
+    classes = tuple(str(each).lower() for each in label.classes or ())
+    codes, places = word_codes(cells, classes, label.column, words, fold=True)
+    return np.asarray((codes >= 0)[places])
 
 
 class _Owners:
@@ -206,6 +220,8 @@ class Survey(Report):
     """What a schema would make of a table's cells, and sentences about what cannot be encoded."""
 
     problems: list[str] = field(default_factory=list)
+    in_other_capitals: int = 0
+    """Labels that would be a class if capitals did not count."""
     about_lines: list[str] = field(default_factory=list)
 
     def warnings(self, schema: Schema) -> Iterator[str]:
@@ -266,6 +282,7 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
         classes = ", ".join(map(str, (label.classes or ())[:8]))
         survey.problems.append(
             f"the label {label.column!r} is none of the classes {classes} in {survey.label.unknown:,} rows"
+            + (f"; {survey.in_other_capitals:,} of them differ in capitals only" if survey.in_other_capitals else "")
         )
     return survey
 
@@ -280,7 +297,10 @@ def _count(column: Column | Label, cells: Any, survey: Survey, words: WordCache)
         if column.bounds is not None:
             survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
     else:
-        tallied(cells, tuple(map(str, column.classes)), column.column, survey.label, words)
+        codes, places = tallied(cells, tuple(map(str, column.classes)), column.column, survey.label, words)
+        if (codes[places] == -1).any():
+            found = _in_other_capitals(column, cells, words) & (codes[places] == -1)
+            survey.in_other_capitals += int(np.count_nonzero(found))
 
 
 def plain_schema(features: tuple[str, ...]) -> Schema:

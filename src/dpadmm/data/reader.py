@@ -1,15 +1,17 @@
-"""A CSV or Parquet file as a stream of record batches: named columns only, a few megabytes at a time."""
+"""A CSV, TSV or Parquet file as a stream of record batches: named columns only, a few megabytes at a time."""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import re
+import zlib
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -37,10 +39,29 @@ TEXT = pa.dictionary(pa.int32(), pa.string())
 UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 """What pyarrow raises for a file that is not what its ending says."""
 
-PARSE = pa.csv.ParseOptions(newlines_in_values=True)
-"""A line break within quotes must not depend on where a block of the file happens to end."""
-
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+ENDINGS = ".csv or .tsv (also .gz) or .parquet"
 CHUNK = 2**20
+
+
+def table_format(path: Path) -> str:
+    """How a file's name ends, in small letters: ``.csv`` of ``a.csv`` and of ``a.CSV.gz``."""
+    inner = Path(path.stem).suffix.lower()
+    return inner if path.suffix.lower() == ".gz" and inner in DELIMITERS else path.suffix.lower()
+
+
+def parse_options(path: Path) -> Any:
+    """Of a CSV: a line break within quotes must not depend on where a block of the file happens to end."""
+    return pa.csv.ParseOptions(delimiter=DELIMITERS[table_format(path)], newlines_in_values=True)
+
+
+def csv_stream(path: Path) -> Any:
+    """The text of a CSV, for pyarrow."""
+    return pa.input_stream(path, compression="gzip" if path.suffix.lower() == ".gz" else None)
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def open_batches(path: Path, columns: Sequence[str], *, numbers: frozenset[str] = frozenset()) -> Iterator[Any]:
@@ -57,8 +78,8 @@ def open_batches(path: Path, columns: Sequence[str], *, numbers: frozenset[str] 
 
 def column_names(path: Path) -> list[str]:
     """The names of a file's columns; a file that cannot be a table is refused in a sentence."""
-    if path.suffix.lower() not in (".csv", ".parquet"):
-        raise DataError(f"{path}: a study's table must be a .csv or .parquet file")
+    if not has_named_columns(path):
+        raise DataError(f"{path}: a study's table must be a {ENDINGS} file")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     if path.stat().st_size == 0:
@@ -89,7 +110,7 @@ def _csv(path: Path, names: list[str], wanted: list[str], numbers: frozenset[str
     wide = _header(path)[1] // WIDE_HEADER
     options = pa.csv.ReadOptions(block_size=min(WIDE_BLOCK_BYTES, BLOCK_BYTES * max(1, wide)))
     try:
-        with pa.csv.open_csv(path, options, PARSE, convert) as reader:
+        with csv_stream(path) as stream, pa.csv.open_csv(stream, options, parse_options(path), convert) as reader:
             yield from (batch for batch in reader if batch.num_rows)
     except UNREADABLE as error:
         raise _unreadable(path, error, names) from None
@@ -115,12 +136,13 @@ def _parquet_schema(path: Path) -> Any:
 
 def _header(path: Path) -> tuple[list[str], int]:
     """Names in the first line of a CSV, and how many bytes that line has."""
-    with path.open("rb") as file:
-        start = file.read(4)
-        file.seek(0)
-        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in start:
-            raise DataError(f"{path} is written in UTF-16; save it as CSV in UTF-8")
-        raw = file.readline(LONGEST_HEADER)
+    try:
+        with _open(path) as file:
+            raw = file.readline(LONGEST_HEADER)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from None
+    if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in raw[:4]:
+        raise DataError(f"{path} is written in UTF-16; save it as CSV in UTF-8")
     if len(raw) == LONGEST_HEADER:
         raise DataError(f"{path}: the first line, which names the columns, has more than 16 million bytes")
     try:
@@ -128,14 +150,15 @@ def _header(path: Path) -> tuple[list[str], int]:
     except UnicodeDecodeError:
         raise DataError(f"{path}: the first line is not UTF-8 text; save it as CSV in UTF-8") from None
     text = text.partition("\r")[0]  # lines may end as on old Macintoshes, which pyarrow knows
-    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if separator in text and "," not in text:
-            raise DataError(
-                f"{path}: its columns are separated by {name}; save it with commas, and decimals with a point"
-            )
+    delimiter = DELIMITERS[table_format(path)]
+    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"), (",", "commas")):
+        if separator in text and delimiter not in text:
+            named = next((f"let its name end in {end}" for end, mark in DELIMITERS.items() if mark == separator), None)
+            do = named or "save it with commas, and decimals with a point"
+            raise DataError(f"{path}: its columns are separated by {name}; {do}")
     before = csv.field_size_limit(LONGEST_HEADER)
     try:
-        return next(iter(csv.reader([text], strict=True)), []), len(raw)
+        return next(iter(csv.reader([text], delimiter=delimiter, strict=True)), []), len(raw)
     except csv.Error:
         raise DataError(
             f"{path}: the first line cannot be read as names with commas between: is a quotation mark open?"
@@ -145,7 +168,12 @@ def _header(path: Path) -> tuple[list[str], int]:
 
 
 def _is_csv(path: Path) -> bool:
-    return path.suffix.lower() == ".csv"
+    return table_format(path) in DELIMITERS
+
+
+def has_named_columns(path: Path) -> bool:
+    """Whether a study can read the file, by its name."""
+    return _is_csv(path) or table_format(path) == ".parquet"
 
 
 def check_columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
@@ -169,7 +197,7 @@ def _unreadable(path: Path, error: Exception, names: Sequence[str] = ()) -> Data
     if "straddling" in reason:
         return DataError(f"{path}: a row is too long to be one; is a quotation mark open?")
     reason = re.sub(r"(Expected \d+ columns, got \d+): .*", r"\1 in a row", reason)  # which it quotes
-    return DataError(f"{path} cannot be read as {path.suffix[1:].upper()}: {reason}")
+    return DataError(f"{path} cannot be read as {table_format(path)[1:].upper()}: {reason}")
 
 
 def _no_number_of_file(path: Path, name: str, cell: str) -> str:
@@ -224,7 +252,7 @@ def line_warnings(path: Path, rows: int) -> list[str]:
 def count_lines(path: Path) -> int:
     """Lines that are not empty, the header among them."""
     count, at_start = 0, True
-    with path.open("rb") as file:
+    with _open(path) as file:
         while chunk := file.read(CHUNK):
             marks = np.frombuffer(chunk, dtype=np.uint8)
             breaks = (marks == ord("\n")) | (marks == ord("\r"))

@@ -29,11 +29,11 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
     """The label and the schema of a study's table; refused while any of their values is not confirmed."""
     label = label_from(table.get("label"))
     schema = schema_from(table["columns"], table.get("row_norm"), label=label.column)
-    doubts = ", ".join(who for who, _ in unconfirmed(table))
-    if doubts:
+    if names := [who for who, _ in unconfirmed(table)]:
+        doubts = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise StudyError(
             f"are these values public? They were read off a table: {doubts}; "
-            "correct them where needed and say public = true"
+            "correct them where needed and say public = true, by hand or with dpadmm study confirm"
         )
     if waiting := doubted(table):
         raise StudyError(waiting[0])
@@ -46,6 +46,12 @@ def unconfirmed(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]
     columns = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
     every = [(f"the label {label['column']!r}", label), *columns]
     return [(who, about) for who, about in every if about.get("public", True) is False]
+
+
+def confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The same study's table when everything is confirmed."""
+    columns = [{**each, "public": True} for each in _listed_columns(table["columns"])]
+    return {**table, "label": {**table["label"], "public": True}, "columns": columns}
 
 
 def doubted(table: Mapping[str, Any]) -> list[str]:

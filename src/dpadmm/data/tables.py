@@ -1,4 +1,4 @@
-"""A user's file in any format, read as a whole: CSV, Parquet, NPZ or svmlight text -> Dataset."""
+"""A user's file in any format, read as a whole: CSV, TSV, Parquet, NPZ or svmlight text -> Dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,15 @@ from dpadmm._base.files import expanded
 from dpadmm._base.suggestions import listed, unknown_name
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
 from dpadmm.data.matrices import compact_csr
-from dpadmm.data.reader import PARSE, UNREADABLE, check_columns, reason_of, repeated
+from dpadmm.data.reader import (
+    UNREADABLE,
+    check_columns,
+    csv_stream,
+    parse_options,
+    reason_of,
+    repeated,
+    table_format,
+)
 from dpadmm.optim.losses.base import Task
 
 _LARGEST_INDEX = 2**31 - 2
@@ -56,9 +64,9 @@ def read_table(
 ) -> Dataset:
     """Read rows and labels from a file; its ending says the format. Classes are as for ``encode_labels``.
 
-    ``.csv`` or ``.parquet``: one column is the ``label``, all others but ``by``, the owner, are numeric
-    features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a sparse
-    matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
+    ``.csv``, ``.tsv`` (both also ``.gz``) or ``.parquet``: one column is the ``label``, all others but ``by``, the
+    owner, are numeric features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a
+    sparse matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
     scipy.sparse.save_npz does. ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``, where
     the tag ``qid`` may be the owner; gives a sparse matrix.
 
@@ -116,16 +124,17 @@ def _read(
 ) -> tuple[Path, RawTable]:
     source = expanded(path)
     _check_file(source)
-    raw = _READERS[source.suffix.lower()](source, label, by, columns)
+    raw = _READERS[table_format(source)](source, label, by, columns)
     if raw.features.shape[0] == 0:
         raise DataError(f"{source} has no rows")
     return source, raw
 
 
 def _check_file(path: Path) -> None:
-    if path.suffix.lower() not in _READERS:
+    if table_format(path) not in _READERS:
         raise DataError(
-            f"{path}: unknown ending {path.suffix!r}: the formats that can be read are {', '.join(_READERS)}"
+            f"{path}: unknown ending {path.suffix!r}: the formats that can be read are {', '.join(_READERS)}, "
+            ".csv.gz, .tsv.gz"
         )
     if path.is_dir():
         raise DataError(f"{path} is a directory, not a file")
@@ -147,7 +156,7 @@ def read_named(path: Path, label: str | None, by: str | None, columns: Sequence[
     wanted = None
     if columns is not None:
         wanted = list(dict.fromkeys(name for name in (*columns, label, by) if name is not None))
-    is_csv = path.suffix.lower() == ".csv"
+    is_csv = table_format(path) != ".parquet"
     try:
         table = _csv_table(path, wanted, by) if is_csv else _parquet_table(path, wanted)
     except DpadmmError:
@@ -190,16 +199,22 @@ def _csv_table(path: Path, wanted: list[str] | None, by: str | None) -> Any:
         # As text: whether two rows have one owner must not depend on how the others are written
         chosen = {"include_columns": wanted, "column_types": {by: pa.string()} if by else {}}
     try:
-        return pa.csv.read_csv(path, parse_options=PARSE, convert_options=pa.csv.ConvertOptions(**chosen))
+        return _read_csv(path, chosen)
     except pa.ArrowInvalid:
         # A column's type is guessed from its beginning: whole numbers may be followed by fractions or
         # text. Text always fits; the cells become numbers later, where a bad one can be named.
         chosen["column_types"] = dict.fromkeys(wanted or _csv_names(path), pa.string())
-        return pa.csv.read_csv(path, parse_options=PARSE, convert_options=pa.csv.ConvertOptions(**chosen))
+        return _read_csv(path, chosen)
+
+
+def _read_csv(path: Path, chosen: dict[str, Any]) -> Any:
+    options = pa.csv.ConvertOptions(**chosen)
+    with csv_stream(path) as stream:
+        return pa.csv.read_csv(stream, parse_options=parse_options(path), convert_options=options)
 
 
 def _csv_names(path: Path) -> list[str]:
-    with pa.csv.open_csv(path, parse_options=PARSE) as file:
+    with csv_stream(path) as stream, pa.csv.open_csv(stream, parse_options=parse_options(path)) as file:
         return list(file.schema.names)
 
 
@@ -466,6 +481,7 @@ def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> 
 
 _READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None], RawTable]] = {
     ".csv": read_named,
+    ".tsv": read_named,
     ".parquet": read_named,
     ".npz": read_npz,
     ".svm": read_svmlight,

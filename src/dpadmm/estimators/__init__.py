@@ -1,4 +1,5 @@
-"""scikit-learn estimators with differential privacy: :class:`DPADMMClassifier` and :class:`DPADMMRegressor`.
+"""scikit-learn estimators with differential privacy, :class:`DPADMMClassifier` and :class:`DPADMMRegressor`, and
+:class:`PublicScaler`, which standardises rows for them without a leak.
 
 They need scikit-learn, which nothing else here does: ``pip install 'dpadmm[sklearn]'``.
 """
@@ -14,5 +15,6 @@ except ModuleNotFoundError:
     ) from None
 
 from dpadmm.estimators.linear_models import DPADMMClassifier, DPADMMRegressor
+from dpadmm.estimators.scaler import PublicScaler
 
-__all__ = ["DPADMMClassifier", "DPADMMRegressor"]
+__all__ = ["DPADMMClassifier", "DPADMMRegressor", "PublicScaler"]

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from traceback import walk_stack
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 
 from dpadmm._base.errors import PrivacyLeakWarning, StudyError
 from dpadmm.data import Dataset
-from dpadmm.estimators.encoding import Encoding, encoding_of, positive, refusal
+from dpadmm.estimators.encoding import Encoding, encoding_of, positive, validated
+from dpadmm.optim.features import row_norms
 from dpadmm.optim.regularizers import ElasticNet
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
-from dpadmm.privacy.calibration import total_noise_multiplier
+from dpadmm.privacy.releases import Release
+from dpadmm.privacy.statistics import make_statistic
 from dpadmm.runs.preparation import Prepared, prepare
 from dpadmm.runs.run import Result
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 from dpadmm.training.oracles import ExactNoise, fresh_seed
+from dpadmm.training.prior import Prior, prior_of
 from dpadmm.trusted.discrete_gaussian import Grid
 
 _ONE_AT_A_TIME = Lock()
 """The compiled rounds use all cores by themselves, and not every threading layer of numba can be shared."""
 
-KINDS = (np.float64, np.float32)
+METHODS = ("auto", "dp_admm")
 
 
 @dataclass(eq=False, repr=False)
@@ -43,9 +47,12 @@ class PrivateLinearModel(BaseEstimator):
     delta: float = 1e-5
     data_norm: float | None = None
     bounds: Any = None
+    center: Any = None
+    scale: Any = None
     l1_ratio: float = 0.0
     fit_intercept: bool = True
-    max_iter: int = 100
+    method: str = "auto"
+    max_iter: int | None = None
     rho: float = 0.1
     weight_radius: float = 30.0
     random_state: Any = None
@@ -53,32 +60,37 @@ class PrivateLinearModel(BaseEstimator):
     _encoding: Encoding = field(init=False)
     _sent_from: tuple[BudgetAccountant, ...] = field(init=False)
 
-    def _checked(self, X: Any, y: Any, **how: Any) -> tuple[Any, Any]:
-        X, y = self._validated(X, y, ensure_min_samples=2, **how)
-        return X, y
+    def shortened(self, X: Any) -> NDArray[np.bool_]:
+        """Which rows are longer than ``data_norm``, so that ``coef_`` holds for them up to a factor: (rows,).
+
+        Nothing of it is kept in the estimator. It is about the rows, without noise: for their owner only.
+        """
+        return np.asarray(row_norms(self._encode(X)) > 1.0)
 
     def _encode(self, X: Any) -> Any:
         """Rows to predict, scaled as the training rows were."""
         check_is_fitted(self)
-        return self._encoding.rows(self._validated(X, reset=False))
-
-    def _validated(self, X: Any, *y: Any, **how: Any) -> Any:
-        try:
-            return validate_data(self, X, *y, accept_sparse="csr", dtype=list(KINDS), **how)
-        except ValueError as error:
-            raise refusal(error, X) from None
+        return self._encoding.rows(validated(self, X, reset=False))
 
     def _encoding_of(self, X: Any) -> tuple[Encoding, list[str]]:
         encoding, read_off = encoding_of(
-            X, data_norm=self.data_norm, bounds=self.bounds, centred=bool(self.fit_intercept)
+            X,
+            data_norm=self.data_norm,
+            bounds=self.bounds,
+            center=self.center,
+            scale=self.scale,
+            centred=bool(self.fit_intercept),
+            names=getattr(self, "feature_names_in_", None),
         )
-        return encoding, ["the norm of rows (give data_norm= or bounds=)"] if read_off else []
+        return encoding, ["the norm of rows (give bounds=, scale= or data_norm=)"] if read_off else []
 
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
         """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
-        whole = isinstance(self.max_iter, int | np.integer) and not isinstance(self.max_iter, bool)
-        if not whole or self.max_iter < 1:
-            raise StudyError(f"max_iter must be a whole number of at least 1, not {self.max_iter!r}")
+        rounds = self.max_iter
+        if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1):
+            raise StudyError(f"max_iter must be a whole number of at least 1, not {rounds!r}")
+        if self.method not in METHODS:
+            raise StudyError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         seed = self.random_state
         return Settings(
             **loss,
@@ -86,7 +98,8 @@ class PrivateLinearModel(BaseEstimator):
             epsilon=positive("epsilon", self.epsilon),
             delta=self.delta,
             intercept=bool(self.fit_intercept),
-            n_rounds=int(self.max_iter),
+            method=self.method,
+            n_rounds=None if rounds is None else int(rounds),
             rho=self.rho,
             weight_radius=self.weight_radius,
             clip_rows=True,
@@ -98,24 +111,42 @@ class PrivateLinearModel(BaseEstimator):
     def _prepared(self, dataset: Dataset, settings: Settings) -> Prepared:
         """Everything is checked here, so that what is charged can run."""
         prepared = prepare(dataset, settings)
+        problem, rows = prepared.problem, prepared.rows
+        settings = settings.with_rounds(problem, rows)
+        t = settings.planned_rounds
+        method = settings.rounds(problem, rows, np.full(rows.n_agents, t))
         if self.random_state is None:
-            z = total_noise_multiplier(float(self.epsilon), settings.delta, settings.planned_rounds)
-            loss = prepared.problem.loss
-            n_weights = prepared.rows.n_features * loss.n_outputs
             try:
-                for m in np.unique(prepared.rows.n_rows).tolist():
-                    Grid(loss.lipschitz, n_weights, m).noise_scale(z)
+                for m, agent in zip(
+                    *(each.tolist() for each in np.unique(rows.n_rows, return_index=True)), strict=True
+                ):
+                    for release in (
+                        release for release, _ in method.plan(agent, t).runs if isinstance(release, Release)
+                    ):
+                        made = make_statistic(release.statistic, problem, rows.n_features)
+                        Grid(made.row_norm, math.prod(made.shape), m).noise_scale(release.noise_multiplier)
             except StudyError as error:
                 raise StudyError(
-                    f"there is no exact noise for epsilon={self.epsilon:g} in {self.max_iter} rounds: {error}"
+                    f"there is no exact noise for epsilon={self.epsilon:g} in {t} rounds: {error}"
                 ) from None
         return prepared
 
-    def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str]) -> Result:
+    def _prior(self, public: Any, encoded: Callable[[Any, Any], Dataset], settings: Settings) -> Prior | None:
+        """What the public rows say, which is weighed against the noise."""
+        if public is None:
+            return None
+        if not isinstance(public, tuple | list) or len(public) != 2:
+            raise StudyError("public must be a pair (X, y) of public rows and their labels")
+        dataset = encoded(*validated(self, *public, reset=False))
+        found = prepare(dataset, settings.changed(partition="equal", n_agents=1))
+        return prior_of(found.problem, found.rows)
+
+    def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str], prior: Prior | None) -> Result:
         """Charge, train, and keep what every fitted estimator has."""
         charge_all(self._accountants(), self.epsilon, self.delta)
         with _ONE_AT_A_TIME:
-            result = run_prepared(prepared, settings, noise=ExactNoise() if self.random_state is None else None)
+            noise = ExactNoise() if self.random_state is None else None
+            result = run_prepared(prepared, settings, noise=noise, prior=prior)
         self.n_iter_ = result.outcome.rounds
         self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
         if leaks:

@@ -16,7 +16,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
 from dpadmm.estimators.base import PrivateLinearModel, as_groups, owned
-from dpadmm.estimators.encoding import label_scale, positive
+from dpadmm.estimators.encoding import label_scale, positive, validated
 from dpadmm.optim.losses.base import Task
 
 CLASSIFIER_LOSSES = ("logistic", "hinge", "smoothed_hinge")
@@ -29,13 +29,14 @@ def _gives_probabilities(classifier: DPADMMClassifier) -> bool:
 
 @dataclass(eq=False, repr=False)
 class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
-    """Logistic regression (or an SVM) by DP-ADMM: the whole fit is (ε, δ)-private for every single row.
+    """Logistic regression (or an SVM) whose whole fit is (ε, δ)-private for every single row.
 
     Minimises, with m rows, what :class:`sklearn.linear_model.LogisticRegression` does:
-    ``mean loss + (l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)/(C·m)``, with two differences: the intercept is
-    penalised too, as the weight of a constant column of 0.29 times ``data_norm``, and with groups every agent
-    counts the same, whatever the number of its rows. w is in the units of X (of X mapped to [−1, 1] where
-    ``bounds`` are given). The paper's λ/n, that is ``reg_share`` elsewhere in dpadmm, is
+    ``mean loss + (l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)/(C·m)``, except that the intercept is penalised too, as
+    the weight of a constant column of 0.29 times ``data_norm``. w is in the units of X (of X mapped to [−1, 1]
+    where ``bounds`` are given, of X standardised where ``scale`` is). ``auto`` comes as near to that as noise
+    and few rounds allow; ``dp_admm`` gets there with little noise and many rounds, and counts every agent the
+    same, whatever the number of its rows. The paper's λ/n, that is ``reg_share`` elsewhere in dpadmm, is
     ``0.92/(C·m·data_norm²)`` for the L2 penalty with an intercept, and ``1/(C·m·data_norm²)`` without.
 
     Parameters
@@ -45,11 +46,18 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         ``e^ε``, and by δ. The number of rows is public.
     data_norm : float, optional
         Public bound of the L2 norm of a row; longer rows are shortened to it, in training and prediction.
-        With ``bounds``: of the norm after mapping to [−1, 1], √d if left out.
-    bounds : (low, high), optional
-        Public bounds of the features, one number or one per feature. Values are clamped to them and mapped to
-        [−1, 1] (sparse rows, or without an intercept: divided by the larger of ``|low|`` and ``|high|``).
-        Without both, the norm is read off the rows: a leak, and a :class:`dpadmm.PrivacyLeakWarning`.
+        With ``bounds`` or ``scale``: of the norm after these, √d if left out.
+    bounds : (low, high) or dict, optional
+        Public bounds of the features: one number or one per feature, or ``{column: (low, high)}`` for an X
+        with column names. Values are clamped to them and, without ``scale``, mapped to [−1, 1] (sparse rows,
+        or without an intercept: divided by the larger of ``|low|`` and ``|high|``).
+    center, scale : number, array or dict, optional
+        A public value that is usual and a usual distance from it, such as mean and standard deviation of a
+        public table: one number, one per feature, or one by column name (a dict or a series of pandas). Rows
+        are standardised by them, and those beyond ``data_norm`` shortened. Better than bounds alone, which are
+        rarely reached. ``scale=1`` says that X is standardised; without ``center`` rows are not moved.
+        Without bounds, scale and data_norm, the norm is read off the rows: a leak, and a
+        :class:`dpadmm.PrivacyLeakWarning`.
     classes : sequence, optional
         Public list of the labels. Left out: read off ``y``, with the same warning.
     C : float
@@ -59,11 +67,14 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     loss : {"logistic", "hinge", "smoothed_hinge"}
         Logistic loss is softmax for more than two classes; the others are for two.
     fit_intercept : bool
-    max_iter : int
-        Rounds. More of them share the same ε: each has more noise.
+    method : {"auto", "dp_admm"}
+        ``auto`` has nothing to tune; ``dp_admm`` is the paper's.
+    max_iter : int, optional
+        Rounds, which share ε: of more of them each has more noise. Left out: what suits the numbers of rows and
+        features and the budget (dp_admm: 100).
     rho, weight_radius : float
-        ADMM's penalty, and a public guess of the norm of the scaled weights (about ``data_norm`` times
-        that of ``coef_``): both shape the steps and not the privacy.
+        For dp_admm: ADMM's penalty, and a public guess of the norm of the scaled weights (about ``data_norm``
+        times that of ``coef_``): both shape the steps and not the privacy.
     random_state : None, int or RandomState
         None: exact noise from the operating system. A number: simulated noise, the same in every fit, for
         experiments; it protects nobody, and there is a warning.
@@ -74,7 +85,8 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     ----------
     coef_ : (1 or classes, features)
     intercept_ : (1 or classes,)
-        In the units of X: scores are ``X @ coef_.T + intercept_`` unless a row is clamped or shortened.
+        In the units of X: scores are ``X @ coef_.T + intercept_`` unless a row is clamped, or shortened
+        (``shortened(X)`` says which are; that is for the owner of the rows only, and no attribute has it).
     classes_, n_features_in_, feature_names_in_, n_iter_
         As in scikit-learn.
     privacy_ : dict
@@ -103,9 +115,13 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         tags.classifier_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent)."""
-        X, y = self._checked(X, y)
+    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
+        """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent).
+
+        ``public`` is a pair (X, y) of rows that anyone may see: a model of them is the start, and is
+        trusted as far as the first private answers agree with it.
+        """
+        X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, leaks = self._classes_of(y)
         binary = len(classes) == 2
@@ -124,11 +140,15 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         )
         task: Task = "binary" if binary else "multiclass"
         names = classes.tolist()
-        labels = encode_labels(y, task=task, classes=names)
-        rows = Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups))
-        prepared = self._prepared(rows, settings)
+
+        def encoded(X: Any, y: Any, groups: Any = None) -> Dataset:
+            labels = encode_labels(y, task=task, classes=names)
+            return Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups))
+
+        prepared = self._prepared(encoded(X, y, groups), settings)
+        prior = self._prior(public, encoded, settings)
         self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded])
+        result = self._run(prepared, settings, [*leaks, *unbounded], prior)
         self.classes_, self._encoding, self._model = classes, encoding, result.model
         self.coef_, self.intercept_ = encoding.coefficients(result.model.weights, settings.intercept)
         return self
@@ -168,13 +188,13 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
 
 @dataclass(eq=False, repr=False)
 class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
-    """Ridge regression (or lasso, or Huber's) by DP-ADMM: the whole fit is (ε, δ)-private for every single row.
+    """Ridge regression (or lasso, or Huber's) whose whole fit is (ε, δ)-private for every single row.
 
     Minimises, with m rows, what :class:`sklearn.linear_model.Ridge` does (divided by 2m):
     ``mean of ½(y − ŷ)² + alpha/m·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)``, except that the weight of the
-    constant column is penalised too and that with groups every agent counts the same. w is in the units of X
-    and y (of X mapped to [−1, 1] where ``bounds`` are given). The paper's λ/n, ``reg_share`` elsewhere in
-    dpadmm, is ``0.92·alpha/(m·data_norm²)`` for the L2 penalty with an intercept, and ``alpha/(m·data_norm²)`` without.
+    constant column is penalised too. w is in the units of X and y (of X mapped to [−1, 1] or standardised, where
+    ``bounds`` or ``scale`` are given). The paper's λ/n, ``reg_share`` elsewhere in dpadmm, is
+    ``0.92·alpha/(m·data_norm²)`` for the L2 penalty with an intercept, and ``alpha/(m·data_norm²)`` without.
 
     Parameters
     ----------
@@ -188,8 +208,10 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     gradient_bound : float
         In half widths of ``y_bounds``: a row whose gradient is longer counts no more than this, and the noise is
         in proportion to it.
-    epsilon, delta, data_norm, bounds, l1_ratio, fit_intercept, max_iter, rho, weight_radius, random_state, accountant
-        As in :class:`DPADMMClassifier`; ``weight_radius`` is for labels scaled to [−1, 1].
+    epsilon, delta, data_norm, bounds, center, scale, l1_ratio, fit_intercept, method, max_iter
+        As in :class:`DPADMMClassifier`.
+    rho, weight_radius, random_state, accountant
+        Likewise; ``weight_radius`` is for labels scaled to [−1, 1].
 
     Attributes
     ----------
@@ -224,9 +246,9 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         tags.regressor_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit to rows X (dense or sparse) and numbers y; ``groups`` says who owns a row (None: one agent)."""
-        X, y = self._checked(X, y, y_numeric=True)
+    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
+        """Fit to rows X (dense or sparse) and numbers y; ``groups`` and ``public`` as in :class:`DPADMMClassifier`."""
+        X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         if self.loss not in REGRESSOR_LOSSES:
             raise StudyError(f"loss must be one of {', '.join(REGRESSOR_LOSSES)}, not {self.loss!r}")
         bound = positive("gradient_bound", self.gradient_bound)
@@ -244,10 +266,15 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
             loss_delta=bound,
             **owned(groups),
         )
-        labels = (np.clip(y.astype(float), low, high) - middle) / half
-        prepared = self._prepared(Dataset("X", encoding.rows(X), labels, None, as_groups(groups)), settings)
+
+        def encoded(X: Any, y: Any, groups: Any = None) -> Dataset:
+            labels = (np.clip(y.astype(float), low, high) - middle) / half
+            return Dataset("X", encoding.rows(X), labels, None, as_groups(groups))
+
+        prepared = self._prepared(encoded(X, y, groups), settings)
+        prior = self._prior(public, encoded, settings)
         self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded])
+        result = self._run(prepared, settings, [*leaks, *unbounded], prior)
         self._encoding, self._model, self._label_scale = encoding, result.model, (middle, half)
         coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
         self.coef_, self.intercept_ = half * coef[0], float(middle + half * constant[0])

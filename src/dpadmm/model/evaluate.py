@@ -31,7 +31,7 @@ NOT_TO_PUBLISH = (
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows whose predicted probability lies in one interval: their number, mean probability, and truth."""
+    """A tenth of the rows, by predicted probability: its range, their number, mean probability, and truth."""
 
     low: float
     high: float
@@ -44,7 +44,8 @@ class Bin:
 class Evaluation:
     """Figures by name (None where there is no such number), and what they were computed from.
 
-    ``figures`` are accuracy, most_frequent_class, loss, auc, calibration_error; or rmse, mae, r2, loss.
+    ``figures`` are accuracy, most_frequent_class, loss, auc, and of probabilities log_loss, brier (summed over
+    more than two classes) and calibration_error; or rmse, mae, r2, loss.
     ``confusion`` has rows by true class (down) and predicted class (across); it is empty for numbers.
     ``bins`` compare the probability of the positive class (of the likeliest one where there are more than
     two) with how often it was true. ``truth`` are codes of the classes, or numbers in the label's units.
@@ -105,16 +106,21 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
     codes, n_classes = truth.astype(int), len(classes)
     chosen = (scores[:, 0] > 0.0).astype(int) if model.task == "binary" else scores.argmax(axis=1)
     confusion = np.bincount(codes * n_classes + chosen, minlength=n_classes**2).reshape(n_classes, n_classes)
-    bins = reliability(model, codes, scores) if model.has_probabilities else []
     figures = {
         "accuracy": float(np.trace(confusion) / len(codes)),
         "most_frequent_class": float(confusion.sum(axis=1).max() / len(codes)),
         "loss": _mean_loss(model, 2.0 * truth - 1.0 if model.task == "binary" else truth, scores),
         "auc": mean_auc(codes, scores),
-        "calibration_error": (
-            sum(each.rows * abs(each.predicted - each.observed) for each in bins) / len(codes) if bins else None
-        ),
+        **dict.fromkeys(("log_loss", "brier", "calibration_error")),
     }
+    bins: list[Bin] = []
+    if model.has_probabilities:
+        chances = model.probabilities(scores)
+        bins = reliability(chances, codes)
+        figures["log_loss"] = figures["loss"]  # which is what models with probabilities are trained for
+        squares = np.square(chances - np.eye(n_classes)[codes]).sum(axis=1)
+        figures["brier"] = float(squares.mean() / (2.0 if n_classes == 2 else 1.0))
+        figures["calibration_error"] = sum(bin.rows * abs(bin.predicted - bin.observed) for bin in bins) / len(codes)
     return Evaluation(len(codes), figures, classes, confusion, bins, truth, scores, report)
 
 
@@ -141,19 +147,19 @@ def mean_auc(codes: Integers, scores: Floats) -> float | None:
     return None if None in each else float(np.mean([value for value in each if value is not None]))
 
 
-def reliability(model: Model, codes: Integers, scores: Floats) -> list[Bin]:
-    """Bins of equal width over the predicted probability; empty ones are left out."""
-    chances = model.probabilities(scores)
+def reliability(chances: Floats, codes: Integers) -> list[Bin]:
+    """Bins of equal numbers of rows by predicted probability; equal ones stay together, so bins may be fewer."""
     if chances.shape[1] == 2:
         predicted, true = chances[:, 1], codes == 1
     else:
         predicted, true = chances.max(axis=1), codes == chances.argmax(axis=1)
-    place = np.minimum((predicted * BINS).astype(int), BINS - 1)
+    edges = np.quantile(predicted, np.linspace(0.0, 1.0, BINS + 1))
+    place = np.searchsorted(edges[1:-1], predicted)
     rows = np.bincount(place, minlength=BINS)
     sums = np.bincount(place, weights=predicted, minlength=BINS)
     hits = np.bincount(place, weights=true, minlength=BINS)
     return [
-        Bin(k / BINS, (k + 1) / BINS, int(rows[k]), float(sums[k] / rows[k]), float(hits[k] / rows[k]))
+        Bin(float(edges[k]), float(edges[k + 1]), int(rows[k]), float(sums[k] / rows[k]), float(hits[k] / rows[k]))
         for k in range(BINS)
         if rows[k]
     ]

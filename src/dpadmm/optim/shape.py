@@ -58,6 +58,22 @@ class Shape:
         trace = np.sum(inverse) - np.sum(inverse * np.square(self.direction)) / self._root**2
         return float(len(self.scale) - ridge * trace)
 
+    def filtered(self, vectors: Floats, ridge: float, doubt: float) -> Floats:
+        """``M(M + cI)⁻¹x`` with ``M = BKBᵀ = I − τBBᵀ``, c = ``doubt``: less where rows say little, x is (d, p).
+
+        ``BBᵀ`` is diagonal but for two directions, so that a 2 × 2 system is solved.
+        """
+        inverse, q, turn = np.square(self.scale), self.direction, 1.0 / (self._root * (self._root + 1.0))
+        sides = np.stack([q, inverse * q])
+        middle = np.array([[turn**2 * np.sum(sides[1] * q), -turn], [-turn, 0.0]])
+        weights = 1.0 + doubt - ridge * inverse
+        plain, thin = vectors / weights[:, None], sides / weights
+        system = np.eye(2) - ridge * middle @ np.einsum("id,jd->ij", sides, thin)
+        inner = np.linalg.solve(system, ridge * middle @ np.einsum("id,dp->ip", sides, plain))
+        solved = plain + np.einsum("id,ip->dp", thin, inner)
+        across = np.einsum("id,ip->dp", sides, middle @ np.einsum("id,dp->ip", sides, solved))
+        return np.asarray(solved - ridge * (inverse[:, None] * solved + across))
+
     @property
     def _root(self) -> float:
         return float(np.sqrt(1.0 + np.sum(np.square(self.direction))))

@@ -229,10 +229,8 @@ def _confusion(axes: Axes, evaluation: Evaluation) -> None:
 def _reliability(axes: Axes, evaluation: Evaluation) -> None:
     bins, look = evaluation.bins, kinds(["bins"])["bins"]
     _diagonal(axes)
-    sizes = np.array([each.rows for each in bins])
     predicted, observed = [each.predicted for each in bins], [each.observed for each in bins]
-    axes.plot(predicted, observed, color=look.color, linewidth=1.2)
-    axes.scatter(predicted, observed, s=12.0 + 140.0 * sizes / sizes.max(), color=look.color, alpha=0.8)
+    axes.plot(predicted, observed, "o-", color=look.color, linewidth=1.2, markersize=5.0)
     axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0))
     title = f"calibration, mean error {evaluation.figures['calibration_error']:.3f}"
     dress(axes, title=title, x="predicted probability", y="share that was so")
@@ -296,7 +294,8 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
                       label="± 2 noise standard errors")  # fmt: skip
         axes.plot(nothing, nothing, "o", color=GREY, markerfacecolor="white",
                   label="may be noise: reaches zero")  # fmt: skip
-    legend(figure, axes, columns=4)
+    longest = max(map(len, axes.get_legend_handles_labels()[1]), default=0)
+    legend(figure, axes, columns=max(1, 110 // (longest + 10)))  # as many as fit the figure
     return figure
 
 

@@ -34,9 +34,10 @@ from dpadmm.training.loop import (
     StopRule,
     train,
 )
-from dpadmm.training.methods import Method
+from dpadmm.training.methods import AutoRounds, Method
 from dpadmm.training.metrics import Trace
 from dpadmm.training.oracles import ExactNoise, Noise, priced
+from dpadmm.training.prior import Prior
 from dpadmm.version import VERSION
 
 MOST_HISTORY = 4_000_000
@@ -235,6 +236,7 @@ def run(
     averages: Averages | None = None,
     observers: Sequence[Observer] = (),
     warm_start: Floats | None = None,
+    prior: Prior | None = None,
     keep_interrupted: bool = False,
     n_rounds: int | None = None,
     seed: int = 0,
@@ -247,6 +249,8 @@ def run(
         Public sizes that noise and steps are for, where they are not those of ``rows`` (forecasts).
     warm_start : (d, p), optional
         Public weights to start from; zero if left out.
+    prior : Prior, optional
+        What public rows say: ``auto`` weighs it against the noise, other methods start from its weights.
     keep_interrupted : bool
         Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
     n_rounds : int, optional
@@ -258,6 +262,10 @@ def run(
         raise StudyError(f"n_rounds must be at most the {training.planned_rounds} that noise is planned for")
     mask = participation.mask if isinstance(participation, PlannedParticipation) else None
     method = training.rounds(problem, sizes or rows, _planned(training, mask, rows.n_agents), seed=seed)
+    if prior is not None and isinstance(method, AutoRounds):
+        method = replace(method, prior=prior)
+    elif prior is not None:
+        warm_start = prior.weights
     outcome = train(
         method,
         problem,

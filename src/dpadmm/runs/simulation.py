@@ -30,6 +30,7 @@ from dpadmm.training.loop import (
 )
 from dpadmm.training.metrics import Metrics
 from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise, fresh_seed
+from dpadmm.training.prior import Prior
 
 
 def simulate(
@@ -122,6 +123,7 @@ def run_prepared(
     observers: Sequence[Observer] = (),
     noise: Noise | None = None,
     warm_start: Floats | None = None,
+    prior: Prior | None = None,
     keep_interrupted: bool = False,
 ) -> Result:
     """Simulate on prepared rows, and measure; ``noise`` is simulated from the seed if left out."""
@@ -147,6 +149,7 @@ def run_prepared(
         averages=averages,
         observers=[*([metrics] if settings.metrics_every else []), *observers],
         warm_start=warm_start,
+        prior=prior,
         keep_interrupted=keep_interrupted,
         seed=seed,
     )

@@ -25,6 +25,7 @@ from dpadmm.runs.run import History, Result, run
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.loop import Observer
 from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise
+from dpadmm.training.prior import prior_of
 
 
 def train(
@@ -34,15 +35,18 @@ def train(
     by: str | None = None,
     n_agents: int = 1,
     seed: int | None = None,
+    public: str | PathLike[str] | None = None,
 ) -> Result:
     """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
 
     ``study`` is a study or its file, and ``data`` a CSV or Parquet file. The column ``by`` says who owns a row; else
     rows are dealt to ``n_agents``. The noise is exact, and differs in every run; with a ``seed`` it is simulated, and
-    protects nobody. ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
+    protects nobody. A table of ``public`` rows of the same columns is the start, and is trusted as far as the first
+    answers agree with it. ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
     """
     agreed = study if isinstance(study, Study) else read_study(Path(study))
-    return run_study(agreed, encode(agreed, Path(data), by=by), n_agents=n_agents, seed=seed)
+    known = None if public is None else encode(agreed, Path(public))
+    return run_study(agreed, encode(agreed, Path(data), by=by), n_agents=n_agents, seed=seed, public=known)
 
 
 def encode(study: Study, data: Path, *, by: str | None = None) -> EncodedTable:
@@ -61,13 +65,14 @@ def run_study(
     *,
     n_agents: int = 1,
     seed: int | None = None,
+    public: EncodedTable | None = None,
     observers: Sequence[Observer] = (),
     keep_interrupted: bool = False,
 ) -> Result:
     """Train a study on a table that was encoded for it: its owners are the agents, or equal random shares.
 
     With a ``seed`` the noise is simulated: an experiment that can be repeated and protects nobody. Ctrl-C is
-    raised as usual, unless what was done is to be kept.
+    raised as usual, unless what was done is to be kept. ``public`` rows are a prior; see :mod:`dpadmm.training.prior`.
     """
     rows, names = _laid_out(table, n_agents, seed)
     if rows.n_features != study.shape[0]:
@@ -79,9 +84,12 @@ def run_study(
         study.problem,
         rows,
         noise,
+        prior=None if public is None else prior_of(study.problem, make_rows(public.features, public.labels)),
         observers=[history, *observers],
         keep_interrupted=keep_interrupted,
     )
+    if result.training != study.training:  # the rounds followed from the sizes
+        study = replace(study, training=result.training)
     return replace(result, of_study=study, names=names, history=history.as_array())
 
 

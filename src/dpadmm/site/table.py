@@ -16,7 +16,7 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.dataset import encode_labels
 from dpadmm.data.encoded import EncodedTable, Survey, encode_table, plain_schema, read_owners, survey_table
 from dpadmm.data.encoder import Report, much
-from dpadmm.data.reader import line_warnings
+from dpadmm.data.reader import has_named_columns, line_warnings
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.tables import RawTable, read_columns
 from dpadmm.optim.features import clip_rows, with_intercept
@@ -105,7 +105,7 @@ class SiteRows:
     @property
     def _has_named_columns(self) -> bool:
         """Other files are read as they are."""
-        return self.table.suffix.lower() in (".csv", ".parquet")
+        return has_named_columns(self.table)
 
     def _read(self, columns: Sequence[str]) -> RawTable:
         try:

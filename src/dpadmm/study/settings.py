@@ -31,7 +31,7 @@ from dpadmm.optim.losses.base import check_loss
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.regularizers import L2, REGULARIZERS, Regularizer
 from dpadmm.training.loop import AverageName
-from dpadmm.training.methods import METHODS, DpAdmm, Method, MethodSettings
+from dpadmm.training.methods import METHODS, Auto, DpAdmm, Method, MethodSettings
 from dpadmm.training.setup import Setup
 
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
@@ -100,7 +100,7 @@ class Training:
     calibration: Annotated[
         Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
     ] = "paper"
-    method: MethodSettings = field(default=DpAdmm())
+    method: MethodSettings = field(default=Auto())
     n_rounds: Annotated[
         Annotated[int, Meta(ge=1, le=10**6)] | None,
         "Rounds, t; if not given, 100, or what suits rows and budget (auto).",
@@ -196,6 +196,9 @@ class Training:
 class Settings(Training):
     """Settings of one simulated run: :class:`Training`, and how agents and measurements are simulated."""
 
+    method: Annotated[
+        MethodSettings, "Training method; if not given, the paper's dp_admm (a study's default is auto)."
+    ] = field(default=DpAdmm())
     n_agents: Annotated[Count, "Number of agents; not used where agents are given by groups."] = 10
     partition: Annotated[
         Literal["equal", "unequal", "label_skewed", "groups"],
@@ -247,7 +250,7 @@ def _flat_parameters(made: type[Training]) -> dict[str, Parameter]:
             continue
         registry = REGISTRIES[each.name]
         names = tuple(registry.classes)
-        help = f"{registry.help} One of {', '.join(names)}."
+        help = f"{each.help or registry.help} One of {', '.join(names)}."
         found[each.name] = Parameter(each.name, Literal[names], each.default.name, help)
         owners: dict[str, list[str]] = {}
         for name, own in ((cls.name, own) for cls in registry.classes.values() for own in parameters(cls)):

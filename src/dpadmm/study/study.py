@@ -7,12 +7,13 @@ pins it when it enrols, and no later message can change any of it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from msgspec import Meta
@@ -23,6 +24,7 @@ from dpadmm._base.toml import read_toml
 from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.schema_file import (
+    confirmed,
     doubted,
     label_as_json,
     rows_from,
@@ -32,6 +34,7 @@ from dpadmm.data.schema_file import (
 from dpadmm.data.schema_file import problems as rows_problems
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.problem import Problem, PublicSizes
+from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import MAX_RELEASES, gaussian
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
@@ -51,6 +54,8 @@ LARGEST = 10**15
 LEAST_NOISE, MOST_NOISE = 0.1, 1e9
 """z that exact noise can be drawn for."""
 
+LARGE_EPSILON = 10.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
@@ -63,8 +68,8 @@ class Study:
     Examples
     --------
     >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "delta": 1e-6})
-    >>> study.shape, study.hash[:8], round(study.noise_multiplier, 3)
-    ((2, 1), '...', 42.247)
+    >>> study.shape, study.hash[:8], study.training.method.name
+    ((2, 1), '...', 'auto')
     """
 
     name: Annotated[str, "What it is about, on one line."]
@@ -215,12 +220,10 @@ class Study:
             )
         for release, _ in plan.tally():
             z = getattr(release, "noise_multiplier", 0.0)
-            if not z > 0.0:
+            if settings.noise_multiplier == 0.0:
                 raise StudyError("study: noise_multiplier = 0 means no privacy, which no agent agrees to")
             if not LEAST_NOISE <= z <= MOST_NOISE:
-                raise StudyError(
-                    f"study: the noise multiplier is {z:g}; agents can add {LEAST_NOISE:g} to {MOST_NOISE:g}"
-                )
+                raise StudyError(f"study: {_noise_in_words(settings, z)}")
         names = dict.fromkeys(gaussian(release).statistic for release, _ in plan.tally())
         return Terms(
             hash=self.hash,
@@ -308,7 +311,7 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
 
 
 def study_problems(table: Mapping[str, Any]) -> list[str]:
-    """A sentence for everything that is wrong with a study's table; nothing, if it is a study.
+    """A sentence for everything that is wrong with a study's table; nothing, if it is a study once it is confirmed.
 
     Examples
     --------
@@ -322,24 +325,48 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     found += [*_of_rows(table), *_of_training(table)]
     if isinstance(table.get("provenance"), Mapping):
         found += problems(table["provenance"], origins(), "provenance")
-    found = found or _raised(lambda: study_from(table))
+    found = found or _raised(lambda: study_from(confirmed(table) if confirmations(table) else table))
     return [" ".join(each.removeprefix("study: ").split()) for each in found]
 
 
-def confirmations(table: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Sentences about values that wait to be confirmed -> the column's name, and the values.
+class Confirmation(NamedTuple):
+    """Values that were read off a table and wait for someone to say that they are public."""
 
-    They are among the problems where there is no other problem with the columns.
-    """
+    place: tuple[str, ...]
+    """Of the study's file: ``("label",)`` or ``("columns", name)``."""
+    name: str
+    group: Literal["label", "numbers", "categories"]
+    values: str
+
+
+def confirmations(table: Mapping[str, Any]) -> list[Confirmation]:
+    """All that waits to be confirmed, where there is no problem with the columns."""
     if "columns" not in table or "features" in table or rows_problems(table):
-        return {}
-    return {
-        " ".join(f"{who}: is this public, {_shown(about)}? Correct it, and say public = true".split()): (
-            about.get("name") or f"{about['column']} (label)",
-            _shown(about),
+        return []
+    found = []
+    for _, about in unconfirmed(table):
+        if "name" in about:
+            group: Any = "numbers" if about["kind"] in ("number", "plain") else "categories"
+            found.append(Confirmation(("columns", about["name"]), about["name"], group, _shown(about)))
+        else:
+            found.append(Confirmation(("label",), about["column"], "label", _shown(about)))
+    return found
+
+
+def budget_warnings(study: Study, n_rows: int | None = None) -> list[str]:
+    """Where a budget protects little: a large ε, or a δ that is not below 1 / rows (where their number is known)."""
+    plan, delta, found = study.terms.plan, study.terms.delta, []
+    epsilon = study.training.epsilon or exact_epsilon(math.sqrt(plan.mu_squared()), delta)
+    if isinstance(epsilon, float) and epsilon >= LARGE_EPSILON:
+        found.append(
+            f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}"
         )
-        for who, about in unconfirmed(table)
-    }
+    if n_rows and delta * n_rows >= 1.0:
+        found.append(
+            f"δ = {delta:g} is not below 1/{n_rows:,}, so it allows a method that publishes a row of the table; "
+            f"take {0.1 / n_rows:.0e} or less"
+        )
+    return found
 
 
 def origins() -> list[Parameter]:
@@ -404,7 +431,7 @@ def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
 def _of_rows(table: Mapping[str, Any]) -> list[str]:
     if "columns" not in table or "features" in table:
         return []
-    return rows_problems(table) or [*doubted(table), *confirmations(table)]
+    return rows_problems(table) or doubted(table)
 
 
 def table_parameters(table: str, name: str | None = None) -> Sequence[Parameter]:
@@ -456,12 +483,24 @@ def _raised(check: Callable[[], object]) -> list[str]:
 
 def _shown(about: Mapping[str, Any]) -> str:
     """The values that were read off a table."""
-    named = [(key, about[key]) for key in ("bounds", "values", "classes", "bins") if key in about]
-    return ", ".join(f"{key} {', '.join(map(str, value[:12]))}{_more(value)}" for key, value in named)
+    named = {key: about[key] for key in ("bounds", "center", "scale", "values", "classes", "bins") if key in about}
+    return ", ".join(f"{key} {_first(value) if isinstance(value, list) else value}" for key, value in named.items())
 
 
-def _more(value: Sequence[Any]) -> str:
-    return f" and {len(value) - 12} more" if len(value) > 12 else ""
+def _first(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values[:12])) + (f" and {len(values) - 12} more" if len(values) > 12 else "")
+
+
+def _noise_in_words(settings: Training, z: float) -> str:
+    """Noise that agents cannot add, by the setting that asks for it."""
+    name = next(each for each in BUDGETS if getattr(settings, each) is not None)
+    if name == "noise_multiplier":
+        return f"the noise multiplier is {z:g}; agents can add {LEAST_NOISE:g} to {MOST_NOISE:g}"
+    little, than = z < LEAST_NOISE, "less" if z < LEAST_NOISE else "more"
+    return (
+        f"{name} = {getattr(settings, name):g} in {settings.planned_rounds} rounds takes {than} noise than agents can "
+        f"add; take a {'smaller' if little else 'larger'} {name}{', or fewer rounds' if not little else ''}"
+    )
 
 
 def _check_features(features: object) -> None:

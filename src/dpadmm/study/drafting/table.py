@@ -1,16 +1,20 @@
 """A draft of a study from a public or dummy table: every value that was read off it waits to be confirmed.
 
-Guessed are numbers (with bounds rounded outwards), categories and booleans; what nothing can be learnt from,
-or what would be refused, is left out with a comment that says why.
+Guessed are numbers (with bounds rounded outwards, and mean and standard deviation as center and scale), categories
+and booleans; what nothing can be learnt from, or what would be refused, is left out with a comment that says why.
+What a machine cannot know (is a whole number an amount or a code?) is asked in a comment.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,11 @@ import pyarrow.compute as pc
 
 from dpadmm._base.errors import DataError
 from dpadmm._base.suggestions import unknown_name
-from dpadmm.data.cells import as_numbers, as_words, comma_hint
+from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.leakage import leaky_columns
 from dpadmm.data.reader import column_names, column_types, open_batches, repeated
-from dpadmm.data.schema import OTHER, Label
+from dpadmm.data.schema import MOST_REACH, OTHER, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
 
@@ -33,6 +37,18 @@ MOST_DISTINCT = 10_000
 MOST_DRAFTED = 10_000
 MOST_STEPS = 10
 """Bounds are whole multiples of a round number, of which there are at most this many between them."""
+
+NEARLY_ALL = 0.99
+"""A number that is the same in so many rows gets no center and scale."""
+
+CODES = sorted(s * int(d * n) for d in "789" for n in range(1, 7) for s in (-1, 1) if n > 1 or s * int(d) == -9)
+"""Numbers that often stand for a missing one, where they are far from all others: -9, -99, 999, 8888 ..."""
+
+_CODE = re.compile(r"(?:.*[_\s.-])?(?:code|type|kind|category|zip|(?:zip|post|postal)[_\s.-]?code)s?", re.IGNORECASE)
+_MONTH = r"(?:\d{1,2}[- ])?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-., ]+(?:\d{1,2},? )?\d{2,4}"
+_DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|(?:19|20)\d\d-?(?:0[1-9]|1[0-2])"
+_DATE = re.compile(rf"(?:{_DAY}|(?:19|20)\d\d(?:0[1-9]|1[0-2])[0-3]\d|{_MONTH})(?:[T ]\d{{1,2}}:\d.*)?", re.IGNORECASE)
+_TIME = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?[ap]m)?", re.IGNORECASE)
 
 _WHOLE, _COMMA = re.compile(r"([+-]?[0-9]+)(?:\.0*)?"), re.compile(r"[+-]?[0-9]+,[0-9]+")
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
@@ -76,7 +92,7 @@ def draft_from_table(path: Path, label: str) -> Draft:
     ...     _ = path.write_text("age,ward,ill\\n23,A,no\\n87,B,yes\\n41,A,no\\n")
     ...     draft = draft_from_table(path, "ill")
     >>> [each.about for each in draft.columns]
-    [{'kind': 'number', 'bounds': (20, 90)}, {'kind': 'category', 'values': ('A', 'B')}]
+    [{'kind': 'number', 'bounds': (20, 90), 'center': 50, 'scale': 27}, {'kind': 'category', 'values': ('A', 'B')}]
     >>> draft.label
     {'column': 'ill', 'classes': ('no', 'yes')}
     """
@@ -93,20 +109,50 @@ def draft_from_table(path: Path, label: str) -> Draft:
     for name in names:
         check_name(name, path)
     seen = {name: Seen() for name in names}
-    readable = [name for name, kind in column_types(path).items() if _is_readable(kind)]
+    types = column_types(path)
+    readable = [name for name, kind in types.items() if _is_readable(kind)]
+    for name in names:
+        seen[name].is_temporal = pa.types.is_temporal(types[name])
     for batch in open_batches(path, readable):
         for name in readable:
             seen[name].add(batch.column(name), name)
     if not any(each.rows for each in seen.values()):
         raise DataError(f"{path} has no rows")
     columns = [_guess(name, seen[name], label, path) for name in names if name != label]
-    about, note = _guess_label(label, seen[label], path)
+    about, notes = _guess_label(label, seen[label], path)
     kept = {each.name: each.about for each in columns if each.about} | {label: about}
     numbers = [name for name, about in kept.items() if "bounds" in about]
     found = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
     doubts = {each.name: each.sentence for each in found}
     columns = [each.doubted(doubts[each.name]) if each.name in doubts else each for each in columns]
-    return Draft(tuple(columns), about, path.name, confirm=True, comments=(note,) if note else ())
+    return Draft(tuple(columns), about, path.name, confirm=True, comments=notes)
+
+
+@dataclass
+class Numbers:
+    """How many there are, their mean, the sum of squared distances from it, and their range."""
+
+    n: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    @np.errstate(all="ignore")
+    def add(self, values: Any, counts: Any) -> None:
+        """Take in values, each so many times."""
+        more = int(np.sum(counts))
+        if not more:
+            return
+        mean = float(np.average(values, weights=counts))
+        total, apart = self.n + more, mean - self.mean
+        self.squares += float(np.sum(counts * (values - mean) ** 2)) + apart**2 * (self.n * more / total)
+        self.mean += apart * (more / total)
+        self.n, self.low, self.high = total, min(self.low, float(min(values))), max(self.high, float(max(values)))
+
+    @property
+    def span(self) -> float:
+        return self.high - self.low
 
 
 @dataclass
@@ -117,16 +163,17 @@ class Seen:
     missing: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     overflow: bool = False
-    low: float = math.inf
-    high: float = -math.inf
     no_number: str | None = None
+    is_temporal: bool = False
+    _usual: Numbers = field(default_factory=Numbers)
+    _codes: Counter[float] = field(default_factory=Counter)
 
     def add(self, cells: Any, name: str) -> None:
         """Count the cells of a batch."""
         words, places = as_words(cells, name)
         self.rows += len(places)
-        self._bound(words, name)
         counts = np.bincount(places[places >= 0], minlength=len(words))
+        self._measure(words, counts, name)
         self.missing += len(places) - int(counts.sum())
         blank = np.array(pc.equal(pc.utf8_trim_whitespace(words), ""))
         self.missing += int(counts[blank].sum())
@@ -138,8 +185,8 @@ class Seen:
                 self.counts[found[1] if found else text] += count
         self.overflow = len(self.counts) > MOST_DISTINCT
 
-    def _bound(self, words: Any, name: str) -> None:
-        """Note the smallest and the largest number, and the first cell that is none."""
+    def _measure(self, words: Any, counts: Any, name: str) -> None:
+        """Take in the numbers, or note the first cell that is none."""
         if self.no_number is not None:
             return
         try:
@@ -147,14 +194,38 @@ class Seen:
         except DataError:
             self.no_number = next(word.strip() for word in words.to_pylist() if not _is_number(word, name))
             return
-        values = values[np.isfinite(values)]
-        if len(values):
-            self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+        is_code, good = np.isin(values, CODES), np.isfinite(values) & (counts > 0)
+        self._codes.update(dict(zip(values[good & is_code].tolist(), counts[good & is_code].tolist(), strict=True)))
+        self._usual.add(values[good & ~is_code], counts[good & ~is_code])
+
+    @cached_property
+    def numbers(self) -> tuple[Numbers, dict[str, int]]:
+        """The numbers when all is read, and how often there are codes for missing ones, which are none of them."""
+        found, codes = replace(self._usual), {}
+        for value, count in sorted(self._codes.items(), key=lambda pair: abs(pair[0])):
+            beyond = value < 0.0 <= found.low or not found.low - found.span <= value <= found.high + found.span
+            if found.span > 0.0 and beyond:
+                codes[f"{value:.0f}"] = count
+            else:
+                found.add(np.array([value]), np.array([count]))
+        return found, codes
 
     @property
     def is_number(self) -> bool:
         """Whether every cell is a number or missing, and not all are missing."""
-        return self.no_number is None and self.low <= self.high
+        return self.no_number is None and self.numbers[0].n > 0
+
+    @property
+    def whole(self) -> list[int]:
+        """The different numbers but for codes, if all are known and whole."""
+        if self.overflow or not all(map(_WHOLE.fullmatch, self.counts)):
+            return []
+        return sorted({int(each) for each in self.counts} - {int(each) for each in self.numbers[1]})
+
+    def mostly(self, pattern: re.Pattern[str]) -> bool:
+        """Whether 19 of 20 cells are of this form."""
+        fit = sum(count for text, count in self.counts.items() if pattern.fullmatch(text))
+        return fit > 0.95 * self.counts.total()
 
 
 def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
@@ -163,8 +234,8 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
     if is_boolean(seen):
         return DraftColumn(name, {"kind": "boolean"})
     if seen.is_number:
-        grades = "" if seen.overflow else grade_hint(seen.low, seen.high, len(seen.counts))
-        return DraftColumn(name, {"kind": "number", "bounds": friendly(seen.low, seen.high)}, grades)
+        hints = (missing_codes(seen), code_hint(name, seen) or grade_hint(seen.whole))
+        return DraftColumn(name, {"kind": "number", **_range(seen), **_usual(seen)}, "; ".join(filter(None, hints)))
     _check_commas(name, seen, path)
     odd = f"; {seen.no_number!r} is not a number" if _is_mostly_numbers(seen) else ""
     if seen.overflow or len(seen.counts) > MOST_CATEGORIES:
@@ -178,12 +249,16 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
 
 def _useless(name: str, seen: Seen, label: str) -> str:
     """Why a column is left out, if it is."""
+    if seen.is_temporal or seen.mostly(_DATE):
+        return "dates; derive a number from them, such as an age or the days between two events"
+    if seen.mostly(_TIME):
+        return "times of day; derive a number from them, such as the hour"
     if seen.rows == 0:
         return "neither numbers nor text"
     if not seen.counts:
         return "every cell is missing"
     if is_identifier(name):
-        return "looks like an identifier"
+        return f"looks like an identifier{_persons(name, seen)}"
     if is_label_like(name, label):
         return f"looks like the label {label!r} itself"
     filled = seen.rows - seen.missing
@@ -191,22 +266,51 @@ def _useless(name: str, seen: Seen, label: str) -> str:
         return f"{next(iter(seen.counts))[:40]!r} in every row"
     every_other = seen.overflow or len(seen.counts) == filled
     if seen.is_number:
-        is_running = seen.high - seen.low == filled - 1 and all(map(_WHOLE.fullmatch, seen.counts))
+        is_running = seen.numbers[0].span == filled - 1 and all(map(_WHOLE.fullmatch, seen.counts))
         return "a running number, which looks like an identifier" if is_running and filled > 20 else ""
     return "every row has another value: looks like an identifier" if every_other and filled > 20 else ""
 
 
-def _guess_label(name: str, seen: Seen, path: Path) -> tuple[dict[str, Any], str]:
+def _persons(name: str, seen: Seen) -> str:
+    """What an owner does where a person has several rows."""
+    most = max(seen.counts.values())
+    if most == 1:
+        return ""
+    return (
+        f"; up to {most:,} rows have the same. If it names persons, every owner says so in site.toml, since ε is for "
+        f'one row otherwise: [person] column = "{name}", rows = {most} (or fewer)'
+    )
+
+
+def _range(seen: Seen) -> dict[str, Any]:
+    found = seen.numbers[0]
+    return {"bounds": friendly(found.low, found.high)}
+
+
+def _usual(seen: Seen) -> dict[str, float]:
+    """Mean and standard deviation to two digits of the latter, unless (nearly) all numbers are equal."""
+    (found, codes), (low, high) = seen.numbers, _range(seen)["bounds"]
+    std, no_values = math.sqrt(found.squares / found.n), {*MISSING, *codes}
+    most = 0 if seen.overflow else max(n for text, n in seen.counts.items() if text not in no_values)
+    if most >= NEARLY_ALL * found.n or not (high - low) / MOST_REACH < std < math.inf or not math.isfinite(found.mean):
+        return {}
+    digits = 1 - math.floor(math.log10(std))
+    usual = {"center": min(max(round(found.mean, digits), low), high), "scale": round(std, digits)}
+    return {name: int(each) if each.is_integer() and abs(each) < 1e15 else each for name, each in usual.items()}
+
+
+def _guess_label(name: str, seen: Seen, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     if not seen.counts:
         raise DataError(f"{path}: the label {name!r} has no value in any row")
     if len(seen.counts) == 1:
         raise DataError(
             f"{path}: the label {name!r} is {next(iter(seen.counts))[:40]!r} in every row: nothing to learn"
         )
-    note = f"{seen.missing:,} of {seen.rows:,} rows have no label; such rows are refused" * bool(seen.missing)
+    notes = [f"{seen.missing:,} of {seen.rows:,} rows have no label; such rows are refused"] if seen.missing else []
+    notes += filter(None, [missing_codes(seen) if seen.is_number else ""])
     whole = all(map(_WHOLE.fullmatch, seen.counts))
     if seen.is_number and (seen.overflow or not whole or len(seen.counts) > MOST_CLASSES):
-        return {"column": name, "bounds": friendly(seen.low, seen.high)}, note
+        return {"column": name, **_range(seen)}, tuple(notes)
     _check_commas(name, seen, path)
     if seen.overflow or len(seen.counts) > MOST_CLASSES:
         raise DataError(
@@ -215,13 +319,19 @@ def _guess_label(name: str, seen: Seen, path: Path) -> tuple[dict[str, Any], str
         )
     if whole:
         classes: tuple[str | int, ...] = tuple(sorted(map(int, seen.counts)))
+        if len(classes) > 2 and seen.numbers[0].low >= 0.0:
+            low, high = _range(seen)["bounds"]
+            notes.append(
+                f"classes or a number? These are drafted as classes. If they count or measure something: "
+                f'bounds = [{low}, {high}] in place of classes, and name = "squared" under [loss]'
+            )
     elif is_boolean(seen):
         classes = tuple(sorted(seen.counts, key=lambda word: str(word).lower() in TRUE))
     else:
         classes = tuple(value for value, _ in _by_frequency(seen.counts))
     _check_values(name, tuple(map(str, classes)), path)
     Label(name, classes)  # it can be one
-    return {"column": name, "classes": classes}, note
+    return {"column": name, "classes": classes}, tuple(notes)
 
 
 def _is_number(word: str, name: str) -> bool:
@@ -336,10 +446,34 @@ def order_hint(values: Iterable[str]) -> str:
     return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}]'
 
 
-def grade_hint(low: float, high: float, n_values: int) -> str:
+def grade_hint(whole: list[int]) -> str:
     """What to say of a few whole numbers, such as 1 to 5, which may be grades and not amounts."""
-    whole = float(low).is_integer() and float(high).is_integer()
-    if not whole or not 3 <= n_values <= 10 or n_values != high - low + 1 or low not in (0.0, 1.0):
+    if not 3 <= len(whole) <= 10 or whole[0] not in (0, 1) or whole[-1] - whole[0] != len(whole) - 1:
         return ""
-    listed = ", ".join(f'"{k}"' for k in range(int(low), int(high) + 1))
-    return f'if these are grades and not amounts: kind = "ordinal", values = [{listed}]'
+    return f'if these are grades and not amounts: kind = "ordinal", values = {_as_values(whole)}'
+
+
+def code_hint(name: str, seen: Seen) -> str:
+    """What to say of whole numbers that may be codes: by the column's name, or few, often, and with gaps."""
+    whole = seen.whole
+    steps = {after - before for before, after in pairwise(whole)}
+    few = 3 <= len(whole) <= MOST_CLASSES and 10 * len(whole) <= seen.rows
+    gaps = few and len(steps) > 1 and whole[-1] - whole[0] + 1 >= 2 * len(whole)
+    if not gaps and not (_CODE.fullmatch(name) and (whole or seen.overflow)):
+        return ""
+    if not 0 < len(whole) <= MOST_CATEGORIES:
+        return "if these are codes and not amounts, leave the column out, or make it a category of fewer public values"
+    return f'if these are codes and not amounts: kind = "category", values = {_as_values(whole)}, no bounds'
+
+
+def missing_codes(seen: Seen) -> str:
+    """What to say of numbers such as -99 that are far from all others."""
+    codes = seen.numbers[1]
+    said = " and ".join(f"{code} in {n:,} row{'s' * (n != 1)}" for code, n in codes.items())
+    if not said:
+        return ""
+    return f"{said}: far from all others, so left out here. A code for missing? Leave such cells empty in all tables"
+
+
+def _as_values(whole: list[int]) -> str:
+    return json.dumps(list(map(str, whole)))

