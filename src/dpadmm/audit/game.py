@@ -19,14 +19,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm.audit.formulas import FORMULAS, N_FEATURES, Formula
+from dpadmm.optim.shape import Shape
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods.auto import PublicState
 
 N_ROUNDS = 3
 """Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
@@ -109,7 +112,7 @@ class Game:
     def cuts(self) -> tuple[slice, ...]:
         """Where each round is in the numbers of all rounds, one after the other."""
         ends = np.cumsum([0, *(each.formula.size for each in self.rounds)]).tolist()
-        return tuple(slice(*pair) for pair in zip(ends, ends[1:], strict=False))
+        return tuple(slice(*pair) for pair in pairwise(ends))
 
     @cached_property
     def statistics(self) -> tuple[str, ...]:
@@ -206,15 +209,19 @@ class AutoListener:
     def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
         """``s/C``, ``q`` and ``C·θ`` of what was sent, for shaped gradients; nothing for moments."""
         self.round += 1
-        clip, (scale, direction, point, *_) = sent[0], np.split(sent[4:], 5)
-        asked = np.concatenate([scale / clip, direction, clip * point]) if self.round > 1 else np.zeros(0)
-        return asked, upload.ravel()
+        told = PublicState.unpacked(sent, (N_FEATURES, 1))
+        asked = [told.shape.scale / told.clip, told.shape.direction, told.clip * told.point[:, 0]]
+        return np.concatenate(asked) if self.round > 1 else np.zeros(0), upload.ravel()
 
 
 def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
-    """C, step, shrink, number averaged; s, q, θ; the last gradient and a sum, which agents have no use for."""
-    arrays = _padded(scale) + (np.arange(N_FEATURES) >= len(scale)), _padded(direction), _padded(point)
-    return np.concatenate([[clip, 0.0, 1.0, 0.0], *arrays, np.zeros(2 * N_FEATURES)])
+    """A message with C, s, q and θ, and nothing in what agents have no use for."""
+    ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
+    return PublicState(
+        clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0,
+        shape=Shape(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
+        last=none, total=none, origin=none,
+    ).packed()  # fmt: skip
 
 
 def _auto_role(

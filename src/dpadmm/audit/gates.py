@@ -7,9 +7,9 @@ with the confidence of both limits together. The guess is ``score > threshold``,
 before the first trial: in the middle between what the scores of both worlds are to be. This holds for guesses of
 several games together, since no mixture of μ-GDP errors is below μ's curve either.
 
-Games, and within a game its statistics, are judged one by one: what a statistic says of a row is to be neither
-more nor less than its own noise allows. One-sided limits of ε alone pass real bugs (noise used twice, a dual from the clean model), so most gates look
-at the noise itself, from both sides. What noise does by chance is known exactly, so every limit is a
+One-sided limits of ε alone pass real bugs (noise used twice, a dual from the clean model), so most gates look
+at the noise itself, from both sides, and at the score of each statistic of a game: what it says of a row is to be
+neither more nor less than its own noise allows. What noise does by chance is known exactly, so every limit is a
 quantile: with fewer trials it is wider, and the rate of false alarms is the same.
 """
 
@@ -159,7 +159,12 @@ def judge(played: Played, *, mu: float, delta: float, confidence: float, false_a
         own = [*_scores(game, seen, mu, level), *_noise(game, seen, level)]
         for k, part in enumerate(game.parts):
             if part.name != "score" or len(heard) > 1:
-                proof = _epsilon((f"{part.name}: ε", f"{part.name}: power"), Guesses.of(k, game, seen, mu), mu * part.mu_share, **sure)
+                proof = _epsilon(
+                    (f"{part.name}: ε", f"{part.name}: power"),
+                    Guesses.of(k, game, seen, mu),
+                    mu * part.mu_share,
+                    **sure,
+                )
                 own += [gate for gate in proof if gate.passed is not None]
         gates += [replace(gate, method=game.method) for gate in own]
     return gates

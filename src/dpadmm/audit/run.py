@@ -44,7 +44,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(GAMES):
-            raise StudyError(f"method must be all or one of {', '.join(GAMES)}, not {', '.join(self.methods) or 'none'}")
+            raise StudyError(
+                f"method must be all or one of {', '.join(GAMES)}, not {', '.join(self.methods) or 'none'}"
+            )
         if type(self.trials) is not int or not LEAST_TRIALS <= self.trials <= 10**7:
             raise StudyError(
                 f"trials must be a whole number of at least {LEAST_TRIALS}, at most ten million, not {self.trials!r}"

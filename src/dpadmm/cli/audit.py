@@ -45,8 +45,8 @@ def audit(
     """
     from dpadmm.audit import Plan, run_audit  # statistics take their time
 
-    chosen = {} if method == "all" else {"methods": (method,)}
-    plan = Plan(**chosen, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
+    chosen = Plan.methods if method == "all" else (method,)
+    plan = Plan(methods=chosen, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
     check_folder(output, overwrite=True)
     with progress_bar(quiet=quiet or as_json) as bar, CtrlC() as ctrl_c:
         task = bar.add_task("studies attacked", total=trials)
@@ -94,7 +94,10 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
             show_table((f"gate ({about or 'all studies'})", "measured", "from", "to", ""), rows)
     for gate in result.gates:
         if not gate.passed:
-            say(f"{f'{gate.method}, ' if gate.method else ''}{gate.name}: {gate.sentence}", style=VERDICTS[gate.passed][1])
+            say(
+                f"{f'{gate.method}, ' if gate.method else ''}{gate.name}: {gate.sentence}",
+                style=VERDICTS[gate.passed][1],
+            )
     if n_red := sum(gate.red for gate in result.gates):
         say(f"RED: {n_red} of {len(result.gates)} gates failed. Do not use this build.", style="bold red")
     else:
@@ -110,7 +113,8 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
     rate = result.false_alarm
     rarely = f"about once in {int(float(f'{1.0 / rate:.1g}')):,} times" if rate > 0 else "never"
     say(
-        f"{result.n_studies} studies of {' and '.join(result.seen)} ({', '.join(result.statistics)}) in {result.seconds:.0f} s. Correct code fails such an audit {rarely}. "
+        f"{result.n_studies} studies of {' and '.join(result.seen)} (statistics: {', '.join(result.statistics)}) "
+        f"in {result.seconds:.0f} s. Correct code fails such an audit {rarely}. "
         "The guarantee is for a person with one row, replace-one neighbours.",
         style="dim",
     )
