@@ -154,6 +154,7 @@ def trained(tmp_path_factory):
     return model_of(run_study(study, table, seed=1)), folder
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_a_model_from_its_file_has_standard_errors(trained):
     model, folder = trained
     found = explain(load_model(model.save(folder / "m.dpadmm")))
