@@ -111,13 +111,6 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def few_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard errors from few typical tables: for tests of how they are shown, not of how good they are."""
-    monkeypatch.setattr("dpadmm.model.standard_error.CHAINS", 2)
-    monkeypatch.setattr("dpadmm.model.standard_error.SWEEPS", 6)
-
-
-@pytest.fixture
 def workers_forked() -> Iterator[None]:
     """Grids run in workers forked from a server: for tests of what a grid says, not of its processes."""
     from quick_workers import quick_workers

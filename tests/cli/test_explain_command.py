@@ -17,8 +17,6 @@ from dpadmm.model.model import Model, model_of
 from dpadmm.reporting.figures import coefficient_figure
 from dpadmm.runs.training import run_study
 
-pytestmark = pytest.mark.usefixtures("few_tables")
-
 FEW = ("n0", "n1", "n2", "i0", "grade0", "grade1", "flag0", "flag1")
 SCHEMA = Schema(tuple(each for each in COLUMNS if each.name in FEW))
 
