@@ -1,6 +1,7 @@
-"""Twelve bugs that a private agent might have, and two of its ledger, each put into the code that ships.
+"""Bugs that a private agent or its ledger might have, each put into the code that ships.
 
-``mutant(monkeypatch)`` puts one in; ``MUTANTS`` says which gate of the audit must turn red. To see it:
+``mutant(monkeypatch)`` puts one in; ``MUTANTS`` says which gates of the audit must turn red, in the studies of which
+methods. To see it:
 ``python tests/audit/mutants.py``.
 """
 
@@ -18,6 +19,9 @@ import pytest
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import Refusal
 from dpadmm.audit import Plan, run_audit
+from dpadmm.audit.game import AUTO, GAMES
+from dpadmm.optim import problem
+from dpadmm.privacy.statistics.moments import Moments
 from dpadmm.site import agent as agent_module
 from dpadmm.site.agent import Agent
 from dpadmm.training.methods import dp_admm
@@ -28,7 +32,7 @@ from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.private_rows import CheckedRows
 
-SHORT = Plan(trials=40, mu=5.0, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
+SHORT = Plan(trials=40, mu=4.0, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
 """Few trials, hardly a false alarm, and little noise, beside which a row more or less is easily seen."""
 
 Patch = pytest.MonkeyPatch
@@ -55,10 +59,8 @@ def noise_reused(patch: Patch) -> None:
     now = _watch(patch)
 
     def once(scale: int, count: int) -> Any:
-        key = (now.guard, now.study)
-        if key not in drawn:
-            drawn[key] = exact_noise.discrete_gaussian(scale, count)
-        return drawn[key]
+        first, noise = drawn.setdefault((now.guard, now.study), (scale, exact_noise.discrete_gaussian(scale, count)))
+        return np.rint(noise[:count] * (scale / first)).astype(np.int64)
 
     _draw_with(patch, once)
 
@@ -158,23 +160,100 @@ def cap_ignored(patch: Patch) -> None:
     patch.setattr("dpadmm.trusted.ledger.fits", lambda *arguments: True)
 
 
+# --- statistics other than the paper's gradient, and rounds that differ -------------------------------------
+
+
+def moments_not_clipped(patch: Patch) -> None:
+    sound = Moments._sum
+    patch.setattr(Moments, "_sum", lambda self, features, labels, bound: sound(self, features, labels, 1e100))
+
+
+def moments_sensitivity_halved(patch: Patch) -> None:
+    """Noise for rows of norm 1, and rows of norm 2."""
+    sound = exact_noise.Grid.noise_scale
+
+    def noise_scale(self: exact_noise.Grid, z: float) -> int:
+        return sound(self, z) // (2 if self.row_norm == Moments.row_norm else 1)
+
+    patch.setattr(exact_noise.Grid, "noise_scale", noise_scale)
+
+
+def norm_before_shaping(patch: Patch) -> None:
+    """Shaped rows are clipped by the norms that they had before."""
+    sound = problem.Rows.shaped
+    patch.setattr(problem.Rows, "shaped", lambda self, shape: replace(sound(self, shape), norms=self.norms))
+
+
+def shape_kept(patch: Patch) -> None:
+    """Rows stay in the shape that was asked for first."""
+    patch.setattr("dpadmm.optim.shape.Shape.same", lambda self, other: True)
+
+
+def clip_after_the_sum(patch: Patch) -> None:
+    """The sum of m rows is shortened to m times what one row may be long."""
+    sound = CheckedRows.total
+
+    def total(self: CheckedRows, what: Any, parameters: Floats, bound: float) -> Floats:
+        out = sound(self, what, parameters, 1e100)
+        return np.asarray(out * min(1.0, self.n_rows * bound / np.linalg.norm(out)))
+
+    patch.setattr(CheckedRows, "total", total)
+
+
+def moments_at_the_gradients_price(patch: Patch) -> None:
+    sound = policy.Policy.price
+
+    def price(self: policy.Policy, release: Any) -> float:
+        return sound(self, replace(release, noise_multiplier=_z_of_gradients()))
+
+    patch.setattr(policy.Policy, "price", price)
+
+
+def first_round_with_later_noise(patch: Patch) -> None:
+    """At the price of the noise that was agreed."""
+    sound = guard.release_sum
+
+    def release(total: Floats, grid: Any, z: float) -> Any:
+        return sound(total, grid, _z_of_gradients() if grid.row_norm == Moments.row_norm else z)
+
+    patch.setattr(guard, "release_sum", release)
+
+
+def silent_labels_counted(patch: Patch) -> None:
+    """y² of rows of zeros is in the sum."""
+    sound = Moments._sum
+
+    def with_silent(self: Moments, features: Any, labels: Floats, bound: float) -> Floats:
+        out = sound(self, features, labels, bound)
+        out[-1] += 0.5 * np.sum(np.clip(labels[~features.any(axis=1)], -1.0, 1.0) ** 2)
+        return out
+
+    patch.setattr(Moments, "_sum", with_silent)
+
+
+def _z_of_gradients() -> float:
+    return AUTO.rounds[-1].noise_multiplier(SHORT.mu)
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, and the gates that must turn red of it."""
+    """A bug, the gates that must turn red of it, and in whose studies."""
 
     name: str
     inject: Callable[[Patch], None]
     red: tuple[str, ...]
+    methods: tuple[str, ...] = tuple(GAMES)
 
 
+ADMM, AUTO_ONLY = ("dp_admm",), ("auto",)
 MUTANTS = (
     Mutant("noise halved", noise_halved, ("noise: variance", "noise: shape")),
     Mutant("factor 2 missing", factor_2_missing, ("noise: variance", "noise: shape")),
     Mutant("σ² passed as σ", variance_for_deviation, ("noise: variance",)),
     Mutant("noise reused across rounds", noise_reused, ("noise: never twice", "noise: from round to round")),
-    Mutant("dual from the clean primal", dual_from_clean_primal, ("noise: from round to round",)),
-    Mutant("gradient at the clean primal", gradient_at_clean_primal, ("noise: from round to round",)),
-    Mutant("noise on the wire only", noise_on_the_wire_only, ("noise: from round to round",)),
+    Mutant("dual from the clean primal", dual_from_clean_primal, ("noise: from round to round",), ADMM),
+    Mutant("gradient at the clean primal", gradient_at_clean_primal, ("noise: from round to round",), ADMM),
+    Mutant("noise on the wire only", noise_on_the_wire_only, ("noise: from round to round",), ADMM),
     Mutant("seed shared between agents", seed_shared, ("noise: never twice", "noise: from agent to agent")),
     Mutant("clipping off", clipping_off, ("noise: mean", "score, world 0: mean", "score, world 1: mean")),
     Mutant("m off by one: the mean", one_row_too_many, ("noise: mean", "answers are whole numbers")),
@@ -183,15 +262,28 @@ MUTANTS = (
     Mutant("ledger spend after send", spend_after_send, ("recorded before sent",)),
     Mutant("price too low", price_too_low, ("ledger's sums",)),
     Mutant("cap ignored", cap_ignored, ("nothing beyond the cap",)),
-)
+    Mutant("moments not clipped", moments_not_clipped, ("noise: mean",), AUTO_ONLY),
+    Mutant(
+        "moments' sensitivity halved", moments_sensitivity_halved,
+        ("noise: variance by round", "noise: variance", "noise: shape"), AUTO_ONLY,
+    ),
+    Mutant("norm before shaping", norm_before_shaping, ("noise: mean", "shaped_gradient, world 1: mean"), AUTO_ONLY),
+    Mutant("shape kept for later rounds", shape_kept, ("noise: mean",), AUTO_ONLY),
+    Mutant("clip after the sum", clip_after_the_sum, ("noise: mean", "score, world 1: mean")),
+    Mutant("moments at the gradient's price", moments_at_the_gradients_price, ("ledger's sums",), AUTO_ONLY),
+    Mutant(
+        "round 1 with the later noise", first_round_with_later_noise,
+        ("noise: variance by round", "noise: variance"), AUTO_ONLY,
+    ),
+    Mutant("y² of silent rows counted", silent_labels_counted, ("noise: mean",), AUTO_ONLY),
+)  # fmt: skip
 
 
-def red_gates(inject: Callable[[Patch], None] | None = None) -> set[str]:
-    """The gates that turn red with a bug, or with none."""
+def red_gates(inject: Callable[[Patch], None], method: str) -> set[str]:
+    """The gates that turn red with a bug, in an audit of a method's studies."""
     with pytest.MonkeyPatch.context() as patch:
-        if inject is not None:
-            inject(patch)
-        return {gate.name for gate in run_audit(SHORT).gates if gate.red}
+        inject(patch)
+        return {gate.name for gate in run_audit(replace(SHORT, methods=(method,))).gates if gate.red}
 
 
 # --- what several bugs need ---------------------------------------------------------------------------------
@@ -256,9 +348,11 @@ def _keep_clean(patch: Patch, *, noise_in_state: bool = True) -> None:
 if __name__ == "__main__":
     missed = 0
     for mutant in (Mutant("none", lambda patch: None, ()), *MUTANTS):
-        red = red_gates(mutant.inject)
-        caught = set(mutant.red) <= red and (bool(red) == bool(mutant.red))
-        missed += not caught
-        sys.stdout.write(f"{'ok    ' if caught else 'MISSED'}  {mutant.name:32} {', '.join(sorted(red))}\n")
-        sys.stdout.flush()
+        for method in mutant.methods:
+            red = red_gates(mutant.inject, method)
+            caught = set(mutant.red) <= red and (bool(red) == bool(mutant.red))
+            missed += not caught
+            word = "ok    " if caught else "MISSED"
+            sys.stdout.write(f"{word}  {method:8} {mutant.name:32} {', '.join(sorted(red))}\n")
+            sys.stdout.flush()
     sys.exit(missed > 0)

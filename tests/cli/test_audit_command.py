@@ -54,6 +54,7 @@ def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
     numbers = json.loads((tmp_path / "new" / "audit.json").read_text())
     assert numbers["passed"] is True
     assert numbers["game"]["studies"] == 40
+    assert numbers["statistics"] == ["moments", "shaped_gradient", "gradient"]
     assert {gate["name"] for gate in numbers["gates"]} >= {"noise: variance", "recorded before sent"}
 
 
@@ -72,8 +73,25 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     assert "noise: variance" in {gate["name"] for gate in answer.json["gates"] if gate["passed"] is False}
 
 
+@pytest.mark.usefixtures("rarely")
+@pytest.mark.parametrize(
+    ("method", "statistics"), [("auto", ["moments", "shaped_gradient"]), ("dp_admm", ["gradient"])]
+)
+def test_one_method_alone(cli, tmp_path, method, statistics):
+    answer = cli("audit", *SHORT, "--method", method, "-o", tmp_path).succeeded()
+    assert f"gate ({method})" in answer.out
+    assert f"studies of {method} (statistics: {', '.join(statistics)})" in " ".join(answer.out.split())
+    numbers = json.loads((tmp_path / "audit.json").read_text())
+    assert numbers["statistics"] == statistics
+    assert list(numbers["game"]["methods"]) == [method]
+    rounds = numbers["game"]["methods"][method]["rounds"]
+    assert sum(each["noise_multiplier"] ** -2.0 for each in rounds) ** 0.5 == pytest.approx(2.0)
+    assert {gate["method"] for gate in numbers["gates"]} == {None, method}
+
+
 def test_mistakes_are_one_sentence(cli):
     for words, says in [
+        (["--method", "dp_sgd"], "method must be all or one of auto, dp_admm, not dp_sgd"),
         (["--trials", "5"], "trials must be a whole number of at least 40"),
         (["--mu", "0"], "mu must be a number from 0.1 to 10"),
         (["--mu", "nan"], "mu must be a number from 0.1 to 10"),

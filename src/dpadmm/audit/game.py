@@ -1,57 +1,63 @@
 """The game: two agents on the worst rows there are, and an aggregator that wants to know one of them.
 
 Each agent has one of two data sets that differ in a single row, its *world*. The aggregator knows both, sends
-what it likes, and sees uploads only. All of it is public but the worlds and the noise, so that every formula
-is written down here once more, without the code under test: this file must not import it to know what is
-right. That is why the factor 2 of replace-one neighbours stands here a second time.
+what it likes, and sees uploads only. There is a game for each method that agents can be asked for, and together
+they ask for every statistic of the closed list. What an agent says is to be, ``formulas.py`` says.
 
-The loss is the squared one with c1 = 1. The row in question is ``(±cos θ, sin θ)`` with a label far beyond
-what its point predicts, so that its gradient is c1 long after clipping, and only after clipping, in every
-round. The two gradients are ``2·c1·cos θ`` apart: 0.9988 of the sensitivity. (With the logistic loss the
-first round, at 0, would have half of that.)
+The loss is the squared one. The row in question has a label far beyond what any point here predicts, so that its
+gradient is as long as it may be after clipping, and only after clipping, in every round. (With the logistic loss
+the first round of DP-ADMM, at 0, would have half of that.)
+
+- ``dp_admm``: the row is ``(±cos θ, sin θ)``, and its two gradients are ``2·cos θ`` apart: 0.9988 of the sensitivity.
+- ``auto``: the row is ±a with nine equal entries. Its two shaped gradients are opposite, so all of the sensitivity
+  2 apart; of its moments ``(a, a∘a, √3·y·a, y²/2)`` the first and the third change their signs: 0.958 of 4.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
+from dpadmm.audit.formulas import FORMULAS, N_FEATURES, Formula
+from dpadmm.optim.shape import Shape
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods.auto import PublicState
 
-BOUND = 1.0
-"""c1, the bound of a row's gradient."""
-N_FEATURES = 16
 N_ROUNDS = 3
-"""Not 4: at μ = 2 the noise multiplier would be 1, and its square the same."""
+"""Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
+N_USED = 9
+IDLE = slice(N_USED, N_FEATURES)
+"""Columns that are 0 in all rows: there uploads are noise alone."""
+LABEL = 8.0
 RHO, STEP_SIZE = 0.05, 20.0
 ANGLE = 0.05
-LABEL = 8.0
-IDLE = slice(9, N_FEATURES)
-"""Columns that are 0 in all rows: there uploads are noise alone."""
-
-SHARPNESS = math.cos(ANGLE)
-"""The share of the sensitivity that the two worlds differ by."""
+MOMENTS_SHARE = 0.15
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Role:
-    """An agent of the game: its rows in either world, and what the aggregator sends it in every round."""
+    """An agent of a game: its rows in either world, and what the aggregator sends it in each round."""
 
     name: str
     n_rows: int
+    row: tuple[tuple[float, ...], tuple[float, ...]]
+    """The row in question, in either world."""
     others: tuple[tuple[int, int, float, float], ...]
     """The rows that are the same in both worlds: column, how many, value, label."""
-    consensus: tuple[float, ...]
+    sent: tuple[Floats, ...]
 
     def rows(self, world: int) -> tuple[Floats, Floats]:
         """Features (m, d) and labels (m,): the row in question first."""
         features, labels = np.zeros((self.n_rows, N_FEATURES)), np.full(self.n_rows, LABEL)
-        features[0, :2] = math.cos(ANGLE) * (1 - 2 * world), math.sin(ANGLE)
+        features[0] = _padded(self.row[world])
         first = 1
         for column, count, value, label in self.others:
             features[first : first + count, column] = value
@@ -59,78 +65,192 @@ class Role:
             first += count
         return features, labels
 
-    def sent(self) -> Floats:
-        """The consensus of all rounds, (d, 1)."""
-        out = np.zeros((N_FEATURES, 1))
-        out[: len(self.consensus), 0] = self.consensus
-        return out
+
+class Round(NamedTuple):
+    """What a round asks for, its share of the study's μ², and the share of the sensitivity that worlds differ by."""
+
+    statistic: str
+    share: float
+    sharpness: float
+
+    @property
+    def formula(self) -> Formula:
+        return FORMULAS[self.statistic]
+
+    def noise_multiplier(self, mu: float) -> float:
+        """z of a study that costs μ in all."""
+        return 1.0 / (mu * math.sqrt(self.share))
 
 
-# 39 rows and 19 rows of gradient −0.9 each: whoever counts one row too many shows it
-FAR = Role("far", 40, ((2, 39, 0.05, 18.0),), (0.0, -400.0))
-"""Pushed to a point far out, where rows that are not clipped would have huge gradients."""
-NEAR = Role("near", 50, ((2, 19, 0.05, 18.0), *((column, 5, 1.0, 0.0) for column in range(3, 9))), ())
-"""Near 0, with 30 rows whose gradients follow the point: a gradient taken elsewhere, or a state with less
-noise than was said, shows in the next round."""
-ROLES = (FAR, NEAR)
+class Part(NamedTuple):
+    """Some rounds of a game, which are attacked together: their indices, μ beside that of all, and how sharply."""
+
+    name: str
+    rounds: tuple[int, ...]
+    mu_share: float
+    sharpness: float
 
 
-def noise_multiplier(mu: float) -> float:
-    """``z = √t/μ``."""
-    return math.sqrt(N_ROUNDS) / mu
+class Listener(Protocol):
+    """What an aggregator makes of one agent's uploads, round by round."""
+
+    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """The parameters of the statistic that the agent was to answer for, and its noisy mean, both flat."""
 
 
-def make_study(name: str, *, mu: float, delta: float) -> Study:
-    """A study of three rounds that costs μ in all."""
-    constants = {"loss_gradient_bound": BOUND, "rho": RHO, "step_size": STEP_SIZE}
-    training = {
-        "method": "dp_admm", "loss": "squared", "regularizer": "none", "schedule": "constant", **constants,
-        "noise_multiplier": noise_multiplier(mu), "delta": delta, "n_rounds": N_ROUNDS,
-    }  # fmt: skip
-    return Study(
-        name=name,
-        features=tuple(f"x{j + 1}" for j in range(N_FEATURES)),
-        training=Training(**training),
-        provenance=dict.fromkeys(constants, "assumed"),
-    )
+@dataclass(frozen=True, eq=False)
+class Game:
+    """A method under attack."""
+
+    method: str
+    constants: Mapping[str, float]
+    rounds: tuple[Round, ...]
+    roles: tuple[Role, Role]
+    listener: Callable[[], Listener]
+
+    @cached_property
+    def cuts(self) -> tuple[slice, ...]:
+        """Where each round is in the numbers of all rounds, one after the other."""
+        ends = np.cumsum([0, *(each.formula.size for each in self.rounds)]).tolist()
+        return tuple(slice(*pair) for pair in pairwise(ends))
+
+    @cached_property
+    def statistics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.statistic for each in self.rounds))
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All rounds, the *score*; then those of each statistic, where there are several."""
+        names = {"score": self.statistics, **({each: (each,) for each in self.statistics} if self.mixed else {})}
+        return tuple(self._part(name, of) for name, of in names.items())
+
+    @property
+    def mixed(self) -> bool:
+        return len(self.statistics) > 1
+
+    def _part(self, name: str, statistics: tuple[str, ...]) -> Part:
+        rounds = tuple(k for k, each in enumerate(self.rounds) if each.statistic in statistics)
+        share = sum(self.rounds[k].share for k in rounds)
+        sharp = sum(self.rounds[k].share * self.rounds[k].sharpness ** 2 for k in rounds)
+        return Part(name, rounds, math.sqrt(share), math.sqrt(sharp / share))
+
+    def study(self, name: str, *, mu: float, delta: float) -> Study:
+        """A study of three rounds that costs μ in all."""
+        training = {
+            "method": self.method, "loss": "squared", "regularizer": "none", **self.constants,
+            "noise_multiplier": math.sqrt(N_ROUNDS) / mu, "delta": delta, "n_rounds": N_ROUNDS,
+        }  # fmt: skip
+        if self.method == "dp_admm":
+            training["schedule"] = "constant"
+        return Study(
+            name=name,
+            features=tuple(f"x{j + 1}" for j in range(N_FEATURES)),
+            training=Training(**training),
+            provenance=dict.fromkeys(self.constants, "assumed"),
+        )
 
 
-def gradient_sum(features: Floats, labels: Floats) -> Callable[[Floats], Floats]:
-    """``w -> Σ_j a_j (a_jᵀw − b_j)``, every term shortened to c1: (d,) -> (d,)."""
-    norms = np.linalg.norm(features, axis=1)
-
-    def total(point: Floats) -> Floats:
-        slopes = features @ point - labels
-        lengths = np.abs(slopes) * norms
-        return np.asarray((slopes * np.minimum(1.0, BOUND / np.maximum(lengths, BOUND))) @ features)
-
-    return total
+def _padded(values: tuple[float, ...]) -> Floats:
+    return np.array([*values, *[0.0] * (N_FEATURES - len(values))])
 
 
-def grid_step() -> float:
-    """The public grid of the sums: the largest power of two with ``√d·g ≤ 1e-6·2·c1``."""
-    return 2.0 ** math.floor(math.log2(1e-6 * 2.0 * BOUND / math.sqrt(N_FEATURES)))
+# --- DP-ADMM: gradients -------------------------------------------------------------------------------------
 
 
-def noise_steps(mu: float) -> float:
-    """σ of the noise on the sum, in steps of the grid: ``z·2·c1/g``."""
-    return noise_multiplier(mu) * 2.0 * BOUND / grid_step()
-
-
-class Listener:
-    """What the aggregator makes of an agent's uploads: it follows model and dual, and solves for h."""
+class AdmmListener:
+    """Follows an agent's model and dual, and solves for h."""
 
     def __init__(self) -> None:
         self.released, self.dual = np.zeros(N_FEATURES), np.zeros(N_FEATURES)
 
-    def hear(self, consensus: Floats, upload: Floats) -> tuple[Floats, Floats]:
-        """The point that the agent's gradient was to be taken at, and its noisy mean gradient: both (d,).
+    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """The point that the gradient was to be taken at, and the noisy mean gradient.
 
         Backwards through ``γ' = γ + ρ(w − w̃)``, ``w̃' = (w̃/η + ρw + γ' − h)/(ρ + 1/η)``, ``c = w̃' − γ'/ρ``.
         """
-        point, told, said = self.released, consensus[:, 0], upload[:, 0]
+        point, told, said = self.released, sent[:, 0], upload[:, 0]
         dual = self.dual + RHO * (told - point)
         released = said + dual / RHO
         noisy = point / STEP_SIZE + RHO * told + dual - (RHO + 1.0 / STEP_SIZE) * released
         self.released, self.dual = released, dual
         return point, noisy
+
+
+def _admm_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *told: float) -> Role:
+    worlds = (math.cos(ANGLE), math.sin(ANGLE)), (-math.cos(ANGLE), math.sin(ANGLE))
+    return Role(name, n_rows, worlds, others, (_padded(told)[:, None],) * N_ROUNDS)
+
+
+DP_ADMM = Game(
+    "dp_admm",
+    {"loss_gradient_bound": 1.0, "rho": RHO, "step_size": STEP_SIZE},
+    (Round("gradient", 1.0 / N_ROUNDS, math.cos(ANGLE)),) * N_ROUNDS,
+    (
+        # Pushed to a point far out, where rows that are not clipped would have huge gradients. 39 rows (and 19
+        # below) of gradient −0.9 each: whoever counts one row too many shows it
+        _admm_role("far", 40, ((2, 39, 0.05, 18.0),), 0.0, -400.0),
+        # Near 0, with 30 rows whose gradients follow the point: a gradient taken elsewhere, or a state with less
+        # noise than was said, shows in the next round
+        _admm_role("near", 50, ((2, 19, 0.05, 18.0), *((column, 5, 1.0, 0.0) for column in range(3, N_USED)))),
+    ),
+    AdmmListener,
+)
+
+
+# --- auto: moments, then shaped gradients -------------------------------------------------------------------
+
+
+class AutoListener:
+    """Nothing to follow: agents remember nothing, and say what they release."""
+
+    def __init__(self) -> None:
+        self.round = 0
+
+    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """``s/C``, ``q`` and ``C·θ`` of what was sent, for shaped gradients; nothing for moments."""
+        self.round += 1
+        told = PublicState.unpacked(sent, (N_FEATURES, 1))
+        asked = [told.shape.scale / told.clip, told.shape.direction, told.clip * told.point[:, 0]]
+        return np.concatenate(asked) if self.round > 1 else np.zeros(0), upload.ravel()
+
+
+def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
+    """A message with C, s, q and θ, and nothing in what agents have no use for."""
+    ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
+    return PublicState(
+        clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0,
+        shape=Shape(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
+        last=none, total=none, origin=none,
+    ).packed()  # fmt: skip
+
+
+def _auto_role(
+    name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...],
+    scale: tuple[float, ...], direction: tuple[float, ...], *point: float,
+) -> Role:  # fmt: skip
+    """Shapes differ between rounds: rows that are kept in an old one would show."""
+    row = (1.0 / 3.0,) * N_USED
+    sent = _auto_sent(1.0, scale, direction, *point), _auto_sent(1.25, scale, direction[::-1], *point)
+    return Role(name, n_rows, (row, tuple(-each for each in row)), others, (sent[0], *sent))
+
+
+AUTO = Game(
+    "auto",
+    {"loss_gradient_bound": 3.0},  # which has no say: shaped gradients are shortened to 1
+    (
+        Round("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
+        *(Round("shaped_gradient", (1.0 - MOMENTS_SHARE) / (N_ROUNDS - 1), 1.0),) * (N_ROUNDS - 1),
+    ),
+    (
+        # Far out, and in coordinates in which the row is long. 20 rows whose moments are shortened
+        _auto_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
+                   (4.0, 4.0, 1.0, *[4.0] * 6), (0.4, 0.4, 0.2, *[0.3] * 3, 0.2, 0.4, 0.4), 400.0, -400.0),
+        # Ten rows of zeros with labels; 30 rows that nothing shortens, and whose gradients follow the point
+        _auto_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
+                                *((column, 5, 1.0, 0.0) for column in range(3, N_USED))),
+                   (1.0, 1.5, 2.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.3, -0.6, 0.9, *[0.5] * 6), *[0.2] * N_USED),
+    ),
+    AutoListener,
+)  # fmt: skip
+
+GAMES: Mapping[str, Game] = {game.method: game for game in (AUTO, DP_ADMM)}

@@ -4,16 +4,20 @@ First, how much privacy was lost for sure: a lower limit of μ, and so of ε, fr
 Whoever is wrong about world 0 with probability α and about world 1 with probability β has seen something that
 is not μ-GDP for any ``μ < Φ⁻¹(1 − α) − Φ⁻¹(β)``. With upper limits of α and β (Clopper–Pearson) this holds
 with the confidence of both limits together. The guess is ``score > threshold``, and the threshold is fixed
-before the first trial: in the middle between what the scores of both worlds are to be.
+before the first trial: in the middle between what the scores of both worlds are to be. This holds for guesses of
+several games together, since no mixture of μ-GDP errors is below μ's curve either.
 
 One-sided limits of ε alone pass real bugs (noise used twice, a dual from the clean model), so most gates look
-at the noise itself, from both sides. What noise does by chance is known exactly, so every limit is a
+at the noise itself, from both sides, and at the score of each statistic of a game: what it says of a row is to be
+neither more nor less than its own noise allows. What noise does by chance is known exactly, so every limit is a
 quantile: with fewer trials it is wider, and the rate of false alarms is the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,14 +25,15 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom, chi2, ks_1samp, kstwo
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm.audit.game import IDLE, N_FEATURES, N_ROUNDS, ROLES, SHARPNESS, noise_steps
+from dpadmm.audit.game import IDLE, Game, Part
 from dpadmm.audit.trials import Seen
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
 
 POWER = 0.9
 """The share of ε that an audit of a sound agent must find, or it would not find a leak either."""
-N_STATISTICAL = 10
+NOISE_GATES, SCORE_GATES = 6, 4
+"""Statistical gates of a game, and of each of its parts."""
 UNDECIDED = 1e-3
 """An audit that would miss its power by chance more often than this cannot tell."""
 ON_GRID = 0.01
@@ -46,14 +51,43 @@ class LowerBound:
     epsilon: float
 
 
-def threshold(mu: float) -> float:
+@dataclass(frozen=True)
+class Guesses:
+    """Scores above their threshold, for all trials of a part of a game, or of several games together.
+
+    ``rate`` is how often sound code is wrong about a world.
+    """
+
+    margins: Floats
+    worlds: Integers
+    rate: float
+
+    @classmethod
+    def of(cls, part: int, game: Game, seen: Seen, mu: float) -> Guesses:
+        middle = threshold(game.parts[part], mu)
+        return cls((seen.scores[..., part] - middle).ravel(), seen.worlds.ravel(), float(ndtr(-middle)))
+
+    @classmethod
+    def joined(cls, several: Sequence[Guesses]) -> Guesses:
+        """Of all together; errors vary no more than with one rate, the mean."""
+        margins, worlds = (np.concatenate([getattr(g, name) for g in several]) for name in ("margins", "worlds"))
+        errors = sum(g.rate * g.worlds.size for g in several)
+        return cls(margins, worlds, errors / max(worlds.size, 1))
+
+    @property
+    def n(self) -> int:
+        """Trials in each world, about."""
+        return self.worlds.size // 2
+
+
+def threshold(part: Part, mu: float) -> float:
     """Half of what the scores of world 1 are above those of world 0, by theory."""
-    return mu * SHARPNESS / 2.0
+    return mu * part.mu_share * part.sharpness / 2.0
 
 
-def lower_bound(scores: Floats, worlds: Integers, *, mu: float, delta: float, confidence: float) -> LowerBound:
-    """What these scores prove with this confidence."""
-    guess = scores > threshold(mu)
+def lower_bound(guesses: Guesses, *, delta: float, confidence: float) -> LowerBound:
+    """What these guesses prove with this confidence."""
+    guess, worlds = guesses.margins > 0.0, guesses.worlds
     counts = [(int(np.sum(guess[worlds == w] != w)), int(np.sum(worlds == w))) for w in (0, 1)]
     limits = [float(error_limit(np.array(wrong), n, confidence)) for wrong, n in counts]
     proven = max(0.0, -float(ndtri(limits[0])) - float(ndtri(limits[1])))
@@ -69,9 +103,8 @@ def error_limit(wrong: Integers, n: int, confidence: float) -> Floats:
     return np.asarray(np.where(inside, beta.ppf(level, wrong + 1, np.where(inside, n - wrong, 1)), 1.0))
 
 
-def chance_of_mu(n: int, *, mu: float, confidence: float) -> tuple[Floats, Floats]:
+def chance_of_mu(n: int, *, rate: float, confidence: float) -> tuple[Floats, Floats]:
     """The lower limits of μ that sound code can get with n trials in each world, and the chance of each."""
-    rate = float(ndtr(-threshold(mu)))
     wrong = np.arange(binom.ppf(1e-14, n, rate), binom.isf(1e-14, n, rate) + 1).astype(np.int64)
     part, chance = -ndtri(error_limit(wrong, n, confidence)), binom.pmf(wrong, n, rate)
     total, both = (part[:, None] + part).ravel(), (chance[:, None] * chance).ravel()
@@ -90,6 +123,8 @@ class Gate:
     passed: bool | None
     false_alarm: float
     sentence: str
+    method: str | None = None
+    """Whose studies it is about; None: all."""
 
     def __post_init__(self) -> None:
         # NumPy's False is not False, and whoever asks for that would take red for green
@@ -100,26 +135,46 @@ class Gate:
         return self.passed is False
 
 
-def judge(
-    seen: Seen, bound: LowerBound, *, mu: float, delta: float, confidence: float, false_alarm: float
-) -> list[Gate]:
+WHOLE = "ε not above the promise", "the audit has power"
+Played = Sequence[tuple[Game, Seen]]
+
+
+def all_guesses(played: Played, mu: float) -> Guesses:
+    """The guesses of all games, about whole studies."""
+    return Guesses.joined([Guesses.of(0, game, seen, mu) for game, seen in played])
+
+
+def judge(played: Played, *, mu: float, delta: float, confidence: float, false_alarm: float) -> list[Gate]:
     """All gates; ``false_alarm`` is for all statistical ones together, beside those about ε."""
-    if not len(seen.worlds):
-        return _requests(seen)
-    level = false_alarm / N_STATISTICAL
-    return [
-        *_epsilon(seen, bound, mu=mu, delta=delta, confidence=confidence),
-        *_scores(seen, mu, level),
-        *_noise(seen, level),
-        *_exact(seen, mu),
-        *_requests(seen),
-    ]
+    heard = [(game, seen) for game, seen in played if len(seen.worlds)]
+    gates: list[Gate] = []
+    if heard:
+        sure = {"delta": delta, "confidence": confidence}
+        gates += _epsilon(WHOLE, all_guesses(heard, mu), mu, **sure)
+        gates += _exact(heard, mu)
+    gates += _requests([seen for _, seen in played])
+    n_gates = sum(NOISE_GATES + SCORE_GATES * len(game.parts) for game, _ in heard)
+    for game, seen in heard:
+        level = false_alarm / n_gates
+        own = [*_scores(game, seen, mu, level), *_noise(game, seen, level)]
+        for k, part in enumerate(game.parts):
+            if part.name != "score" or len(heard) > 1:
+                proof = _epsilon(
+                    (f"{part.name}: ε", f"{part.name}: power"),
+                    Guesses.of(k, game, seen, mu),
+                    mu * part.mu_share,
+                    **sure,
+                )
+                own += [gate for gate in proof if gate.passed is not None]
+        gates += [replace(gate, method=game.method) for gate in own]
+    return gates
 
 
-def _epsilon(seen: Seen, bound: LowerBound, *, mu: float, delta: float, confidence: float) -> list[Gate]:
-    promised, n = exact_epsilon(mu, delta), seen.scores.size // 2
+def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: float, confidence: float) -> list[Gate]:
+    bound = lower_bound(guesses, delta=delta, confidence=confidence)
+    promised = exact_epsilon(mu, delta)
     wanted = POWER * promised
-    possible, chance = chance_of_mu(n, mu=mu, confidence=confidence)
+    possible, chance = chance_of_mu(guesses.n, rate=guesses.rate, confidence=confidence)
     too_high = float(chance[possible > mu].sum())
     too_low = float(chance[possible < mu_from_epsilon(wanted, delta)].sum())
     reached, decided = bound.epsilon >= wanted, too_low <= UNDECIDED
@@ -127,11 +182,11 @@ def _epsilon(seen: Seen, bound: LowerBound, *, mu: float, delta: float, confiden
     found = f"ε is at least {bound.epsilon:.3f} with {100 * confidence:.6g}% confidence"
     return [
         Gate(
-            "ε not above the promise", bound.epsilon, None, promised, bound.epsilon <= promised, too_high,
+            names[0], bound.epsilon, None, promised, bound.epsilon <= promised, too_high,
             f"Guesses prove that {found}; promised are {promised:.3f}.",
         ),
         Gate(
-            "the audit has power", bound.epsilon / promised, POWER, None,
+            names[1], bound.epsilon / promised, POWER, None,
             reached if reached or decided else None, too_low if decided else 0.0,
             f"Guesses find {share} of ε, so that a leak would show." if reached
             else f"Guesses find {share} of ε only: the attack does not work as it should." if decided
@@ -140,39 +195,45 @@ def _epsilon(seen: Seen, bound: LowerBound, *, mu: float, delta: float, confiden
     ]  # fmt: skip
 
 
-def _scores(seen: Seen, mu: float, level: float) -> list[Gate]:
+def _scores(game: Game, seen: Seen, mu: float, level: float) -> list[Gate]:
     gates = []
-    for world, expected in ((0, 0.0), (1, mu * SHARPNESS)):
-        scores = seen.scores[seen.worlds == world]
-        reach = _sigmas(level) / np.sqrt(scores.size)
-        varies = np.mean((scores - expected) ** 2), *_variance_limits(scores.size, level)
-        gates += _between(
-            level,
-            (f"score, world {world}: mean", scores.mean(), expected - reach, expected + reach,
-             f"The likelihood ratio is to be {expected:.4f} on average, no more and no less."),
-            (f"score, world {world}: variance", *varies, "It is to vary as the noise that was promised."),
-        )  # fmt: skip
+    for k, part in enumerate(game.parts):
+        for world, expected in ((0, 0.0), (1, 2.0 * threshold(part, mu))):
+            scores = seen.scores[..., k][seen.worlds == world]
+            reach = _sigmas(level) / np.sqrt(scores.size)
+            varies = np.mean((scores - expected) ** 2), *_variance_limits(scores.size, level)
+            name = f"{part.name}, world {world}"
+            gates += _between(
+                level,
+                (f"{name}: mean", scores.mean(), expected - reach, expected + reach,
+                 f"The likelihood ratio is to be {expected:.4f} on average, no more and no less."),
+                (f"{name}: variance", *varies, "It is to vary as the noise that was promised."),
+            )  # fmt: skip
     return gates
 
 
-def _noise(seen: Seen, level: float) -> list[Gate]:
+def _noise(game: Game, seen: Seen, level: float) -> list[Gate]:
     noise = seen.residuals
     n_studies = len(noise)
-    columns = noise.mean(axis=(0, 2)) * np.sqrt(n_studies * N_ROUNDS)
-    worst = columns.ravel()[np.abs(columns).argmax()]
+    columns = np.concatenate([_means(game, noise, name) for name in game.statistics])
+    worst = columns[np.abs(columns).argmax()]
     reach = _sigmas(level / columns.size)
-    by_round = np.square(noise).mean(axis=(0, 3))
-    low, high = _variance_limits(n_studies * N_FEATURES, level / by_round.size)
-    odd = max(by_round.ravel().tolist(), key=lambda variance: max(variance / high, low / (variance or low)))
+    rounds = [noise[..., cut] for cut in game.cuts]
+    odd, low, high = max(
+        ((float(np.square(each[:, i]).mean()), *_variance_limits(each[:, i].size, level / (2 * len(rounds))))
+         for each in rounds for i in (0, 1)),
+        key=lambda limits: max(limits[0] / limits[2], limits[1] / (limits[0] or limits[1])),
+    )  # fmt: skip
     distance = ks_1samp(noise.ravel(), ndtr, method="asymp").statistic
-    lag = max((_correlation(noise[:, i, :-1], noise[:, i, 1:]) for i in range(len(ROLES))), key=abs)
-    lag_reach = _sigmas(level / len(ROLES)) / np.sqrt(n_studies * (N_ROUNDS - 1) * N_FEATURES)
+    common = [min(one.shape[-1], other.shape[-1]) for one, other in pairwise(rounds)]
+    lag = max((_lag(rounds, common, i) for i in (0, 1)), key=abs)
+    lag_reach = _sigmas(level / 2) / np.sqrt(n_studies * sum(common))
     cross = _correlation(noise[:, 0], noise[:, 1])
-    cross_reach = _sigmas(level) / np.sqrt(n_studies * N_ROUNDS * N_FEATURES)
+    cross_reach = _sigmas(level) / np.sqrt(noise[:, 0].size)
     return _between(
         level,
         ("noise: mean", worst, -reach, reach,
-         "What is left without the gradient averages 0 (the worst column, in standard errors)."),
+         "What is left without the sums averages 0 (the worst column, in standard errors)."),
         ("noise: variance", np.square(noise).mean(), *_variance_limits(noise.size, level),
          "The noise is as large as promised, over all numbers."),
         ("noise: variance by round", odd, low, high,
@@ -186,11 +247,32 @@ def _noise(seen: Seen, level: float) -> list[Gate]:
     )  # fmt: skip
 
 
-def _exact(seen: Seen, mu: float) -> list[Gate]:
+def _means(game: Game, noise: Floats, statistic: str) -> Floats:
+    """Means over studies and the rounds of a statistic, of each agent and number, in standard errors."""
+    cuts = [cut for each, cut in zip(game.rounds, game.cuts, strict=True) if each.statistic == statistic]
+    total = np.sum([noise[..., cut].sum(axis=0) for cut in cuts], axis=0)
+    return np.asarray(total / np.sqrt(len(noise) * len(cuts))).ravel()
+
+
+def _lag(rounds: Sequence[Floats], common: Sequence[int], agent: int) -> float:
+    """Correlation with the next round, of as many numbers as both have."""
+    pairs = [
+        (one[:, agent, :n].ravel(), other[:, agent, :n].ravel())
+        for (one, other), n in zip(pairwise(rounds), common, strict=True)
+    ]
+    return _correlation(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
+
+
+def _exact(played: Played, mu: float) -> list[Gate]:
     """Gates without chance, or almost."""
-    vectors = np.rint(seen.residuals[..., IDLE] * noise_steps(mu)).reshape(-1, N_FEATURES - IDLE.start)
+    idle = [
+        np.rint(seen.residuals[..., cut][..., IDLE] * each.formula.noise_steps(each.noise_multiplier(mu)))
+        for game, seen in played
+        for each, cut in zip(game.rounds, game.cuts, strict=True)
+    ]
+    vectors = np.concatenate([each.reshape(-1, each.shape[-1]) for each in idle])
     repeats = len(vectors) - len(np.unique(vectors, axis=0))
-    off = float(np.max(np.where(np.isfinite(seen.off_grid), seen.off_grid, 0.5)))
+    off = max(float(np.max(np.where(np.isfinite(seen.off_grid), seen.off_grid, 0.5))) for _, seen in played)
     return _between(
         0.0,
         ("noise: never twice", repeats, None, 0.0,
@@ -200,18 +282,21 @@ def _exact(seen: Seen, mu: float) -> list[Gate]:
     )  # fmt: skip
 
 
-def _requests(seen: Seen) -> list[Gate]:
-    refused = f"Studies were refused: {', '.join(sorted(set(seen.refusals)))}."
+def _requests(seen: Sequence[Seen]) -> list[Gate]:
+    total = {name: sum(int(getattr(each, name).sum()) for each in seen) for name in ("unrecorded", "looks", "misspent",
+                                                                                    "overrun")}  # fmt: skip
+    refusals = [code for each in seen for code in each.refusals]
+    refused = f"Studies were refused: {', '.join(sorted(set(refusals)))}."
     return _between(
         0.0,
-        ("repeated requests", np.sum(seen.repeated == 0), None, 0.0,
+        ("repeated requests", sum(int(np.sum(each.repeated == 0)) for each in seen), None, 0.0,
          "The same request gets the same bytes, also from an agent that was restarted."),
-        ("recorded before sent", seen.unrecorded.sum(), None, 0.0,
-         f"The ledger on disk knew of an upload when it arrived ({seen.looks.sum()} looked at)."),
-        ("ledger's sums", seen.misspent.sum(), None, 0.0,
+        ("recorded before sent", total["unrecorded"], None, 0.0,
+         f"The ledger on disk knew of an upload when it arrived ({total['looks']} looked at)."),
+        ("ledger's sums", total["misspent"], None, 0.0,
          "Every study has spent exactly its rounds, and no ledger more than its cap."),
-        ("nothing beyond the cap", seen.overrun.sum(), None, 0.0, "One more round, and one more study, are refused."),
-        ("requests are answered", len(seen.refusals), None, 0.0, refused if seen.refusals else "No study was refused."),
+        ("nothing beyond the cap", total["overrun"], None, 0.0, "One more round, and one more study, are refused."),
+        ("requests are answered", len(refusals), None, 0.0, refused if refusals else "No study was refused."),
     )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import dpadmm
 from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import StudyError
-from dpadmm.audit.game import N_FEATURES, N_ROUNDS, SHARPNESS, noise_multiplier
-from dpadmm.audit.gates import Gate, LowerBound, judge, lower_bound, threshold
+from dpadmm.audit.formulas import N_FEATURES
+from dpadmm.audit.game import GAMES, N_ROUNDS, Game
+from dpadmm.audit.gates import Gate, Guesses, LowerBound, all_guesses, judge, lower_bound, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
 from dpadmm.experiments.workers import in_processes
 from dpadmm.privacy.accounting import exact_epsilon
@@ -30,9 +31,10 @@ class Plan:
     """What to play, and how sure to be.
 
     A trial is a study of three rounds with two agents, and each agent has one of two worlds, so that there
-    are as many guesses in either world.
+    are as many guesses in either world. Trials are shared out among the methods.
     """
 
+    methods: tuple[str, ...] = tuple(GAMES)  # which between them release every statistic
     trials: int = 10_000
     mu: float = 2.0  # of a whole study
     delta: float = 1e-5  # at which ε is given
@@ -41,6 +43,10 @@ class Plan:
     workers: int = 2  # processes; 1 plays in this one
 
     def __post_init__(self) -> None:
+        if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(GAMES):
+            raise StudyError(
+                f"method must be all or one of {', '.join(GAMES)}, not {', '.join(self.methods) or 'none'}"
+            )
         if type(self.trials) is not int or not LEAST_TRIALS <= self.trials <= 10**7:
             raise StudyError(
                 f"trials must be a whole number of at least {LEAST_TRIALS}, at most ten million, not {self.trials!r}"
@@ -57,10 +63,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was seen, and how it was judged."""
+    """What was seen of each method's studies, and how it was judged."""
 
     plan: Plan
-    seen: Seen
+    seen: dict[str, Seen]
     bound: LowerBound
     gates: tuple[Gate, ...]
     seconds: float
@@ -68,7 +74,17 @@ class Audit:
     @property
     def n_studies(self) -> int:
         """Studies played, refused ones too."""
-        return len(self.seen.worlds) + len(self.seen.refusals)
+        return sum(_count(seen) for seen in self.seen.values())
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """What was attacked."""
+        return tuple(dict.fromkeys(name for method in self.seen for name in GAMES[method].statistics))
+
+    @property
+    def guesses(self) -> Guesses:
+        """All guesses about whole studies."""
+        return all_guesses(_played(self.seen), self.plan.mu)
 
     @property
     def passed(self) -> bool:
@@ -91,15 +107,14 @@ class Audit:
             "format": "dpadmm-audit/1",
             "version": dpadmm.__version__,
             "passed": self.passed,
+            "statistics": self.statistics,
             "game": {
                 "studies": self.n_studies,
                 "agents": 2,
                 "rounds": N_ROUNDS,
                 "features": N_FEATURES,
-                "noise_multiplier": noise_multiplier(plan.mu),
                 "neighbours": "replace-one",
-                "worlds_apart": SHARPNESS,
-                "threshold": threshold(plan.mu),
+                "methods": {method: self._game_as_json(GAMES[method], seen) for method, seen in self.seen.items()},
             },
             "plan": asdict(plan),
             "epsilon": self.epsilon,
@@ -114,6 +129,24 @@ class Audit:
             "seconds": self.seconds,
         }
 
+    def _game_as_json(self, game: Game, seen: Seen) -> dict[str, Any]:
+        plan, parts = self.plan, {}
+        for k, part in enumerate(game.parts):
+            bound = lower_bound(Guesses.of(k, game, seen, plan.mu), delta=plan.delta, confidence=plan.confidence)
+            mu = plan.mu * part.mu_share
+            parts[part.name] = {
+                "rounds": [round + 1 for round in part.rounds],
+                "mu": mu,
+                "worlds_apart": part.sharpness,
+                "threshold": threshold(part, plan.mu),
+                "epsilon": exact_epsilon(mu, plan.delta),
+                "guesses": asdict(bound),
+            }
+        rounds = [
+            {"statistic": each.statistic, "noise_multiplier": each.noise_multiplier(plan.mu)} for each in game.rounds
+        ]
+        return {"studies": _count(seen), "statistics": game.statistics, "rounds": rounds, "parts": parts}
+
 
 def run_audit(
     plan: Plan, *, watch: Callable[[int], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
@@ -121,22 +154,37 @@ def run_audit(
     """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
     start = time.perf_counter()
     run = secrets.token_hex(8)
+    share, more = divmod(plan.trials, len(plan.methods))
     batches = [
-        Batch(run, first, min(PER_LEDGER, plan.trials - first), plan.mu, plan.delta)
-        for first in range(0, plan.trials, PER_LEDGER)
+        Batch(method, run, first, min(PER_LEDGER, trials - first), plan.mu, plan.delta)
+        for method, trials in zip(plan.methods, [share + (i < more) for i in range(len(plan.methods))], strict=True)
+        for first in range(0, trials, PER_LEDGER)
     ]
-    parts: dict[int, Seen] = {}
+    batches.sort(key=lambda batch: batch.first)  # an audit that is stopped has seen something of each method
+    parts: dict[Batch, Seen] = {}
     played = _in_processes(batches, plan.workers, stop) if plan.workers > 1 else _here(batches, stop)
     for batch, part in played:
-        parts[batch.first] = part
-        watch(sum(len(each.worlds) + len(each.refusals) for each in parts.values()))
+        parts[batch] = part
+        watch(sum(_count(each) for each in parts.values()))
     if not parts:
         raise KeyboardInterrupt
-    seen = Seen.joined([parts[first] for first in sorted(parts)])
-    numbers = {"mu": plan.mu, "delta": plan.delta, "confidence": plan.confidence}
-    bound = lower_bound(seen.scores, seen.worlds, **numbers)
-    gates = judge(seen, bound, **numbers, false_alarm=plan.false_alarm)
+    seen = {}
+    for method in plan.methods:
+        if mine := [parts[batch] for batch in batches if batch in parts and batch.method == method]:
+            seen[method] = Seen.joined(mine)
+    sure = {"delta": plan.delta, "confidence": plan.confidence}
+    bound = lower_bound(all_guesses(_played(seen), plan.mu), **sure)
+    gates = judge(_played(seen), mu=plan.mu, **sure, false_alarm=plan.false_alarm)
     return Audit(plan, seen, bound, tuple(gates), time.perf_counter() - start)
+
+
+def _count(seen: Seen) -> int:
+    """Studies played, refused ones too."""
+    return len(seen.worlds) + len(seen.refusals)
+
+
+def _played(seen: dict[str, Seen]) -> list[tuple[Game, Seen]]:
+    return [(GAMES[method], each) for method, each in seen.items()]
 
 
 def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:

@@ -6,6 +6,7 @@ there is a folder for that: that records survive a crash is for the fault tests 
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -19,8 +20,7 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Refusal
-from dpadmm.audit import game
-from dpadmm.audit.game import N_FEATURES, N_ROUNDS, ROLES, Listener, Role, make_study, noise_multiplier
+from dpadmm.audit.game import GAMES, N_ROUNDS, Game, Role
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
@@ -37,31 +37,37 @@ READ_EVERY = 10
 
 @dataclass(frozen=True)
 class Batch:
-    """Which studies to play: numbers ``first`` to ``first + count − 1`` of a run."""
+    """Which studies to play: numbers ``first`` to ``first + count − 1`` of a method's in a run."""
 
+    method: str
     run: str
     first: int
     count: int
     mu: float
     delta: float
 
+    @property
+    def game(self) -> Game:
+        return GAMES[self.method]
+
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of n studies, two agents and t rounds; studies that were refused are left out.
+    """What was seen of n studies of a game, two agents and t rounds; studies that were refused are left out.
 
-    ``residuals`` are (noisy gradient − gradient of the agent's world at the public point) in σ, to be
-    standard normal; ``scores`` the log-likelihood ratio of world 1 to world 0, scaled to N(0, 1) in world 0.
+    ``residuals`` are (noisy sum − sum of the agent's world at the public parameters) in σ of its round, to be
+    standard normal, all rounds one after the other; ``scores`` the log-likelihood ratio of world 1 to world 0 in the
+    rounds of each of the game's parts, scaled to N(0, 1) in world 0.
     """
 
     worlds: Integers  # (n, 2)
-    residuals: Floats  # (n, 2, t, d)
-    scores: Floats  # (n, 2)
+    residuals: Floats  # (n, 2, numbers)
+    scores: Floats  # (n, 2, parts)
     off_grid: Floats  # (n, 2, t): how far from whole numbers the answers are, in steps
     repeated: Integers  # (n, 2): whether the same request got the same bytes
     unrecorded: Integers  # (k,): uploads that came before their record,
     looks: Integers  # (k,): of so many looked at
-    misspent: Integers  # (k,): accounts that do not say t rounds of 1/z² each, and ledgers above their cap
+    misspent: Integers  # (k,): accounts that do not say t rounds, each at its 1/z², and ledgers above their cap
     overrun: Integers  # (k,): a further round, or a study beyond the cap, that was not refused
     refusals: tuple[str, ...]  # codes of studies that were refused
 
@@ -96,8 +102,8 @@ class _Player:
     """One batch: an owner with a ledger for each role."""
 
     def __init__(self, batch: Batch, folder: Path) -> None:
-        self.batch = batch
-        self.sites = tuple(_Site(role, folder / role.name, batch) for role in ROLES)
+        self.batch, self.game = batch, batch.game
+        self.sites = tuple(_Site(role, folder / role.name, batch) for role in self.game.roles)
         self.unrecorded = self.looks = self.misspent = self.overrun = 0
 
     def play(self) -> Seen:
@@ -122,8 +128,8 @@ class _Player:
 
         return Seen(
             worlds=stacked("world").astype(np.int64),
-            residuals=stacked("residuals", N_ROUNDS, N_FEATURES),
-            scores=stacked("score"),
+            residuals=stacked("residuals", self.game.cuts[-1].stop),
+            scores=stacked("scores", len(self.game.parts)),
             off_grid=stacked("off_grid", N_ROUNDS),
             repeated=stacked("repeated").astype(np.int64),
             unrecorded=np.array([self.unrecorded]),
@@ -146,10 +152,10 @@ class _Player:
                     self.unrecorded += not member.site.recorded(study, round)
         for member in members:
             member.ask_again(1 + number % N_ROUNDS, restart=inspected)
-        return [member.heard(self.batch.mu) for member in members]
+        return [member.heard() for member in members]
 
     def _named(self, name: str) -> Study:
-        return make_study(f"audit {self.batch.run}, {name}", mu=self.batch.mu, delta=self.batch.delta)
+        return self.game.study(f"audit {self.batch.run}, {name}", mu=self.batch.mu, delta=self.batch.delta)
 
     def _one_too_many(self) -> None:
         """The owner's cap is used up, and the last study's rounds are over: both must be refused."""
@@ -159,7 +165,7 @@ class _Player:
             for code, study in studies.items():
                 try:
                     member = _Member(site, study, world_of(last, i))
-                    member.agent.step(N_ROUNDS + 1, member.sent)
+                    member.agent.step(N_ROUNDS + 1, site.role.sent[-1])
                     self.overrun += 1
                 except Refusal as refusal:
                     self.overrun += refusal.code != code
@@ -168,7 +174,7 @@ class _Player:
 class _Heard(NamedTuple):
     world: int
     residuals: Floats
-    score: float
+    scores: list[float]
     off_grid: Floats
     repeated: bool
 
@@ -180,14 +186,13 @@ class _Site:
         self.role, self.folder, self.batch = role, folder, batch
         self.world = 0
         self.rows = tuple(role.rows(world) for world in (0, 1))
-        self.sums = tuple(game.gradient_sum(*rows) for rows in self.rows)
 
     def open(self, held: ExitStack) -> None:
         mu, delta = self.batch.mu, self.batch.delta
         policy = Policy(
             epsilon=exact_epsilon(mu * (self.batch.count + 0.5) ** 0.5, delta),
             delta=delta,
-            methods=frozenset({"dp_admm"}),
+            methods=frozenset({self.batch.method}),
             losses=frozenset({"squared"}),
             max_rounds=N_ROUNDS,
             min_rows=2,
@@ -204,10 +209,11 @@ class _Site:
         return account is not None and round in account.rounds
 
     def misspent(self) -> int:
-        """How much of the ledger is not as agreed: rounds of every study, price of every round, the cap."""
-        state, price = read_ledger(self.folder), (1.0 / noise_multiplier(self.batch.mu)) ** 2
+        """How much of the ledger is not as agreed: rounds of every study, their prices, the cap."""
+        state = read_ledger(self.folder)
+        price = sum(each.noise_multiplier(self.batch.mu) ** -2.0 for each in self.batch.game.rounds)
         wrong = sum(
-            set(account.rounds) != set(range(1, N_ROUNDS + 1)) or account.spent != N_ROUNDS * Fraction(price)
+            set(account.rounds) != set(range(1, N_ROUNDS + 1)) or not math.isclose(account.spent, price, rel_tol=1e-13)
             for account in state.accounts.values()
         )
         return wrong + (len(state.accounts) != self.batch.count) + (state.spent > Fraction(state.cap))
@@ -217,31 +223,41 @@ class _Member:
     """One agent in one study, and the aggregator's notes about it."""
 
     def __init__(self, site: _Site, study: Study, world: int) -> None:
-        self.site, self.study, self.world, self.sent = site, study, world, site.role.sent()
+        self.site, self.study, self.world, self.game = site, study, world, site.batch.game
         site.world = world
         self.agent = Agent(site.guard, study)
-        self.listener, self.uploads, self.repeated = Listener(), dict[int, bytes](), False
+        self.listener, self.uploads, self.repeated = self.game.listener(), dict[int, bytes](), False
         self.asked: list[tuple[Floats, Floats]] = []
 
     def ask(self, round: int) -> None:
-        upload = self.agent.step(round, self.sent)
+        upload = self._step(round)
         self.uploads[round] = upload.tobytes()
-        self.asked.append(self.listener.hear(self.sent, upload))
+        self.asked.append(self.listener.hear(self.site.role.sent[round - 1], upload))
 
     def ask_again(self, round: int, *, restart: bool) -> None:
         if restart:
             self.site.world = self.world
             self.agent = Agent(self.site.guard, self.study)
-        self.repeated = self.agent.step(round, self.sent).tobytes() == self.uploads[round]
+        self.repeated = self._step(round).tobytes() == self.uploads[round]
 
-    def heard(self, mu: float) -> _Heard:
+    def _step(self, round: int) -> Floats:
+        return self.agent.step(round, self.site.role.sent[round - 1])
+
+    def heard(self) -> _Heard:
         """What the notes say, in σ."""
-        scale, steps = game.noise_steps(mu), game.grid_step()
-        points = [point for point, _ in self.asked]
-        answers = np.array([noisy for _, noisy in self.asked]) * self.site.role.n_rows / steps
-        means = [np.array([total(point) for point in points]) / steps for total in self.site.sums]
-        shift = (means[1] - means[0]) / scale
-        length = np.linalg.norm(shift)
-        score = float(np.sum((answers - means[0]) / scale * shift) / length)
-        off_grid = np.abs(answers - np.rint(answers)).max(axis=1)
-        return _Heard(self.world, (answers - means[self.world]) / scale, score, off_grid, self.repeated)
+        answers, means, off_grid = list[Floats](), list[Floats](), list[float]()
+        for round, (asked, noisy) in zip(self.game.rounds, self.asked, strict=True):
+            formula, steps = round.formula, noisy * (self.site.role.n_rows / round.formula.grid_step)
+            scale = formula.noise_steps(round.noise_multiplier(self.site.batch.mu))
+            totals = np.array([formula.total(*rows, asked) for rows in self.site.rows])
+            answers.append(steps / scale)
+            means.append(totals / (formula.grid_step * scale))
+            off_grid.append(float(np.abs(steps - np.rint(steps)).max()))
+        said, by_world = np.concatenate(answers), np.concatenate(means, axis=1)
+        shift = by_world[1] - by_world[0]
+        scores = []
+        for part in self.game.parts:
+            toward = np.concatenate([shift[self.game.cuts[k]] for k in part.rounds])
+            noise = np.concatenate([(said - by_world[0])[self.game.cuts[k]] for k in part.rounds])
+            scores.append(float(noise @ toward / np.linalg.norm(toward)))
+        return _Heard(self.world, said - by_world[self.world], scores, np.array(off_grid), self.repeated)

@@ -16,7 +16,17 @@ import typer
 from typer import Argument, Option
 
 from dpadmm._base.errors import Refusal, StudyError
-from dpadmm.cli.screen import AsJson, StudyFile, echo_json, rounded_down, rounded_up, say, say_path, show_table
+from dpadmm.cli.screen import (
+    AsJson,
+    StudyFile,
+    echo_json,
+    noise_text,
+    rounded_down,
+    rounded_up,
+    say,
+    say_path,
+    show_table,
+)
 from dpadmm.federation.site import decisions
 from dpadmm.site.accounts import broken_promises
 from dpadmm.site.site import Site, counted, read_site
@@ -472,7 +482,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     policy = site.policy
     say(study.name, style="bold")
     say_path(study.hash)
-    say(in_words(study)[0])
+    say(in_words(study)[0], f"Noise multiplier z: {noise_text(study.terms.plan.tally())}.")
     names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
     rows = [
         (

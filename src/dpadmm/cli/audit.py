@@ -24,6 +24,7 @@ VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("un
 
 
 def audit(
+    method: str = Option("all", help="Whose studies to attack: auto, dp_admm, or all in equal parts."),
     trials: int = Option(10_000, help="Number of studies to attack; each has two agents."),
     mu: float = Option(2.0, help="The guarantee of a study: μ-GDP in total."),
     delta: float = Option(1e-5, help="The δ for which ε is computed."),
@@ -35,15 +36,17 @@ def audit(
     """Run a privacy attack against the shipped agent, and check that it keeps its guarantee.
 
     Whole studies run through the real guard, noise and ledger, on worst-case
-    rows, with an aggregator that tries to infer one row. The attack must
-    reach 90% of ε, so that it would detect a leak, and never exceed ε; noise,
-    answers and ledger are checked separately.
+    rows, with an aggregator that tries to infer one row. The studies of all
+    methods release every statistic that agents know. The attack must reach
+    90% of ε, so that it would detect a leak, and never exceed ε; what each
+    statistic tells, noise, answers and ledger are checked separately.
 
     Exit code 0: all gates passed. 1: a gate failed. 2: user error.
     """
     from dpadmm.audit import Plan, run_audit  # statistics take their time
 
-    plan = Plan(trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
+    chosen = Plan.methods if method == "all" else (method,)
+    plan = Plan(methods=chosen, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
     check_folder(output, overwrite=True)
     with progress_bar(quiet=quiet or as_json) as bar, CtrlC() as ctrl_c:
         task = bar.add_task("studies attacked", total=trials)
@@ -62,19 +65,18 @@ def audit(
 def _write(result: Audit, folder: Path) -> Path | None:
     """Write the numbers, and the figure if there were any answers; returns its path."""
     write_text(folder / "audit.json", json.dumps(result.as_json(), indent=2, allow_nan=False))
-    seen, plan = result.seen, result.plan
-    if not len(seen.worlds):
+    guesses, plan = result.guesses, result.plan
+    if not len(guesses.worlds):
         return None
-    from dpadmm.audit.gates import threshold
     from dpadmm.reporting.figures import roc_figure, save_figure
 
     picture = roc_figure(
-        (seen.scores[seen.worlds == 0], seen.scores[seen.worlds == 1]),
+        (guesses.margins[guesses.worlds == 0], guesses.margins[guesses.worlds == 1]),
         mu=plan.mu,
         proven=result.bound.mu,
-        threshold=threshold(plan.mu),
+        threshold=0.0,
         confidence=plan.confidence,
-        title=f"Audit of {result.n_studies} studies",
+        title=f"Audit of {result.n_studies} studies ({', '.join(result.seen)})",
     )
     write_text(folder / "roc.md", f"# {picture.title}\n\n![{picture.title}](roc.png)\n\n{picture.caption}\n")
     return save_figure(picture.figure, folder / picture.name)[0]
@@ -83,15 +85,19 @@ def _write(result: Audit, folder: Path) -> Path | None:
 def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: bool) -> None:
     plan, bound = result.plan, result.bound
     if not verdict_only:
-        rows: list[Row] = []
-        for gate in result.gates:
-            word, style = VERDICTS[gate.passed]
-            limits = ("" if limit is None else _number(limit) for limit in (gate.low, gate.high))
-            rows.append((gate.name, _number(gate.measured), *limits, f"[{style}]{word}[/{style}]"))
-        show_table(("gate", "measured", "from", "to", ""), rows)
+        for about in (None, *result.seen):
+            rows: list[Row] = []
+            for gate in (each for each in result.gates if each.method == about):
+                word, style = VERDICTS[gate.passed]
+                limits = ("" if limit is None else _number(limit) for limit in (gate.low, gate.high))
+                rows.append((gate.name, _number(gate.measured), *limits, f"[{style}]{word}[/{style}]"))
+            show_table((f"gate ({about or 'all studies'})", "measured", "from", "to", ""), rows)
     for gate in result.gates:
         if not gate.passed:
-            say(f"{gate.name}: {gate.sentence}", style=VERDICTS[gate.passed][1])
+            say(
+                f"{f'{gate.method}, ' if gate.method else ''}{gate.name}: {gate.sentence}",
+                style=VERDICTS[gate.passed][1],
+            )
     if n_red := sum(gate.red for gate in result.gates):
         say(f"RED: {n_red} of {len(result.gates)} gates failed. Do not use this build.", style="bold red")
     else:
@@ -107,7 +113,8 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
     rate = result.false_alarm
     rarely = f"about once in {int(float(f'{1.0 / rate:.1g}')):,} times" if rate > 0 else "never"
     say(
-        f"{result.n_studies} studies in {result.seconds:.0f} s. Correct code fails such an audit {rarely}. "
+        f"{result.n_studies} studies of {' and '.join(result.seen)} (statistics: {', '.join(result.statistics)}) "
+        f"in {result.seconds:.0f} s. Correct code fails such an audit {rarely}. "
         "The guarantee is for a person with one row, replace-one neighbours.",
         style="dim",
     )

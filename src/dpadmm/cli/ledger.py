@@ -17,6 +17,8 @@ from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
 from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.plan import gaussian, plan_from_json
+from dpadmm.privacy.releases import Release
 from dpadmm.privacy.statement import Statement
 from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
@@ -157,6 +159,10 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
         "state": "closed" if account.closed else "open",
         "may_miss_rounds": account.may_miss_rounds,
         "releases": len(account.rounds),
+        "by_statistic": [
+            {"statistic": each.statistic, "noise_multiplier": each.noise_multiplier, "released": n, "planned": planned}
+            for each, n, planned in _releases(account)
+        ],
         "last_round": max(account.rounds, default=0),
         "reserved": _figures(Fraction(account.reservation.mu_squared), delta),
         "spent": _figures(account.spent, delta),
@@ -211,6 +217,15 @@ def _both_charges(account: Account, stated: Statement) -> str:
     )
 
 
+def _releases(account: Account) -> list[tuple[Release, int, int]]:
+    """What the study's plan releases, in how many rounds so far, and in how many in all."""
+    if "plan" not in account.about:  # a reservation that no guard made
+        return []
+    plan = plan_from_json(account.about["plan"])
+    counts = zip(plan.tally(account.rounds), plan.tally(), strict=True)
+    return [(gaussian(each), n, planned) for (each, n), (_, planned) in counts]
+
+
 def _figures(amount: Fraction, delta: float) -> dict[str, float]:
     mu_squared = float(max(Fraction(0), amount))
     return {"mu_squared": mu_squared, "epsilon": exact_epsilon(math.sqrt(mu_squared), delta)}
@@ -240,3 +255,9 @@ def _show_studies(state: LedgerState, delta: float) -> None:
             )
         )
     show_table(("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of"), rows, fold=[0])
+    plans = [
+        (study[:12], each.statistic, f"{each.noise_multiplier:.4f}", f"{n} of {planned}")
+        for study, account in state.accounts.items()
+        for each, n, planned in _releases(account)
+    ]
+    show_table(("study", "statistic", "noise multiplier z", "rounds"), plans, left=(0, 1), fold=[1])

@@ -177,6 +177,14 @@ def number_range(values: ArrayLike, form: str = ".4f") -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def noise_text(tally: Iterable[tuple[Any, int]]) -> str:
+    """z of the releases of a plan; by statistic, where they differ."""
+    found = [(f"{release.noise_multiplier:.4f}", release.statistic, n) for release, n in tally]
+    if len(found) == 1:
+        return found[0][0]
+    return ", ".join(f"{z} ({statistic}, {n} round{'s' if n > 1 else ''})" for z, statistic, n in found)
+
+
 def rounded_up(epsilon: float) -> str:
     """ε with four digits, rounded up: a guarantee must not be understated."""
     return f"{math.ceil(epsilon * 1e4 * (1.0 - 1e-9)) / 1e4:.4f}"

@@ -17,7 +17,19 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
 from dpadmm._base.toml import read_toml
-from dpadmm.cli.screen import AsJson, Row, StudyFile, check_new, echo_json, rounded_up, say, say_path, show_table, write
+from dpadmm.cli.screen import (
+    AsJson,
+    Row,
+    StudyFile,
+    check_new,
+    echo_json,
+    noise_text,
+    rounded_up,
+    say,
+    say_path,
+    show_table,
+    write,
+)
 from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
@@ -316,9 +328,9 @@ def figures(study: Study) -> dict[str, Any]:
 
 def in_words(study: Study) -> list[str]:
     """What is asked of an agent."""
-    terms, (d, p) = study.terms, study.shape
+    terms, size = study.terms, math.prod(study.broadcast_shape)
     often = "at most once in each of" if study.allow_missed_rounds else "once in each of"
-    numbers = f"{d * p} numbers" if d * p > 1 else "one number"
+    numbers = f"{size} numbers" if size > 1 else "one number"
     asked = ", and ".join(
         f"{f'{often} {n} rounds' if n > 1 else 'in one round'} "
         f"the sum of the {gaussian(release).statistic} over all its rows"
@@ -344,7 +356,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("method", settings.method.name),
         ("rounds", f"{settings.planned_rounds}{_by_size(study)}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
-        ("noise multiplier z", f"{numbers['noise_multiplier']:.4f}"),
+        ("noise multiplier z", noise_text(study.terms.plan.tally())),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
         *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),

@@ -57,7 +57,12 @@ def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, An
         "delta": statement.delta,
         "worst": document["worst"],
         "agents": [
-            {"n_rows": entry["n_rows"], "mu": group.mu, "checks": [check._asdict() for check in checks.get(i, [])]}
+            {
+                "n_rows": entry["n_rows"],
+                "mu": group.mu,
+                "releases": entry["releases"],
+                "checks": [check._asdict() for check in checks.get(i, [])],
+            }
             for i, (group, entry) in enumerate(zip(statement.groups, document["agents"], strict=True))
         ],
     }
@@ -98,6 +103,7 @@ def _terms(statement: Statement) -> list[dict[str, Any]]:
             "delta": statement.delta,
             "n_rows": n_rows,
             "rows_per_person": group.rows_per_person,
+            "statistic": [each.statistic for each in group.releases],
             "noise_multiplier": [each.noise_multiplier for each in group.releases],
             "charged": sum(each.charged for each in group.releases),
             "released": sum(each.released for each in group.releases),
@@ -167,6 +173,19 @@ def _show_worst(verified: Verified, checks: list[Check], position: int) -> None:
     if (paper := verified.document["agents"][position]["epsilon_paper"]) is not None:
         rows += [(), ("1 row, the paper's bound ε̄", f"{verified.statement.delta:g}", rounded_up(paper), "", "")]
     show_table(("The agent with the largest ε", "δ", "ε stated", "closed form", "PLD"), rows)
+    show_table(
+        ("Its releases: sums over rows of", "z", "rounds", "share of Σμ²"),
+        [
+            (
+                Text(each.statistic),
+                f"{each.noise_multiplier:.4g}",
+                f"{each.released} of {each.charged}",
+                f"{each.charged / (each.noise_multiplier * (group.mu or 1.0)) ** 2:.1%}",
+            )
+            for each in group.releases
+        ],
+        fold=[0],
+    )
 
 
 def _pld(check: Check | None) -> str:

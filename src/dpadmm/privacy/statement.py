@@ -8,7 +8,8 @@ a run that was cut short for that reason has no smaller valid bill.
 
 Whoever reads a stranger's statement derives every ε in it again, in two ways, from its inputs alone. The
 closed form is ``accounting.exact_epsilon``. The other is dp_accounting's privacy loss distributions (PLD):
-the loss of one release on a grid, convolved with itself as often as there are releases. Rounded up on the
+the loss of one release on a grid, convolved with itself as often as there are releases of its kind, and then the
+kinds with each other. Rounded up on the
 grid, PLD is a little above the closed form: tolerated is from ``1e-6·(ε + μ) + 1e-8`` below it to
 ``1e-3·(ε + μ) + 1e-8`` above. The file's own figures have to be those of the closed form, to the last digits.
 """
@@ -20,6 +21,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +109,12 @@ class AgentGroup:
     def n_charged(self) -> int:
         """Releases that are charged, of all kinds."""
         return sum(each.charged for each in self.releases)
+
+    @property
+    def kinds(self) -> tuple[tuple[float, int], ...]:
+        """Share of μ² and number of the releases of each kind that are charged."""
+        counts = [(each.charged, each.charged / each.noise_multiplier**2) for each in self.releases if each.charged]
+        return tuple((part / self.mu**2, n) for n, part in counts)
 
     @property
     def person_mu(self) -> float:
@@ -293,7 +301,10 @@ _GRID = 0.03
 """Step of the grid, over the standard deviation of one release's loss: ε then errs by 1e-4 of itself."""
 
 _CONVOLUTIONS = 1000
-"""More releases than that, and those of different noise, are added up first: a bound of time and rounding."""
+"""More releases of a kind than that are added up first: a bound of time and rounding."""
+
+_CONTRAST = 30.0
+"""Kinds whose noise differs by a larger factor would need too fine a grid for one of them, and are added up too."""
 
 
 class Verified(NamedTuple):
@@ -332,11 +343,11 @@ def cross_checks(verified: Verified) -> dict[int, list[Check]]:
     """Every ε of the MAX_BILLS largest bills by PLD too, worst first: position of a group -> its checks."""
     statement, document = verified
     order = sorted(range(len(statement.groups)), key=lambda i: -statement.groups[i].person_mu)
-    bills: dict[tuple[float, int, int], list[Check]] = {}
+    bills: dict[tuple[float, tuple[tuple[float, int], ...], int], list[Check]] = {}
     out = {}
     for i in order:
         group = statement.groups[i]
-        bill = (group.mu, group.n_charged, group.rows_per_person)
+        bill = (group.mu, group.kinds, group.rows_per_person)
         if bill not in bills and len(bills) < MAX_BILLS:
             bills[bill] = list(_checks(statement, group, document["agents"][i]))
         if bill in bills:
@@ -349,7 +360,7 @@ def _checks(statement: Statement, group: AgentGroup, figures: Mapping[str, Any])
     sizes |= {group.rows_per_person: (statement.delta,)}
     for n_rows, deltas in (sizes | {1: statement.deltas}).items():
         mu = group_mu(group.mu, n_rows)
-        for delta, pld in zip(deltas, pld_epsilons(mu, group.n_charged, deltas), strict=True):
+        for delta, pld in zip(deltas, pld_epsilons(mu, group.kinds, deltas), strict=True):
             closed = exact_epsilon(mu, delta)
             if pld is not None and not agree(closed, pld, mu):
                 raise StudyError(
@@ -367,31 +378,48 @@ def agree(closed: float, pld: float, mu: float) -> bool:
     return closed - 1e-6 * size - 1e-8 <= pld <= closed + 1e-3 * size + 1e-8
 
 
-def pld_epsilons(mu: float, n_releases: int, deltas: Sequence[float]) -> list[float | None]:
+def pld_epsilons(mu: float, kinds: int | Sequence[tuple[float, int]], deltas: Sequence[float]) -> list[float | None]:
     """Total ε by PLD at every δ; None where dp_accounting cannot say: μ above 25, δ below 1e-12.
+
+    ``kinds`` is the number of equal releases, or the share of μ² and the number of each kind.
 
     Examples
     --------
     >>> [round(epsilon, 3) for epsilon in pld_epsilons(10 / 75.53, 100, [1e-3, 1e-5])]
     [0.277, 0.463]
+    >>> [round(epsilon, 3) for epsilon in pld_epsilons(10 / 75.53, [(0.15, 1), (0.85, 99)], [1e-3, 1e-5])]
+    [0.277, 0.463]
     """
+    kinds = [(1.0, kinds)] if isinstance(kinds, int) else kinds
     found: dict[float, float | None] = dict.fromkeys(deltas, 0.0 if mu == 0.0 else None)
     # Below 1e-9 δ drowns in the rounding of convolutions
     for most, low, high in ((_CONVOLUTIONS, 1e-9, 1.0), (1, 1e-12, 1e-9)):
         chosen = [delta for delta in deltas if low <= delta < high]
         if chosen and 0.0 < mu <= 25.0:
-            found.update(zip(chosen, _pld(mu, min(n_releases, most), chosen), strict=True))
+            found.update(zip(chosen, _pld(mu, _added_up(kinds, most), chosen), strict=True))
     return [found[delta] for delta in deltas]
 
 
-def _pld(mu: float, n_equal: int, deltas: Sequence[float]) -> list[float]:
+def _added_up(kinds: Sequence[tuple[float, int]], most: int) -> list[tuple[float, int]]:
+    """The same releases in kinds of at most so many, or as one kind."""
+    counts = [(share, min(n, most)) for share, n in kinds]
+    losses = [math.sqrt(share / n) for share, n in counts]
+    if most == 1 or max(losses) > _CONTRAST * min(losses):
+        return [(1.0, min(sum(n for _, n in kinds), most))]
+    return counts
+
+
+def _pld(mu: float, kinds: Sequence[tuple[float, int]], deltas: Sequence[float]) -> list[float]:
     from dp_accounting.pld import privacy_loss_distribution as losses  # 1.3 s to import
 
-    z = math.sqrt(n_equal) / mu
+    noise = [math.sqrt(n / share) / mu for share, n in kinds]
     with np.errstate(all="ignore"):
         # The default neighbouring relation: the factor 2 of replace-one is already in the sensitivity
-        one = losses.from_gaussian_mechanism(z, value_discretization_interval=_GRID / z)
-        together = one.self_compose(n_equal)
+        each = [
+            losses.from_gaussian_mechanism(z, value_discretization_interval=_GRID / max(noise)).self_compose(n)
+            for z, (_, n) in zip(noise, kinds, strict=True)
+        ]
+        together = reduce(lambda one, other: one.compose(other), each)
         return [float(together.get_epsilon_for_delta(delta)) for delta in deltas]
 
 

@@ -231,7 +231,7 @@ class AutoRounds(DeployableMethod[NoState]):
         problem, loss, (d, p), t = self.problem, self.problem.loss, self._shape, self.n_rounds - 1
         means, squares, by_label, label_squares = Moments(loss, d).split(moments)
         heard, curvature = clarity(loss, d, noise), 4.0 * (loss.smoothness or 0.25)
-        growth = math.sqrt(min(max(heard, 0.7), 3.0))
+        growth = math.sqrt(min(max(heard, 0.7), 9.0))
         if self.prior is not None:  # weighted by how well each is known
             spread = noise * mean_gradient_sensitivity(Moments.row_norm, 1) / math.sqrt(MOMENTS_SHARE)
             share = 1.0 / (1.0 + self.prior.n_rows * spread**2)

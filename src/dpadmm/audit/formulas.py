@@ -1,0 +1,68 @@
+"""What agents may say, computed once more: every statistic of the closed list, without the code under test.
+
+All of it is public but the rows and the noise. This file must not import what it is there to judge: that is why
+bounds of rows, the grid and the factor 2 of replace-one neighbours stand here a second time. A statistic that
+has no formula here cannot be audited, and a test says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+
+N_FEATURES = 16
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A sum over rows: how many numbers, the bound of a row's norm, and ``(features, labels, parameters) -> sum``."""
+
+    size: int
+    row_norm: float
+    total: Callable[[Floats, Floats, Floats], Floats]
+
+    @property
+    def grid_step(self) -> float:
+        """The public grid of the sums: the largest power of two with ``√size·g ≤ 1e-6·2·R``."""
+        return 2.0 ** math.floor(math.log2(1e-6 * 2.0 * self.row_norm / math.sqrt(self.size)))
+
+    def noise_steps(self, noise_multiplier: float) -> float:
+        """σ of the noise on the sum, in steps of the grid: ``z·2·R/g``."""
+        return noise_multiplier * 2.0 * self.row_norm / self.grid_step
+
+
+def gradient(features: Floats, labels: Floats, point: Floats) -> Floats:
+    """``Σ_j a_j (a_jᵀw − b_j)`` of the squared loss, every term shortened to 1: (d,)."""
+    slopes = features @ point - labels
+    lengths = np.abs(slopes) * np.linalg.norm(features, axis=1)
+    return np.asarray((slopes / np.maximum(lengths, 1.0)) @ features)
+
+
+def shaped_gradient(features: Floats, labels: Floats, asked: Floats) -> Floats:
+    """The same of rows ``(I − qqᵀ/(r(r + 1)))·(s∘a_j)``, ``r = √(1 + ‖q‖²)``, where s, q and w are asked for: (d,)."""
+    scale, direction, point = np.split(asked, 3)
+    root = math.sqrt(1.0 + float(direction @ direction))
+    matrix = np.diag(scale) - np.outer(direction, direction * scale) / (root * (root + 1.0))
+    return gradient(features @ matrix.T, labels, point)
+
+
+def moments(features: Floats, labels: Floats, asked: Floats) -> Floats:
+    """``Σ_j (a_j, a_j∘a_j, √3·y_j·a_j, y_j²/2)``, y cut to ±1, every term shortened to 2; none of rows of zeros."""
+    y = np.clip(labels, -1.0, 1.0)[:, None]
+    terms = np.hstack([features, features**2, math.sqrt(3.0) * y * features, y**2 / 2.0])
+    terms[~features.any(axis=1)] = 0.0
+    lengths = np.linalg.norm(terms, axis=1)[:, None]
+    return np.asarray((terms * 2.0 / np.maximum(lengths, 2.0)).sum(axis=0))
+
+
+FORMULAS: Mapping[str, Formula] = {
+    "gradient": Formula(N_FEATURES, 1.0, gradient),
+    "shaped_gradient": Formula(N_FEATURES, 1.0, shaped_gradient),
+    "moments": Formula(3 * N_FEATURES + 1, 2.0, moments),
+}
+"""By the name of the statistic."""

@@ -1,0 +1,131 @@
+"""Studies whose rounds differ: what every command says of their release plan, from the study to the statement."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.statement import read_statement
+from dpadmm.study.study import read_study
+from dpadmm.trusted.ledger import read_ledger
+
+STUDY = """
+format = "dpadmm-study/2"
+name = "illness"
+label = {column = "ill", classes = ["no", "yes"]}
+method = {name = "auto"}
+training = {n_rounds = 20, intercept = true}
+privacy = {epsilon = 1.0, delta = 1e-5}
+[columns.age]
+kind = "number"
+bounds = [20, 90]
+"""
+SITE = """
+format = "dpadmm-site/1"
+ledger = "ledger"
+data = {table = "table.csv", label = "ill"}
+person = {rows = 1}
+[limits]
+epsilon = 2.0
+delta = 1e-5
+methods = ["auto"]
+losses = ["logistic"]
+max_rounds = 100
+min_rows = 100
+"""
+N_ROUNDS, SHARE = 20, 0.15
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    rng = np.random.default_rng(1)
+    ages = rng.integers(20, 91, 200)
+    lines = (
+        f"{age},{'yes' if age + noise > 55 else 'no'}" for age, noise in zip(ages, rng.normal(0, 9, 200), strict=True)
+    )
+    (tmp_path / "table.csv").write_text("\n".join(["age,ill", *lines]) + "\n")
+    (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "site.toml").write_text(SITE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def planned(place):
+    """(statistic, z, rounds): 15% of μ² for moments, the rest for gradients in 19 equal parts."""
+    mu_squared = float(read_study(place / "study.toml").terms.plan.mu_squared())
+    assert exact_epsilon(math.sqrt(mu_squared), 1e-5) == pytest.approx(1.0, rel=1e-9)
+    later = N_ROUNDS - 1
+    return [
+        ("moments", (SHARE * mu_squared) ** -0.5, 1),
+        ("shaped_gradient", ((1.0 - SHARE) * mu_squared / later) ** -0.5, later),
+    ]
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def narrow(answer) -> str:
+    assert max(map(len, answer.succeeded().out.splitlines())) <= 80
+    assert "…" not in answer.out
+    assert "nan" not in answer.out
+    return flat(answer.out)
+
+
+def test_study_review_and_training_say_what_is_released_with_which_noise(cli, place, planned):
+    (_, first, _), (_, later, _) = planned
+    cli("agent", "begin", "site.toml").succeeded()
+    noise = f"{first:.4f} (moments, 1 round), {later:.4f} (shaped_gradient, 19 rounds)"
+    for words in (("study", "show", "study.toml"), ("agent", "review", "study.toml")):
+        text = narrow(cli(*words))
+        assert noise in text
+        assert "in one round the sum of the moments" in text
+        assert "once in each of 19 rounds the sum of the shaped_gradient" in text
+    text = narrow(cli("train", "study.toml", "--data", "table.csv", "-o", "model"))
+    assert f"{first:.4f} (moments, 1 round), {later:.4f}" in text
+    assert "(shaped_gradient, 19 rounds)" in text
+
+
+def test_the_statement_of_a_training_lists_both_releases_and_is_verified(cli, place, planned):
+    cli("train", "study.toml", "--data", "table.csv", "-o", "model").succeeded()
+    document = json.loads((place / "model.statement.json").read_text())
+    (agent,) = document["agents"]
+    stated = [(each["statistic"], each["noise_multiplier"], each["charged"]) for each in agent["releases"]]
+    assert stated == [(name, pytest.approx(z, rel=1e-9), n) for name, z, n in planned]
+    assert agent["epsilon"]["1e-05"] == pytest.approx(1.0, rel=1e-9)
+    text = narrow(cli("verify", "model.statement.json"))
+    for (name, z, n), share in zip(planned, ("15.0%", "85.0%"), strict=True):
+        assert f"{name} {z:.4g} {n} of {n} {share}" in text
+    answer = cli("verify", "model.statement.json", "--json").succeeded().json
+    assert answer["agents"][0]["releases"] == agent["releases"]
+    for check in answer["agents"][0]["checks"]:
+        assert check["pld"] == pytest.approx(check["closed_form"], rel=1e-3)
+
+
+def test_the_ledger_shows_the_plan_and_the_statement_agrees_with_it(cli, place, planned):
+    cli("agent", "begin", "site.toml").succeeded()
+    cli("agent", "enrol", "study.toml").succeeded()
+    text = narrow(cli("ledger", "show", "ledger"))
+    (study,) = read_ledger(place / "ledger").accounts
+    for name, z, n in planned:
+        assert f"{study[:12]} {name} {z:.4f} 0 of {n}" in text
+    (shown,) = cli("ledger", "show", "ledger", "--json").succeeded().json["studies"]
+    assert shown["by_statistic"] == [
+        {"statistic": name, "noise_multiplier": pytest.approx(z, rel=1e-9), "released": 0, "planned": n}
+        for name, z, n in planned
+    ]
+    cli("ledger", "statement", "ledger", "illness", "-o", "said.json").succeeded()
+    cli("verify", "said.json", "--ledger", "ledger").succeeded()
+    assert [each.statistic for each in read_statement(place / "said.json").statement.groups[0].releases] == [
+        name for name, _, _ in planned
+    ]
+    lie = (place / "said.json").read_text().replace("shaped_gradient", "gradient")
+    (place / "lie.json").write_text(lie)
+    answer = cli("verify", "lie.json", "--ledger", "ledger")
+    assert answer.code == 2
+    assert "it has statistic ['moments', 'gradient'], the ledger ['moments', 'shaped_gradient']" in answer.err
