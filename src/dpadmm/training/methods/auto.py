@@ -66,7 +66,7 @@ class Auto(MethodSettings):
         if setup.n_rounds < 2:
             raise StudyError("auto needs at least 2 rounds: one for the moments of rows, the others for gradients")
         z, t = setup.gaussian(), setup.planned
-        gradients = np.where(t == setup.n_rounds, np.maximum(t - 1, 1), t)
+        gradients = np.maximum(np.where(t == setup.n_rounds, t - 1, t), 1)  # for no round, as for one
         first = z / np.sqrt(MOMENTS_SHARE * np.maximum(t, 1))
         later = z * np.sqrt(gradients / ((1.0 - MOMENTS_SHARE) * np.maximum(t, 1)))
         return AutoRounds(setup.problem, setup.sizes.n_features, setup.n_rounds, first, later)
