@@ -71,8 +71,9 @@ class Coordinator:
         self.members = {name: Member(name) for name in self._names}
         self._method = self.study.method(1)
         self._n_rounds = self.study.training.planned_rounds
-        self._shapes = [self.study.upload_shape(k) for k in range(self._n_rounds + 1)]
-        """Of the uploads of every round."""
+        lasts = np.cumsum([count for _, count in self.study.terms.plan.runs]).tolist()
+        self._shapes = [(last, self.study.upload_shape(last)) for last in lasts]
+        """Last rounds of what is asked in a row, and the shape of its uploads."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
         self._uploads: dict[str, Floats] = {}
@@ -121,7 +122,7 @@ class Coordinator:
 
     def _shape(self, round: int) -> tuple[int, ...]:
         """The shape of a round's uploads; of another round, that of the first."""
-        return self._shapes[round if round <= self._n_rounds else 0]
+        return next((shape for last, shape in self._shapes if round <= last), self._shapes[0][1])
 
     def _request(self) -> bytes:
         if self.done:
