@@ -68,7 +68,7 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     total = Moments(loss, d).means(rows, np.zeros((rows.n_agents, 0))).mean(axis=0)
     first, second, by_label, label_squares = Moments(loss, d).split(total)
     q = 0.0065 / (nu * math.sqrt(d * max(1, p - 1)))
-    growth, step = math.sqrt(min(max(q, 0.7), 3.0)), min(3.0 * math.sqrt(64.0 / t), 6.0)
+    growth, step = math.sqrt(min(max(q, 0.7), 9.0)), min(3.0 * math.sqrt(64.0 / t), 6.0)
     kernel = np.diag(np.maximum(second - first**2, 0.0)) + np.outer(first, first)
     e, u = np.linalg.eigh(kernel)
     many = p * (p - 1) / 2 if loss.task == "multiclass" else 1.0
@@ -79,7 +79,7 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     top = along @ kernel @ along  # nearly the largest eigenvalue
     step *= min(1.0 + tau / top, 2.0)
     if loss.task == "multiclass":
-        clip, step, shrink = 0.35 * 2.0 * math.sqrt(1.0 - 1.0 / p) * rank, step * p / 4.0, 0.66
+        clip, step, shrink = 0.35 * 2.0 * math.sqrt(1.0 - 1.0 / p) * rank, step * p / 4.0, 1.0
         theta = 1.25 * p * b @ (by_label - by_label.mean(axis=1, keepdims=True))
     elif loss.task == "binary":
         clip, shrink, theta = 0.35 * growth * rank, min(1.0, 0.5 + 0.45 * 0.35 * growth), 2.5 * b @ by_label
@@ -510,7 +510,7 @@ def test_huber_with_a_small_delta_is_clipped_to_it_at_the_start() -> None:
     method = made(rows, loss, 9, noise_multiplier=0.5)
     outcome = train(method, method.problem, rows, n_rounds=2, noise=SimulatedNoise(1, 2, (D, 1)))
     state = PublicState.unpacked(outcome.broadcast, (D, 1))
-    assert state.clip <= 0.6 * math.sqrt(3.0) * 0.05 * math.sqrt(D)
+    assert state.clip <= 0.6 * math.sqrt(9.0) * 0.05 * math.sqrt(D)
 
 
 def test_settings_say_what_is_usual() -> None:
