@@ -188,7 +188,7 @@ dpadmm("study", "check", "study.toml")
 sizes = ("--agents", "5", "--rows", "6000")
 dpadmm("plan", "study.toml", *sizes, "--public", "sample.csv", "--rounds", "50", "-o", "plan")
 plan = json.loads((folder / "plan" / "forecast.json").read_text())
-forecast = plan["scenarios"][0]["own"]
+forecast = plan["scenarios"][0]["own"]["accuracy"]
 assert plan["private_rows_read"] == 0
 assert plan["verdict"] == "go"
 print(f"forecast: {forecast['mean']:.1%} ± {forecast['spread']:.1%}")

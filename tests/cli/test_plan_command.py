@@ -45,11 +45,14 @@ def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
         "No private rows were read",
         "total ε at δ = 1e-05, exact 1.0000",
         "Forecast of accuracy",
+        "AUC",
+        "log-loss",
+        "The public rows alone reach",
         "Cross-validated on 80 rows of public.csv",  # two of three folds
         "Goal: 99.0%.",
         "NO-GO: the goal is missed by more than the spread",
         "None of the tried combinations of ε and rounds reaches the goal",
-        "a model without privacy would not reach it either.",
+        "a model without privacy would not either.",
     ):
         assert expected in text
 
@@ -107,7 +110,10 @@ def test_json_has_everything_and_the_seed_repeats_it(cli, study_file, public):
     ]
     assert scenario["own"] == {k: v for k, v in scenario["cells"][3].items() if k not in ("epsilon", "n_rounds")}
     assert scenario["verdict"] == first["verdict"]
-    assert scenario["baseline"] < scenario["ceiling"]["mean"]
+    for name in ("accuracy", "auc"):
+        assert scenario["baseline"][name] < scenario["ceiling"][name]["mean"]
+    assert scenario["baseline"]["log_loss"] > scenario["ceiling"]["log_loss"]["mean"]
+    assert (first["measure"], first["n_rounds"]) == ("auc", 20)
     assert again["scenarios"] == first["scenarios"] != other["scenarios"]
 
 
@@ -129,16 +135,56 @@ def test_errors_of_numbers_in_the_labels_units(cli, tmp_path, public):
     path.write_text(planned.REGRESSION)
     answer = cli("plan", path, *words("--public", public, "--goal", "1")).succeeded()
     assert "root mean square error of cost" in answer.out
-    assert "%" not in answer.out[answer.out.index("Forecast of") :]
-    assert "always the mean" in " ".join(answer.out.split())
+    assert "%" not in answer.out[answer.out.index("Forecast for") :]
 
 
-def test_agents_of_different_sizes_each_have_their_noise(cli, study_file, public):
+def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, study_file, public):
+    given = planned.STUDY.replace('name = "dp_admm"', 'name = "auto"  # nothing to tune').replace("n_rounds = 20\n", "")
+    assert "auto" in given
+    study_file.write_text(given)
+    call = ["plan", study_file, "--agents", 5, "--rows", 2000, "--repeats", 2, "--epsilon", "1"]
+    text = " ".join(cli(*call, "--public", public, columns=80).succeeded().out.split())
+    assert "Across sites it takes 25 rounds, unless it says n_rounds: add --write." in text
+    assert study_file.read_text() == given
+    found = cli(*call, "--public", public, "--write", "--json").succeeded().json
+    assert found["files"] == [str(study_file)]
+    assert found["scenarios"][0]["cells"][0]["n_rounds"] == 5
+    assert study_file.read_text() == given.replace("[training]\n", f"[training]\nn_rounds = {found['n_rounds']}\n")
+    assert read_study(study_file).training.n_rounds == found["n_rounds"]
+    assert "Across sites" not in cli(*call, "--public", public).succeeded().out
+    noisy = cli("plan", study_file, "--agents", 5, "--rows", 10, "--repeats", 2, "--epsilon", "1").succeeded().out
+    assert "too much to learn from (above 0.5)" in noisy
+    assert "these rows and this ε will not beat a constant guess" in " ".join(noisy.split())
+
+
+def test_a_rare_outcome_is_judged_by_how_well_rows_are_ranked(cli, study_file, tmp_path):
+    """One row in twenty is ill: always saying no is right in 95% of rows, and ranks none."""
+    header, *rows = planned.table(tmp_path / "all.csv", 6000).read_text().splitlines()
+    place = [each.strip('"') for each in header.split(",")].index("ill")
+    ill, well = ([row for row in rows if row.split(",")[place].strip('"') == each] for each in ("yes", "no"))
+    rare = tmp_path / "rare.csv"
+    rare.write_text("\n".join([header, *well[:1900], *ill[:100]]) + "\n")
+    call = ["plan", study_file, "--agents", 5, "--rows", 2000, "--repeats", 3, "--public", rare, "--json"]
+    found = cli(*call).succeeded().json
+    assert found["verdict"] == "go"
+    assert found["scenarios"][0]["own"]["auc"]["mean"] > 0.75
+    goal = cli(*call, "--goal", "accuracy=0.97").succeeded().json
+    assert (goal["verdict"], goal["measure"]) == ("no-go", "accuracy")
+    assert cli(*call, "--goal", "auc=0.7").succeeded().json["verdict"] == "go"
+
+
+def test_budgets_that_protect_little_are_warned_about(cli, study_file, public):
+    study_file.write_text(planned.STUDY.replace("epsilon = 1.0", "epsilon = 20.0"))
+    call = ["plan", study_file, "--agents", 1, "--rows", 200000, "--rounds", "5", "--repeats", 2, "--public", public]
+    large, delta = cli(*call, "--json").succeeded().json["warnings"]
+    assert large.startswith("ε = 20 promises little")
+    assert delta.startswith("δ = 1e-05 is not below 1/200,000")
+
+
+def test_agents_of_different_sizes_are_said(cli, study_file, public):
     answer = cli(
         "plan", study_file, "--rows", "100,400,400", "--rounds", "5", "--repeats", "2", "--public", public
     ).succeeded()
-    assert "agent with 100 rows" in answer.out
-    assert "agent with 400 rows" in answer.out
     assert "100 to 400 rows" in answer.out
 
 

@@ -3,49 +3,85 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import planned
 from looping import case
 from printed import printed
 
-from dpadmm.cli.plan import ROUNDS, show, time_in_words
+from dpadmm.cli.plan import other_rounds, show, time_in_words
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
-from dpadmm.runs.planning.plan import Plan, costs_of, judged
+from dpadmm.runs.planning.plan import Goal, Plan, costs_of
 from dpadmm.study.study import study_from
 
 SIZES = np.array([400] * 5)
 GRID = Grid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
 
 
-def shown(means: dict[int, float], *, goal: float) -> str:
-    """What is shown where ε does not matter, and so many rounds reach so much."""
+def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, alone: float | None = None) -> Plan:
+    """A plan where ε does not matter, and so many rounds reach so much."""
     study = study_from(tomllib.loads(planned.STUDY))
-    cells = tuple(Cell(e, t, Value(means[t], luck=0.01)) for e, t in GRID.cells)
-    outlook = Outlook("public rows", cells, Value(0.9, sampling=0.01), 0.5, 1000)
-    verdict = judged(outlook, GRID, goal=goal, higher=True)
-    costs = costs_of(study, SIZES, 1.2)
-    plan = Plan(study, SIZES, costs, GRID, (outlook,), (verdict,), None, 2, goal_given=True)
-    return " ".join(printed(100, show, plan).split())
+
+    def both(mean: float, luck: float = 0.0) -> dict[str, Value]:
+        return {"accuracy": Value(mean, luck=luck), "log_loss": Value(log_loss, luck=luck)}
+
+    cells = tuple(Cell(e, t, both(means[t], 0.01)) for e, t in GRID.cells)
+    outlook = Outlook(
+        "public rows",
+        cells,
+        both(0.9),
+        {"accuracy": 0.5, "log_loss": 0.69},
+        1000,
+        None if alone is None else both(alone),
+    )
+    public = None if alone is None else Path("public.csv")
+    return Plan(study, SIZES, costs_of(study, SIZES, 1.2), GRID, (outlook,), goal, public, 2)
 
 
-def test_a_no_go_that_more_rounds_would_undo_says_so_in_its_line():
-    text = shown({20: 0.70, 100: 0.84}, goal=0.8)
-    missed = "NO-GO: the goal is missed by more than the spread"
-    assert text.endswith(f"{missed} in 20 rounds; with n_rounds = 100 it is not: see above.")
-    assert "With 100 rounds the same ε reaches 84.0 ± 1.0%" in text
-    assert shown({20: 0.70, 100: 0.71}, goal=0.8).endswith(f"{missed}.")
+def shown(*given, **more) -> str:
+    return " ".join(printed(100, show, plan_of(*given, **more)).split())
 
 
-def test_a_run_that_is_too_short_is_told_from_rows_that_are_too_few():
+def test_rounds_that_would_undo_a_no_go_are_named():
+    goal, missed = Goal("accuracy", 0.8), "NO-GO: the goal is missed by more than the spread."
+    text = shown({20: 0.70, 100: 0.84}, goal)
+    assert text.endswith(f"Goal: 80.0%. ε = 0.5 with 100 rounds reaches the goal. {missed}")
+    assert "With 100 rounds the same ε reaches 84.0%; even more rounds may be better." in text
+    assert plan_of({20: 0.70, 100: 0.84}, goal).n_rounds == 100
+    assert plan_of({20: 0.70, 100: 0.70}, goal).n_rounds == 20
+    assert shown({20: 0.70, 100: 0.71}, goal).endswith(missed)
+
+
+def test_what_would_reach_a_goal_is_said():
     no_cell = "None of the tried combinations of ε and rounds reaches the goal; "
-    assert f"{no_cell}the run is too short for ε to matter: try --rounds 400." in shown({20: 0.70, 100: 0.76}, goal=0.8)
-    assert f"{no_cell}more rows would help." in shown({20: 0.70, 100: 0.60}, goal=0.8)
-    assert f"{no_cell}a model without privacy would not reach it either." in shown({20: 0.70, 100: 0.76}, goal=0.95)
+    assert f"{no_cell}more rows would help." in shown({20: 0.70, 100: 0.60}, Goal("accuracy", 0.8))
+    beyond = f"{no_cell}a model without privacy would not either."
+    assert beyond in shown({20: 0.70, 100: 0.76}, Goal("accuracy", 0.95))
 
 
-def test_rounds_are_looked_at_up_to_four_times_those_of_a_draft():
-    assert [int(each) for each in ROUNDS.split(",")] == [50, 100, 200, 800]
+def test_public_rows_alone_stand_beside_the_study():
+    text = shown({20: 0.80, 100: 0.80}, Goal("accuracy", 0.7), alone=0.75)
+    assert "The public rows alone reach 75.0%; the study is forecast to reach 80.0%." in text
+    assert "train --public" not in text
+    text = shown({20: 0.80, 100: 0.80}, Goal("log_loss", 0.6), alone=0.85)
+    assert "alone reach 85.0%, log-loss 0.500; the study is forecast to reach 80.0%, log-loss 0.500." in text
+    assert "The private rows alone are no better at this ε; train --public combines both." in text
+
+
+def test_probabilities_that_are_worth_nothing_are_named():
+    warning = "Its log-loss is no better than that of a constant guess"
+    assert warning in shown({20: 0.80, 100: 0.80}, Goal("accuracy"), log_loss=0.7)
+    assert warning not in shown({20: 0.80, 100: 0.80}, Goal("accuracy"))
+
+
+def test_rounds_to_compare_depend_on_the_method():
+    study = study_from(tomllib.loads(planned.STUDY))
+    assert other_rounds(study) == (50, 200, 800)
+    for n_rounds, others in [(13, [5, 26]), (40, [5, 20, 80])]:
+        training = study.training.changed(method="auto", n_rounds=n_rounds)
+        assert other_rounds(replace(study, training=training)) == others
 
 
 def test_time_is_told_in_words():

@@ -294,7 +294,7 @@ def test_check_warns_of_a_budget_that_promises_little(cli, study_file, tmp_path)
     table = tmp_path / "table.csv"
     table.write_text("income,age,purpose,employed,repaid\n" + "200,30,car,yes,yes\n" * 30)
     assert "Warning" not in cli("study", "check", study_file, "--data", table).succeeded().out
-    text = study_file.read_text().replace("epsilon = 1.0 ", "epsilon = 50.0 ").replace("delta = 1e-6", "delta = 0.05")
+    text = study_file.read_text().replace("epsilon = 1.0 ", "epsilon = 50.0 ").replace("delta = 1e-5", "delta = 0.05")
     study_file.write_text(text)
     said = text_of(cli("study", "check", study_file, "--data", table).succeeded())
     assert "Warning: ε = 50 promises little" in said

@@ -162,6 +162,15 @@ def test_wrong_units_are_warned_about(cli: Cli, tmp_path: Path, study: Path) -> 
         assert "Warning: column 'n0'" in cli(*words, columns=200).succeeded().out
 
 
+def test_a_budget_that_promises_little_is_warned_about(cli: Cli, tmp_path: Path, table: Path) -> None:
+    path = tmp_path / "large.toml"
+    path.write_text(to_toml(make_study(method="auto", epsilon=30.0, delta=0.5, n_rounds=5)))
+    out = cli("train", path, "-d", table, "-o", tmp_path / "m", columns=200).succeeded().out
+    assert "Warning: ε = 30 promises little" in out
+    assert f"Warning: δ = 0.5 is not below 1/{N_ROWS:,}" in out
+    assert "nan" not in out
+
+
 # --- mistakes ----------------------------------------------------------------------------------------------
 
 Make = Callable[[Path], list[Any]]

@@ -6,12 +6,14 @@ order of writes and syncs can: here ``strace`` tells it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,8 +121,18 @@ class Disk:
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
-    return {run: traced(run, tmp_path_factory.mktemp(run)) for run in ("records", "replies")}
+def trace(once: Callable[[str, Callable[[Path], object]], Path]) -> dict[str, list[Call]]:
+    """What both runs did: watched once, however many workers have a test of it."""
+
+    def watch(folder: Path) -> None:
+        calls = {}
+        for run in ("records", "replies"):
+            (folder / run).mkdir()
+            calls[run] = [{**vars(each), "path": str(each.path)} for each in traced(run, folder / run)]
+        (folder / "calls.json").write_text(json.dumps(calls))
+
+    found = json.loads((once("traced ledger", watch) / "calls.json").read_text())
+    return {run: [Call(**{**each, "path": Path(each["path"])}) for each in calls] for run, calls in found.items()}
 
 
 RECORDS = {

@@ -20,7 +20,7 @@ from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.study.study import Study
 
 ROUNDS = 4
-TRAINING = {"n_rounds": ROUNDS, "noise_multiplier": 3.0}
+TRAINING = {"method": "dp_admm", "n_rounds": ROUNDS, "noise_multiplier": 3.0}
 
 
 def study(**more: Any) -> Study:

@@ -36,7 +36,7 @@ LOG = logging.getLogger("test")
 
 
 def study(**more: object) -> Study:
-    training = {"n_rounds": ROUNDS, "noise_multiplier": 3.0, "intercept": False}
+    training = {"method": "dp_admm", "n_rounds": ROUNDS, "noise_multiplier": 3.0, "intercept": False}
     return Study(name="together", features=tuple("vwxyz"), classes=(-1, 1), training=training, **more)  # type: ignore[arg-type]
 
 

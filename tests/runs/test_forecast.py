@@ -25,6 +25,7 @@ from dpadmm.runs.planning.forecast import (
     Pool,
     Scenario,
     computed,
+    figures,
     grid_of,
     n_runs,
     outlook,
@@ -34,8 +35,8 @@ from dpadmm.runs.planning.forecast import (
     synthetic_scenarios,
     way_to_own_rows,
 )
-from dpadmm.runs.planning.forecast import _value as value_of
-from dpadmm.runs.planning.plan import costs_of, measured_seconds
+from dpadmm.runs.planning.forecast import _values as values_of
+from dpadmm.runs.planning.plan import costs_of, for_sizes, measured_seconds
 from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.metrics import error
@@ -84,7 +85,7 @@ def test_many_agents_and_rows_are_forecast_with_few():
     """After one round from zero the weights are −s·(gradient + noise), so their spread shows the noise."""
     n, m = 2 * MOST_AGENTS, 1_000_000
     pool = Pool(np.eye(50), np.ones(50))
-    training = {"noise_multiplier": 100.0, "n_rounds": 1, "schedule": "constant", "rho": 1.0}
+    training = {"method": "dp_admm", "noise_multiplier": 100.0, "n_rounds": 1, "schedule": "constant", "rho": 1.0}
     features, provenance = tuple(f"x{j}" for j in range(50)), {"rho": "assumed"}
     settings = Study(name="x", features=features, training=training, provenance=provenance).training
     problem = settings.problem(2)
@@ -111,7 +112,7 @@ def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, t
         np.concatenate([test.labels for _, test in scenario.folds]),
     )
     assert key(tested) == key(pool)
-    assert scenario.distinct == 103
+    assert scenario.tested == 103
     for train, test in scenario.folds:
         together = Pool(np.concatenate([train.features, test.features]), np.concatenate([train.labels, test.labels]))
         assert key(together) == key(pool)
@@ -120,7 +121,7 @@ def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, t
 def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_path):
     with pytest.raises(DataError, match="has 12 rows, too few"):
         public_scenario(study, planned.table(tmp_path / "few.csv", 12), repeats=5, seed=1)
-    plain = Study(name="plain", features=("a", "b"), training={"epsilon": 1.0})
+    plain = Study(name="plain", features=("a", "b"), training={"method": "dp_admm", "epsilon": 1.0})
     with pytest.raises(StudyError, match="needs a study with"):
         public_scenario(plain, tmp_path / "few.csv", repeats=5, seed=1)
 
@@ -136,7 +137,7 @@ def test_made_up_rows_have_the_strengths_they_are_said_to_have(study):
         regions = train.features[:, 1:5].mean(axis=0)
         np.testing.assert_allclose(regions[:3], regions[:3].mean(), rtol=0.1)
         assert regions[3] == 0.0
-        ceilings.append(outlook(study, scenario, np.full(10, 800), grid, seed=1).ceiling.mean)
+        ceilings.append(outlook(study, scenario, np.full(10, 800), grid, seed=1).ceiling["accuracy"].mean)
     np.testing.assert_allclose(ceilings, [0.607, 0.724, 0.874], atol=0.03)
     assert [each.name.split()[0] for each in scenarios] == list(STRENGTHS)
 
@@ -146,7 +147,7 @@ def test_made_up_rows_of_plain_features_and_several_classes():
         name="three",
         features=("a", "b"),
         classes=("x", "y", "z"),
-        training={"epsilon": 1.0, "loss": "softmax", "n_rounds": 5},
+        training={"method": "dp_admm", "epsilon": 1.0, "loss": "softmax", "n_rounds": 5},
     )
     (train, _), *_ = synthetic_scenarios(study, 3000, repeats=2, seed=0)[2].folds
     assert np.unique(train.labels).tolist() == [0.0, 1.0, 2.0]
@@ -156,36 +157,111 @@ def test_made_up_rows_of_plain_features_and_several_classes():
 
 def fabricated(n_train, n_test):
     empty = lambda n: Pool(np.zeros((n, 1)), np.ones(n))  # noqa: E731
-    return Scenario("fabricated", ((empty(n_train), empty(n_test)),) * 2, 2 * n_test)
+    return Scenario("fabricated", ((empty(n_train), empty(n_test)),) * 2)
+
+
+def forecast_of(study, scenario, means, sizes, name="accuracy"):
+    found = [({name: (test, 0.25 / 20, 0.01)}, {name: (train, 0.0, 0.0)}) for test, train in means]
+    return values_of(study, scenario, found, sizes)[name]
 
 
 def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(study):
     n = 7 * 10**6  # beside 7 weights
-    scenario, errors = fabricated(n, 20), [(0.3, 0.1), (0.3, 0.1)]
-    assert value_of(study, scenario, errors, np.array([n])).mean == pytest.approx(0.7)
-    assert value_of(study, scenario, errors, np.array([n, n])).mean == pytest.approx(0.75, abs=1e-6)
-    assert value_of(study, scenario, errors, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
-    backwards = [(0.1, 0.3), (0.1, 0.3)]  # by chance: cut off, chance would have a direction
-    assert value_of(study, scenario, backwards, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
+    scenario, means = fabricated(n, 20), [(0.7, 0.9), (0.7, 0.9)]
+    assert forecast_of(study, scenario, means, np.array([n])).mean == pytest.approx(0.7)
+    assert forecast_of(study, scenario, means, np.array([n, n])).mean == pytest.approx(0.75, abs=1e-6)
+    assert forecast_of(study, scenario, means, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
+    assert forecast_of(study, scenario, means, None).mean == pytest.approx(0.7)
+    backwards = [(0.9, 0.7), (0.9, 0.7)]  # by chance: cut off, chance would have a direction
+    assert forecast_of(study, scenario, backwards, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
 
 
 def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_other_rows(study, tmp_path):
     assert study.shape == (7, 1)
-    assert way_to_own_rows(study, 7, 10**15) == pytest.approx(0.25)
-    assert way_to_own_rows(study, 70, 10**15) == pytest.approx(0.5 / 1.1)
-    assert way_to_own_rows(study, 70, 140) == pytest.approx(0.25 / 1.1)
-    path = tmp_path / "numbers.toml"
-    path.write_text(planned.REGRESSION)
-    assert way_to_own_rows(read_study(path), 7, 10**15) == pytest.approx(0.5)
+    assert way_to_own_rows(study, "accuracy", 7, 10**15) == pytest.approx(0.25)
+    assert way_to_own_rows(study, "auc", 70, 10**15) == pytest.approx(0.5 / 1.1)
+    assert way_to_own_rows(study, "accuracy", 70, 140) == pytest.approx(0.25 / 1.1)
+    assert way_to_own_rows(study, "log_loss", 7, 10**15) == pytest.approx(0.5)
     three = Study(name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"})
-    assert way_to_own_rows(three, 2, 10**15) == pytest.approx(0.25)
+    assert way_to_own_rows(three, "accuracy", 2, 10**15) == pytest.approx(0.25)
 
 
 def test_spread_is_luck_and_the_number_of_rows(study):
-    value = value_of(study, fabricated(80, 20), [(0.2, 0.2), (0.3, 0.3)], np.array([100]))
+    value = forecast_of(study, fabricated(80, 20), [(0.8, 0.8), (0.7, 0.7)], np.array([100]))
     assert value.luck == pytest.approx(np.std([0.2, 0.3], ddof=1))
-    assert value.sampling == pytest.approx(math.sqrt(0.25 * 0.75 / 40))
+    assert value.sampling == pytest.approx(math.sqrt(0.25 / 40))
+    assert value.paired == pytest.approx(math.sqrt(0.01 / 2))
     assert value.spread == pytest.approx(math.hypot(value.luck, value.sampling))
+
+
+def test_figures_are_those_of_evaluation_and_are_paired_with_a_constant_guess():
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((2000, 1))
+    labels = np.where(rng.random(2000) < 1.0 / (1.0 + np.exp(-scores[:, 0])), 1.0, -1.0)
+    guess = np.zeros(1)
+    found = figures(Logistic(), labels, scores, guess)
+    assert found["accuracy"][0] == np.mean(scores[:, 0] * labels > 0.0)
+    assert found["log_loss"][0] == pytest.approx(np.log1p(np.exp(-labels * scores[:, 0])).mean())
+    assert found["sensitivity"][0] == np.mean(scores[labels > 0.0, 0] > 0.0)
+    assert found["overconfidence"][0] == pytest.approx(0.0, abs=0.03)
+    assert figures(Logistic(), labels, 3.0 * scores, guess)["overconfidence"][0] > 0.1
+    pairs = scores[labels > 0.0] > scores[labels < 0.0].T
+    assert found["auc"][0] == pytest.approx(pairs.mean())
+    bootstrapped = []
+    for _ in range(200):
+        k = rng.integers(2000, size=2000)
+        bootstrapped.append([figures(Logistic(), labels[k], scores[k], guess)[name][0] for name in ("auc", "log_loss")])
+    np.testing.assert_allclose(
+        np.std(bootstrapped, axis=0), [found[n][1] ** 0.5 for n in ("auc", "log_loss")], rtol=0.2
+    )
+    better = np.log(2.0) - np.log1p(np.exp(-labels * scores[:, 0]))
+    assert found["log_loss"][2] == pytest.approx(better.var() / 2000)
+    alone = figures(Logistic(), np.ones(5), scores[:5], guess)
+    assert alone["auc"][0] == 0.5
+    assert figures(Logistic(), -np.ones(5), scores[:5], guess)["sensitivity"][0] == 0.0
+
+
+def test_a_constant_guess_and_the_optimum_are_the_best_of_their_kind(study, tmp_path):
+    """What is reached without privacy does not depend on the study's own regularizer."""
+    scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 600), repeats=3, seed=1)
+    grid, sizes = Grid((1.0,), (5,), (1.0, 5)), np.full(4, 1000)
+    found = outlook(study, scenario, sizes, grid, seed=1)
+    heavy = study.training.changed(reg_share=0.5)
+    provenance = {"reg_share": "assumed"}
+    penalised = Study(name="x", schema=study.schema, label=study.label, training=heavy, provenance=provenance)
+    assert outlook(penalised, scenario, sizes, grid, seed=1).ceiling == found.ceiling
+    labels = np.concatenate([test.labels for _, test in scenario.folds])
+    share = np.mean(labels > 0.0)
+    assert found.baseline["accuracy"] == max(share, 1.0 - share)
+    assert found.baseline["log_loss"] == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
+    assert found.baseline["auc"] == 0.5
+    assert found.alone["log_loss"].mean == pytest.approx(found.ceiling["log_loss"].mean, abs=0.02)
+    assert found.alone["accuracy"].mean > 0.75 > found.baseline["accuracy"]
+
+
+@pytest.fixture
+def auto(study):
+    training = study.training.changed(method="auto", n_rounds=None)
+    return Study(name="auto", schema=study.schema, label=study.label, training=training)
+
+
+def test_auto_is_forecast_as_one_agent_with_the_noise_of_the_mean(auto, pool):
+    sizes = np.array([60, 240, 150, 150])
+    resolved = for_sizes(auto, sizes)
+    assert resolved.training.n_rounds == resolved.training.planned_rounds >= 13
+    assert for_sizes(resolved, sizes) is resolved
+    table = EncodedTable(pool.features, pool.labels, np.repeat(range(4), sizes), tuple("abcd"), Report())
+    trained, planned_weights = (
+        np.array([each(seed)[:, 0] for seed in range(40)])
+        for each in (
+            lambda seed: run_study(resolved, table, seed=seed).weights,
+            lambda seed: run(resolved.training, auto.problem, pool, sizes, seed=seed),
+        )
+    )
+    error_of_mean = trained.std(axis=0) * np.sqrt(2 / 40)
+    assert np.all(np.abs(trained.mean(axis=0) - planned_weights.mean(axis=0)) < 4.0 * error_of_mean)
+    ratio = planned_weights.std(axis=0) / trained.std(axis=0)
+    assert 0.8 < np.exp(np.log(ratio).mean()) < 1.25
 
 
 def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
@@ -202,9 +278,10 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
         for seed in range(4):
             weights = run_study(again, table, n_agents=8, seed=seed).weights
             reached.append(1.0 - error(study.problem.loss, other.labels, other.features @ weights))
-        assert cell.value.mean == pytest.approx(np.mean(reached), abs=0.03)
-    assert forecast.baseline < forecast.at(0.1, 20).mean < forecast.at(1.0, 20).mean
-    assert forecast.at(1.0, 20).mean <= forecast.ceiling.mean + 0.01
+        assert cell.values["accuracy"].mean == pytest.approx(np.mean(reached), abs=0.03)
+    little, more = (forecast.at(epsilon, 20)["accuracy"].mean for epsilon in (0.1, 1.0))
+    assert forecast.baseline["accuracy"] < little < more
+    assert more <= forecast.ceiling["accuracy"].mean + 0.01
 
 
 def test_the_same_seed_gives_the_same_forecast_and_every_run_is_told(study, tmp_path):
@@ -224,9 +301,9 @@ def test_numbers_are_forecast_in_their_own_units(tmp_path):
     scenario = public_scenario(study, public, repeats=4, seed=1)
     forecast = outlook(study, scenario, np.full(5, 1000), grid_of(study, 1.0, epsilons=[], rounds=[]), seed=1)
     costs = np.concatenate([test.labels for _, test in scenario.folds]) * 100.0 + 100.0
-    assert forecast.baseline == pytest.approx(costs.std(), rel=1e-3)
-    assert forecast.ceiling.mean == pytest.approx(10.0 + 3.0, abs=3.0)  # noise, and missing ages
-    assert forecast.ceiling.mean < forecast.at(1.0, 20).mean < forecast.baseline
+    assert forecast.baseline["rmse"] == pytest.approx(costs.std(), rel=1e-3)
+    assert forecast.ceiling["rmse"].mean == pytest.approx(10.0 + 3.0, abs=3.0)  # noise, and missing ages
+    assert forecast.ceiling["rmse"].mean < forecast.at(1.0, 20)["rmse"].mean < forecast.baseline["rmse"]
 
 
 def test_the_grid_has_the_studys_own_numbers_once(study):
@@ -235,18 +312,20 @@ def test_the_grid_has_the_studys_own_numbers_once(study):
     assert len(grid.cells) == 9
 
 
-def test_costs_follow_from_public_numbers(study, pool):
+def test_costs_follow_from_public_numbers(study, auto, pool):
     sizes = np.array([400, 100, 400])
     costs, z = costs_of(study, sizes), study.noise_multiplier
     assert costs.epsilon == exact_epsilon(math.sqrt(20) / z, 1e-5)
     assert costs.epsilon <= 1.0 < costs.epsilon_paper
-    assert [(each.n_rows, each.agents) for each in costs.agents] == [(100, 1), (400, 2)]
-    small = costs.agents[0]
-    assert small.noise_coordinate == pytest.approx(2.0 * z / 100)
-    assert small.noise_length == pytest.approx(2.0 * z / 100 * math.sqrt(7))  # age, 3 regions and others, smoker, 1
-    each = 2.0 * z / sizes * math.sqrt(7)
-    assert costs.noise_length_mean == pytest.approx(np.linalg.norm(each) / 3)
-    assert costs.bytes_round == 2 * 8 * 7
-    assert costs.bytes_total == 20 * costs.bytes_round
+    assert costs.noise == pytest.approx(math.sqrt(3) / 900 * z / math.sqrt(20))
+    assert costs.noise_all == pytest.approx(7 * costs.noise)  # age, 3 regions and others, smoker, 1
+    assert costs.bytes_heard == costs.bytes_said == 8 * 7
+    assert costs.bytes_total == 20 * 2 * 8 * 7
     assert costs.as_json()["seconds"] is None
     assert 0.0 < measured_seconds(study, pool, sizes) < 60.0
+    other = costs_of(for_sizes(auto, sizes), sizes)
+    assert other.noise == pytest.approx(costs.noise, rel=1e-6)
+    assert other.as_json()["epsilon_paper"] is None  # rounds differ
+    asked, moments = math.prod(auto.broadcast_shape), math.prod(auto.upload_shape(1))
+    assert (other.bytes_heard, other.bytes_said) == (8 * asked, 8 * moments)
+    assert other.bytes_total == 8 * (other.n_rounds * asked + moments + (other.n_rounds - 1) * 7)

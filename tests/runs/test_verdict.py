@@ -1,94 +1,132 @@
-"""Go or no-go."""
+"""Go or no-go, goals, and rounds that are written into a study."""
 
 from __future__ import annotations
 
+import tomllib
+
+import planned
 import pytest
 from looping import case
 
+from dpadmm._base.errors import StudyError
 from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
-from dpadmm.runs.planning.plan import best_rounds, joined, judged, least_epsilon, rounds_help, too_short
+from dpadmm.runs.planning.plan import (
+    Goal,
+    best_rounds,
+    goal_from,
+    joined,
+    judged,
+    least_epsilon,
+    with_n_rounds,
+)
+from dpadmm.study.study import study_from
 
 GRID = Grid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
 
 
-def outlook(own, *, spread=0.01, ceiling=0.9, baseline=0.5, others=None):
+def outlook(own, *, spread=0.01, ceiling=0.9, baseline=0.5, others=None, name="accuracy"):
     means = {(e, t): own for e in GRID.epsilons for t in GRID.rounds} | (others or {})
-    cells = tuple(Cell(e, t, Value(mean, luck=spread)) for (e, t), mean in means.items())
-    return Outlook("public rows", cells, Value(ceiling, sampling=0.01), baseline, 1000)
+    cells = tuple(Cell(e, t, {name: Value(mean, luck=spread)}) for (e, t), mean in means.items())
+    return Outlook("public rows", cells, {name: Value(ceiling, sampling=0.01, paired=0.01)}, {name: baseline}, 1000)
 
 
 def test_a_goal_outside_the_spread_decides():
     for own, goal, word in [
-        (0.80, None, "go"),
-        (0.60, None, "no-go"),
-        (0.705, None, "open"),
         (0.80, 0.85, "no-go"),
         (0.80, 0.78, "go"),
         (0.80, 0.805, "open"),
         (0.80, 0.795, "open"),
     ]:
         with case(own, goal, word):
-            verdict = judged(outlook(own), GRID, goal=goal, higher=True)
-            assert verdict.word == word
-            assert verdict.goal == pytest.approx(0.7 if goal is None else goal)
+            verdict = judged(outlook(own), GRID, Goal("accuracy", goal))
+            assert (verdict.word, verdict.goal) == (word, goal)
+
+
+def test_without_a_goal_a_constant_guess_must_be_clearly_beaten():
+    for own, noise, word in [
+        (0.53, 0.0, "go"),
+        (0.53, 0.9, "go"),  # rows that are told apart are told apart
+        (0.515, 0.4, "open"),
+        (0.515, 0.6, "no-go"),
+        (0.49, 0.0, "no-go"),
+    ]:
+        with case(own, noise, word):
+            verdict = judged(outlook(own, name="auc"), GRID, Goal("auc"), noise_all=noise)
+            assert (verdict.word, verdict.goal) == (word, 0.5)
+            assert ("will not beat a constant guess" in verdict.reason) == (word == "no-go")
 
 
 def test_less_is_better_for_errors():
-    errors = outlook(12.0, spread=0.5, ceiling=10.0, baseline=20.0)
-    assert judged(errors, GRID, goal=None, higher=False).word == "go"
-    assert judged(errors, GRID, goal=11.0, higher=False).word == "no-go"
-    assert judged(errors, GRID, goal=13.0, higher=False).word == "go"
+    errors = outlook(12.0, spread=0.5, ceiling=10.0, baseline=20.0, name="rmse")
+    assert judged(errors, GRID, Goal("rmse")).word == "go"
+    assert judged(errors, GRID, Goal("rmse", 11.0)).word == "no-go"
+    assert judged(errors, GRID, Goal("rmse", 13.0)).word == "go"
 
 
 def test_what_cannot_be_reached_without_privacy_either_is_said():
-    assert "even without privacy" in judged(outlook(0.8), GRID, goal=0.95, higher=True).reason
-    assert "even without privacy" not in judged(outlook(0.8), GRID, goal=0.85, higher=True).reason
+    assert "even without privacy" in judged(outlook(0.8), GRID, Goal("accuracy", 0.95)).reason
+    assert "even without privacy" not in judged(outlook(0.8), GRID, Goal("accuracy", 0.85)).reason
     nothing = outlook(0.51, ceiling=0.51)
-    assert judged(nothing, GRID, goal=None, higher=True).word == "no-go"
-    assert judged(nothing, GRID, goal=0.6, higher=True).word == "no-go"
-    assert judged(nothing, GRID, goal=0.4, higher=True).word == "go"
+    assert judged(nothing, GRID, Goal("accuracy")).word == "no-go"
+    assert judged(nothing, GRID, Goal("accuracy", 0.6)).word == "no-go"
+    assert judged(nothing, GRID, Goal("accuracy", 0.4)).word == "go"
 
 
 def test_scenarios_that_disagree_leave_it_open():
-    go, no = (judged(outlook(own), GRID, goal=0.7, higher=True) for own in (0.8, 0.6))
+    go, no = (judged(outlook(own), GRID, Goal("accuracy", 0.7)) for own in (0.8, 0.6))
     assert joined([go, go]) == go
     assert joined([no, no]).word == "no-go"
     assert joined([go, no]).word == "open"
 
 
 def test_better_rounds_and_the_least_epsilon_are_named():
-    plain = outlook(0.75)
-    assert best_rounds(plain, GRID, higher=True) is None
+    goal, plain = Goal("accuracy", 0.84), outlook(0.75)
+    assert best_rounds([plain], GRID, goal) is None
     better = outlook(0.75, others={(1.0, 10): 0.79, (2.0, 10): 0.85})
-    assert best_rounds(better, GRID, higher=True).n_rounds == 10
-    assert best_rounds(better, GRID, higher=False) is None
-    verdict = judged(better, GRID, goal=0.84, higher=True)
-    assert least_epsilon(better, GRID, verdict, higher=True) == (2.0, 10)
-    verdict = judged(better, GRID, goal=0.88, higher=True)
-    assert least_epsilon(better, GRID, verdict, higher=True) is None
+    assert best_rounds([better], GRID, goal) == 10
+    assert best_rounds([better, plain], GRID, goal) == 10
+    assert best_rounds([outlook(0.75, spread=0.05, others={(1.0, 10): 0.79})], GRID, goal) is None  # luck
+    errors = outlook(0.75, others={(1.0, 10): 0.79}, name="log_loss")
+    assert best_rounds([errors], GRID, Goal("log_loss", 0.5)) is None
+    assert least_epsilon(better, GRID, goal) == (2.0, 10)
+    assert least_epsilon(better, GRID, Goal("accuracy", 0.88)) is None
+    assert least_epsilon(outlook(0.515, others={(2.0, 20): 0.53}), GRID, Goal("accuracy")) == (2.0, 20)
 
 
-def test_rounds_that_would_undo_a_no_go_are_found_where_there_are_any():
-    def found(each, goal, higher=True):
-        return rounds_help(each, GRID, judged(each, GRID, goal=goal, higher=higher), higher=higher)
+def test_goals_are_read():
+    study, numbers = (study_from(tomllib.loads(text)) for text in (planned.STUDY, planned.REGRESSION))
+    for text, goal in [
+        (None, Goal("auc")),
+        ("0.8", Goal("accuracy", 0.8)),
+        ("auc=0.8", Goal("auc", 0.8)),
+        ("AUC = 0.8", Goal("auc", 0.8)),
+        ("log-loss=1.2", Goal("log_loss", 1.2)),
+        ("sensitivity=.6", Goal("sensitivity", 0.6)),
+    ]:
+        with case(text):
+            assert goal_from(text, study) == goal
+    assert goal_from(None, numbers) == Goal("rmse")
+    assert goal_from("12", numbers) == goal_from("rmse=12", numbers) == Goal("rmse", 12.0)
+    for text in ("1.5", "auc=", "auc=nan", "overconfidence=0.1", "rmse=2", "0"):
+        with case(text), pytest.raises(StudyError, match="goal must be an accuracy"):
+            goal_from(text, study)
+    with pytest.raises(StudyError, match="goal must be a positive error"):
+        goal_from("auc=0.8", numbers)
 
-    better = outlook(0.75, others={(1.0, 10): 0.79})
-    assert found(better, 0.785) == 10
-    assert found(better, 0.795) == 10  # within the spread, so open
-    assert found(better, 0.85) is None  # not reached
-    assert found(better, 0.70) is None  # not needed
-    assert found(outlook(0.75), 0.785) is None
-    assert found(outlook(12.0, spread=0.1, ceiling=9.0, baseline=20.0, others={(1.0, 10): 10.0}), 11.0, False) == 10
-    hopeless = outlook(0.3, ceiling=0.51, others={(1.0, 10): 0.5})
-    assert found(hopeless, None) is None  # nothing is learnt, in however many rounds
 
-
-def test_a_run_is_too_short_where_the_most_rounds_do_best_and_more_epsilon_gives_nothing():
-    grid = Grid(GRID.epsilons, GRID.rounds, (1.0, 10))
-    longer = {(e, 20): 0.80 for e in GRID.epsilons}
-    assert too_short(outlook(0.75, others=longer), grid, higher=True)
-    assert not too_short(outlook(0.75), grid, higher=True)
-    assert not too_short(outlook(0.75, others=longer | {(2.0, 10): 0.79}), grid, higher=True)
-    assert not too_short(outlook(0.75, others={(1.0, 10): 0.80}), GRID, higher=True)  # fewer do best
-    own_is_most = Grid((0.5, 1.0), GRID.rounds, (1.0, 10))  # no more ε was tried
-    assert not too_short(outlook(0.75, others=longer), own_is_most, higher=True)
+def test_rounds_are_written_and_nothing_else_is_touched():
+    line = "n_rounds = 20"
+    assert line in planned.STUDY
+    for text, wanted in [
+        (planned.STUDY, planned.STUDY.replace(line, "n_rounds = 33")),
+        (planned.STUDY.replace(line, f"{line}  # few"), planned.STUDY.replace(line, "n_rounds = 33  # few")),
+        (planned.STUDY.replace(f"{line}\n", "# n_rounds\n"), planned.STUDY.replace(line, "n_rounds = 33\n# n_rounds")),
+        ('name = "x"\n[privacy]\nepsilon = 1', 'name = "x"\n[privacy]\nepsilon = 1\n\n[training]\nn_rounds = 33\n'),
+        ("[training]\r\nintercept = true\r\n", "[training]\r\nn_rounds = 33\r\nintercept = true\r\n"),
+        ("[ training ]", "[ training ]\nn_rounds = 33\n"),
+    ]:
+        with case(text):
+            assert with_n_rounds(text, 33) == wanted
+    for text in ("training = {n_rounds = 5}\n", "training.intercept = true\n"):
+        with case(text), pytest.raises(StudyError, match="say n_rounds = 33 by hand"):
+            with_n_rounds(text, 33)

@@ -88,8 +88,8 @@ LABELS = {
 
 def make_study(loss: str = "logistic", *, schema: Schema = SCHEMA, **training: Any) -> Study:
     """A study of such a table."""
-    settings = {"loss": loss, "epsilon": 2.0, "delta": 1e-5, "n_rounds": 15, "intercept": True, **training}
-    return Study(name=f"mixed, {loss}", schema=schema, label=LABELS[loss], training=settings)
+    settings = {"method": "dp_admm", "loss": loss, "epsilon": 2.0, "delta": 1e-5, "n_rounds": 15, "intercept": True}
+    return Study(name=f"mixed, {loss}", schema=schema, label=LABELS[loss], training={**settings, **training})
 
 
 def to_toml(study: Study) -> str:

@@ -13,19 +13,21 @@ from typer import Option
 from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted, screen
-from dpadmm.cli.screen import AsJson, Row, StudyFile, echo_json, say, say_path, show_table
+from dpadmm.cli.screen import AsJson, Row, StudyFile, echo_json, say, say_path, show_table, write
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
 from dpadmm.runs.planning import plan as planning
 from dpadmm.runs.planning.plan import Plan
-from dpadmm.study.study import Study, read_study
+from dpadmm.study.study import Study, budget_warnings, read_study
+from dpadmm.training.methods.auto import MOST_NOISE, Auto
 
-ROUNDS = "50,100,200,800"
+ROUNDS = (50, 200, 800)
+FEW_ROUNDS = 5
+"""Of ``auto``, for sites that answer by hand."""
 MOST_CELLS = 200
 MOST_ROWS = 10**12
 MOST_AGENTS = 10**6
-SHOWN_SIZES = 6
 STYLES = {"go": "bold green", "no-go": "bold red", "open": "bold yellow"}
 
 MUCH = 0.015
@@ -48,32 +50,43 @@ def plan(
         help="Values of total ε, separated by commas.",
         show_default="half, one and two times the study's ε",
     ),
-    rounds: str = Option(ROUNDS, "--rounds", "-t", help="Numbers of rounds to compare, in addition to the study's."),
-    repeats: int = Option(5, help="Runs for every ε and number of rounds."),
-    goal: float | None = Option(
+    rounds: str | None = Option(
         None,
-        help="The accuracy to reach (such as 0.8), or for regression the largest root mean square error.",
-        show_default="halfway between no learning and no privacy",
+        "--rounds",
+        "-t",
+        help="Numbers of rounds to compare, in addition to the study's.",
+        show_default="for auto 5, and around its own; else 50,200,800",
     ),
+    repeats: int = Option(5, help="Runs for every ε and number of rounds."),
+    goal: str | None = Option(
+        None,
+        help="What to reach: an accuracy (0.8), auc=0.8, log_loss=0.4 or sensitivity=0.6; for regression the largest "
+        "root mean square error.",
+        show_default="clearly more than a constant guess",
+        metavar="GOAL",
+    ),
+    write_rounds: bool = Option(False, "--write", help="Write the best number of rounds into the study's file."),
     output: Path | None = Option(None, "--output", "-o", help="Folder for the figure and the numbers."),
     seed: int = Option(1, help="Seed of splits and simulated noise."),
     as_json: AsJson = False,
 ) -> None:
     """Forecast the cost and the accuracy of a study, without reading private rows.
 
-    ε, noise, traffic and time follow from public numbers. The accuracy is forecast by running the study on
-    public rows, or on synthetic rows with three strengths of signal.
+    ε, noise, traffic and time follow from public numbers. Accuracy, AUC and log-loss are forecast by running
+    the study on public rows, or on synthetic rows with three strengths of signal.
     """
-    study = read_study(study_file)
+    given = read_study(study_file)
     sizes = planned_sizes(agents, rows)
-    higher = study.problem.loss.task != "regression"
-    _check(higher=higher, repeats=repeats, goal=goal, seed=seed)
+    study = planning.for_sizes(given, sizes)
+    _check(repeats=repeats, seed=seed)
+    wanted = planning.goal_from(goal, study)
     if output is not None:
         check_folder(output)
     total = planning.costs_of(study, sizes).epsilon
     own = study.training.epsilon if isinstance(study.training.epsilon, float) else total
-    given = numbers("epsilon", epsilon) if epsilon else (own / 2.0, own * 2.0)
-    grid = forecast.grid_of(study, own, epsilons=given, rounds=[int(t) for t in numbers("rounds", rounds, whole=True)])
+    epsilons = numbers("epsilon", epsilon) if epsilon else (own / 2.0, own * 2.0)
+    others = [int(t) for t in numbers("rounds", rounds, whole=True)] if rounds else other_rounds(study)
+    grid = forecast.grid_of(study, own, epsilons=epsilons, rounds=others)
     if len(grid.cells) > MOST_CELLS:
         raise StudyError(f"{len(grid.cells)} combinations of ε and rounds are too many; the maximum is {MOST_CELLS}")
     if public is not None:
@@ -81,24 +94,39 @@ def plan(
     else:
         scenarios = forecast.synthetic_scenarios(study, int(sizes.sum()), repeats=repeats, seed=seed)
     costs = planning.costs_of(study, sizes, planning.measured_seconds(study, scenarios[0].folds[0][0], sizes))
-    outlooks = _run(study, scenarios, sizes, grid, seed=seed, quiet=as_json)
+    warnings = [f"{each}." for each in budget_warnings(study, int(sizes.max()))]
     made = Plan(
         study=study,
         sizes=sizes,
         costs=costs,
         grid=grid,
-        outlooks=outlooks,
-        verdicts=tuple(planning.judged(each, grid, goal=goal, higher=higher) for each in outlooks),
+        outlooks=_run(study, scenarios, sizes, grid, seed=seed, quiet=as_json),
+        goal=wanted,
         public=public,
         repeats=repeats,
-        goal_given=goal is not None,
-        warnings=tuple(leakage_warnings(scenarios[0].telling)),
+        warnings=(*leakage_warnings(scenarios[0].telling), *warnings),
     )
     written = [] if output is None else _write(made, output)
+    if write_rounds:
+        text = planning.with_n_rounds(study_file.read_bytes().decode(), made.n_rounds)
+        write(study_file, text.encode())
+        written.append(study_file)
     if as_json:
         return echo_json({**made.as_json(), "files": [str(path) for path in written]})
     show(made)
+    if write_rounds:
+        say(f"The study says n_rounds = {made.n_rounds} now.")
+    elif given.training.n_rounds is None and made.n_rounds != given.training.planned_rounds:
+        say(f"Across sites it takes {given.training.planned_rounds} rounds, unless it says n_rounds: add --write.")
     return say_path(*(f"Written: {path}" for path in written))
+
+
+def other_rounds(study: Study) -> Sequence[int]:
+    """Numbers of rounds to compare with the study's."""
+    own = study.training.planned_rounds
+    if not isinstance(study.training.method, Auto):
+        return ROUNDS
+    return [t for t in (FEW_ROUNDS, own // 2, 2 * own) if t == FEW_ROUNDS or t >= 2 * FEW_ROUNDS]
 
 
 def planned_sizes(agents: int | None, rows: str) -> Integers:
@@ -126,14 +154,11 @@ def numbers(
     return values
 
 
-def _check(*, higher: bool, repeats: int, goal: float | None, seed: int) -> None:
+def _check(*, repeats: int, seed: int) -> None:
     if not 2 <= repeats <= 100:
         raise StudyError(f"repeats must be a whole number from 2 to 100, not {repeats}")
     if seed < 0:
         raise StudyError(f"seed must be a whole number of at least 0, not {seed}")
-    if goal is not None and not 0.0 < goal < (1.0 if higher else math.inf):
-        accuracy, error = "an accuracy between 0 and 1, such as 0.8", "a positive error in the units of the label"
-        raise StudyError(f"goal must be {accuracy if higher else error}, not {goal:g}")
 
 
 def _run(
@@ -163,9 +188,7 @@ def _write(made: Plan, folder: Path) -> list[Path]:
     from dpadmm.reporting.figures import forecast_figure, save_figure  # matplotlib takes its time
 
     title = f"{made.study.name}, {made.agents_in_words}"
-    picture = forecast_figure(
-        made.outlooks, made.grid, made.verdicts, title=title, measure=made.measure, percent=made.higher
-    )
+    picture = forecast_figure(made, title=title)
     write_text(folder / "forecast.json", json.dumps(made.as_json(), indent=2, allow_nan=False))
     return [*save_figure(picture.figure, folder / "forecast"), folder / "forecast.json"]
 
@@ -174,40 +197,31 @@ def show(plan: Plan) -> None:
     say(f"{plan.study.name}: {plan.agents_in_words}", style="bold")
     say("No private rows were read.")
     _show_costs(plan.costs)
-    say(f"Forecast of {plan.measure}", style="bold")
+    say(f"Forecast for ε = {plan.grid.own[0]:.4g} and {plan.grid.own[1]} rounds", style="bold")
     say(_source(plan))
+    _show_measures(plan)
+    say(f"Forecast of {plan.measure}", style="bold")
     _show_grid(plan)
-    if len(plan.outlooks) > 1:
-        _show_strengths(plan)
     say(*sentences(plan))
     say(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
-    say(f"{verdict.word.upper()}: {verdict.reason}{but(plan)}.", style=STYLES[verdict.word])
+    say(f"{verdict.word.upper()}: {verdict.reason}.", style=STYLES[verdict.word])
 
 
 def _show_costs(costs: planning.Costs) -> None:
+    drowned = f", too much to learn from (above {MOST_NOISE:g})" if costs.noise_all > MOST_NOISE else ""
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
-        ("the paper's bound for the same noise", screen.rounded_up(costs.epsilon_paper)),
         ("noise multiplier z", f"{costs.noise_multiplier:.4f}"),
-        ("traffic of one agent per round", size_in_words(costs.bytes_round)),
-        (f"traffic of one agent in {costs.n_rounds} rounds", size_in_words(costs.bytes_total)),
+        ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
+        (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
+        ("one agent in a round", f"hears {in_bytes(costs.bytes_heard)}, says up to {in_bytes(costs.bytes_said)}"),
+        (f"traffic of one agent in {costs.n_rounds} rounds", in_bytes(costs.bytes_total)),
         ("time with all agents in one process", time_in_words(costs.seconds)),
     ]
+    if math.isfinite(costs.epsilon_paper):
+        rows.insert(1, ("the paper's bound for the same noise", screen.rounded_up(costs.epsilon_paper)))
     show_table(("", ""), rows, fold=[1], show_header=False)
-    shown, last, length = min(len(costs.agents), SHOWN_SIZES), len(costs.agents) - 1, costs.noise_length_mean
-    rows = []
-    for each in (costs.agents[round(k * last / max(1, shown - 1))] for k in range(shown)):
-        shares = [f"{100 * share:.3g}%" for share in (each.noise_coordinate, each.noise_length)]
-        rows.append((f"agent with {each.n_rows:,} rows", f"{each.agents:,}", *shares))
-    if costs.n_agents > 1:
-        rows.append(("mean over all agents", f"{costs.n_agents:,}", "", f"{100 * length:.3g}%"))
-    show_table(("noise relative to the largest possible gradient", "agents", "per coordinate", "L2 norm"), rows)
-    than = f"{length:.1f} times as long as" if length >= 1.0 else f"{100 * length:.2g}% as long as"
-    say(
-        f"In every round, the noise on the mean gradient of all agents is {than} the longest possible "
-        "gradient. Over the rounds, part of the noise averages out.\n"
-    )
 
 
 def _source(plan: Plan) -> str:
@@ -223,39 +237,36 @@ def _source(plan: Plan) -> str:
     )
 
 
+def _show_measures(plan: Plan) -> None:
+    """All that is forecast at the study's own ε and rounds."""
+    rows: list[Row] = []
+    for name in (each for each in forecast.MEASURES if each in plan.outlooks[0].baseline):
+        columns: list[list[forecast.Value]] = [
+            [each.at(*plan.grid.own)[name] for each in plan.outlooks],
+            [each.ceiling[name] for each in plan.outlooks],
+            [forecast.Value(each.baseline[name]) for each in plan.outlooks],
+        ]
+        if plan.public is not None:
+            columns.insert(1, [each.alone[name] for each in plan.outlooks if each.alone])
+        rows.append((forecast.MEASURES[name].title, *(forecast_text(each, name) for each in columns)))
+    alone = ("public rows alone",) if plan.public is not None else ()
+    caption = "" if len(plan.outlooks) == 1 else "From weak to strong signal."
+    show_table(("", "this study", *alone, "no privacy", "constant guess"), rows, caption=caption)
+
+
 def _show_grid(plan: Plan) -> None:
     rows: list[Row] = []
     for epsilon in plan.grid.epsilons:
         cells = []
         for t in plan.grid.rounds:
-            text = forecast_text([each.at(epsilon, t) for each in plan.outlooks], percent=plan.higher)
+            text = forecast_text([each.at(epsilon, t)[plan.goal.name] for each in plan.outlooks], plan.goal.name)
             cells.append(f"[bold]{text}[/bold]*" if (epsilon, t) == plan.grid.own else text)
         rows.append((f"{epsilon:.4g}", *cells))
-    caption = "From weak to strong signal."
-    if len(plan.outlooks) == 1:
-        (only,) = plan.outlooks
-        learns = "always the most frequent class" if plan.higher else "always the mean"
-        baseline = value_text(only.baseline, percent=plan.higher)
-        caption = f"Without privacy {forecast_text([only.ceiling], percent=plan.higher)}; {learns}: {baseline}."
     headings = ("total ε", *(f"{t} rounds" for t in plan.grid.rounds))
-    show_table(headings, rows, caption=f"* the study's ε and rounds. {caption}")
+    show_table(headings, rows, caption="* the study's ε and rounds")
 
 
-def _show_strengths(plan: Plan) -> None:
-    rows = [
-        (
-            outlook.name,
-            value_text(outlook.baseline, percent=plan.higher),
-            forecast_text([outlook.at(*plan.grid.own)], percent=plan.higher),
-            value_text(outlook.ceiling.mean, percent=plan.higher),
-            f"[{STYLES[verdict.word]}]{verdict.word}[/]",
-        )
-        for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True)
-    ]
-    show_table(("at the study's ε and rounds", "no learning", "forecast", "no privacy", ""), rows)
-
-
-def size_in_words(n_bytes: int) -> str:
+def in_bytes(n_bytes: int) -> str:
     """``1.7 kB``."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= size:
@@ -274,80 +285,88 @@ def time_in_words(seconds: float) -> str:
 
 
 def sentences(plan: Plan) -> list[str]:
-    """The forecast and the goal, a better number of rounds, and what would reach the goal."""
-    out, grid, percent = [], plan.grid, plan.higher
-    several = len(plan.outlooks) > 1
+    """What public rows do alone, a better number of rounds, what probabilities are worth, what would reach the goal."""
+    out = []
     for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True):
-        own, best = outlook.at(*grid.own), planning.best_rounds(outlook, grid, higher=plan.higher)
-        if not several:
-            out += _at_own(plan, outlook, own, verdict.goal)
-        found = []
-        if best is not None:
-            beyond = "; even more rounds may be better" if best.n_rounds == grid.rounds[-1] else ""
-            reached = forecast_text([best.value], percent=percent)
-            found.append(f"With {best.n_rounds} rounds the same ε reaches {reached}{beyond}.")
-        elif not several:
-            found.append("None of the other numbers of rounds is clearly better at this ε.")
-        if verdict.word != "go":
-            least = planning.least_epsilon(outlook, grid, verdict, higher=plan.higher)
-            if least is None:
-                way_out = _way_out(outlook, grid, verdict, higher=plan.higher)
-                found.append(f"None of the tried combinations of ε and rounds reaches the goal; {way_out}.")
-            elif least[0] > grid.own[0]:
-                found.append(f"The goal needs ε = {least[0]:.4g}, with {least[1]} rounds.")
-        out += [f"With {outlook.name}, {each[0].lower()}{each[1:]}" for each in found] if several else found
+        found = [*_of_public(plan, outlook), *_of_rounds(plan, outlook), *_of_goal(plan, outlook, verdict)]
+        if len(plan.outlooks) > 1:
+            out.append(" ".join([f"With {outlook.name}, {verdict.word}: {verdict.reason}.", *found]))
+        else:
+            out += found
     return out
 
 
-def _at_own(plan: Plan, outlook: forecast.Outlook, own: forecast.Value, goal: float) -> list[str]:
-    """The forecast at the study's own ε and rounds; a warning if there are few public rows."""
-    percent, (epsilon, n_rounds) = plan.higher, plan.grid.own
-    luck, sampling = (f"{100 * x:.1f}" if percent else f"{x:.2g}" for x in (own.luck, own.sampling))
-    asked = "" if plan.goal_given else ", halfway between no learning and no privacy"
-    out = [
-        f"At the study's ε = {epsilon:.4g} and {n_rounds} rounds: {forecast_text([own], percent=percent)} "
-        f"(luck of the noise ± {luck}, few rows to test on ± {sampling}). Goal: "
-        f"{value_text(goal, percent=percent)}{asked}."
-    ]
-    if percent and plan.public is not None and own.sampling > MUCH:
-        wanted = outlook.rows * (100.0 * own.sampling) ** 2  # the error falls with the root of the rows
+def _of_public(plan: Plan, outlook: forecast.Outlook) -> list[str]:
+    """What the public rows alone reach; a warning if there are few of them."""
+    if outlook.alone is None:
+        return []
+    own, main = outlook.at(*plan.grid.own), "accuracy" if "accuracy" in outlook.baseline else "rmse"
+    names = dict.fromkeys([main, plan.goal.name])
+    alone, reached = (", ".join(_said(values[name], name) for name in names) for values in (outlook.alone, own))
+    out = [f"The public rows alone reach {alone}; the study is forecast to reach {reached}."]
+    if all(forecast.MEASURES[name].gain(own[name].mean, outlook.alone[name].mean) <= 0.0 for name in names):
+        out.append("The private rows alone are no better at this ε; train --public combines both.")
+    sampling = own[main].sampling
+    if main == "accuracy" and sampling > MUCH:
+        wanted = outlook.rows * (100.0 * sampling) ** 2  # the error falls with the root of the rows
         rounded = round(wanted, -2 if wanted > 1000 else -1)
         out.append(
             f"With only {outlook.rows:,} public rows, the forecast has a standard error of "
-            f"{100 * own.sampling:.1f} points; about {rounded:,.0f} rows would reduce it to 1."
+            f"{100 * sampling:.1f} points; about {rounded:,.0f} rows would reduce it to 1."
         )
     return out
 
 
-def but(plan: Plan) -> str:
-    """A hint that another number of rounds would reach the goal."""
-    found = [
-        planning.rounds_help(outlook, plan.grid, verdict, higher=plan.higher)
-        for outlook, verdict in zip(plan.outlooks, plan.verdicts, strict=True)
-    ]
-    if None in found or not found:
-        return ""
-    own = plan.grid.own[1]
-    return f" in {own} rounds; with n_rounds = {max(each or 0 for each in found)} it is not: see above"
+def _of_rounds(plan: Plan, outlook: forecast.Outlook) -> list[str]:
+    best, grid = planning.best_rounds([outlook], plan.grid, plan.goal), plan.grid
+    if best is None:
+        return [] if len(plan.outlooks) > 1 else ["None of the other numbers of rounds is clearly better at this ε."]
+    beyond = "; even more rounds may be better" if best == grid.rounds[-1] else ""
+    reached = _said(outlook.at(grid.own[0], best)[plan.goal.name], plan.goal.name)
+    return [f"With {best} rounds the same ε reaches {reached}{beyond}."]
 
 
-def _way_out(outlook: forecast.Outlook, grid: forecast.Grid, verdict: planning.Verdict, *, higher: bool) -> str:
-    if (verdict.goal - outlook.ceiling.mean) * (1 if higher else -1) > 0:
-        return "a model without privacy would not reach it either"
-    if planning.too_short(outlook, grid, higher=higher):
-        return f"the run is too short for ε to matter: try --rounds {4 * grid.rounds[-1]}"
-    return "more rows would help"
+def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -> list[str]:
+    own, grid = outlook.at(*plan.grid.own), plan.grid
+    out = []
+    if verdict.word == "go" and "log_loss" in own and own["log_loss"].mean >= outlook.baseline["log_loss"]:
+        out.append("Its log-loss is no better than that of a constant guess: rank by it, but don't trust its chances.")
+    if plan.goal.target is not None and len(plan.outlooks) == 1:
+        out.append(f"Goal: {value_text(plan.goal.target, plan.goal.name)}.")
+    if verdict.word == "go":
+        return out
+    least = planning.least_epsilon(outlook, grid, plan.goal)
+    reaches = "reaches the goal" if plan.goal.target is not None else "clearly beats a constant guess"
+    if least is None:
+        out.append(f"None of the tried combinations of ε and rounds {reaches}; {_way_out(plan, outlook)}.")
+    elif least[0] > grid.own[0] or least[1] != grid.own[1]:
+        out.append(f"ε = {least[0]:.4g} with {least[1]} rounds {reaches}.")
+    return out
 
 
-def forecast_text(values: Sequence[forecast.Value], *, percent: bool) -> str:
-    """``78.3 ± 1.2%`` for one forecast, ``56–85%`` for several."""
-    if len(values) > 1:
-        low, high = min(v.mean for v in values), max(v.mean for v in values)
-        return f"{100 * low:.0f}–{100 * high:.0f}%" if percent else f"{low:.3g}–{high:.3g}"
-    mean, spread = values[0].mean, values[0].spread
-    return f"{100 * mean:.1f} ± {100 * spread:.1f}%" if percent else f"{mean:.4g} ± {spread:.2g}"
+def _way_out(plan: Plan, outlook: forecast.Outlook) -> str:
+    gain, _ = plan.goal.margin(outlook.ceiling, outlook)
+    return "more rows would help" if gain > 0.0 else "a model without privacy would not either"
 
 
-def value_text(value: float, *, percent: bool) -> str:
-    """An accuracy in percent, or an error in the units of the label."""
-    return f"{100 * value:.1f}%" if percent else f"{value:.4g}"
+def _said(value: forecast.Value, name: str) -> str:
+    """``an AUC of 0.81``, or the value alone where it is an accuracy or an error of numbers."""
+    text = value_text(value.mean, name)
+    return text if name in ("accuracy", "rmse") else f"{forecast.MEASURES[name].title} {text}"
+
+
+def forecast_text(values: Sequence[forecast.Value], name: str) -> str:
+    """``78.3 ± 1.2%`` for one forecast, ``56.0–85.1%`` for several."""
+    low, high = (f(values, key=lambda value: value.mean) for f in (min, max))
+    texts = [value_text(each.mean, name) for each in (low, high)]
+    if texts[0] != texts[1]:
+        return f"{texts[0].removesuffix('%')}–{texts[1]}"
+    spread = f"{low.spread:.2g}" if name == "rmse" else value_text(low.spread, name)
+    return f"{texts[0].removesuffix('%')} ± {spread}" if len(values) == 1 and low.spread else texts[0]
+
+
+def value_text(value: float, name: str) -> str:
+    """A share in percent, an error in the units of the label, or a number with three digits."""
+    if forecast.MEASURES[name].percent:
+        return f"{100 * round(value, 3) + 0.0:.1f}%"
+    return f"{value:.4g}" if name == "rmse" else f"{value:.3f}"

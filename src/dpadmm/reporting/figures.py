@@ -25,8 +25,8 @@ from dpadmm.training.metrics import Trace, spread
 if TYPE_CHECKING:
     from dpadmm.model.evaluate import Evaluation
     from dpadmm.model.model import Model
-    from dpadmm.runs.planning.forecast import Grid, Outlook
-    from dpadmm.runs.planning.plan import Verdict
+    from dpadmm.runs.planning.forecast import Outlook
+    from dpadmm.runs.planning.plan import Plan, Verdict
 
 GREY = "#8a8a8a"
 
@@ -317,20 +317,16 @@ def _plain(name: str) -> str:
 # --- dpadmm plan: what is reached against ε, a line for every number of rounds ---------------------------
 
 
-def forecast_figure(
-    outlooks: Sequence[Outlook], grid: Grid, verdicts: Sequence[Verdict], *, title: str, measure: str, percent: bool
-) -> Picture:
-    """A panel for every scenario, with the lines between which everything lies.
-
-    ``measure`` is what the vertical axis shows, and ``percent`` whether that is a share.
-    """
+def forecast_figure(plan: Plan, *, title: str) -> Picture:
+    """A panel for every scenario: the judged measure, between the lines between which everything lies."""
+    outlooks, verdicts, measure = plan.outlooks, plan.verdicts, plan.measure
     several = len(outlooks) > 1
     figure = new_figure(4.2 * len(outlooks) if several else 7.6, 4.9)
     panels = np.atleast_1d(figure.subplots(1, len(outlooks), sharey=True))
     for axes, outlook, verdict in zip(panels, outlooks, verdicts, strict=True):
-        _outlook(axes, outlook, grid, verdict)
+        _outlook(axes, plan, outlook, verdict)
         heading, y = f"{outlook.name}: {verdict.word}", measure if axes is panels[0] else ""
-        dress(axes, title=heading, x="total ε", y=y, percent=percent)
+        dress(axes, title=heading, x="total ε", y=y, percent=plan.goal.measure.percent)
     figure.suptitle(f"Forecast, not a result: {title}", fontsize=11, x=0.01, ha="left")
     legend(figure, panels[0], columns=5 if several else 3)
     words = "; ".join(
@@ -340,25 +336,27 @@ def forecast_figure(
         f"A forecast of {title}, from {'made-up' if several else 'public'} rows; no private row was read. "
         f"{measure} against the total ε, a line for every number of rounds; bands: ± one standard deviation "
         "of what one run reaches (noise, splits and the number of rows tested on). Dotted: without "
-        f"privacy; grey: without learning. The ring marks the study's own ε and rounds. Verdict: {words}."
+        f"privacy; grey: a constant guess. The ring marks the study's own ε and rounds. Verdict: {words}."
     )
     return Picture("forecast", "Forecast of a study", caption, figure)
 
 
-def _outlook(axes: Axes, outlook: Outlook, grid: Grid, verdict: Verdict) -> None:
+def _outlook(axes: Axes, plan: Plan, outlook: Outlook, verdict: Verdict) -> None:
+    grid, name = plan.grid, plan.goal.name
     for rounds, look in zip(grid.rounds, steps(len(grid.rounds)), strict=True):
-        cells = [cell for cell in outlook.cells if cell.n_rounds == rounds]
-        points = [(cell.epsilon, cell.value.mean, cell.value.spread) for cell in cells]
-        epsilon, mean, std = np.array(points, dtype=float).reshape(-1, 3).T
-        draw(axes, Curve(epsilon, mean, std, n_seeds=2), look, label=f"{rounds} rounds")  # 2: with a band
+        values = [outlook.at(epsilon, rounds)[name] for epsilon in grid.epsilons]
+        mean, std = np.array([(each.mean, each.spread) for each in values]).T
+        curve = Curve(np.array(grid.epsilons), mean, std, n_seeds=2)  # 2: with a band
+        draw(axes, curve, look, label=f"{rounds} rounds")
     axes.plot(
-        [grid.own[0]], [outlook.at(*grid.own).mean], "o", markersize=13, markerfacecolor="none",
+        [grid.own[0]], [outlook.at(*grid.own)[name].mean], "o", markersize=13, markerfacecolor="none",
         markeredgecolor="#b5432a", markeredgewidth=1.8, label="this study", zorder=5,
     )  # fmt: skip
-    floor(axes, outlook.ceiling.mean, "without privacy")
+    floor(axes, outlook.ceiling[name].mean, "without privacy")
     dashes = (0, (5, 3))
-    axes.axhline(outlook.baseline, color="#888888", linestyle=dashes, linewidth=1.3, label="without learning")
-    axes.axhline(verdict.goal, color="#b5432a", linewidth=1.0, alpha=0.8, label="goal")
+    axes.axhline(outlook.baseline[name], color="#888888", linestyle=dashes, linewidth=1.3, label="constant guess")
+    if plan.goal.target is not None:
+        axes.axhline(verdict.goal, color="#b5432a", linewidth=1.0, alpha=0.8, label="goal")
     style.at_values(axes, list(grid.epsilons))
 
 

@@ -278,6 +278,7 @@ def run(
         observers=observers,
         warm_start=warm_start,
         keep_interrupted=keep_interrupted,
+        sizes=sizes,
     )
     found = Result(training, problem, rows, method, noise, outcome, mask, stop is not None)
     return replace(found, seconds=perf_counter() - started)

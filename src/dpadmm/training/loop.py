@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Diverged, StudyError
-from dpadmm.optim.problem import Problem, Rows
+from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan, Tally
 from dpadmm.training.methods.base import Gathered, Method, Round, State
 from dpadmm.training.oracles import Noise
@@ -245,6 +245,7 @@ def train(
     observers: Sequence[Observer] = (),
     warm_start: Floats | None = None,
     keep_interrupted: bool = False,
+    sizes: Sizes | None = None,
 ) -> Outcome:
     """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so.
 
@@ -254,6 +255,8 @@ def train(
         Public weights to start from, such as those of an earlier model; zero if left out.
     keep_interrupted : bool
         Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
+    sizes : Sizes, optional
+        Public sizes that aggregators know, where they are not those of ``rows`` (forecasts).
 
     Raises
     ------
@@ -280,7 +283,8 @@ def train(
                 else:
                     uploads[active] = sent[active]
                 before = consensus
-                next_broadcast = method.aggregate(Gathered(uploads, broadcast, k, problem, rows.n_rows, active))
+                gathered = Gathered(uploads, broadcast, k, problem, (sizes or rows).n_rows, active)
+                next_broadcast = method.aggregate(gathered)
                 new_consensus = method.model(next_broadcast)
             if participation:  # charged first: an interruption may cost budget, never privacy
                 attended[k - 1, slice(None) if active is None else active] = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,24 +31,29 @@ from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
+from dpadmm.model.evaluate import auc
+from dpadmm.model.model import PROBABILITIES
 from dpadmm.optim.features import clip_rows, with_intercept
+from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, PublicSizes, make_rows
+from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.runs.run import run as run_cohort
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods import Auto
 from dpadmm.training.methods.centralized import minimizer
-from dpadmm.training.metrics import error
 from dpadmm.training.metrics import spread as deviation
 from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
+from dpadmm.training.prior import RIDGE
 
 LEAST_PUBLIC = 30
 LEAST_FOLDS = 3
-MOST_PUBLIC = 100_000
+MOST_PUBLIC = 20_000
 """Rows of a public table that are used; of a larger one a random choice."""
 
 SYNTHETIC_TEST = 4_000
-SYNTHETIC_TRAIN = 20_000
+SYNTHETIC_TRAIN = 10_000
 
 STRENGTHS = {"weak": (0.564, 0.1), "medium": (1.396, 0.4), "strong": (4.086, 0.8)}
 """Assumed signal: standard deviation of the logit (for two classes an AUC of 0.65, 0.80 and 0.95), and for
@@ -57,7 +62,12 @@ numbers the explained share of the label's variance."""
 LABEL_SPREAD = 0.4
 """Standard deviation of synthetic numbers, where the label's bounds are −1 and 1."""
 
-CEILING_ROWS = 20_000
+WEAK = 1e-6
+"""Weight of an L2 penalty for the model without privacy: as good as none, where there are many rows."""
+
+SHRUNK = 0.5
+"""Of the way to own rows, for ``auto``: a shrunk model fits its own rows better by more than it does others worse."""
+
 MOST_AGENTS = 200
 """Agents that are computed with. Of more, this many stand for all, each with noise that is smaller by the
 root of the share, so that the mean over agents has the noise of the plan."""
@@ -65,24 +75,51 @@ root of the share, so that the mean over agents has the noise of the plan."""
 MOST_WEIGHTS, LEAST_AGENTS = 500_000, 10
 """Weights of all these agents together; it lowers their number where a model is wide, but not below ten."""
 
-MOST_ENTRIES = 200_000
-"""Numbers in the rows of all agents that are computed with."""
+MOST_ENTRIES, MOST_POOLED = 200_000, 1_000_000
+"""Numbers in the rows of all agents that are computed with; and where these are pooled."""
 
 LEAST_ROWS = 50
 """Rows of every agent that are computed with, if it has as many."""
 
 
 @dataclass(frozen=True)
+class Measure:
+    """Something that is forecast: its title, whether more is better, and whether it is a share."""
+
+    title: str
+    higher: bool
+    percent: bool = False
+
+    def gain(self, value: float, other: float) -> float:
+        """By how much a value is better than another."""
+        return value - other if self.higher else other - value
+
+
+MEASURES: Mapping[str, Measure] = {
+    "accuracy": Measure("accuracy", higher=True, percent=True),
+    "auc": Measure("AUC", higher=True),
+    "log_loss": Measure("log-loss", higher=False),
+    "sensitivity": Measure("sensitivity", higher=True, percent=True),
+    "overconfidence": Measure("overconfidence", higher=False, percent=True),
+    "rmse": Measure("root mean square error", higher=False),
+}
+"""All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
+above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""
+
+
+@dataclass(frozen=True)
 class Value:
-    """A forecast: accuracy, or the root mean square error in the label's units.
+    """The forecast of a measure.
 
     ``luck`` is the standard deviation over noise and splits, ``sampling`` the standard error due to the
     number of distinct rows that it was tested on, ``spread`` the standard deviation of one run from both.
+    ``paired`` is the standard error of the difference from a constant guess on the same rows.
     """
 
     mean: float
     luck: float = 0.0
     sampling: float = 0.0
+    paired: float = 0.0
 
     @property
     def spread(self) -> float:
@@ -92,40 +129,53 @@ class Value:
         return {**asdict(self), "spread": self.spread}
 
 
+Values = Mapping[str, Value]
+"""Forecasts by the name of the measure."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """What is reached with a total ε in so many rounds."""
 
     epsilon: float
     n_rounds: int
-    value: Value
+    values: Values
 
     def as_json(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "n_rounds": self.n_rounds, **self.value.as_json()}
+        return {"epsilon": self.epsilon, "n_rounds": self.n_rounds, **_as_json(self.values)}
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """A scenario's grid, between what is reached without privacy and without learning."""
+    """A scenario's grid, between what is reached without privacy and by a constant guess.
+
+    ``alone`` is what a model of the public rows reaches, which takes no private row.
+    """
 
     name: str
     cells: tuple[Cell, ...]
-    ceiling: Value
-    baseline: float
+    ceiling: Values
+    baseline: Mapping[str, float]
     rows: int
+    alone: Values | None = None
 
-    def at(self, epsilon: float, n_rounds: int) -> Value:
+    def at(self, epsilon: float, n_rounds: int) -> Values:
         """The forecast of one cell."""
-        return next(c.value for c in self.cells if (c.epsilon, c.n_rounds) == (epsilon, n_rounds))
+        return next(c.values for c in self.cells if (c.epsilon, c.n_rounds) == (epsilon, n_rounds))
 
     def as_json(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
-            "baseline": self.baseline,
-            "ceiling": self.ceiling.as_json(),
+            "baseline": dict(self.baseline),
+            "ceiling": _as_json(self.ceiling),
+            "public_rows_alone": None if self.alone is None else _as_json(self.alone),
             "cells": [cell.as_json() for cell in self.cells],
             "name": self.name,
         }
+
+
+def _as_json(values: Values) -> dict[str, Any]:
+    return {name: value.as_json() for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -179,14 +229,18 @@ class PlannedNoise:
 class Scenario:
     """Stand-in rows, dealt into (training, test) pairs, one per repeat.
 
-    ``distinct`` says how many different rows a forecast rests on: the tested ones of all pairs. ``telling``
-    are columns of a public table that alone tell its label.
+    ``telling`` are columns of a public table that alone tell its label.
     """
 
     name: str
     folds: tuple[tuple[Pool, Pool], ...]
-    distinct: int
+    public: bool = False
     telling: tuple[LeakyColumn, ...] = ()
+
+    @property
+    def tested(self) -> int:
+        """How many different rows a forecast rests on."""
+        return sum(len(test) for _, test in self.folds)
 
 
 def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Scenario:
@@ -214,7 +268,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     numbers += [study.label.column] if study.label.classes is None else []
     names = [each.name for each in study.schema.columns]
     telling = leaky_columns(table, names, study.label.column, numbers=numbers, n_rows=n)
-    return Scenario("public rows", tuple(folds), sum(len(test) for _, test in folds), tuple(telling))
+    return Scenario("public rows", tuple(folds), public=True, telling=tuple(telling))
 
 
 def synthetic_scenarios(study: Study, n_rows: int, *, repeats: int, seed: int) -> list[Scenario]:
@@ -228,7 +282,7 @@ def synthetic_scenarios(study: Study, n_rows: int, *, repeats: int, seed: int) -
             features = synthetic_features(study, n_train + SYNTHETIC_TEST, rng)
             pool = Pool(features, synthetic_labels(study, features, name, rng))
             folds.append((pool.take(np.arange(n_train)), pool.take(np.arange(n_train, len(pool)))))
-        out.append(Scenario(f"{name} signal", tuple(folds), SYNTHETIC_TEST * repeats))
+        out.append(Scenario(f"{name} signal", tuple(folds)))
     return out
 
 
@@ -275,15 +329,20 @@ def synthetic_labels(study: Study, features: Features, strength: str, rng: np.ra
 
 
 def run(training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int) -> Floats:
-    """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's."""
-    n_weights = pool.features.shape[1] * problem.loss.n_outputs
-    chosen = stand_ins(sizes, n_weights)
-    rng = np.random.default_rng(seed)
-    dealt = pool.take(resampled(len(pool), int(computed(chosen, pool).sum()), rng))
-    offsets = np.concatenate([[0], np.cumsum(computed(chosen, pool))])
-    rows = make_rows(dealt.features, dealt.labels, offsets=offsets)
+    """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's.
+
+    ``auto`` uses nothing but the mean over all rows, whose noise is that of one agent with ``Σm/√n`` rows.
+    """
+    rng, total = np.random.default_rng(seed), int(sizes.sum())
+    if isinstance(training.method, Auto):
+        chosen, scale = np.array([max(1, round(total / math.sqrt(len(sizes))))]), 1.0
+        counts = np.array([min(total, len(pool), max(LEAST_ROWS, int(MOST_POOLED / _entries(pool))))])
+    else:
+        chosen = stand_ins(sizes, pool.features.shape[1] * problem.loss.n_outputs)
+        counts, scale = computed(chosen, pool), math.sqrt(len(chosen) / len(sizes))
+    dealt = pool.take(resampled(len(pool), int(counts.sum()), rng))
+    rows = make_rows(dealt.features, dealt.labels, offsets=np.concatenate([[0], np.cumsum(counts)]))
     shape = (rows.n_features, problem.loss.n_outputs)
-    scale = float(np.sqrt(len(chosen) / len(sizes)))
     noise = PlannedNoise(SimulatedNoise(seed, len(chosen), shape), chosen, scale)
     return run_cohort(training, problem, rows, noise, sizes=PublicSizes(chosen, rows.n_features)).weights
 
@@ -307,10 +366,15 @@ def stand_ins(sizes: Integers, n_weights: int = 1) -> Integers:
 
 def computed(sizes: Integers, pool: Pool) -> Integers:
     """Rows of every agent that are computed with: all, or the same share of each within the limit."""
-    stored = pool.features.nnz / len(pool) if hasattr(pool.features, "nnz") else pool.features.shape[1]
-    share = min(1.0, MOST_ENTRIES / (float(sizes.sum()) * max(1.0, stored)))
+    share = min(1.0, MOST_ENTRIES / (float(sizes.sum()) * _entries(pool)))
     wanted = np.maximum(np.ceil(sizes * share).astype(np.int64), LEAST_ROWS)
     return np.asarray(np.minimum(sizes, wanted))
+
+
+def _entries(pool: Pool) -> float:
+    """Numbers that a row has, on average."""
+    stored = pool.features.nnz / len(pool) if hasattr(pool.features, "nnz") else pool.features.shape[1]
+    return max(1.0, float(stored))
 
 
 def resampled(n_pool: int, n_rows: int, rng: np.random.Generator) -> Integers:
@@ -344,21 +408,31 @@ def outlook(
     finished: Callable[[], None] = lambda: None,
 ) -> Outlook:
     """Run every cell of the grid on every fold; ``finished`` is called after each run."""
-    made = []
+    made, guess = [], _guess(study, scenario)
     for epsilon, rounds in grid.cells:
         settings = study.training.changed(epsilon=epsilon, round_epsilon=None, noise_multiplier=None, n_rounds=rounds)
-        errors = []
+        found = []
         for k, (train, test) in enumerate(scenario.folds):
             weights = run(settings, study.problem, train, sizes, seed=seed + k)
-            errors.append(_errors(study, train, test, weights))
+            found.append(_on_both(study, train, test, weights, guess))
             finished()
-        made.append(Cell(epsilon, rounds, _value(study, scenario, errors, sizes)))
-    optima = []
+        made.append(Cell(epsilon, rounds, _values(study, scenario, found, sizes)))
+    optima, plain = [], []
     for train, test in scenario.folds:
-        optima.append(_optimum(study, train, test))
+        optima.append(_on_both(study, train, test, _optimum(study, train, WEAK), guess))
+        if scenario.public:
+            plain.append(_on_both(study, train, test, _optimum(study, train, RIDGE / len(train)), guess))
         finished()
-    ceiling = _value(study, scenario, optima, sizes, alone=True)
-    return Outlook(scenario.name, tuple(made), ceiling, _baseline(study, scenario), scenario.distinct)
+    labels = np.concatenate([test.labels for _, test in scenario.folds])
+    constant = figures(study.problem.loss, labels, np.broadcast_to(guess, (len(labels), len(guess))), guess)
+    return Outlook(
+        scenario.name,
+        tuple(made),
+        ceiling=_values(study, scenario, optima, sizes, noise=False),
+        baseline={name: _scaled(study, name, figure[0])[0] for name, figure in constant.items()},
+        rows=scenario.tested,
+        alone=_values(study, scenario, plain, None, noise=False) if plain else None,
+    )
 
 
 def n_runs(scenarios: Sequence[Scenario], grid: Grid) -> int:
@@ -366,56 +440,125 @@ def n_runs(scenarios: Sequence[Scenario], grid: Grid) -> int:
     return sum(len(each.folds) for each in scenarios) * (len(grid.cells) + 1)
 
 
-Errors = tuple[float, float]
-"""Mean error on the rows tested on and on those trained on: wrong labels, or squared residuals."""
+Figures = Mapping[str, tuple[float, float, float]]
+"""By measure: the mean over rows, its variance, and that of the difference from a constant guess."""
 
 
-def _errors(study: Study, train: Pool, test: Pool, weights: Floats) -> Errors:
-    loss = study.problem.loss
-    power = 2 if loss.task == "regression" else 1
+def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats) -> Figures:
+    """What these scores (rows, p) are worth beside those of a constant guess (p,)."""
+    rows, guessed = (_of_rows(loss, labels, each) for each in (scores, np.broadcast_to(guess, scores.shape)))
+    found = {
+        name: (float(each.mean()), float(each.var() / len(each)), float((each - guessed[name]).var() / len(each)))
+        for name, each in rows.items()
+    }
+    if loss.task == "regression":
+        return found
+    if loss.task == "binary":
+        areas = [_area(labels > 0.0, scores[:, 0])]
+    else:  # as probabilities, which can be compared between rows
+        areas = [_area(labels == k, softmax(scores, axis=1)[:, k]) for k in np.unique(labels.astype(int))]
+    mean, variance = np.mean(areas, axis=0).tolist()
+    return found | {"auc": (mean, variance, variance)}
+
+
+def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
+    """What is averaged over rows; the sensitivity over those of the second class."""
+    if loss.task == "regression":
+        return {"rmse": np.square(scores[:, 0] - labels)}
+    binary = loss.task == "binary"
+    right = (scores[:, 0] > 0.0) == (labels > 0.0) if binary else scores.argmax(axis=1) == labels
+    found = {"accuracy": right.astype(float)}
+    if loss.name in PROBABILITIES:
+        found["log_loss"] = loss.value(labels, scores)
+        chances = expit(np.abs(scores)) if binary else softmax(scores, axis=1)
+        found["overconfidence"] = chances.max(axis=1) - found["accuracy"]
+    if binary:
+        found["sensitivity"] = right[labels > 0.0].astype(float) if np.any(labels > 0.0) else np.zeros(1)
+    return found
+
+
+def _area(positive: Any, scores: Floats) -> tuple[float, float]:
+    """AUC and its variance (Hanley and McNeil); ½ where rows of one class leave nothing to rank."""
+    area, n, m = auc(positive, scores), int(positive.sum()), int((~positive).sum())
+    if area is None:
+        return 0.5, 0.25
+    first, second = area / (2.0 - area), 2.0 * area**2 / (1.0 + area)
+    spread = area * (1.0 - area) + (n - 1) * (first - area**2) + (m - 1) * (second - area**2)
+    return area, max(spread, 0.25 / (n + m)) / (n * m)
+
+
+def _guess(study: Study, scenario: Scenario) -> Floats:
+    """Scores (p,) of the best constant model of the tested rows: shares of classes, or the mean."""
+    labels, loss = np.concatenate([test.labels for _, test in scenario.folds]), study.problem.loss
+    if loss.task == "regression":
+        return np.array([labels.mean()])
+    classes = (-1, 1) if loss.task == "binary" else range(loss.n_outputs)
+    counts = np.array([np.count_nonzero(labels == k) for k in classes])
+    logits = np.log(np.maximum(counts, 0.5) / len(labels))
+    return np.asarray(np.diff(logits) if loss.task == "binary" else logits)
+
+
+def _on_both(study: Study, train: Pool, test: Pool, weights: Floats, guess: Floats) -> tuple[Figures, Figures]:
+    """On the rows tested on, and on those trained on."""
     on_test, on_train = (
-        error(loss, pool.labels, np.asarray(pool.features @ weights, dtype=float)) ** power for pool in (test, train)
+        figures(study.problem.loss, pool.labels, np.asarray(pool.features @ weights, dtype=float), guess)
+        for pool in (test, train)
     )
     return on_test, on_train
 
 
-def _optimum(study: Study, train: Pool, test: Pool) -> Errors:
-    train = train.take(np.arange(min(len(train), CEILING_ROWS)))
+def _optimum(study: Study, train: Pool, reg_share: float) -> Floats:
+    """A model without privacy, as scikit-learn makes it."""
+    train = train.take(np.arange(min(len(train), max(LEAST_ROWS, int(MOST_POOLED / _entries(train))))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a forecast needs no ten digits
-        weights = minimizer(study.problem, make_rows(train.features, train.labels))
-    return _errors(study, train, test, weights)
+        return minimizer(Problem(study.problem.loss, L2(), reg_share), make_rows(train.features, train.labels))
 
 
-def _value(
-    study: Study, scenario: Scenario, errors: Sequence[Errors], sizes: Integers, *, alone: bool = False
-) -> Value:
-    """From the error on other rows towards the error on own ones, as far as :func:`way_to_own_rows` says."""
-    test, train = np.array(errors).T
-    way = way_to_own_rows(study, len(scenario.folds[0][0]), int(sizes.sum()))
-    mean = test.mean() - way * (test.mean() - train.mean())
+def _values(
+    study: Study,
+    scenario: Scenario,
+    found: Sequence[tuple[Figures, Figures]],
+    sizes: Integers | None,
+    *,
+    noise: bool = True,
+) -> Values:
+    """From the measure on other rows towards that on own ones, as far as :func:`way_to_own_rows` says.
+
+    Without sizes: of the rows that a scenario has, and no more.
+    """
     tested = np.array([len(pool) for _, pool in scenario.folds])
     trained = np.array([len(pool) for pool, _ in scenario.folds])
-    # On all rows of a scenario the folds differ by their noise, hardly by who was tested
-    everywhere = (test * tested + train * trained) / (tested + trained)
-    luck = 0.0 if alone else float(deviation(everywhere))
-    if study.problem.loss.task != "regression":
-        sampling = math.sqrt(max(mean * (1.0 - mean), 0.0) / scenario.distinct)
-        return Value(1.0 - float(mean), luck, sampling)
-    root, unit = math.sqrt(mean), label_unit(study)
-    # the squared error of nearly normal residuals has a relative standard error of √(2/rows)
-    sampling = unit * root * math.sqrt(0.5 / scenario.distinct)
-    return Value(unit * root, unit * luck / (2.0 * root) if root else 0.0, sampling)
+    out = {}
+    for name in found[0][0]:
+        on_test, on_train = (np.array([both[k][name] for both in found]) for k in (0, 1))
+        test, train = on_test[:, 0], on_train[:, 0]
+        way = 0.0 if sizes is None else way_to_own_rows(study, name, int(trained[0]), int(sizes.sum()))
+        way *= SHRUNK if noise and isinstance(study.training.method, Auto) else 1.0
+        # On all rows of a scenario the folds differ by their noise, hardly by who was tested
+        luck = float(deviation((test * tested + train * trained) / (tested + trained))) if noise else 0.0
+        sampling, paired = np.sqrt(on_test[:, 1:].mean(axis=0) / len(found)).tolist()
+        mean, slope = _scaled(study, name, float(test.mean() - way * (test.mean() - train.mean())))
+        out[name] = Value(mean, slope * luck, slope * sampling, slope * paired)
+    return out
 
 
-def way_to_own_rows(study: Study, n_rows: int, n_planned: int) -> float:
-    """``½·(1 − rows/planned)``, and for classes divided by ``1 + weights/rows``.
+def _scaled(study: Study, name: str, mean: float) -> tuple[float, float]:
+    """A measure from its mean over rows, and the slope of that; errors of numbers are in the label's units."""
+    if name != "rmse":
+        return mean, 1.0
+    unit, root = label_unit(study), math.sqrt(max(mean, 0.0))
+    return unit * root, unit / (2.0 * root) if root else 0.0
+
+
+def way_to_own_rows(study: Study, measure: str, n_rows: int, n_planned: int) -> float:
+    """``½·(1 − rows/planned)``, and divided by ``1 + weights/rows`` for what has a limit on other rows.
 
     In 300 trials on tables of 60 to 1,500 rows the divisor took away most of what was too hopeful on 200 rows
     and fewer, and changed nothing from 500 rows on (docs/decisions/0010).
     """
     way = 0.5 * (1.0 - min(1.0, n_rows / n_planned))
-    if study.problem.loss.task == "regression":
+    if measure in ("rmse", "log_loss"):
         return way
     d, p = study.shape
     return way / (1.0 + d * max(1, p - 1) / n_rows)
@@ -425,11 +568,3 @@ def label_unit(study: Study) -> float:
     """What 1 of an encoded label is in its own units."""
     bounds = study.label.bounds if study.label is not None else None
     return (bounds[1] - bounds[0]) / 2.0 if bounds is not None else 1.0
-
-
-def _baseline(study: Study, scenario: Scenario) -> float:
-    """The most frequent class everywhere, or the mean of the labels."""
-    labels = np.concatenate([test.labels for _, test in scenario.folds])
-    if study.problem.loss.task == "regression":
-        return label_unit(study) * float(labels.std())
-    return float(np.unique(labels, return_counts=True)[1].max() / len(labels))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -12,47 +15,43 @@ from typing import Any, Literal
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm.optim.problem import Problem, make_rows
+from dpadmm._base.errors import StudyError
+from dpadmm.model.model import PROBABILITIES
+from dpadmm.optim.problem import Problem, PublicSizes, make_rows
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Pool
+from dpadmm.runs.planning.forecast import MEASURES, Grid, Measure, Outlook, Pool, Values
 from dpadmm.study.study import Study
+from dpadmm.training.methods.auto import MOST_NOISE, noise_per_unit
 from dpadmm.training.oracles import ExactNoise, Question
 
 NUMBER_BYTES = 8
 MEASURED_ROWS = 20_000
 
-HALF = 0.5
-"""Without a goal: this share of the way from the baseline to what is reached without privacy."""
+CLEARLY = 2.0
+"""Standard errors by which a model must be better than a constant guess."""
 
 WORTH_NAMING = 0.005
-"""A better number of rounds is named if it gains this share of the ceiling."""
+"""A better number of rounds is named if it gains this share of what is reached without privacy, and more than luck."""
 
 
-@dataclass(frozen=True)
-class AgentCost:
-    """The noise of agents with ``n_rows`` rows, as a share of c1, the largest length of a mean gradient.
-
-    ``noise_coordinate`` = 2z/m is the standard deviation of one number, ``noise_length`` = 2z√(dp)/m the
-    usual length of all of them.
-    """
-
-    n_rows: int
-    agents: int
-    noise_coordinate: float
-    noise_length: float
+def for_sizes(study: Study, sizes: Integers) -> Study:
+    """The study with the rounds that agents of these sizes would take, where it does not say how many."""
+    training = study.training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
+    return study if training == study.training else replace(study, training=training)
 
 
 @dataclass(frozen=True)
 class Costs:
     """What is known before any row is.
 
-    ``noise_length_mean`` is the usual length of the noise in the mean over all agents, as a share of c1.
-    Bytes are of one agent, both directions, without the envelope of messages; ``seconds`` are of all agents
-    in one process, with exact noise, NaN until they are measured.
+    ``noise`` is ν, the standard deviation of the noise in the mean over all agents' rows, for a statistic of
+    sensitivity 1 that takes the whole budget. Bytes are of one agent, without the envelope of messages: what
+    it hears in a round, what it says in the largest one, both in all rounds. ``seconds`` are of all agents in
+    one process, with exact noise. What is not known is NaN: seconds that were not measured, the paper's ε of
+    rounds that differ.
     """
 
     epsilon: float
@@ -61,16 +60,22 @@ class Costs:
     noise_multiplier: float
     n_rounds: int
     n_agents: int
+    n_features: int
     n_weights: int
-    agents: tuple[AgentCost, ...]
-    noise_length_mean: float
-    bytes_round: int
+    noise: float
+    bytes_heard: int
+    bytes_said: int
     bytes_total: int
     seconds: float
 
+    @property
+    def noise_all(self) -> float:
+        """``x = ν·d``: above :data:`MOST_NOISE`, columns are drowned by the noise."""
+        return self.noise * self.n_features
+
     def as_json(self) -> dict[str, Any]:
-        seconds = self.seconds if math.isfinite(self.seconds) else None
-        return {**asdict(self), "agents": [asdict(each) for each in self.agents], "seconds": seconds}
+        plain = {**asdict(self), "noise_all": self.noise_all}
+        return {name: None if math.isnan(value) else value for name, value in plain.items()}
 
 
 def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
@@ -78,31 +83,29 @@ def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
 
     Examples
     --------
-    >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "delta": 1e-6})
+    >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "n_rounds": 25})
     >>> costs = costs_of(study, np.array([1000, 500, 500]))
-    >>> [(each.n_rows, each.agents, round(each.noise_coordinate, 3)) for each in costs.agents]
-    [(500, 2, 0.169), (1000, 1, 0.084)]
+    >>> round(costs.noise, 4), round(costs.noise_all, 4), costs.bytes_heard, costs.bytes_said
+    (0.0033, 0.0066, 144, 56)
     """
-    terms, n_weights = study.terms, math.prod(study.shape)
-    z, t = study.noise_multiplier, terms.plan.n_rounds
-    relative = z * np.asarray(mean_gradient_sensitivity(1.0, sizes))
-    each, counts = np.unique(sizes, return_counts=True)
-    agents = tuple(
-        AgentCost(m, int(count), 2.0 * z / m, 2.0 * z / m * math.sqrt(n_weights))
-        for m, count in zip(each.tolist(), counts, strict=True)
+    terms, t = study.terms, study.terms.plan.n_rounds
+    mu = math.sqrt(terms.plan.mu_squared())
+    heard, said = (
+        [math.prod(shape(k)) for k in range(1, t + 1)] for shape in (study.request_shape, study.upload_shape)
     )
     return Costs(
-        epsilon=exact_epsilon(math.sqrt(terms.plan.mu_squared()), terms.delta),
+        epsilon=exact_epsilon(mu, terms.delta),
         epsilon_paper=tally_paper_epsilon(terms.plan.tally(), terms.delta),
         delta=terms.delta,
-        noise_multiplier=z,
+        noise_multiplier=study.noise_multiplier,
         n_rounds=t,
         n_agents=len(sizes),
-        n_weights=n_weights,
-        agents=agents,
-        noise_length_mean=float(np.sqrt(n_weights * np.square(relative).sum()) / len(sizes)),
-        bytes_round=2 * NUMBER_BYTES * n_weights,
-        bytes_total=2 * NUMBER_BYTES * n_weights * t,
+        n_features=study.shape[0],
+        n_weights=math.prod(study.shape),
+        noise=noise_per_unit(sizes, np.full(len(sizes), mu)),
+        bytes_heard=NUMBER_BYTES * max(heard),
+        bytes_said=NUMBER_BYTES * max(said),
+        bytes_total=NUMBER_BYTES * (sum(heard) + sum(said)),
         seconds=seconds,
     )
 
@@ -129,6 +132,55 @@ def _round_seconds(problem: Problem, pool: Pool, points: Floats, z: float) -> fl
 
 
 @dataclass(frozen=True)
+class Goal:
+    """What is to be reached; without a ``target``: clearly more than a constant guess does."""
+
+    name: str
+    target: float | None = None
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES[self.name]
+
+    def margin(self, values: Values, outlook: Outlook) -> tuple[float, float]:
+        """By how much a forecast is better than the goal, and how much that varies."""
+        value = values[self.name]
+        if self.target is None:  # on the same rows
+            return self.measure.gain(value.mean, outlook.baseline[self.name]), CLEARLY * math.hypot(
+                value.luck, value.paired
+            )
+        return self.measure.gain(value.mean, self.target), value.spread
+
+
+def goal_from(text: str | None, study: Study) -> Goal:
+    """``"0.8"``, ``"auc=0.8"``, ``"log-loss=0.4"``; None: better than a constant guess, by AUC for classes.
+
+    An accuracy is no judge of its own of rare classes: who always says no is hardly ever wrong.
+    """
+    loss = study.problem.loss
+    if loss.task == "regression":
+        known, wanted = ["rmse"], "a positive error in the units of the label"
+    else:
+        known = (
+            ["accuracy", "auc"] + ["log_loss"] * (loss.name in PROBABILITIES) + ["sensitivity"] * (loss.n_outputs == 1)
+        )
+        wanted = (
+            f"an accuracy between 0 and 1, such as 0.8, or such as {', '.join(f'{each}=0.8' for each in known[1:])}"
+        )
+    if text is None:
+        return Goal(known[min(1, len(known) - 1)])
+    name, _, number = text.rpartition("=")
+    name = name.strip().lower().replace("-", "_") or known[0]
+    try:
+        target = float(number)
+    except ValueError:
+        target = math.nan
+    if name not in known or not 0.0 < target < (1.0 if name not in ("rmse", "log_loss") else math.inf):
+        raise StudyError(f"goal must be {wanted}, not {text}")
+    return Goal(name, target)
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a forecast says about the study's own ε and rounds.
 
@@ -143,46 +195,34 @@ class Verdict:
         return {"verdict": self.word, "goal": self.goal, "reason": self.reason}
 
 
-def judged(outlook: Outlook, grid: Grid, *, goal: float | None, higher: bool) -> Verdict:
-    """The verdict of one scenario; ``higher`` says that more is better (accuracy, not an error)."""
-    sign = 1.0 if higher else -1.0
-    own, ceiling, baseline = outlook.at(*grid.own), outlook.ceiling, outlook.baseline
-    if _is_nothing_learnt(outlook, higher=higher):
-        target = baseline if goal is None else goal
-        if goal is None or sign * (goal - baseline) > 0.0:
-            return Verdict("no-go", target, "even without privacy nothing is learnt from these rows")
-    target = baseline + HALF * (ceiling.mean - baseline) if goal is None else goal
-    gain = sign * (own.mean - target)
-    if gain > own.spread:
+def judged(outlook: Outlook, grid: Grid, goal: Goal, *, noise_all: float = 0.0) -> Verdict:
+    """The verdict of one scenario, where columns have so much noise in all."""
+    baseline = outlook.baseline[goal.name]
+    target = baseline if goal.target is None else goal.target
+    if _is_nothing_learnt(outlook, goal) and (goal.target is None or goal.measure.gain(target, baseline) > 0.0):
+        return Verdict("no-go", target, "even without privacy nothing is learnt from these rows")
+    gain, spread = goal.margin(outlook.at(*grid.own), outlook)
+    if goal.target is None:
+        title = goal.measure.title
+        if gain > spread:
+            return Verdict("go", target, f"the {title} is clearly better than that of a constant guess")
+        if gain <= 0.0 or noise_all > MOST_NOISE:
+            return Verdict("no-go", target, "these rows and this ε will not beat a constant guess")
+        return Verdict("open", target, f"the {title} is not clearly better than that of a constant guess")
+    if gain > spread:
         return Verdict("go", target, "the goal is passed by more than the spread")
-    if gain < -own.spread:
-        beyond = sign * (target - ceiling.mean) > ceiling.spread
+    if gain < -spread:
+        ceiling = outlook.ceiling[goal.name]
+        beyond = goal.measure.gain(target, ceiling.mean) > ceiling.spread
         reason = "the goal is missed by more than the spread"
         return Verdict("no-go", target, f"{reason}, even without privacy" if beyond else reason)
     return Verdict("open", target, "the goal lies within the spread")
 
 
-def rounds_help(outlook: Outlook, grid: Grid, verdict: Verdict, *, higher: bool) -> int | None:
-    """A number of rounds with which the same ε would not be a no-go; None where none was found or needed."""
-    best, sign = best_rounds(outlook, grid, higher=higher), 1.0 if higher else -1.0
-    if verdict.word != "no-go" or best is None or _is_nothing_learnt(outlook, higher=higher):
-        return None
-    return best.n_rounds if sign * (best.value.mean - verdict.goal) >= -best.value.spread else None
-
-
-def too_short(outlook: Outlook, grid: Grid, *, higher: bool) -> bool:
-    """Whether the most rounds that were tried do best, and more ε than the study's gives next to nothing."""
-    best = best_rounds(outlook, grid, higher=higher)
-    if best is None or best.n_rounds != grid.rounds[-1] or grid.epsilons[-1] <= grid.own[0]:
-        return False
-    most = outlook.at(grid.epsilons[-1], grid.own[1])
-    return (1.0 if higher else -1.0) * (most.mean - outlook.at(*grid.own).mean) < most.spread
-
-
-def _is_nothing_learnt(outlook: Outlook, *, higher: bool) -> bool:
-    """Whether a model without privacy is not clearly better than one that looks at no column."""
-    gain = outlook.ceiling.mean - outlook.baseline
-    return (gain if higher else -gain) <= 2.0 * outlook.ceiling.sampling
+def _is_nothing_learnt(outlook: Outlook, goal: Goal) -> bool:
+    """Whether a model without privacy is not clearly better than a constant guess."""
+    gain, spread = Goal(goal.name).margin(outlook.ceiling, outlook)
+    return gain <= spread
 
 
 def joined(verdicts: Sequence[Verdict]) -> Verdict:
@@ -193,25 +233,31 @@ def joined(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict("open", verdicts[0].goal, "it depends on how strong the signal is")
 
 
-def best_rounds(outlook: Outlook, grid: Grid, *, higher: bool) -> Cell | None:
-    """The best number of rounds for the study's ε; None where its own are as good."""
-    best = _best(outlook, grid.own[0], higher=higher)
-    gain = (1.0 if higher else -1.0) * (best.value.mean - outlook.at(*grid.own).mean)
-    return best if gain > WORTH_NAMING * outlook.ceiling.mean else None
+def best_rounds(outlooks: Sequence[Outlook], grid: Grid, goal: Goal) -> int | None:
+    """The number of rounds that is best for the study's ε; None where its own are as good."""
+
+    def gain(n_rounds: int) -> float:
+        return sum(_better(each, grid, goal, n_rounds) for each in outlooks) / len(outlooks)
+
+    best = max(grid.rounds, key=gain)
+    return best if gain(best) > 0.0 else None
 
 
-def _best(outlook: Outlook, epsilon: float, *, higher: bool) -> Cell:
-    cells = [cell for cell in outlook.cells if cell.epsilon == epsilon]
-    return max(cells, key=lambda cell: cell.value.mean if higher else -cell.value.mean)
+def _better(outlook: Outlook, grid: Grid, goal: Goal, n_rounds: int) -> float:
+    """By how much these rounds are better than the study's, beyond what is worth naming."""
+    own, other = (outlook.at(grid.own[0], t)[goal.name] for t in (grid.own[1], n_rounds))
+    least = max(WORTH_NAMING * abs(outlook.ceiling[goal.name].mean), own.luck)
+    return goal.measure.gain(other.mean, own.mean) - least
 
 
-def least_epsilon(outlook: Outlook, grid: Grid, verdict: Verdict, *, higher: bool) -> tuple[float, int] | None:
+def least_epsilon(outlook: Outlook, grid: Grid, goal: Goal) -> tuple[float, int] | None:
     """The smallest ε of the grid that reaches the goal, with its rounds; None where none does."""
-    sign = 1.0 if higher else -1.0
     for epsilon in grid.epsilons:
-        best = _best(outlook, epsilon, higher=higher)
-        if sign * (best.value.mean - verdict.goal) > 0.0:
-            return epsilon, best.n_rounds
+        margins = {t: goal.margin(outlook.at(epsilon, t), outlook) for t in grid.rounds}
+        best = max(grid.rounds, key=lambda t: margins[t][0])
+        gain, spread = margins[best]
+        if gain > (spread if goal.target is None else 0.0):
+            return epsilon, best
     return None
 
 
@@ -224,23 +270,32 @@ class Plan:
     costs: Costs
     grid: Grid
     outlooks: tuple[Outlook, ...]
-    verdicts: tuple[Verdict, ...]
+    goal: Goal
     public: Path | None
     repeats: int
-    goal_given: bool
     warnings: tuple[str, ...] = ()
 
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        noise = self.costs.noise_all
+        return tuple(judged(each, self.grid, self.goal, noise_all=noise) for each in self.outlooks)
+
     @property
-    def higher(self) -> bool:
-        """Whether a larger measure is better."""
-        return self.study.problem.loss.task != "regression"
+    def verdict(self) -> Verdict:
+        return joined(self.verdicts)
 
     @property
     def measure(self) -> str:
-        if self.higher:
-            return "accuracy"
+        """What is judged, in words."""
+        if self.goal.name != "rmse":
+            return self.goal.measure.title
         column = self.study.label.column if self.study.label is not None else "the label"
-        return f"root mean square error of {column}"
+        return f"{self.goal.measure.title} of {column}"
+
+    @property
+    def n_rounds(self) -> int:
+        """The rounds to take: the study's, unless others are clearly better."""
+        return best_rounds(self.outlooks, self.grid, self.goal) or self.grid.own[1]
 
     @property
     def agents_in_words(self) -> str:
@@ -249,15 +304,11 @@ class Plan:
         n = len(self.sizes)
         return f"{n:,} agent{'s' if n > 1 else ''} with {each} rows{' each' if n > 1 else ''}"
 
-    @property
-    def verdict(self) -> Verdict:
-        return joined(self.verdicts)
-
     def as_json(self) -> dict[str, Any]:
         scenarios = []
         for outlook, verdict in zip(self.outlooks, self.verdicts, strict=True):
-            best, own = best_rounds(outlook, self.grid, higher=self.higher), outlook.at(*self.grid.own)
-            more = {"own": own.as_json(), "better_rounds": None if best is None else best.n_rounds}
+            own = {name: value.as_json() for name, value in outlook.at(*self.grid.own).items()}
+            more = {"own": own, "better_rounds": best_rounds([outlook], self.grid, self.goal)}
             scenarios.append({**outlook.as_json(), **verdict.as_json(), **more})
         return {
             "forecast": True,
@@ -266,13 +317,46 @@ class Plan:
             "hash": self.study.hash,
             "n_rows": self.sizes.tolist(),
             "costs": self.costs.as_json(),
-            "measure": self.measure,
-            "higher_is_better": self.higher,
+            "measure": self.goal.name,
+            "higher_is_better": self.goal.measure.higher,
             "source": "synthetic rows" if self.public is None else str(self.public),
             "repeats": self.repeats,
             "own": {"epsilon": self.grid.own[0], "n_rounds": self.grid.own[1]},
+            "n_rounds": self.n_rounds,
             "scenarios": scenarios,
             "verdict": self.verdict.word,
             "reason": self.verdict.reason,
             "warnings": list(self.warnings),
         }
+
+
+def with_n_rounds(text: str, n_rounds: int) -> str:
+    """The text of a study's file with ``n_rounds`` under [training]; all else stays as it is.
+
+    Examples
+    --------
+    >>> with_n_rounds("[training]  # how\\nintercept = true\\n", 25)
+    '[training]  # how\\nn_rounds = 25\\nintercept = true\\n'
+    """
+    wanted, line = tomllib.loads(text), "\r\n" if "\r\n" in text else "\n"
+    wanted.setdefault("training", {})["n_rounds"] = n_rounds
+    parts = re.split(r"(?m)^(?=[ \t]*\[)", text)  # at headings
+    place = next((i for i, part in enumerate(parts) if re.match(r"[ \t]*\[[ \t]*training[ \t]*\]", part)), None)
+    if place is None:
+        parts.append(f"{'' if text.endswith(line) else line}{line}[training]{line}n_rounds = {n_rounds}{line}")
+    else:
+        known = r"(?m)^([ \t]*n_rounds[ \t]*=[ \t]*)[0-9_]+"
+        parts[place], found = re.subn(known, rf"\g<1>{n_rounds}", parts[place])
+        if not found:
+            heading, _, rest = parts[place].partition(line)
+            parts[place] = f"{heading}{line}n_rounds = {n_rounds}{line}{rest}"
+    changed = "".join(parts)
+    try:
+        fits = tomllib.loads(changed) == wanted
+    except tomllib.TOMLDecodeError:
+        fits = False
+    if not fits:
+        raise StudyError(
+            f"this file writes [training] in another way than drafts do: say n_rounds = {n_rounds} by hand"
+        )
+    return changed

@@ -37,7 +37,10 @@ MOMENTS_SHARE = 0.15
 """Share of the budget, in μ², that round 1 takes."""
 
 MOST_NOISE = 0.5
-"""With ``ν·d`` above this, moments would be noise: rows keep their coordinates."""
+"""With ``ν·d`` above this a model may be no better than a constant guess: for planners, who say so."""
+
+STEEPEST = 2.0
+"""Steps may be so many times as long where the shape's τ flattens all directions."""
 
 DOUBT = 8.0
 """Beside public rows, noise counts so many times as much as where all directions were learnt in full."""
@@ -228,15 +231,12 @@ class AutoRounds(DeployableMethod[NoState]):
         problem, loss, (d, p), t = self.problem, self.problem.loss, self._shape, self.n_rounds - 1
         means, squares, by_label, label_squares = Moments(loss, d).split(moments)
         heard, curvature = clarity(loss, d, noise), 4.0 * (loss.smoothness or 0.25)
-        growth = math.sqrt(min(max(heard, 0.7), 3.0))
+        growth = math.sqrt(min(max(heard, 0.7), 9.0))
         if self.prior is not None:  # weighted by how well each is known
             spread = noise * mean_gradient_sensitivity(Moments.row_norm, 1) / math.sqrt(MOMENTS_SHARE)
             share = 1.0 / (1.0 + self.prior.n_rows * spread**2)
             means = share * means + (1.0 - share) * self.prior.means
             squares = share * squares + (1.0 - share) * self.prior.squares
-        elif noise * d > MOST_NOISE:
-            length = min(16.0, 8.0 / (noise * d)) / (curvature if p == 1 else 1.0)
-            return replace(now, clip=0.5 * self._residual(label_squares), step=length, shrink=1.0)
         ridge = max(150.0 * d * noise**2, 1.3 * noise)
         step = min(3.0 * math.sqrt(64.0 / t), 6.0) / curvature
         if loss.task == "multiclass":
@@ -255,6 +255,9 @@ class AutoRounds(DeployableMethod[NoState]):
             variances = squares - np.square(means)
         shape = Shape.of(variances, means, ridge)
         size = math.sqrt(max(shape.rank(ridge), 1e-3))
+        length = float(np.sum(np.square(means))) or 1.0
+        top = length + float(np.sum(np.maximum(variances, 0.0) * np.square(means))) / length
+        step *= min((top + ridge) / top, STEEPEST)  # where τ is large, all of the curvature is small
         point = shape.solve_transposed(now.point) if np.any(now.point) else shape.times(first)
         now = replace(now, shape=shape, ridge=ridge, point=point, origin=point)
         return replace(now, clip=unit * size, step=step, shrink=shrink)
