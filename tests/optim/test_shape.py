@@ -69,6 +69,20 @@ def test_products_with_it_are_those_with_its_matrix(
         np.testing.assert_allclose(made, exact @ b.T, atol=1e-11 * size)
 
 
+@prove
+@given(moments(), st.integers(0, 2**32), st.sampled_from([1, 3]), st.sampled_from([0.01, 1.0, 30.0]))
+def test_filtering_takes_less_of_what_rows_say_little_about(
+    world: tuple[Any, Any, float], seed: int, columns: int, doubt: float
+) -> None:
+    """``M(M + cI)⁻¹x`` with ``M = BKBᵀ``, by matrices."""
+    variances, means, ridge = world
+    shape, d = Shape.of(variances, means, ridge), len(means)
+    b, x = matrix(shape), np.random.default_rng(seed).standard_normal((d, columns))
+    clear = b @ (np.diag(np.maximum(variances, 0.0)) + np.outer(means, means)) @ b.T
+    expected = clear @ np.linalg.solve(clear + doubt * np.eye(d), x)
+    np.testing.assert_allclose(shape.filtered(x, ridge, doubt), expected, atol=1e-5)
+
+
 SHAPES = {
     "diagonal": Shape(np.linspace(0.1, 3.0, 6), np.zeros(6)),
     "turned": Shape(np.linspace(0.1, 3.0, 6), np.array([0.5, -1.0, 0.0, 2.0, 0.1, 0.0])),
@@ -122,7 +136,10 @@ def test_rows_are_shaped_once_for_a_shape_and_anew_for_another() -> None:
         assert np.array_equal(made.norms, row_norms(made.features)[made.order])
         assert np.array_equal(made.labels, rows.labels)
         other = Shape(np.nextafter(shape.scale, 2.0), shape.direction)
+        turned = Shape(other.scale, np.nextafter(shape.direction, 2.0))
         assert rows.shaped(other) is not made
+        assert rows.shaped(turned) is not rows.shaped(other)
+        assert np.array_equal(rows.shaped(turned).features, turned.rows(rows.features))
 
 
 def test_a_caller_that_changes_its_arrays_gets_the_rows_of_the_new_shape() -> None:
