@@ -145,7 +145,10 @@ def test_rows_are_shaped_once_for_a_shape_and_anew_for_another() -> None:
         assert np.array_equal(made.norms, row_norms(made.features)[made.order])
         assert np.array_equal(made.labels, rows.labels)
         other = Shape(np.nextafter(shape.scale, 2.0), shape.direction)
+        turned = Shape(other.scale, np.nextafter(shape.direction, 2.0))
         assert rows.shaped(other) is not made
+        assert rows.shaped(turned) is not rows.shaped(other)
+        assert np.array_equal(rows.shaped(turned).features, turned.rows(rows.features))
 
 
 def test_a_caller_that_changes_its_arrays_gets_the_rows_of_the_new_shape() -> None:

@@ -182,6 +182,7 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
                 some = statistic.sums(rows, asked, np.array([2]), bound=bound)
                 assert np.array_equal(some[2], together[2])
                 assert not some[:2].any()
+                assert not statistic.means(rows, asked, np.array([2]))[:2].any()
                 for i in range(3):
                     with case(loss, statistic.name, parameters, i):
                         mine = rows.agent(i)
@@ -213,11 +214,45 @@ def test_sparse_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
                     np.testing.assert_allclose(means * many, sums, **tolerance)
 
 
+def test_means_of_one_row_are_this_row_and_of_none_are_zero() -> None:
+    """As they may be drawn; nobody has so few to begin with."""
+    some = cohort(Logistic(), sizes=(4,))
+    rows = Rows(some.features, some.labels, some.order, np.array([0, 1, 4]), some.norms)
+    nobody = Rows(some.features, some.labels[:0], some.order[:0], np.array([0, 0, 0]), some.norms[:0])
+    for statistic in all_statistics(Logistic(), 5):
+        for parameters in parameters_for(statistic):
+            asked = np.broadcast_to(parameters, (2, *parameters.shape))
+            with case(statistic.name, parameters):
+                sums = statistic.sums(rows, asked, bound=statistic.row_norm)
+                np.testing.assert_allclose(statistic.means(rows, asked)[0], sums[0], rtol=1e-12)
+                assert not statistic.means(nobody, asked).any()
+
+
 # What they are sums of
 
 
+def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
+    """They are in studies, ledgers and statements, and noise is made for them."""
+    agreed = {
+        "gradient": (0.5, (4, 3), (4, 3)),
+        "shaped_gradient": (1.0, (20,), (4, 3)),
+        "moments": (2.0, (0,), (20,)),
+    }
+    problem = Problem(Softmax(n_outputs=3), L2(), 0.0)
+    assert STATISTICS.keys() == agreed.keys()
+    for name, (row_norm, asked, told) in agreed.items():
+        made = make_statistic(name, problem, 4)
+        assert (made.name, made.n_features, made.parameter_shape, made.shape) == (name, 4, asked, told)
+        assert made.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
+    assert Moments(Squared(), 4).shape == (13,)
+
+
+@pytest.mark.parametrize("portion", [8, 2**20])
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
-def test_moments_are_of_rows_their_squares_and_rows_times_labels(loss: Loss) -> None:
+def test_moments_are_of_rows_their_squares_and_rows_times_labels(
+    loss: Loss, portion: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "PORTION", portion)
     rows = cohort(loss, sizes=(30,), d=4)
     statistic, features = Moments(loss, 4), 0.8 * rows.features[rows.order]  # none is shortened
     short = make_rows(features, rows.labels)
@@ -236,6 +271,10 @@ def test_moments_of_a_long_row_are_shortened_as_a_whole() -> None:
     told = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
     whole = np.array([1.0, 0.0, 1.0, 0.0, -(3.0**0.5), 0.0])
     np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+    for label in (-3.0, 3.0):
+        told = contributions(Moments(Squared(), 2), np.array([[0.0, 1.0]]), np.array([label]), np.zeros(0), 2.0)
+        whole = np.array([0.0, 1.0, 0.0, 1.0, 0.0, np.sign(label) * 3.0**0.5, 0.5])
+        np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
 
 
 @pytest.mark.parametrize("loss", LOSS_CASES)
@@ -278,6 +317,7 @@ def test_bounds_of_a_shape_and_a_point() -> None:
     statistic = ShapedGradient(Softmax(n_outputs=3), 4)
     good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
     assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
+    assert MOST == 1e9
     beyond, below = np.nextafter(MOST, np.inf), np.nextafter(1.0 / MOST, 0.0)
     scales = (beyond, below, 0.0, -0.0, 5e-324, -1.0, 1.7e308)
     far = (beyond, -beyond, 1.7e308, -1e10)
@@ -294,9 +334,10 @@ def test_bounds_of_a_shape_and_a_point() -> None:
 
 def test_wide_rows_may_be_scaled_and_not_turned() -> None:
     """A direction makes sparse rows dense, which takes rows times features of an agent's disk."""
+    assert WIDEST == 2000
     for d in (WIDEST, WIDEST + 1):
         statistic = ShapedGradient(Logistic(), d)
-        asked = np.concatenate([np.full(d, 3.0), np.zeros(2 * d)])
+        asked = np.concatenate([np.full(d, 3.0), np.zeros(d), np.ones(d)])
         assert statistic.accepts(asked)
         asked[d + 5] = 1e-300
         assert statistic.accepts(asked) == (d == WIDEST)
