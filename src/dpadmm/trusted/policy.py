@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpadmm._base.errors import Refusal
@@ -19,7 +19,7 @@ from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 if TYPE_CHECKING:
     from dpadmm.privacy.statistics import Statistic
 
-_epsilon = lru_cache(maxsize=64)(exact_epsilon)  # every enrolment asks for the same three
+_epsilon = cache(exact_epsilon)  # every enrolment asks for the same three
 
 
 class Terms(NamedTuple):
