@@ -171,6 +171,27 @@ def test_a_budget_that_promises_little_is_warned_about(cli: Cli, tmp_path: Path,
     assert "nan" not in out
 
 
+@pytest.mark.parametrize("method", ["auto", "dp_admm"])
+def test_public_rows_are_a_start_and_the_statement_stays_the_same(
+    cli: Cli, tmp_path: Path, table: Path, method: str
+) -> None:
+    study, public = tmp_path / "s.toml", write_csv(tmp_path / "public.csv", make_cells(400, seed=1))
+    study.write_text(to_toml(make_study(method=method, epsilon=0.3, **QUICK)))
+    losses, weights, statements = [], [], []
+    for name, words in (("alone", []), ("together", ["--public", public])):
+        model = tmp_path / f"{name}.dpadmm"
+        found = cli("train", study, "-d", table, "-o", model, "--seed", 3, "--json", *words).succeeded().json
+        assert (found["rows"], found["rounds"]) == (N_ROWS, 8)  # of the private table
+        losses.append(cli("evaluate", model, "-d", table, "--json").succeeded().json["loss"])
+        weights.append(load_model(model).weights)
+        statements.append(read_statement(tmp_path / f"{name}.statement.json").statement.as_json())
+    assert losses[1] < losses[0]
+    assert statements[0] == statements[1]
+    again = dpadmm.train(study, table, seed=3, public=public)
+    np.testing.assert_array_equal(again.weights, weights[1])
+    np.testing.assert_array_equal(dpadmm.train(study, table, seed=3).weights, weights[0])
+
+
 # --- mistakes ----------------------------------------------------------------------------------------------
 
 Make = Callable[[Path], list[Any]]
@@ -185,6 +206,15 @@ def _cells(**changes: Callable[[list[Any]], list[Any]]) -> Make:
         return ["--data", write_csv(folder / "bad.csv", cells)]
 
     return make
+
+
+def _public(change: Callable[[dict[str, list[Any]]], dict[str, list[Any]]]) -> Make:
+    return lambda folder: ["--public", write_csv(folder / "public.csv", change(make_cells(60)))]
+
+
+def _of_one_class(cells: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    well = [i for i, each in enumerate(cells["outcome"]) if each == "well"]
+    return {name: [column[i] for i in well] for name, column in cells.items()}
 
 
 def _study(change: Callable[[str], str]) -> Make:
@@ -219,6 +249,15 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "text for a number": (_cells(n3=lambda each: ["much", *each[1:]]), "'n3'.*number"),
     "decimal commas": (_cells(n3=lambda each: ["1,5", *each[1:]]), "'n3'.*written with a point"),
     "an unknown class": (_cells(outcome=lambda each: [*each[:-1], "dead"]), "row 60 is none of the classes"),
+    "no such public table": (lambda folder: ["--public", folder / "none.csv"], "none.csv: there is no such file"),
+    "public rows without a column": (
+        _public(lambda cells: {name: each for name, each in cells.items() if name != "n2"}),
+        "public.csv has no column 'n2'",
+    ),
+    "public rows of one class": (_public(_of_one_class), "public rows must have rows of every class to start from"),
+    "public rows of an unknown class": (
+        _public(lambda cells: {**cells, "outcome": ["odd"] * 60}), "public.csv.* is none of the classes",
+    ),
     "a folder for a model": (lambda folder: ["-o", folder], "is a folder; give the name of a file"),
     "a file for a folder": (lambda folder: ["-o", folder / "rows.csv" / "m"], "is not a folder"),
     "a model that is there": (lambda folder: ["-o", folder / "rows.csv"], "exists; .*--overwrite"),

@@ -78,7 +78,7 @@ class Sites:
 
     def answers(self, name: str, accepted: Study):
         def answer(data: bytes) -> bytes | None:
-            message = unpacked(data, study=accepted.hash, shape=accepted.request_shape, from_site=False)
+            message = unpacked(data, study=accepted.hash, shape=lambda _: accepted.broadcast_shape, from_site=False)
             if (name, message.round) in self.away:
                 return None
             self.turn[:] = [NAMES.index(name), message.round]

@@ -103,11 +103,11 @@ class Rows:
     offsets: Integers
     norms: Floats
 
-    @property
+    @cached_property
     def n_agents(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def n_features(self) -> int:
         return int(self.features.shape[1])
 

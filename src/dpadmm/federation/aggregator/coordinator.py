@@ -70,6 +70,10 @@ class Coordinator:
         self.quorum = self.study.quorum_of(len(self._names))
         self.members = {name: Member(name) for name in self._names}
         self._method = self.study.method(1)
+        self._n_rounds = self.study.training.planned_rounds
+        lasts = np.cumsum([count for _, count in self.study.terms.plan.runs]).tolist()
+        self._shapes = [(last, self.study.upload_shape(last)) for last in lasts]
+        """Last rounds of what is asked in a row, and the shape of its uploads."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
         self._uploads: dict[str, Floats] = {}
@@ -114,7 +118,11 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        return self.rounds_done == self.study.training.planned_rounds
+        return self.rounds_done == self._n_rounds
+
+    def _shape(self, round: int) -> tuple[int, ...]:
+        """The shape of a round's uploads; of another round, that of the first."""
+        return next((shape for last, shape in self._shapes if round <= last), self._shapes[0][1])
 
     def _request(self) -> bytes:
         if self.done:
@@ -141,7 +149,7 @@ class Coordinator:
         first = member.last_seen is None and not member.answered
         member.last_seen = now
         try:
-            answer = unpacked(data, study=self.study.hash, shape=self.study.upload_shape, from_site=True)
+            answer = unpacked(data, study=self.study.hash, shape=self._shape, from_site=True)
             if answer.kind is Kind.REFUSED:
                 return self._refused(member, answer)
             sizes = (answer.n_rows, answer.rows_per_person)
@@ -256,7 +264,7 @@ class Coordinator:
         uploads = self._uploads | {received.site: received.values for received in new}
         current = {received.site: received.values for received in self._new.values()}
         used = current if self._method.server_side else uploads
-        nothing = np.zeros(self.study.upload_shape(self.round))
+        nothing = np.zeros(self._shape(self.round))
         gathered = Gathered(
             uploads=np.array([used.get(name, nothing) for name in self._names]),
             consensus=self.consensus,
@@ -325,7 +333,7 @@ class Coordinator:
                 "hash": study.hash,
                 "method": training.method.name,
                 "loss": training.loss.name,
-                "n_rounds": training.planned_rounds,
+                "n_rounds": self._n_rounds,
                 "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,
                 "noise_multiplier": study.noise_multiplier,
@@ -351,7 +359,7 @@ class Coordinator:
             "changes": list(self.changes),
             "events": [event._asdict() for event in list(self.events)],
             "median_seconds": usual,
-            "seconds_left": None if usual is None else usual * (training.planned_rounds - len(self.seconds)),
+            "seconds_left": None if usual is None else usual * (self._n_rounds - len(self.seconds)),
         }
 
 

@@ -30,10 +30,11 @@ REOPEN_AFTER = 2.0
 
 @dataclass
 class ActiveStudy:
-    """A study with its agent, and its last reply with the digest of the request."""
+    """A study with its agent, the shape of what it hears, and its last reply with the digest of the request."""
 
     study: Study
     agent: Agent
+    heard: tuple[int, ...]
     last: dict[str, bytes | None] = field(default_factory=dict)
 
 
@@ -123,7 +124,7 @@ class Responder:
 
     def _reply(self, active: ActiveStudy, digest: str, data: bytes) -> bytes | None:
         study = active.study
-        asked = unpacked(data, study=study.hash, shape=study.request_shape, from_site=False)
+        asked = unpacked(data, study=study.hash, shape=lambda _: active.heard, from_site=False)
         n_rows = active.agent.n_rows
         k = min(self._rows_per_person, n_rows)
         answer = Message(Kind.PRESENT, study.hash, digest=digest, n_rows=n_rows, rows_per_person=k)
@@ -149,7 +150,7 @@ class Responder:
         except Exception as error:
             self._log.error("%s: enrolment failed (%s)", _short(study.hash), type(error).__name__)
             return Refusal("study-unfit", "the study could not be enrolled")
-        self._active[study.hash] = ActiveStudy(study, agent)
+        self._active[study.hash] = ActiveStudy(study, agent, study.broadcast_shape)
         self._log.info("%s: enrolled, %d rounds answered", _short(study.hash), agent.last_round)
         return None
 

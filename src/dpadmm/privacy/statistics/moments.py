@@ -61,11 +61,16 @@ class Moments:
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
-        step = max(1, PORTION // self.n_features)
         for i in range(rows.n_agents) if active is None else active.tolist():
-            for start in range(int(rows.offsets[i]), int(rows.offsets[i + 1]), step):
-                some = slice(start, min(start + step, int(rows.offsets[i + 1])))
-                out[i] += self._sum(rows.features[rows.order[some]], rows.labels[some], bound)
+            mine = rows.order[rows.offsets[i] : rows.offsets[i + 1]]
+            stored = self.n_features  # how rows are cut depends on the agent's own rows alone
+            if isinstance(rows.features, csr_array):
+                stored = int(np.diff(rows.features.indptr)[mine].sum()) // max(1, len(mine))
+            step = max(1, PORTION // max(1, stored))
+            for start in range(0, len(mine), step):
+                first = int(rows.offsets[i]) + start
+                some = mine[start : start + step]
+                out[i] += self._sum(rows.features[some], rows.labels[first : first + len(some)], bound)
         return out
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:

@@ -66,7 +66,7 @@ class Auto(MethodSettings):
         if setup.n_rounds < 2:
             raise StudyError("auto needs at least 2 rounds: one for the moments of rows, the others for gradients")
         z, t = setup.gaussian(), setup.planned
-        gradients = np.where(t == setup.n_rounds, np.maximum(t - 1, 1), t)
+        gradients = np.maximum(np.where(t == setup.n_rounds, t - 1, t), 1)  # for no round, as for one
         first = z / np.sqrt(MOMENTS_SHARE * np.maximum(t, 1))
         later = z * np.sqrt(gradients / ((1.0 - MOMENTS_SHARE) * np.maximum(t, 1)))
         return AutoRounds(setup.problem, setup.sizes.n_features, setup.n_rounds, first, later)
@@ -241,7 +241,7 @@ class AutoRounds(DeployableMethod[NoState]):
         step = min(3.0 * math.sqrt(64.0 / t), 6.0) / curvature
         if loss.task == "multiclass":
             ridge = max(75.0 * d * noise**2 * p * (p - 1), 1.3 * noise)
-            unit, shrink, step = 0.7 * math.sqrt(1.0 - 1.0 / p), 0.66, step * curvature * p / 4.0
+            unit, shrink, step = 0.7 * math.sqrt(1.0 - 1.0 / p), 1.0, step * curvature * p / 4.0
             first = 1.25 * p * (by_label - by_label.mean(axis=1, keepdims=True))
         elif loss.task == "binary":
             unit = 0.35 * growth
