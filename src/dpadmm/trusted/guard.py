@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -78,7 +77,7 @@ class Enrolled(NamedTuple):
 
     terms: Terms
     rows: PrivateRows
-    prices: Mapping[AnyRelease, float] = MappingProxyType({})
+    prices: Mapping[AnyRelease, float]
 
     def question(self, round: int) -> Question:
         """What may be asked in a round."""
