@@ -80,7 +80,7 @@ def test_a_data_set_that_cannot_be_had_is_left_out(cli, few, tmp_path, monkeypat
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     words = ["--sets", "compas,correlated", "--quick", "--repeats", "2", "-o", tmp_path / "out"]
     answer = cli("compare", "--suite", "accuracy", *words).succeeded()
-    assert "compas is left out: the table compas could not be fetched" in " ".join(answer.err.split())
+    assert "compas is left out: the table compas could not be fetched" in " ".join(answer.out.split())
     assert {line.set for line in accuracy.read_lines(tmp_path / "out" / "accuracy.csv")} == {"correlated"}
     words[1] = "compas"
     assert "none of the suite's data sets could be had" in cli("compare", "--suite", "accuracy", *words).err

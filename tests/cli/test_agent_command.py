@@ -42,6 +42,7 @@ def site_file(cli, tmp_path):
         "# rows = 1": "rows = 2",
         '"outcome"': '"repaid"',
         "min_rows = 100": "min_rows = 5",
+        "delta = 1e-5": "delta = 1e-6",
     }
     for old, new in changes.items():
         assert old in path.read_text()

@@ -18,7 +18,7 @@ from dpadmm.model.file import load_model
 module = importlib.import_module("dpadmm.cli.demo")  # the name in the package is the command
 
 CLOSED = "http://127.0.0.1:9"  # nothing listens there
-RUNS = [f"{e}-{k}" for e in ("0.05", "0.1") for k in (1, 2, 3)]
+RUNS = [f"{kind}-{e}-{k}" for kind in ("paper", "auto") for e in ("0.05", "0.1") for k in (1, 2, 3)]
 MODELS = {f"model-{run}.npz" for run in RUNS}
 STATEMENTS = {f"statement-{run}.json" for run in RUNS}
 
@@ -60,9 +60,12 @@ def check_table(text: str) -> dict[str, list[str]]:
     lines = [line for line in text.splitlines() if not line.startswith(("Figure:", "All results:"))]
     assert max(map(len, lines)) <= 80
     assert "…" not in text
-    rows = {" ".join(line.split()[:2]): line.split() for line in lines if line.startswith((" opt", " DP-"))}
-    assert list(rows) == ["optimum " + rows[next(iter(rows))][1], "DP-ADMM 0.05", "DP-ADMM 0.1"]
-    assert [rows[f"DP-ADMM {e}"][2] for e in ("0.05", "0.1")] == ["0.2772", "0.6339"]
+    starts = (" opt", " DP-", " auto")
+    rows = {" ".join(line.split()[:2]): line.split() for line in lines if line.startswith(starts)}
+    named = [f"{name} {epsilon}" for epsilon in ("0.2772", "0.6339") for name in ("DP-ADMM", "auto")]
+    assert list(rows)[1:] == named
+    assert next(iter(rows)).startswith("optimum ")
+    assert [int(rows[name][2]) for name in named if name.startswith("DP")] == [100, 100]
     assert "0.5009 and 1.0193" in " ".join(text.split())
     return rows
 
@@ -117,7 +120,7 @@ def test_json_and_the_written_settings_run_again(cli, tmp_path, once):
     answer = cli("demo", "--data", "synthetic", "-o", tmp_path / "out", "--json").succeeded()
     assert answer.err == ""
     assert answer.json == read_summary(tmp_path / "out")
-    reached = answer.json["measures"]["ε = 0.2772"]["train_loss_global"]["mean"]
+    reached = answer.json["measures"]["DP-ADMM, ε = 0.2772"]["train_loss_global"]["mean"]
     assert reached > answer.json["optimum"]["train_loss_global"]
     settings = tomllib.loads((tmp_path / "out" / "settings.toml").read_text())
     assert (settings["data"], settings["round_epsilon"], settings["repeats"]) == ("synthetic", 0.05, 1)
@@ -165,20 +168,22 @@ def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
         assert (answer.out, answer.err) == ("", "dpadmm: interrupted\n")
         assert not (tmp_path / "out").exists()
         return
-    assert "dpadmm: interrupted in run 2 of " in answer.err
+    assert "dpadmm: interrupted in run 3 of " in answer.err
     runs = read_summary(tmp_path / "out")["runs"]
-    assert [run["rounds"] for run in runs.values()] == [100, 4]
+    assert [run["rounds"] for name, run in runs.items() if name.startswith("paper")] == [100, 4]
 
 
 @pytest.mark.adult
 def test_the_demo_on_adult(process, tmp_path):
     answer = process("demo", "--data", "adult", "-o", "out", env={"COLUMNS": "80"}, cwd=tmp_path).succeeded()
     assert answer.err == ""
-    assert answer.out.startswith("adult: 40000 training rows × 104 features, 100 agents, 100 rounds\n")
+    assert answer.out.startswith("adult: 40000 training rows × 104 features, 100 agents\n")
     rows = check_table(answer.out)
     optimum = next(iter(rows.values()))
     assert float(optimum[1]) == pytest.approx(0.323, abs=0.003)
-    assert float(rows["DP-ADMM 0.05"][3]) == pytest.approx(0.431, abs=0.006)
-    assert float(rows["DP-ADMM 0.1"][3]) == pytest.approx(0.418, abs=0.006)
+    assert float(rows["DP-ADMM 0.2772"][3]) == pytest.approx(0.431, abs=0.006)
+    assert float(rows["DP-ADMM 0.6339"][3]) == pytest.approx(0.418, abs=0.006)
+    assert float(rows["auto 0.2772"][3]) < 0.425
+    assert float(rows["auto 0.6339"][3]) < 0.405
     check_folder(tmp_path / "out")
     assert os.path.getsize(tmp_path / "out" / "convergence.png") > 10_000
