@@ -90,7 +90,6 @@ def test_without_doubt_nothing_is_filtered_and_with_much_nothing_is_left() -> No
     shape, x = Shape.of(np.array([0.3, 0.1, 0.02]), np.array([0.2, -0.5, 0.1]), 1e-3), np.arange(6.0).reshape(3, 2)
     np.testing.assert_allclose(shape.filtered(x, 1e-3, 1e-12), x, atol=1e-9)
     assert np.abs(shape.filtered(x, 1e-3, 1e9)).max() < 1e-8
->>>>>>> h-audit
 
 
 SHAPES = {
