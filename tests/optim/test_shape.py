@@ -70,19 +70,6 @@ def test_products_with_it_are_those_with_its_matrix(
 
 
 @prove
-<<<<<<< HEAD
-@given(moments(), st.integers(0, 2**32), st.sampled_from([1, 3]), st.sampled_from([0.01, 1.0, 30.0]))
-def test_filtering_takes_less_of_what_rows_say_little_about(
-    world: tuple[Any, Any, float], seed: int, columns: int, doubt: float
-) -> None:
-    """``M(M + cI)⁻¹x`` with ``M = BKBᵀ``, by matrices."""
-    variances, means, ridge = world
-    shape, d = Shape.of(variances, means, ridge), len(means)
-    b, x = matrix(shape), np.random.default_rng(seed).standard_normal((d, columns))
-    clear = b @ (np.diag(np.maximum(variances, 0.0)) + np.outer(means, means)) @ b.T
-    expected = clear @ np.linalg.solve(clear + doubt * np.eye(d), x)
-    np.testing.assert_allclose(shape.filtered(x, ridge, doubt), expected, atol=1e-5)
-=======
 @given(moments(), st.integers(0, 2**32), st.sampled_from([1, 3]), st.sampled_from([1e-3, 0.1, 1.0, 50.0]))
 def test_what_is_filtered_is_what_dense_matrices_say(
     world: tuple[Any, Any, float], seed: int, columns: int, doubt: float
@@ -103,7 +90,6 @@ def test_without_doubt_nothing_is_filtered_and_with_much_nothing_is_left() -> No
     shape, x = Shape.of(np.array([0.3, 0.1, 0.02]), np.array([0.2, -0.5, 0.1]), 1e-3), np.arange(6.0).reshape(3, 2)
     np.testing.assert_allclose(shape.filtered(x, 1e-3, 1e-12), x, atol=1e-9)
     assert np.abs(shape.filtered(x, 1e-3, 1e9)).max() < 1e-8
->>>>>>> main
 
 
 SHAPES = {

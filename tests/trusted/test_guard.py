@@ -464,7 +464,7 @@ def test_rounds_of_auto_are_charged_by_the_plan_and_add_up(tmp_path: Path) -> No
     with guarded(tmp_path, lambda study: private(*rows()), policy=AUTO_POLICY) as guard:
         guard.enrol(AUTO)
         guard.answer(AUTO.hash, 1, np.zeros(0))
-        assert float(read_ledger(tmp_path).spent) == pytest.approx(0.1 * ROUNDS / Z**2, rel=1e-12)
+        assert float(read_ledger(tmp_path).spent) == pytest.approx(0.15 * ROUNDS / Z**2, rel=1e-12)
         for round in range(2, ROUNDS + 1):
             guard.answer(AUTO.hash, round, shaped(point=float(round)))
         book = read_ledger(tmp_path)
