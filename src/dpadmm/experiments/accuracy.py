@@ -40,7 +40,8 @@ QUICK_ROWS = 10_000
 """``--quick`` leaves out larger data sets."""
 
 CHOSE_CONSTANTS = (
-    "adult", "cancer", "odd", "affairs", "churn", "crashes", "lending", "vote", "homes", "flights", "digits", "wine", "rodents",
+    "adult", "cancer", "odd", "affairs", "churn", "crashes", "lending", "vote", "homes", "flights",
+    "digits", "wine", "rodents",
 )  # fmt: skip
 """Data sets that had a say in the constants of ``auto``."""
 
