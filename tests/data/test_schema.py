@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from looping import case
 
 from dpadmm._base.errors import StudyError
+from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
 
 
@@ -73,3 +76,15 @@ def test_what_is_no_schema_is_refused_in_a_sentence() -> None:
     ]:
         with case(make, words), pytest.raises(StudyError, match=words):
             make()
+
+
+def test_a_missing_cell_with_a_feature_of_its_own_counts_in_a_rows_length() -> None:
+    """With a scale far beyond the bounds the value is short, and the feature that says it is missing is not."""
+    wide = Number("a", (0.0, 1.0), center=0.5, scale=100.0, missing="indicator")
+    schema = Schema((wide, Number("b", (-1.41, 1.41), center=0.0, scale=1.0)))
+    assert wide.reach == 1.0
+    assert not schema.bounded
+    encoder = Encoder(schema)
+    rows = encoder.encode(pa.record_batch({"a": [None, 0.5], "b": [1.41, 0.1]}))
+    assert np.linalg.norm(rows, axis=1).max() <= 1.0
+    assert encoder.report.shortened == 1

@@ -74,6 +74,8 @@ def train(
         echo_json(_plain(result, rows, data, output))
     elif not quiet:
         _show(result, rows, data, output)
+        if known is not None:
+            say(f"{len(known.labels):,} public rows were the start, trusted as far as the first answers agreed.")
     if result.interrupted:
         raise Interrupted(
             f"interrupted after {result.outcome.rounds} of {result.training.planned_rounds} rounds; their model is "

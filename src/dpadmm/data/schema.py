@@ -108,11 +108,11 @@ class Number:
 
     @property
     def reach(self) -> float:
-        """The largest size of the feature."""
+        """The largest length of its features; that of a missing cell is 1 where it has a feature of its own."""
         if self.center is None or self.scale is None:
             return 1.0
         low, high = self.ends
-        return max(high - self.center, self.center - low) / self.scale
+        return max((high - self.center) / self.scale, (self.center - low) / self.scale, float(len(self.features) > 1))
 
     @cached_property
     def features(self) -> tuple[str, ...]:

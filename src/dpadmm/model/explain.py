@@ -26,7 +26,10 @@ TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
 NOISE = 2.0
 """A coefficient below so many standard errors may be noise."""
 
-NO_INTERVAL = "an interval needs a release of its own, and the study has none"
+NO_INTERVAL = (
+    "an interval needs a release of its own, and the study has none; coefficients of values that few rows have may be "
+    "noise alone"
+)
 
 PORTION = 256
 """Coefficients that are worked out at a time."""

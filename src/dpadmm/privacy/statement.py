@@ -442,7 +442,9 @@ def _parsed(raw: bytes) -> Any:
     except StudyError:
         raise
     except UnicodeDecodeError:
-        raise StudyError("not a statement: it is not UTF-8 text") from None
+        raise StudyError(
+            "not a statement: it is not UTF-8 text; beside a model there is one, MODEL.statement.json"
+        ) from None
     except (ValueError, RecursionError):
         raise StudyError("not a statement: it is not JSON, or nested too deeply") from None
 

@@ -91,7 +91,8 @@ class Training:
         "TOTAL ε of the run, exact; one number or one per agent (1,2,0.5).",
     ] = None
     round_epsilon: Annotated[
-        Positive | tuple[Positive, ...] | None, "ε per ROUND, as in the paper; one number or one per agent."
+        Positive | tuple[Positive, ...] | None,
+        "ε per ROUND, as in the paper; one number or one per agent (auto deals the total of all rounds anew).",
     ] = None
     noise_multiplier: Annotated[
         NotNegative | tuple[NotNegative, ...] | None, "Noise in units of the sensitivity, z; 0: no privacy."
@@ -123,7 +124,7 @@ class Training:
                 object.__setattr__(self, each.name, each.checked(value))
         if self.reg_share is None:
             object.__setattr__(self, "reg_share", self.method.usual_reg_share)
-        if self.n_rounds is None and not self.method.rounds_by_size:
+        if self.n_rounds is None and (not self.method.rounds_by_size or self.epsilon is None):
             object.__setattr__(self, "n_rounds", self.method.usual_rounds)
         self._check_budget()
 

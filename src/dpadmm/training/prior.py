@@ -27,11 +27,16 @@ class Prior:
     squares: Floats
 
 
+def need_every_class(problem: Problem, labels: Floats) -> None:
+    """Refuse public rows that lack a class."""
+    if problem.loss.task != "regression" and len(np.unique(labels)) < max(2, problem.loss.n_outputs):
+        raise DataError("the public rows must have rows of every class to start from; add some, or leave them out")
+
+
 def prior_of(problem: Problem, rows: Rows) -> Prior:
     """The prior from public rows, encoded as private ones are. Nothing of it is private."""
     n = len(rows.labels)
-    if problem.loss.task != "regression" and len(np.unique(rows.labels)) < max(2, problem.loss.n_outputs):
-        raise DataError("the public rows must have rows of every class to start from; add some, or leave them out")
+    need_every_class(problem, rows.labels)
     features = rows.features.toarray() if isinstance(rows.features, csr_array) else np.asarray(rows.features)
     features = features.astype(np.float64)
     weights = minimizer(Problem(problem.loss, L2(), RIDGE / n), rows)

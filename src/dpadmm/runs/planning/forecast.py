@@ -45,7 +45,7 @@ from dpadmm.training.methods import Auto
 from dpadmm.training.methods.centralized import minimizer
 from dpadmm.training.metrics import spread as deviation
 from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
-from dpadmm.training.prior import RIDGE
+from dpadmm.training.prior import RIDGE, need_every_class
 
 LEAST_PUBLIC = 30
 LEAST_FOLDS = 3
@@ -260,6 +260,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
             f"{table} has {n} rows, too few for a forecast; it needs at least {LEAST_PUBLIC} "
             "(without --public, made-up rows are used)"
         )
+    need_every_class(study.problem, encoded.labels)
     rng = np.random.default_rng(seed)
     pool = Pool(encoded.features, encoded.labels).take(rng.permutation(n)[:MOST_PUBLIC])
     parts = np.array_split(np.arange(len(pool)), max(LEAST_FOLDS, repeats))
