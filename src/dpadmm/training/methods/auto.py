@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 MOMENTS_SHARE = 0.15
 """Share of the budget, in μ², that round 1 takes."""
 
-MOST_NOISE = 0.5
-"""With ``ν·d`` above this a model may be no better than a constant guess: for planners, who say so."""
+MOST_NOISE = 0.6
+"""With ``ν·d`` above this, moments are noise: rows keep their coordinates, and planners warn of a constant guess."""
 
 STEEPEST = 2.0
 """Steps may be so many times as long where the shape's τ flattens all directions."""
@@ -237,6 +237,9 @@ class AutoRounds(DeployableMethod[NoState]):
             share = 1.0 / (1.0 + self.prior.n_rows * spread**2)
             means = share * means + (1.0 - share) * self.prior.means
             squares = share * squares + (1.0 - share) * self.prior.squares
+        elif noise * d > MOST_NOISE:
+            length = min(16.0, 8.0 / (noise * d), 0.25 / noise) / (curvature if p == 1 else 1.0)
+            return replace(now, clip=0.5 * self._residual(label_squares), step=length)
         ridge = max(150.0 * d * noise**2, 1.3 * noise)
         step = min(3.0 * math.sqrt(64.0 / t), 6.0) / curvature
         if loss.task == "multiclass":
