@@ -47,7 +47,7 @@ def test_without_a_goal_a_constant_guess_must_be_clearly_beaten():
         (0.53, 0.0, "go"),
         (0.53, 0.9, "go"),  # rows that are told apart are told apart
         (0.515, 0.4, "open"),
-        (0.515, 0.6, "no-go"),
+        (0.515, 0.7, "no-go"),
         (0.49, 0.0, "no-go"),
     ]:
         with case(own, noise, word):
