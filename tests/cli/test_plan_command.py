@@ -152,7 +152,8 @@ def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, stud
     assert study_file.read_text() == given.replace("[training]\n", f"[training]\nn_rounds = {found['n_rounds']}\n")
     assert read_study(study_file).training.n_rounds == found["n_rounds"]
     assert "Across sites" not in cli(*call, "--public", public).succeeded().out
-    noisy = cli("plan", study_file, "--agents", 5, "--rows", 5, "--repeats", 2, "--epsilon", "1").succeeded().out
+    study_file.write_text(given.replace("epsilon = 1.0", "epsilon = 0.01"))
+    noisy = cli("plan", study_file, "--agents", 5, "--rows", 10, "--repeats", 4).succeeded().out
     assert "too much to learn from (above 0.6)" in noisy
     assert "these rows and this ε will not beat a constant guess" in " ".join(noisy.split())
 
