@@ -144,7 +144,7 @@ def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, stud
     study_file.write_text(given)
     call = ["plan", study_file, "--agents", 5, "--rows", 2000, "--repeats", 2, "--epsilon", "1"]
     text = " ".join(cli(*call, "--public", public, columns=80).succeeded().out.split())
-    assert "Across sites it takes 25 rounds, unless it says n_rounds: add --write." in text
+    assert "Across sites the study runs 25 rounds, since it sets no n_rounds; --write sets the best number." in text
     assert study_file.read_text() == given
     found = cli(*call, "--public", public, "--write", "--json").succeeded().json
     assert found["files"] == [str(study_file)]

@@ -134,8 +134,8 @@ def _draft_in_words(draft: Draft) -> list[str]:
         return [*said, "Choose the model and the privacy; then:"]
     return [
         *said,
-        "Its bounds, centers, scales, values and classes were read off the table, so each waits for you: open the "
-        "file, correct what is not public knowledge, and confirm the rest (dpadmm study confirm). What is left to do:",
+        "Its bounds, centers, scales, values and classes were read off the table. Open the file, correct what is not "
+        "public knowledge, and confirm the rest (dpadmm study confirm). Then check it:",
     ]
 
 

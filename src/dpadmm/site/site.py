@@ -106,7 +106,7 @@ class Site:
             for path in (self.path, self.ledger)
             if path.exists() and path.stat().st_mode & stat.S_IWOTH
         ] + [
-            f"others may read {path}, which can tell about rows as the table can: chmod -R go-rwx {path}"
+            f"others may read {path}, which is as sensitive as the table: chmod -R go-rwx {path}"
             for path in (self.ledger,)
             if path.exists() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
         ]

@@ -121,7 +121,7 @@ class Guard:
                 asked = enrolled.question_of(release)
                 asked.grid.noise_scale(asked.release.noise_multiplier)
         except Exception as error:  # whoever asked learns no more than that
-            text = "the rows here do not fit this study, or it asks for noise that cannot be; its owner sees why"
+            text = "the rows here do not fit this study, or its noise level is unattainable; see the site's log"
             raise Refusal("study-unfit", text) from error
         if rows.unit != self._policy.unit:
             raise Refusal("study-unfit", "the rows were not limited to the owner's rows per person")

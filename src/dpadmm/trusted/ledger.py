@@ -1,6 +1,6 @@
 """The owner's durable record of what was given away: a spend is on disk before its upload can leave.
 
-One ledger stands for one data set, across all studies; budgets are ``Σμ²``. An owner sets a cap; a study
+One ledger per data set, across all studies; budgets are ``Σμ²``. An owner sets a cap; a study
 reserves a part of it, spends it round by round, and gives the rest back when it is closed. In the ledger's
 folder, ``ledger.sqlite`` has records of four kinds (cap, reserve, spend, close), each with a hash of all
 before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT: records that
