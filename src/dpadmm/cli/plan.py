@@ -117,8 +117,8 @@ def plan(
     if write_rounds:
         say(f"The study says n_rounds = {made.n_rounds} now.")
     elif given.training.n_rounds is None and made.n_rounds != given.training.planned_rounds:
-        rounds = given.training.planned_rounds
-        say(f"Across sites the study runs {rounds} rounds, since it sets no n_rounds; --write sets the best number.")
+        usual = given.training.planned_rounds
+        say(f"Across sites the study runs {usual} rounds, since it sets no n_rounds; --write sets the best number.")
     return say_path(*(f"Written: {path}" for path in written))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpadmm._base.errors import Refusal
@@ -18,8 +18,6 @@ from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
 if TYPE_CHECKING:
     from dpadmm.privacy.statistics import Statistic
-
-_epsilon = cache(exact_epsilon)  # every enrolment asks for the same three
 
 
 class Terms(NamedTuple):
@@ -60,6 +58,7 @@ class Limit(NamedTuple):
     left: float | None
     holds: bool
     sentence: str
+    """What to say where it does not hold; the budget's is empty where it does."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Policy:
 
     def epsilon_of(self, mu_squared: float | Fraction) -> float:
         """ε at the owner's δ."""
-        return float(_epsilon(math.sqrt(mu_squared), self.delta))
+        return exact_epsilon(math.sqrt(mu_squared), self.delta)
 
     def evaluate(self, terms: Terms, n_rows: int | None, promised: Fraction | None) -> tuple[Limit, ...]:
         """Every limit, held or not; that on rows if their number is known, the budget if ``promised`` is.
@@ -129,11 +128,13 @@ class Policy:
                 raise Refusal(limit.code, limit.sentence)
 
     def _budget(self, cost: float, promised: Fraction) -> Limit:
-        left = float(max(Fraction(0), Fraction(self.cap) - promised))
-        shown = [f"{self.epsilon_of(each):.4f} (Σμ² {each:.4g})" for each in (cost, self.cap, left)]
-        text = "asked {}, allowed {}, left {}".format(*shown)
-        sentence = f"too much for the owner's total ε at δ = {self.delta:g}: {text}"
-        return Limit("budget", "budget-cap", cost, self.cap, left, fits(cost, promised, self.cap), sentence)
+        left, holds = float(max(Fraction(0), Fraction(self.cap) - promised)), fits(cost, promised, self.cap)
+        sentence = ""
+        if not holds:  # three ε take their time, and every enrolment comes here
+            shown = [f"{self.epsilon_of(each):.4f} (Σμ² {each:.4g})" for each in (cost, self.cap, left)]
+            text = "asked {}, allowed {}, left {}".format(*shown)
+            sentence = f"too much for the owner's total ε at δ = {self.delta:g}: {text}"
+        return Limit("budget", "budget-cap", cost, self.cap, left, holds, sentence)
 
 
 def _one_of(kind: str, code: str, asked: str, allowed: frozenset[str]) -> Limit:
