@@ -34,7 +34,7 @@ from dpadmm.training.loop import (
     StopRule,
     train,
 )
-from dpadmm.training.methods import AutoRounds, Method
+from dpadmm.training.methods import Method
 from dpadmm.training.metrics import Trace
 from dpadmm.training.oracles import ExactNoise, Noise, priced
 from dpadmm.training.prior import Prior
@@ -262,10 +262,8 @@ def run(
         raise StudyError(f"n_rounds must be at most the {training.planned_rounds} that noise is planned for")
     mask = participation.mask if isinstance(participation, PlannedParticipation) else None
     method = training.rounds(problem, sizes or rows, _planned(training, mask, rows.n_agents), seed=seed)
-    if prior is not None and isinstance(method, AutoRounds):
-        method = replace(method, prior=prior)
-    elif prior is not None:
-        warm_start = prior.weights
+    if prior is not None:
+        method, warm_start = method.with_prior(prior), prior.weights
     outcome = train(
         method,
         problem,

@@ -186,9 +186,11 @@ class AutoRounds(DeployableMethod[NoState]):
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         zero, ones = np.zeros(shape), np.ones(shape[0])
-        begin = warm_start if self.prior is None else self.prior.weights
-        point = zero if begin is None else begin
+        point = zero if warm_start is None else warm_start
         return PublicState(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point).packed()
+
+    def with_prior(self, prior: Prior) -> AutoRounds:
+        return replace(self, prior=prior)
 
     def model(self, consensus: Floats) -> Floats:
         return self._state(consensus).weights

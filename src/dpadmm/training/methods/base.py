@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, final
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.oracles import Noise, Question
 
 if TYPE_CHECKING:
+    from dpadmm.training.prior import Prior
     from dpadmm.training.setup import Setup
 
 Rho = Annotated[Positive, "Penalty ρ: how much agents are held together."]
@@ -163,6 +164,10 @@ class Broadcasts:
         """What is broadcast before round 1, for weights of shape (d, p)."""
         return np.zeros(shape) if warm_start is None else warm_start
 
+    def with_prior(self, prior: Prior) -> Self:
+        """The method with an aggregator that knows public rows; most can do no more than start from their model."""
+        return self
+
     def model(self, consensus: Floats) -> Floats:
         """The weights (d, p) in what is broadcast."""
         return consensus
@@ -282,6 +287,9 @@ class Method(Protocol[S]):
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         """What is broadcast before round 1."""
+
+    def with_prior(self, prior: Prior) -> Self:
+        """The method with an aggregator that knows public rows."""
 
     def model(self, consensus: Floats) -> Floats:
         """The weights (d, p) in what is broadcast."""
