@@ -27,7 +27,7 @@ from dpadmm.optim.shape import WIDEST, Shape
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics.moments import Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
-from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings
+from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState
 
 if TYPE_CHECKING:
     from dpadmm.training.prior import Prior
@@ -89,13 +89,6 @@ def clarity(loss: Loss, n_features: int, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class NoState:
-    """Agents remember nothing."""
-
-    released: Floats
-
-
-@dataclass(frozen=True)
 class PublicState:
     """All that the aggregator knows between rounds, which is public: it is what agents are sent.
 
@@ -140,8 +133,10 @@ class PublicState:
     def unpacked(cls, packed: Floats, shape: tuple[int, int]) -> PublicState:
         d, size = shape[0], shape[0] * shape[1]
         numbers, scale, direction, *rest = np.split(packed, np.cumsum([6, d, d, size, size, size]))
-        arrays = [each.reshape(shape) for each in rest]
-        return cls(*numbers.tolist(), Shape(scale, direction), *arrays)  # type: ignore[call-arg]  # six numbers
+        clip, step, shrink, averaged, ridge, doubt = numbers.tolist()
+        point, last, total, origin = (each.reshape(shape) for each in rest)
+        shaped = Shape(scale, direction)
+        return cls(clip, step, shrink, averaged, ridge, doubt, shaped, point, last, total, origin)
 
     @property
     def weights(self) -> Floats:
@@ -179,7 +174,7 @@ class AutoRounds(DeployableMethod[NoState]):
         return self.n_features, self.problem.loss.n_outputs
 
     def init(self, problem: Problem, sizes: Sizes) -> NoState:
-        return NoState(np.broadcast_to(np.zeros(()), (sizes.n_agents, *self._shape)))
+        return NoState.of(problem, sizes)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return (Moments.name, self.first) if round == 1 else (ShapedGradient.name, self.later)

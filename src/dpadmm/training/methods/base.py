@@ -113,6 +113,18 @@ class State(Protocol):
         """The local models w̃_i as others can know them: (n, d, p)."""
 
 
+@dataclass(frozen=True)
+class NoState:
+    """Agents that remember nothing; everyone's model is the consensus."""
+
+    released: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, sizes: Sizes) -> NoState:
+        shape = (sizes.n_agents, sizes.n_features, problem.loss.n_outputs)
+        return cls(np.broadcast_to(np.zeros(()), shape))  # takes no room
+
+
 S = TypeVar("S", bound=State)
 
 

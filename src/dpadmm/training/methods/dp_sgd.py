@@ -18,18 +18,11 @@ from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.privacy.releases import AnyRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, Round, check_noise, zero_models
+from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState, Round, check_noise
 from dpadmm.training.oracles import release
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
-
-
-@dataclass(frozen=True)
-class SgdState:
-    """Agents remember nothing; before round 1 everyone's model is zero."""
-
-    released: Floats
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class DpSgd(MethodSettings):
 
 
 @dataclass(frozen=True)
-class DpSgdRounds(DeployableMethod[SgdState]):
+class DpSgdRounds(DeployableMethod[NoState]):
     """Distributed DP-SGD.
 
     Attributes
@@ -86,22 +79,22 @@ class DpSgdRounds(DeployableMethod[SgdState]):
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
 
-    def init(self, problem: Problem, sizes: Sizes) -> SgdState:
-        return SgdState(zero_models(problem, sizes))
+    def init(self, problem: Problem, sizes: Sizes) -> NoState:
+        return NoState.of(problem, sizes)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return Gradient.name, self.noise_multiplier
 
-    def parameters(self, state: SgdState, consensus: Floats, *, round: int) -> Floats:
+    def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
         """Where every agent's gradient is wanted: w^{k−1}."""
         return np.broadcast_to(consensus, state.released.shape)
 
     def advance(
-        self, state: SgdState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
-    ) -> tuple[SgdState, Floats]:
+        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[NoState, Floats]:
         return state, answers
 
-    def step(self, state: SgdState, now: Round) -> tuple[SgdState, Floats]:
+    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats]:
         if self.sampling == 1.0:
             return super().step(state, now)
         return state, self._sampled_gradient(self.parameters(state, now.consensus, round=now.number), now)
