@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -150,6 +150,16 @@ class PublicState:
         return self.shape.transposed_times(mean)
 
 
+class Tuned(NamedTuple):
+    """τ; C for one direction that is clear of it; the step; how far to start along rows times labels; s."""
+
+    ridge: float
+    clip: float
+    step: float
+    start: float
+    shrink: float
+
+
 @dataclass(frozen=True)
 class AutoRounds(DeployableMethod[NoState]):
     """z of round 1 and of the other rounds, of every agent (n,), or of all alike (1,).
@@ -223,44 +233,71 @@ class AutoRounds(DeployableMethod[NoState]):
         deviation = sensitivity * float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
         return self._stepped(now, now.clip * mean, deviation, gathered.round).packed()
 
-    def _started(self, now: PublicState, moments: Floats, noise: float) -> PublicState:
+    def _started(self, now: PublicState, released: Floats, noise: float) -> PublicState:
         """Shape, clip, step and start from noisy moments, all by public rules."""
-        problem, loss, (d, p), t = self.problem, self.problem.loss, self._shape, self.n_rounds - 1
-        means, squares, by_label, label_squares = Moments(loss, d).split(moments)
-        heard, curvature = clarity(loss, d, noise), 4.0 * (loss.smoothness or 0.25)
-        growth = math.sqrt(min(max(heard, 0.7), 9.0))
-        if self.prior is not None:  # weighted by how well each is known
-            spread = noise * mean_gradient_sensitivity(Moments.row_norm, 1) / math.sqrt(MOMENTS_SHARE)
-            share = 1.0 / (1.0 + self.prior.n_rows * spread**2)
-            means = share * means + (1.0 - share) * self.prior.means
-            squares = share * squares + (1.0 - share) * self.prior.squares
+        d, reg = self.n_features, self.problem.reg_share * (self.problem.regularizer.smoothness or 0.0)
+        moments = Moments(self.problem.loss, d).split(released)
+        if self.prior is not None:
+            moments = self._informed(moments, noise)
         elif noise * d > MOST_NOISE:
-            length = min(16.0, 8.0 / (noise * d), 0.25 / noise) / (curvature if p == 1 else 1.0)
-            return replace(now, clip=0.5 * self._residual(label_squares), step=length)
-        ridge = max(150.0 * d * noise**2, 1.3 * noise)
-        step = min(3.0 * math.sqrt(64.0 / t), 6.0) / curvature
-        if loss.task == "multiclass":
-            ridge = max(75.0 * d * noise**2 * p * (p - 1), 1.3 * noise)
-            unit, shrink, step = 0.7 * math.sqrt(1.0 - 1.0 / p), 1.0, step * curvature * p / 4.0
-            first = 1.25 * p * (by_label - by_label.mean(axis=1, keepdims=True))
-        elif loss.task == "binary":
-            unit = 0.35 * growth
-            shrink, first = min(1.0, 0.5 + 0.45 * unit), 2.5 / curvature * by_label
-        else:
-            unit, shrink, first = 0.6 * growth * self._residual(label_squares), 1.0, 2.5 / curvature * by_label
-        ridge += 10.0 * problem.reg_share * (problem.regularizer.smoothness or 0.0)
-        if d > WIDEST:
-            variances, means = squares, np.zeros(d)
-        else:
-            variances = squares - np.square(means)
+            return self._unshaped(now, moments[3], noise)
+        means, squares, by_label, label_squares = moments
+        tuned = self._tuned(noise, label_squares)
+        ridge = tuned.ridge + 10.0 * reg
+        variances, means = (squares, np.zeros(d)) if d > WIDEST else (squares - np.square(means), means)
         shape = Shape.of(variances, means, ridge)
-        size = math.sqrt(max(shape.rank(ridge), 1e-3))
         length = float(np.sum(np.square(means))) or 1.0
         top = length + float(np.sum(np.maximum(variances, 0.0) * np.square(means))) / length
-        step *= min((top + ridge) / top, STEEPEST)  # where τ is large, all of the curvature is small
-        point = shape.solve_transposed(now.point) if np.any(now.point) else shape.times(first)
+        step = tuned.step * min((top + ridge) / top, STEEPEST)  # where τ is large, all of the curvature is small
+        if np.any(now.point):  # a start that is known already
+            point = shape.solve_transposed(now.point)
+        else:
+            point = shape.times(tuned.start * self._centred(by_label))
+        clip = tuned.clip * math.sqrt(max(shape.rank(ridge), 1e-3))
         now = replace(now, shape=shape, ridge=ridge, point=point, origin=point)
-        return replace(now, clip=unit * size, step=step, shrink=shrink)
+        return replace(now, clip=clip, step=step, shrink=tuned.shrink)
+
+    def _informed(
+        self, moments: tuple[Floats, Floats, Floats, float], noise: float
+    ) -> tuple[Floats, Floats, Floats, float]:
+        """Moments of private and of public rows, weighted by how well each is known."""
+        assert self.prior is not None
+        means, squares, by_label, label_squares = moments
+        spread = noise * mean_gradient_sensitivity(Moments.row_norm, 1) / math.sqrt(MOMENTS_SHARE)
+        share = 1.0 / (1.0 + self.prior.n_rows * spread**2)
+        means = share * means + (1.0 - share) * self.prior.means
+        return means, share * squares + (1.0 - share) * self.prior.squares, by_label, label_squares
+
+    def _unshaped(self, now: PublicState, label_squares: float, noise: float) -> PublicState:
+        """Rows keep their coordinates; the noise bounds the steps."""
+        d, p = self._shape
+        length = min(16.0, 8.0 / (noise * d), 0.25 / noise) / (self._curvature if p == 1 else 1.0)
+        return replace(now, clip=0.5 * self._residual(label_squares), step=length)
+
+    @property
+    def _curvature(self) -> float:
+        """That of the loss beside the logistic loss's."""
+        return 4.0 * (self.problem.loss.smoothness or 0.25)
+
+    def _tuned(self, noise: float, label_squares: float) -> Tuned:
+        """What depends on the kind of labels."""
+        loss, (d, p) = self.problem.loss, self._shape
+        growth = math.sqrt(min(max(clarity(loss, d, noise), 0.7), 9.0))
+        ridge, step = max(150.0 * d * noise**2, 1.3 * noise), min(3.0 * math.sqrt(64.0 / (self.n_rounds - 1)), 6.0)
+        if loss.task == "multiclass":
+            ridge = max(75.0 * d * noise**2 * p * (p - 1), 1.3 * noise)
+            clip = 0.7 * math.sqrt(1.0 - 1.0 / p)
+            return Tuned(ridge, clip, step * p / 4.0, start=1.25 * p, shrink=1.0)
+        if loss.task == "binary":
+            clip = 0.35 * growth
+            shrink = min(1.0, 0.5 + 0.45 * clip)
+        else:
+            clip, shrink = 0.6 * growth * self._residual(label_squares), 1.0
+        return Tuned(ridge, clip, step / self._curvature, start=2.5 / self._curvature, shrink=shrink)
+
+    def _centred(self, vectors: Floats) -> Floats:
+        """Of several classes, less their mean: the same added to all classes changes nothing but the noise."""
+        return vectors - vectors.mean(axis=1, keepdims=True) if self.problem.loss.task == "multiclass" else vectors
 
     def _residual(self, label_squares: float) -> float:
         """How large residuals are at first: 1 for classes, the root mean square of labels that are numbers."""
@@ -269,9 +306,7 @@ class AutoRounds(DeployableMethod[NoState]):
         return min(math.sqrt(min(max(label_squares, 1e-4), 1.0)), self.problem.loss.lipschitz)
 
     def _stepped(self, now: PublicState, gradient: Floats, deviation: float, round: int) -> PublicState:
-        problem = self.problem
-        if problem.loss.task == "multiclass":  # the same added to all classes changes nothing but the noise
-            gradient = gradient - gradient.mean(axis=1, keepdims=True)
+        problem, gradient = self.problem, self._centred(gradient)
         turned = float(np.sum(gradient * now.last))
         free = gradient.size - (gradient.shape[0] if problem.loss.task == "multiclass" else 0)
         variance = free * deviation**2
