@@ -44,8 +44,8 @@ def noise_halved(patch: Patch) -> None:
 
 
 def factor_2_missing(patch: Patch) -> None:
-    sound = exact_noise.mean_gradient_sensitivity
-    patch.setattr(exact_noise, "mean_gradient_sensitivity", lambda c1, m: sound(c1, m) / 2.0)
+    sound = exact_noise.mean_sensitivity
+    patch.setattr(exact_noise, "mean_sensitivity", lambda c1, m: sound(c1, m) / 2.0)
 
 
 def variance_for_deviation(patch: Patch) -> None:

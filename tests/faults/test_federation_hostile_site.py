@@ -22,7 +22,7 @@ from dpadmm.study.study import Study
 
 def upload(study: Study, asked: bytes, values: np.ndarray) -> Message:
     """What an honest site would say, with other numbers."""
-    k = unpacked(asked, study=study.hash, shape=study.request_shape, from_site=False).round
+    k = unpacked(asked, study=study.hash, shape=lambda _: study.broadcast_shape, from_site=False).round
     return Message(Kind.UPLOAD, study.hash, k, values, digest_of(asked), n_rows=60, rows_per_person=1)
 
 
@@ -66,7 +66,9 @@ def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
                     if evil.heard:
                         _, asked = evil.heard.pop()
                         evil.heard.clear()
-                        kind = unpacked(asked, study=study.hash, shape=study.request_shape, from_site=False).kind
+                        kind = unpacked(
+                            asked, study=study.hash, shape=lambda _: study.broadcast_shape, from_site=False
+                        ).kind
                         if kind is Kind.CALL:  # so that it is waited for in the first round, in which it lies
                             present = Message(Kind.PRESENT, study.hash, 0, None, digest_of(asked), 60, 1)
                             await evil.say(up, packed(present))

@@ -261,7 +261,7 @@ def test_after_a_crash_the_same_bytes_are_asked_for(make: Any) -> None:
     assert again.run.request == asked
     assert again.run.answered_now() == set()
     assert again.run.members["a"].answered == [1]
-    message = unpacked(asked, study=ALL.hash, shape=ALL.request_shape, from_site=False)
+    message = unpacked(asked, study=ALL.hash, shape=lambda _: ALL.broadcast_shape, from_site=False)
     assert message.round == 2
 
 

@@ -61,7 +61,7 @@ class Line(InProcess):
 
     def _answer(self, name: str, data: bytes) -> bytes | None:
         study = self._study
-        message = unpacked(data, study=study.hash, shape=study.request_shape, from_site=False)
+        message = unpacked(data, study=study.hash, shape=lambda _: study.broadcast_shape, from_site=False)
         what = (name, message.round)
         if what in self._faults.get("away", ()):
             return None

@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.losses import Hinge, Logistic, slopes
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity, minimizer_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity, minimizer_sensitivity
 
 
 def clipped(gradients: np.ndarray, bound: float) -> np.ndarray:
@@ -25,7 +25,7 @@ def test_brute_force_over_replaced_rows_stays_below_and_attains():
     for n_rows, lipschitz in product([1, 2, 7], [0.5, 1.0, 3.0]):
         with case(n_rows, lipschitz):
             rng = np.random.default_rng(0)
-            bound, largest = mean_gradient_sensitivity(lipschitz, n_rows), 0.0
+            bound, largest = mean_sensitivity(lipschitz, n_rows), 0.0
             for _ in range(3000):
                 rows = clipped(rng.normal(size=(n_rows, 2)) * 4 * lipschitz, lipschitz)
                 neighbour = rows.copy()
@@ -41,24 +41,24 @@ def test_real_losses_attain_it(loss):
     pair = [np.array([sign * np.cos(angle), np.sin(angle)]) for sign in (1.0, -1.0)]
     gradients = [slopes(loss, np.ones(1), np.array([[row @ weights]]))[0, 0] * row for row in pair]
     moved = np.linalg.norm(gradients[0] - gradients[1]) / n_rows
-    bound = mean_gradient_sensitivity(loss.lipschitz, n_rows)
+    bound = mean_sensitivity(loss.lipschitz, n_rows)
     assert 0.99 * bound < moved <= bound
 
 
 @given(st.floats(1e-6, 1e6), st.integers(1, 10**9))
 def test_formula(lipschitz, n_rows):
-    assert mean_gradient_sensitivity(lipschitz, n_rows) == 2.0 * lipschitz / n_rows
+    assert mean_sensitivity(lipschitz, n_rows) == 2.0 * lipschitz / n_rows
 
 
 def test_arrays_give_one_value_per_agent():
-    np.testing.assert_array_equal(mean_gradient_sensitivity(1.0, np.array([2, 4])), [1.0, 0.5])
-    assert isinstance(mean_gradient_sensitivity(1.0, 2), float)
+    np.testing.assert_array_equal(mean_sensitivity(1.0, np.array([2, 4])), [1.0, 0.5])
+    assert isinstance(mean_sensitivity(1.0, 2), float)
 
 
 def test_bad_lipschitz():
     for lipschitz in [0.0, -1.0, np.nan, np.inf]:
         with case(lipschitz), pytest.raises(StudyError, match=r"lipschitz must be a positive number, not"):
-            mean_gradient_sensitivity(lipschitz, 10)
+            mean_sensitivity(lipschitz, 10)
 
 
 def test_bad_rows():
@@ -67,12 +67,12 @@ def test_bad_rows():
             case(n_rows),
             pytest.raises(StudyError, match=f"n_rows must be a whole number of at least 1, not {n_rows}"),
         ):
-            mean_gradient_sensitivity(1.0, n_rows)
+            mean_sensitivity(1.0, n_rows)
 
 
 def test_the_wrong_agent_is_the_one_named():
     with pytest.raises(StudyError, match="not -7"):
-        mean_gradient_sensitivity(1.0, np.array([3, -7]))
+        mean_sensitivity(1.0, np.array([3, -7]))
 
 
 def slope(rows, w, q, center):
@@ -137,8 +137,8 @@ def test_nonsense_about_the_minimiser_is_refused():
 def test_single_precision_is_not_kept():
     """Rounded to 24 bits, the noise could be smaller than the sensitivity asks for."""
     rows = np.float32([3, 3])
-    assert mean_gradient_sensitivity(np.float32([1.0, 0.1]), rows).dtype == np.float64
+    assert mean_sensitivity(np.float32([1.0, 0.1]), rows).dtype == np.float64
 
 
 def test_numbers_of_rows_may_be_unsigned():
-    assert mean_gradient_sensitivity(1.0, np.array([4], np.uint8)).tolist() == [0.5]
+    assert mean_sensitivity(1.0, np.array([4], np.uint8)).tolist() == [0.5]

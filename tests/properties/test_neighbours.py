@@ -14,7 +14,7 @@ from dpadmm.optim import kernels
 from dpadmm.optim.losses import Squared
 from dpadmm.optim.problem import Problem, make_rows
 from dpadmm.optim.regularizers import L2
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics import STATISTICS, make_statistic
 from dpadmm.runs.simulation import simulate
 from dpadmm.trusted.discrete_gaussian import quantise
@@ -60,7 +60,7 @@ def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
     other = _gradient(loss, features[[4, 1, 2, 3]], labels[[4, 1, 2, 3]], point, how)
     assert np.isfinite(one).all()
     assert np.isfinite(other).all()
-    limit = mean_gradient_sensitivity(loss.lipschitz, 4)
+    limit = mean_sensitivity(loss.lipschitz, 4)
     assert np.linalg.norm(one - other) <= limit * (1.0 + 1e-9)
 
 

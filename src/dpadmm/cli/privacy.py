@@ -15,7 +15,7 @@ from dpadmm.cli.screen import AsJson, Row, echo_json, say, show_table
 from dpadmm.privacy import accounting
 from dpadmm.privacy import calibration as noise
 from dpadmm.privacy.releases import Release
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 
 GRID_EPSILONS = (0.01, 0.05, 0.1, 0.2)
 GRID_DELTAS = (1e-3, 1e-4, 1e-5, 1e-6)
@@ -94,7 +94,7 @@ def solve(asked: Any) -> dict[str, Any]:
             if rounds is not None:
                 answer[f"fits_{by}"] = answer[f"person_epsilon_{by}"] <= asked.epsilon
     if asked.rows is not None:
-        sensitivity = mean_gradient_sensitivity(asked.lipschitz, asked.rows)
+        sensitivity = mean_sensitivity(asked.lipschitz, asked.rows)
         answer |= {"rows": asked.rows, "lipschitz": asked.lipschitz}
         answer |= {"sensitivity": sensitivity, "noise_std": z * sensitivity}
     return answer

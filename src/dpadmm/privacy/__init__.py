@@ -20,12 +20,12 @@ from dpadmm.privacy.calibration import (
 )
 from dpadmm.privacy.composition import accountant_of, total_epsilon
 from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, Release, SampledRelease
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity, minimizer_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity, minimizer_sensitivity
 
 __all__ = [
     "Accountant", "AnyRelease", "ObjectiveRelease", "PureRelease", "Release", "SampledRelease",
     "accountant_of", "affordable_rounds", "exact_delta", "exact_epsilon", "exact_round_noise_multiplier",
-    "gaussian_mu", "group_mu", "mean_gradient_sensitivity", "minimizer_sensitivity", "mu_from_epsilon",
+    "gaussian_mu", "group_mu", "mean_sensitivity", "minimizer_sensitivity", "mu_from_epsilon",
     "paper_epsilon", "paper_noise_multiplier", "pld_epsilon", "rdp_epsilon", "round_epsilon_from_noise",
     "total_epsilon", "total_noise_multiplier",
 ]  # fmt: skip

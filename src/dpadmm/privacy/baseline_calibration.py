@@ -19,7 +19,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm.privacy.calibration import mu_from_epsilon, paper_noise_multiplier, total_noise_multiplier
 from dpadmm.privacy.composition import ORDERS, argmin_renyi, epsilon_from_renyi, total_epsilon
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease, SampledRelease
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 
 _LEAST_SAMPLED = 0.1
 
@@ -147,7 +147,7 @@ def objective_plan(
                 "δ too large for the Rényi bound; use a smaller delta, or admm_pvp or dp_admm"
             )
     z = _smallest_that_holds(holds, guess=guess, enough=enough, precision=1e-9)
-    scale = z * mean_gradient_sensitivity(lipschitz, n_rows)
+    scale = z * mean_sensitivity(lipschitz, n_rows)
     return ObjectivePlan(ObjectiveRelease(z, ratio, rounding_multiplier), scale, ridge)
 
 
@@ -171,7 +171,7 @@ def objective_round_plan(
     left, ridge = _round_split(smoothness, n_rows, strong_convexity, round_epsilon)
     z = paper_noise_multiplier(left, delta)
     ratio = curvature_ratio(smoothness, n_rows, strong_convexity + ridge)
-    scale = z * mean_gradient_sensitivity(lipschitz, n_rows)
+    scale = z * mean_sensitivity(lipschitz, n_rows)
     return ObjectivePlan(ObjectiveRelease(z, ratio, rounding_multiplier), scale, ridge)
 
 
@@ -186,7 +186,7 @@ def pure_objective_plan(
     """
     _require_loss(lipschitz, smoothness, n_rows, strong_convexity)
     left, ridge = _round_split(smoothness, n_rows, strong_convexity, round_epsilon)
-    scale = mean_gradient_sensitivity(lipschitz, n_rows) / left
+    scale = mean_sensitivity(lipschitz, n_rows) / left
     return ObjectivePlan(PureRelease(round_epsilon), scale, ridge)
 
 

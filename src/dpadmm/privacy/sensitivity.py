@@ -11,28 +11,28 @@ from dpadmm._base.checks import require, require_whole, unwrapped
 
 
 @overload
-def mean_gradient_sensitivity(lipschitz: float, n_rows: int) -> float: ...
+def mean_sensitivity(lipschitz: float, n_rows: int) -> float: ...
 @overload
-def mean_gradient_sensitivity(lipschitz: float | Floats, n_rows: Integers) -> Floats: ...
+def mean_sensitivity(lipschitz: float | Floats, n_rows: Integers) -> Floats: ...
 @overload
-def mean_gradient_sensitivity(lipschitz: Floats, n_rows: int | Integers) -> Floats: ...
-def mean_gradient_sensitivity(lipschitz: float | Floats, n_rows: int | Integers) -> float | Floats:
-    """``Δ = 2·c1/m``: the L2 sensitivity of the mean gradient ``g = (1/m) Σ_j g_j`` with ``‖g_j‖ ≤ c1``.
+def mean_sensitivity(lipschitz: Floats, n_rows: int | Integers) -> Floats: ...
+def mean_sensitivity(lipschitz: float | Floats, n_rows: int | Integers) -> float | Floats:
+    """``Δ = 2·c1/m``: the L2 sensitivity of a mean over rows ``g = (1/m) Σ_j g_j`` with ``‖g_j‖ ≤ c1``.
 
     Neighbours differ in one row, and m is public. If row j is replaced, all other terms cancel and
-    ``‖g − g'‖ = ‖g_j − g_j'‖/m ≤ (‖g_j‖ + ‖g_j'‖)/m ≤ 2·c1/m``, attained by opposite gradients of norm c1.
-    It holds at every point w, so an aggregator cannot make it larger by what it sends.
+    ``‖g − g'‖ = ‖g_j − g_j'‖/m ≤ (‖g_j‖ + ‖g_j'‖)/m ≤ 2·c1/m``, attained by opposite contributions of norm c1. It
+    holds whatever the public parameters are, so an aggregator cannot make it larger by what it sends.
 
     Parameters
     ----------
     lipschitz : float or array
-        c1, the bound of a row's gradient norm (rows are clipped to it).
+        c1, the bound of the norm of a row's contribution, such as its gradient (rows are clipped to it).
     n_rows : int or array
         m, the public number of rows of an agent; an array for several agents.
 
     Examples
     --------
-    >>> mean_gradient_sensitivity(1.0, 400)
+    >>> mean_sensitivity(1.0, 400)
     0.005
     """
     require("lipschitz", lipschitz, lambda c: (c > 0.0) & np.isfinite(c), "a positive number")
@@ -61,7 +61,7 @@ def minimizer_sensitivity(
     Parameters
     ----------
     lipschitz, n_rows
-        c1 and m, as in :func:`mean_gradient_sensitivity`.
+        c1 and m, as in :func:`mean_sensitivity`.
     strong_convexity : float or array
         q, of everything but the data term: ``ρ + λ c/n`` in ADMM with a c-strongly convex regularizer.
     tolerance : float or array
@@ -74,5 +74,5 @@ def minimizer_sensitivity(
     """
     require("strong_convexity", strong_convexity, lambda q: (q > 0.0) & np.isfinite(q), "a positive number")
     require("tolerance", tolerance, lambda t: (t >= 0.0) & np.isfinite(t), "a finite number of at least 0")
-    data_term = np.asarray(mean_gradient_sensitivity(lipschitz, np.asarray(n_rows)))
+    data_term = np.asarray(mean_sensitivity(lipschitz, np.asarray(n_rows)))
     return unwrapped(np.asarray((data_term + 2.0 * tolerance) / strong_convexity))

@@ -26,7 +26,7 @@ class Agent:
     def __init__(self, guard: Guard, study: Study) -> None:
         self._guard, self._study, self._enrolled = guard, study, guard.enrol(study)
         self._method = study.method(self.n_rows)
-        self._broadcast = self._method.start(study.shape).shape
+        self._broadcast = study.broadcast_shape
         self._state, self._last = self._state_after(guard.transcript(study.hash))
 
     @property

@@ -182,10 +182,6 @@ class Study:
         """The shape of what is broadcast in every round: that of the weights, unless a method says more."""
         return self.method(1).start(self.shape).shape
 
-    def request_shape(self, round: int) -> tuple[int, ...]:
-        """The shape of what sites hear in round k."""
-        return self.broadcast_shape
-
     def upload_shape(self, round: int) -> tuple[int, ...]:
         """The shape of what a site says in round k: that of the statistic which it releases."""
         known = 1 <= round <= self.terms.plan.n_rounds

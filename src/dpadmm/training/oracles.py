@@ -19,7 +19,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm.optim.problem import Rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import AnyRelease, UnpricedRelease
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics import Statistic
 from dpadmm.trusted.discrete_gaussian import Draw, Grid, as_mean, release_sum
 
@@ -114,7 +114,7 @@ def with_normals(asked: Question, noise: Noise, n_rows: Integers) -> Floats:
     means = asked.statistic.means(asked.rows, asked.parameters, asked.active)
     if not np.any(asked.noise_multiplier):
         return means
-    noise_std = asked.noise_multiplier * mean_gradient_sensitivity(asked.statistic.row_norm, n_rows)
+    noise_std = asked.noise_multiplier * mean_sensitivity(asked.statistic.row_norm, n_rows)
     scale = noise_std.reshape(len(means), *[1] * (means.ndim - 1))
     return release(means, noise_std=scale, noise=noise.draw(asked.round, shape=means.shape[1:]))
 

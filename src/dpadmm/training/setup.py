@@ -27,7 +27,7 @@ from dpadmm.privacy.calibration import (
     total_noise_multiplier,
 )
 from dpadmm.privacy.releases import ObjectiveRelease, PureRelease
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.training.methods.objective_noise import (
     PURE_ROUNDING,
     ROUNDING,
@@ -137,7 +137,7 @@ class Setup:
 
         def of_multiplier(m: int, z: float, rounds: int) -> ObjectivePlan:
             event = ObjectiveRelease(z, constants["smoothness"] / (m * own), ROUNDING * z)
-            return ObjectivePlan(event, z * mean_gradient_sensitivity(constants["lipschitz"], m), 0.0)
+            return ObjectivePlan(event, z * mean_sensitivity(constants["lipschitz"], m), 0.0)
 
         plan: Callable[[int, float, int], ObjectivePlan]
         if pure:

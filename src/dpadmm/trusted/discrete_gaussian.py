@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.checks import require, require_whole
 from dpadmm._base.errors import DataError, StudyError
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 
 MARGIN = 1e-6
 """Relative extra noise; it pays for the discrete Gaussian not being the continuous one, and for rounding."""
@@ -52,13 +52,13 @@ class Grid:
     @property
     def step(self) -> float:
         """g, the largest power of two with ``√size·g ≤ 1e-6·2·R``."""
-        finest = 1e-6 * mean_gradient_sensitivity(self.row_norm, 1) / math.sqrt(self.size)
+        finest = 1e-6 * mean_sensitivity(self.row_norm, 1) / math.sqrt(self.size)
         return math.ldexp(0.5, math.frexp(finest)[1])
 
     @property
     def sensitivity(self) -> float:
         """``S = 2·R·(1 + m(m + 8)·2⁻⁵³) + √size·g`` of the rounded sum: a row, float summation, rounding."""
-        rows = mean_gradient_sensitivity(self.row_norm, 1)
+        rows = mean_sensitivity(self.row_norm, 1)
         summation = self.n_rows * (self.n_rows + 8.0) * 2.0**-53
         return rows * (1.0 + summation) + math.sqrt(self.size) * self.step
 

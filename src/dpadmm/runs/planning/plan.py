@@ -90,9 +90,7 @@ def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
     """
     terms, t = study.terms, study.terms.plan.n_rounds
     mu = math.sqrt(terms.plan.mu_squared())
-    heard, said = (
-        [math.prod(shape(k)) for k in range(1, t + 1)] for shape in (study.request_shape, study.upload_shape)
-    )
+    heard, said = math.prod(study.broadcast_shape), [math.prod(study.upload_shape(k)) for k in range(1, t + 1)]
     return Costs(
         epsilon=exact_epsilon(mu, terms.delta),
         epsilon_paper=tally_paper_epsilon(terms.plan.tally(), terms.delta),
@@ -103,9 +101,9 @@ def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
         n_features=study.shape[0],
         n_weights=math.prod(study.shape),
         noise=noise_per_unit(sizes, np.full(len(sizes), mu)),
-        bytes_heard=NUMBER_BYTES * max(heard),
+        bytes_heard=NUMBER_BYTES * heard,
         bytes_said=NUMBER_BYTES * max(said),
-        bytes_total=NUMBER_BYTES * (sum(heard) + sum(said)),
+        bytes_total=NUMBER_BYTES * (t * heard + sum(said)),
         seconds=seconds,
     )
 

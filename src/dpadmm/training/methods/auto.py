@@ -24,7 +24,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.shape import WIDEST, Shape
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.moments import Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
 from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState
@@ -229,7 +229,7 @@ class AutoRounds(DeployableMethod[NoState]):
             mu = np.sqrt(1.0 / np.square(first) + (self.n_rounds - 1) / np.square(later)) if noisy else np.full(1, 1e9)
             return self._started(now, mean, noise_per_unit(n_rows, mu)).packed()
         # Of every number of the weighted mean
-        sensitivity = now.clip * mean_gradient_sensitivity(ShapedGradient.row_norm, 1)
+        sensitivity = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1)
         deviation = sensitivity * float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
         return self._stepped(now, now.clip * mean, deviation, gathered.round).packed()
 
@@ -263,7 +263,7 @@ class AutoRounds(DeployableMethod[NoState]):
         """Moments of private and of public rows, weighted by how well each is known."""
         assert self.prior is not None
         means, squares, by_label, label_squares = moments
-        spread = noise * mean_gradient_sensitivity(Moments.row_norm, 1) / math.sqrt(MOMENTS_SHARE)
+        spread = noise * mean_sensitivity(Moments.row_norm, 1) / math.sqrt(MOMENTS_SHARE)
         share = 1.0 / (1.0 + self.prior.n_rows * spread**2)
         means = share * means + (1.0 - share) * self.prior.means
         return means, share * squares + (1.0 - share) * self.prior.squares, by_label, label_squares

@@ -16,7 +16,7 @@ from dpadmm._base.fields import Positive, Probability
 from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.privacy.releases import AnyRelease, SampledRelease
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState, Round, check_noise
 from dpadmm.training.oracles import release
@@ -107,7 +107,7 @@ class DpSgdRounds(DeployableMethod[NoState]):
         mean = np.asarray(mean * (drawn.n_rows / (self.sampling * rows.n_rows))[:, None, None])
         if not np.any(self.noise_multiplier):
             return mean
-        sensitivity = mean_gradient_sensitivity(loss.lipschitz, rows.n_rows) / self.sampling
+        sensitivity = mean_sensitivity(loss.lipschitz, rows.n_rows) / self.sampling
         noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
         return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
 

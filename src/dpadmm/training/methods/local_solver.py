@@ -30,7 +30,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Rows
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.training.methods.hessian import data_hessian
 
 MEMORY = 8
@@ -125,7 +125,7 @@ def tolerances(problem: Problem, rows: Rows, share: float) -> Floats:
     So the solver's inexactness adds at most 2·share to the sensitivity of a minimiser, relatively, whatever
     the size of an agent.
     """
-    return np.asarray(share * mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows))
+    return np.asarray(share * mean_sensitivity(problem.loss.lipschitz, rows.n_rows))
 
 
 def solve(problems: LocalProblems, start: Floats, active: Integers | None = None) -> Solved:

@@ -18,7 +18,7 @@ from dpadmm.optim.features import NORM_SLACK
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.baseline_calibration import ObjectivePlan
 from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, Release
-from dpadmm.privacy.sensitivity import mean_gradient_sensitivity
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.training.methods.requirements import (
     need_convex,
     need_monotone_slopes,
@@ -88,7 +88,7 @@ class ObjectiveNoise:
             raise StudyError(f"{method} needs one plan per agent, all Gaussian or all pure")
         convexity = penalty + problem.reg_share * problem.regularizer.convexity + self.extra_ridge
         curvature = objective_smoothness(problem) / (rows.n_rows * convexity)
-        sensitivity = mean_gradient_sensitivity(problem.loss.lipschitz, rows.n_rows)
+        sensitivity = mean_sensitivity(problem.loss.lipschitz, rows.n_rows)
         for plan, beta, unit in zip(self.plans, curvature, sensitivity, strict=True):
             if plan.noise_scale and not _covers(plan, float(beta), float(unit)):
                 raise StudyError(
