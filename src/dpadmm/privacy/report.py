@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,6 +43,8 @@ class PrivacyReport:
         Then fewer rounds do not cost less: the guarantee that holds is that of all rounds planned.
     exact_noise : bool
         The noise was that of deployed agents, and not simulated.
+    honest : int, optional
+        With secure aggregation, h: ε holds where so many agents of every round are honest.
     """
 
     released: Sequence[Tally]
@@ -50,6 +53,7 @@ class PrivacyReport:
     method: str
     ended_by_result: bool = False
     exact_noise: bool = False
+    honest: int | None = None
 
     @property
     def charged(self) -> Sequence[Tally]:
@@ -99,6 +103,13 @@ class PrivacyReport:
     def epsilon(self) -> float:
         """Total ε of the agent that gave away most; inf without noise."""
         return float(self.epsilon_by_agent.max())
+
+    @property
+    def epsilon_alone(self) -> float:
+        """Total ε where all other agents work with the aggregator: only the own share of the noise is left."""
+        if self.honest is None:
+            return self.epsilon
+        return float(exact_epsilon(math.sqrt(self.honest) * float(self.mu.max()), self.delta))
 
     @cached_property
     def planned_epsilon(self) -> float:
@@ -157,6 +168,7 @@ class PrivacyReport:
             "private": self.private,
             "epsilon": plain(self.epsilon),
             "delta": self.delta,
+            **self._trust(),
             "planned_epsilon": plain(self.planned_epsilon),
             "paper_epsilon": plain(self.paper_epsilon),
             "round_epsilon": plain(self.round_epsilon),
@@ -165,10 +177,27 @@ class PrivacyReport:
             "n_releases": [int(k) for k in self.n_releases],
             "charged_releases": [int(k) for k in self.charged_releases],
             "accountant": self.accountant,
-            "guarantee": GUARANTEE if self.private else f"none: {why_none}",
+            "guarantee": self._guarantee if self.private else f"none: {why_none}",
             "noise": (EXACT if self.exact_noise else SIMULATED) if np.any(self.noise_multiplier) else "none",
             "method": self.method,
         }
+
+    def _trust(self) -> dict[str, Any]:
+        if self.honest is None:
+            return {"trust": "local"}
+        return {"trust": "secure_aggregation", "honest": self.honest, "epsilon_alone": self.epsilon_alone}
+
+    @property
+    def _guarantee(self) -> str:
+        return GUARANTEE if self.honest is None else f"{GUARANTEE}; {trust_in_words(self.honest)}"
+
+
+def trust_in_words(honest: int) -> str:
+    """What ε and ``epsilon_alone`` rest on, with secure aggregation."""
+    return (
+        f"where at least {honest} agents of every round are honest, and as long as the masks of the sums are "
+        "secret (which is computational); epsilon_alone is what holds if all others work together"
+    )
 
 
 def _each(tallies: Sequence[Tally], calculate: Callable[[Tally], float]) -> Floats:

@@ -5,7 +5,7 @@ Simulations, training, forecasts and estimators differ in rows, noise and observ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
@@ -36,7 +36,7 @@ from dpadmm.training.loop import (
 )
 from dpadmm.training.methods import Method
 from dpadmm.training.metrics import Trace
-from dpadmm.training.oracles import ExactNoise, Noise, priced
+from dpadmm.training.oracles import Noise, Pooled, priced
 from dpadmm.training.prior import Prior
 from dpadmm.version import VERSION
 
@@ -176,7 +176,8 @@ class Result:
             self.training.delta,
             self.method.name,
             ended_by_result=self.interrupted or self.stopped_by_result,
-            exact_noise=isinstance(self.noise, ExactNoise),
+            exact_noise=getattr(self.noise, "exact", False),
+            honest=self.training.honest,
         )
 
     @cached_property
@@ -240,6 +241,8 @@ def run(
     keep_interrupted: bool = False,
     n_rounds: int | None = None,
     seed: int = 0,
+    voids: Callable[[int], bool] | None = None,
+    most_rows: int | None = None,
 ) -> Result:
     """Calibrate a method to its budget, and train.
 
@@ -255,6 +258,10 @@ def run(
         Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
     n_rounds : int, optional
         Rounds to do now, if fewer than are planned.
+    voids : callable, optional
+        round -> whether it is void, with secure aggregation.
+    most_rows : int, optional
+        Bound of an agent's rows that shares of exact noise are for; if not given, what the largest agent has.
     """
     started = perf_counter()
     training = training.with_rounds(problem, sizes or rows)
@@ -264,6 +271,8 @@ def run(
     method = training.rounds(problem, sizes or rows, _planned(training, mask, rows.n_agents), seed=seed)
     if prior is not None:
         method, warm_start = method.with_prior(prior), prior.weights
+    if training.honest is not None:
+        noise = _pooled(noise, training.honest, (sizes or rows).n_rows, most_rows)
     outcome = train(
         method,
         problem,
@@ -277,9 +286,20 @@ def run(
         warm_start=warm_start,
         keep_interrupted=keep_interrupted,
         sizes=sizes,
+        voids=voids,
     )
     found = Result(training, problem, rows, method, noise, outcome, mask, stop is not None)
     return replace(found, seconds=perf_counter() - started)
+
+
+def _pooled(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) -> Pooled:
+    """Noise in shares, of which only the sum is used."""
+    largest, n = int(n_rows.max()), len(n_rows)
+    if honest > n:
+        raise StudyError(f"honest = {honest}, but there are {n} agents; fewer honest ones mean more noise")
+    if most_rows is not None and most_rows < largest:
+        raise StudyError(f"most_rows = {most_rows:,}, but an agent has {largest:,} rows; agree on a larger number")
+    return Pooled(noise, honest, n_rows, most_rows or largest)
 
 
 def _planned(training: Training, mask: NDArray[np.bool_] | None, n_agents: int) -> Integers:

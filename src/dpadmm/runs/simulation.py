@@ -6,7 +6,7 @@ and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -152,6 +152,7 @@ def run_prepared(
         prior=prior,
         keep_interrupted=keep_interrupted,
         seed=seed,
+        voids=_voids(settings, seed),
     )
     return replace(result, trace=metrics.trace, dataset=prepared.dataset)
 
@@ -163,11 +164,20 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
     return settings.changed(**changes)
 
 
+def _voids(settings: Settings, seed: int) -> Callable[[int], bool] | None:
+    """Which rounds are void."""
+    if not settings.void_rounds:
+        return None
+    if settings.trust == "local":
+        raise StudyError('void_rounds belongs to trust = "secure_aggregation"; leave it out')
+    return lambda round: bool(np.random.default_rng([seed, 3, round]).random() < settings.void_rounds)
+
+
 def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int) -> Participation | None:
     """Who takes part when; None: everyone always."""
     if plan is None:
         chance = settings.participation
-        return None if chance == 1.0 else RandomParticipation(chance, n_agents, seed)
+        return None if chance == 1.0 else RandomParticipation(chance, n_agents, seed, settings.honest or 1)
     mask: NDArray[np.bool_] = np.asarray(plan, dtype=bool)
     if mask.shape != (settings.planned_rounds, n_agents):
         raise StudyError(

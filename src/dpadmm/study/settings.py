@@ -37,7 +37,7 @@ from dpadmm.training.setup import Setup
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 """Ways to say how much may be spent; a private method takes exactly one."""
 
-PRIVACY = (*BUDGETS, "delta", "calibration")
+PRIVACY = (*BUDGETS, "delta", "calibration", "trust", "honest")
 """What a study's file has in ``[privacy]``."""
 
 
@@ -101,6 +101,14 @@ class Training:
     calibration: Annotated[
         Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
     ] = "paper"
+    trust: Annotated[
+        Literal["local", "secure_aggregation"],
+        "local: each agent adds all the noise that protects it. secure_aggregation: a share, and only the sum is seen.",
+    ] = "local"
+    honest: Annotated[
+        Annotated[int, Meta(ge=2, le=10**6)] | None,
+        "With secure_aggregation: agents of a round that keep their share of the noise to themselves, at least.",
+    ] = None
     method: MethodSettings = field(default=Auto())
     n_rounds: Annotated[
         Annotated[int, Meta(ge=1, le=10**6)] | None,
@@ -127,6 +135,26 @@ class Training:
         if self.n_rounds is None and (not self.method.rounds_by_size or self.epsilon is None):
             object.__setattr__(self, "n_rounds", self.method.usual_rounds)
         self._check_budget()
+        self._check_trust()
+
+    def _check_trust(self) -> None:
+        if self.trust == "local":
+            if self.honest is not None:
+                raise StudyError('honest belongs to trust = "secure_aggregation"; leave it out')
+            return
+        if self.honest is None:
+            raise StudyError(
+                "secure_aggregation needs honest: how many agents of a round can be relied on not to work with the "
+                "aggregator; the guarantee holds if there are so many"
+            )
+        if not self.method.sums_only:
+            able = ", ".join(name for name, each in METHODS.items() if each.sums_only)
+            raise StudyError(
+                f"{self.method.name} needs the answer of every agent by itself, and with secure_aggregation only their "
+                f'sum is seen; choose {able}, or trust = "local"'
+            )
+        if self.noise_multiplier == 0.0 or any(isinstance(getattr(self, name), tuple) for name in BUDGETS):
+            raise StudyError("with secure_aggregation all agents have one budget, and noise; give one number above 0")
 
     def _check_budget(self) -> None:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
@@ -210,6 +238,10 @@ class Settings(Training):
     ] = 0.5
     clip_rows: Annotated[bool, "Shorten rows longer than 1 instead of refusing them."] = False
     participation: Annotated[Probability, "Chance of an agent to take part in a round."] = 1.0
+    void_rounds: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)],
+        "With secure_aggregation: chance that an agent vanishes in a round, which is then charged and of no use.",
+    ] = 0.0
     stop_tolerance: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None, "Stop when the consensus moves less than this (relative)."
     ] = None

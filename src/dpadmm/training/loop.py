@@ -20,7 +20,7 @@ from dpadmm._base.errors import Diverged, StudyError
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan, Tally
 from dpadmm.training.methods.base import Gathered, Method, Round, State
-from dpadmm.training.oracles import Noise
+from dpadmm.training.oracles import Noise, Pooled
 
 AverageName = Literal["last", "all", "tail"]
 AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
@@ -83,11 +83,15 @@ Participation = Callable[[int], Integers | None]
 
 @dataclass(frozen=True)
 class RandomParticipation:
-    """Every agent takes part in a round with probability ``chance``; at least one always does."""
+    """Every agent takes part in a round with probability ``chance``; at least one always does.
+
+    Where ``least`` are needed and fewer are there, nobody is asked.
+    """
 
     chance: float
     n_agents: int
     seed: int
+    least: int = 1
 
     def __post_init__(self) -> None:
         if not (0.0 < self.chance <= 1.0):
@@ -96,6 +100,8 @@ class RandomParticipation:
     def __call__(self, round: int) -> Integers | None:
         rng = np.random.default_rng([self.seed, 2, round])  # 1 is the split of the rows
         present = np.flatnonzero(rng.random(self.n_agents) < self.chance)
+        if self.least > 1:
+            return present if len(present) >= self.least else present[:0]
         return present if len(present) else np.array([rng.integers(self.n_agents)])
 
 
@@ -246,6 +252,7 @@ def train(
     warm_start: Floats | None = None,
     keep_interrupted: bool = False,
     sizes: Sizes | None = None,
+    voids: Callable[[int], bool] | None = None,
 ) -> Outcome:
     """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so.
 
@@ -257,6 +264,8 @@ def train(
         Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
     sizes : Sizes, optional
         Public sizes that aggregators know, where they are not those of ``rows`` (forecasts).
+    voids : callable, optional
+        round -> whether it is void: agents have said their part and are charged, and nothing can be made of it.
 
     Raises
     ------
@@ -276,6 +285,9 @@ def train(
         for k in range(1, n_rounds + 1):
             started = perf_counter()
             active = participation(k) if participation else None
+            if active is not None and not len(active):  # too few are there: nobody is asked
+                done = charged = k
+                continue
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # refused below
                 new_state, sent = method.step(state, Round(k, problem, rows, broadcast, noise, active))
                 if active is None or method.server_side:
@@ -284,7 +296,10 @@ def train(
                     uploads[active] = sent[active]
                 before = consensus
                 gathered = Gathered(uploads, broadcast, k, problem, (sizes or rows).n_rows, active)
-                next_broadcast = method.aggregate(gathered)
+                if isinstance(noise, Pooled):
+                    gathered = gathered.pooled(noise.honest)
+                void = voids is not None and voids(k)
+                next_broadcast = broadcast if void else method.aggregate(gathered)
                 new_consensus = method.model(next_broadcast)
             if participation:  # charged first: an interruption may cost budget, never privacy
                 attended[k - 1, slice(None) if active is None else active] = True

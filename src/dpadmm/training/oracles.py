@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -50,6 +50,15 @@ class Question:
     noise_multiplier: Floats
     round: int
     active: Integers | None = None
+
+    @property
+    def agents(self) -> Sequence[int]:
+        """Those that take part."""
+        return range(self.rows.n_agents) if self.active is None else self.active.tolist()
+
+    def grid(self, n_rows: int) -> Grid:
+        """The grid of the answer of an agent with so many rows."""
+        return Grid(self.statistic.row_norm, math.prod(self.statistic.shape), n_rows)
 
 
 class Noise(Protocol):
@@ -129,6 +138,8 @@ class ExactNoise:
 
     source: Callable[[int, int], Draw] | None = None
 
+    exact: ClassVar[bool] = True
+
     def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
         raise StudyError("exact noise is for sums over all rows: for auto, dp_admm, and dp_sgd without sampling")
 
@@ -136,19 +147,82 @@ class ExactNoise:
         return release
 
     def answer(self, asked: Question) -> Floats:
-        rows, statistic = asked.rows, asked.statistic
-        size = math.prod(statistic.shape)
-        agents = range(rows.n_agents) if asked.active is None else asked.active.tolist()
-        if not all(statistic.accepts(asked.parameters[i]) for i in agents):  # as a guard: before rows are read
-            raise StudyError(f"round {asked.round} asks for a {statistic.name} with numbers that agents refuse")
-        bound = Grid(statistic.row_norm, size, 1).row_bound
-        sums = statistic.sums(rows, asked.parameters, asked.active, bound=bound)
-        out = np.zeros(sums.shape)
-        for i in agents:
-            grid, z = Grid(statistic.row_norm, size, int(rows.n_rows[i])), float(asked.noise_multiplier[i])
-            draw = None if self.source is None else self.source(i, asked.round)
-            out[i] = as_mean(release_sum(sums[i], grid, z, draw=draw), grid)
+        whole = self.whole(asked, asked.rows.n_rows)
+        out = np.zeros(whole.shape)
+        for i in asked.agents:
+            out[i] = as_mean(whole[i], asked.grid(int(asked.rows.n_rows[i])))
         return out
+
+    def whole(self, asked: Question, n_rows: Integers, shares: int = 1) -> Integers:
+        """What every agent's guard would say, in steps of the grid for so many rows (n,): (n, *shape)."""
+        rows, statistic = asked.rows, asked.statistic
+        if not all(statistic.accepts(asked.parameters[i]) for i in asked.agents):  # as a guard: before rows are read
+            raise StudyError(f"round {asked.round} asks for a {statistic.name} with numbers that agents refuse")
+        sums = statistic.sums(rows, asked.parameters, asked.active, bound=asked.grid(1).row_bound)
+        out = np.zeros(sums.shape, np.int64)
+        for i in asked.agents:
+            draw = None if self.source is None else self.source(i, asked.round)
+            z = float(asked.noise_multiplier[i])
+            out[i] = release_sum(sums[i], asked.grid(int(n_rows[i])), z, shares=shares, draw=draw)
+        return out
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Secure aggregation in one process: every agent adds a share of the noise, and only the sum is used.
+
+    The shares of ``honest`` agents are together the noise of a release; those of more than that are to spare.
+
+    Parameters
+    ----------
+    noise : Noise
+        Where the shares come from.
+    honest : int
+        h: a release costs ``1/z`` if so many agents keep their shares to themselves.
+    n_rows : (n,)
+        Public numbers of rows.
+    most_rows : int
+        No agent has more; what exact shares are for.
+    """
+
+    noise: Noise
+    honest: int
+    n_rows: Integers
+    most_rows: int
+
+    @property
+    def exact(self) -> bool:
+        return getattr(self.noise, "exact", False)
+
+    def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
+        return self.noise.draw(round, stream, shape)
+
+    def price(self, release: AnyRelease) -> AnyRelease | None:
+        return self.noise.price(release)
+
+    def answer(self, asked: Question) -> Floats:
+        """The noisy mean over the rows of all that take part: (1, *shape)."""
+        if np.any(asked.noise_multiplier != asked.noise_multiplier[0]):
+            raise StudyError("with secure aggregation all agents have the same budget and the same planned rounds")
+        agents = np.fromiter(asked.agents, np.int64)
+        if len(agents) < self.honest:
+            raise StudyError(
+                f"round {asked.round} has {len(agents)} agents, and secure aggregation relies on {self.honest} honest "
+                "ones; a smaller number for honest means more noise"
+            )
+        n_rows = self.n_rows[agents]
+        if isinstance(self.noise, ExactNoise):
+            most = np.full(len(self.n_rows), self.most_rows)
+            total = self.noise.whole(asked, most, self.honest)[agents].sum(axis=0)
+            return pooled_mean(total, asked.grid(self.most_rows), int(n_rows.sum()))[None]
+        z = asked.noise_multiplier / math.sqrt(self.honest)
+        means = self.noise.answer(replace(asked, noise_multiplier=z))[agents]
+        return np.asarray(np.tensordot(n_rows / n_rows.sum(), means, axes=1))[None]
+
+
+def pooled_mean(total: Integers, grid: Grid, n_rows: int) -> Floats:
+    """The mean over ``n_rows`` rows of several agents, from the sum of what they said in whole numbers."""
+    return total.astype(np.float64) * grid.step / n_rows
 
 
 def spherical(noise: Noise, round: int, *, first_stream: int = 1) -> Floats:

@@ -56,6 +56,8 @@ class Setup:
     noise_multiplier: Budget = None
     delta: float = 1e-5
     calibration: Literal["paper", "exact"] = "paper"
+    trust: str = "local"
+    honest: int | None = None
     seed: int = 0
 
     @property

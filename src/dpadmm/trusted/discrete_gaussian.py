@@ -23,6 +23,12 @@ from dpadmm.privacy.sensitivity import mean_sensitivity
 MARGIN = 1e-6
 """Relative extra noise; it pays for the discrete Gaussian not being the continuous one, and for rounding."""
 
+SHARE_MARGIN = 2e-6
+"""The same for a share of the noise: a sum of shares has to be as good as one draw."""
+
+LEAST_SHARE = 1000
+"""σ of a share, in steps: below, a sum of few shares would not be a discrete Gaussian to all digits."""
+
 REACH = 64
 """Noise is below REACH·σ: more has probability < 1e-880 and is drawn again, so that nothing can overflow."""
 
@@ -67,13 +73,24 @@ class Grid:
         """No entry of a rounded sum is larger, in steps."""
         return math.ceil(self.n_rows * (self.row_norm / self.step) * (1.0 + 1e-6)) + 1
 
-    def noise_scale(self, z: float) -> int:
-        """σ in steps: ``z·S/g`` and the margin, rounded up; refused if an upload might not fit 63 bits."""
+    def noise_scale(self, z: float, shares: int = 1) -> int:
+        """σ in steps: ``z·S/g`` and the margin, rounded up; refused if an upload might not fit 63 bits.
+
+        Of several ``shares`` each is ``√shares`` smaller: the variances of so many add up to that of one.
+        """
         require("noise_multiplier", z, lambda v: (v >= 0.1) & (v <= 1e9), "between 0.1 and 1e9")
-        scale = math.ceil(z * self.sensitivity / self.step * (1.0 + MARGIN))
-        if (self.largest + REACH * scale).bit_length() > 62:
+        require_whole("shares", shares, least=1)
+        margin = MARGIN if shares == 1 else SHARE_MARGIN
+        scale = math.ceil(z * self.sensitivity / self.step * (1.0 + margin) / math.sqrt(shares))
+        if shares > 1 and scale < LEAST_SHARE:
+            raise StudyError(f"{shares} shares of the noise are too small; fewer honest sites, or more noise")
+        if self.reach(scale).bit_length() > 62:
             raise StudyError("uploads might not fit 63 bits; take fewer rows or weights, or less noise")
         return scale
+
+    def reach(self, scale: int) -> int:
+        """No entry of an upload with noise of this scale is larger, in steps."""
+        return self.largest + REACH * scale
 
 
 def quantise(total: Floats, grid: Grid) -> Integers:
@@ -86,12 +103,14 @@ def quantise(total: Floats, grid: Grid) -> Integers:
     return steps.astype(np.int64)
 
 
-def release_sum(total: Floats, grid: Grid, noise_multiplier: float, *, draw: Draw | None = None) -> Integers:
-    """``round(Σ_j f_j / g) + N_Z(0, σ²)``: the one line where rows meet exact noise.
+def release_sum(
+    total: Floats, grid: Grid, noise_multiplier: float, *, shares: int = 1, draw: Draw | None = None
+) -> Integers:
+    """``round(Σ_j f_j / g) + N_Z(0, σ²)``: the one line where rows meet exact noise, or a share of it.
 
     ``draw(σ, count)`` is :func:`discrete_gaussian`, unless a test puts noise of its own in.
     """
-    noise = (draw or discrete_gaussian)(grid.noise_scale(noise_multiplier), grid.size)
+    noise = (draw or discrete_gaussian)(grid.noise_scale(noise_multiplier, shares), grid.size)
     return quantise(total, grid) + noise.reshape(total.shape)
 
 

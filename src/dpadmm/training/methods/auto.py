@@ -54,6 +54,7 @@ class Auto(MethodSettings):
     title: ClassVar[str] = "auto"
     local_models: ClassVar[bool] = False
     deployable: ClassVar[bool] = True
+    sums_only: ClassVar[bool] = True
     usual_reg_share: ClassVar[float] = 1e-6
     usual_rounds: ClassVar[int] = 25
     rounds_by_size: ClassVar[bool] = True
@@ -74,7 +75,10 @@ class Auto(MethodSettings):
     def best_rounds(self, setup: Setup) -> int:
         """Rounds for these public sizes and this budget: 13, and up to 65 where there is little noise."""
         z, t = setup.gaussian(), setup.planned
-        noise = noise_per_unit(setup.sizes.n_rows, np.sqrt(t) / np.where(z > 0.0, z, 1e-9))
+        mu, n_rows = np.sqrt(t) / np.where(z > 0.0, z, 1e-9), setup.sizes.n_rows
+        if setup.honest is not None:  # one sum, with a share of the noise from everyone
+            mu, n_rows = mu[:1] * math.sqrt(setup.honest / len(n_rows)), n_rows.sum(keepdims=True)
+        noise = noise_per_unit(n_rows, mu)
         return 1 + round(16.0 * float(np.clip(clarity(setup.problem.loss, setup.sizes.n_features, noise), 0.75, 4.0)))
 
 
@@ -219,15 +223,17 @@ class AutoRounds(DeployableMethod[NoState]):
 
     def aggregate(self, gathered: Gathered) -> Floats:
         present, n = gathered.present, len(gathered.uploads)
-        first, later = (np.broadcast_to(z, (n,))[present] for z in (self.first, self.later))
+        first, later = (np.broadcast_to(z[:n], (n,))[present] * gathered.spread for z in (self.first, self.later))
         heard, n_rows, now = gathered.uploads[present], gathered.n_rows[present], self._state(gathered.consensus)
         noisy = bool(np.all(first) and np.all(later))
         weights = n_rows / later if noisy else n_rows.astype(float)
         weights = weights / weights.sum()
         mean = np.sum(weights.reshape(-1, *[1] * (heard.ndim - 1)) * heard, axis=0)
+        mu = np.sqrt(1.0 / np.square(first) + (self.n_rounds - 1) / np.square(later)) if noisy else np.full(1, 1e9)
         if gathered.round == 1:
-            mu = np.sqrt(1.0 / np.square(first) + (self.n_rounds - 1) / np.square(later)) if noisy else np.full(1, 1e9)
             return self._started(now, mean, noise_per_unit(n_rows, mu)).packed()
+        if not now.step:  # round 1 was void
+            now = replace(now, step=self._unshaped(now, 1.0, noise_per_unit(n_rows, mu)).step)
         # Of every number of the weighted mean
         sensitivity = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1)
         deviation = sensitivity * float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
@@ -310,7 +316,7 @@ class AutoRounds(DeployableMethod[NoState]):
         turned = float(np.sum(gradient * now.last))
         free = gradient.size - (gradient.shape[0] if problem.loss.task == "multiclass" else 0)
         variance = free * deviation**2
-        doubt = self._doubt(now, float(np.sum(np.square(gradient))) - variance, deviation) if round == 2 else now.doubt
+        doubt = now.doubt or self._doubt(now, float(np.sum(np.square(gradient))) - variance, deviation)
         bound = 3.0 * deviation**2 * math.sqrt(free) + 0.25 * max(float(np.sum(np.square(now.last))) - variance, 0.0)
         step = now.step / 2.0 if round > 2 and turned < -bound else now.step
         penalty = problem.regularizer.gradient(now.shape.transposed_times(now.point))

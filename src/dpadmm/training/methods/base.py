@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, final
@@ -55,6 +56,8 @@ class MethodSettings(ABC):
     """Weight of the regularizer, where nobody says how much."""
     usual_rounds: ClassVar[int] = 100
     """Rounds, where nobody says how many and the sizes of a cohort are not known."""
+    sums_only: ClassVar[bool] = False
+    """Whether the aggregator needs no more than the sum of all answers, so that it can be all that it sees."""
     rounds_by_size: ClassVar[bool] = False
     """Whether ``best_rounds`` depends on the sizes of a cohort."""
 
@@ -146,6 +149,8 @@ class Gathered:
         m_i, which is public.
     active : (agents,), optional
         Who answered in this round; None: all.
+    spread : float
+        Noise of the answers over what the release costs: above 1 where more than the honest add their shares.
     """
 
     uploads: Floats
@@ -154,6 +159,13 @@ class Gathered:
     problem: Problem
     n_rows: Integers
     active: Integers | None = None
+    spread: float = 1.0
+
+    def pooled(self, honest: int) -> Gathered:
+        """The same where all that is known is one answer over the rows of those present, by secure aggregation."""
+        members = self.n_rows if self.active is None else self.n_rows[self.active]
+        spread = math.sqrt(len(members) / honest)
+        return replace(self, n_rows=members.sum(keepdims=True), active=None, spread=spread)
 
     @property
     def present(self) -> Integers:
