@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -21,7 +22,10 @@ from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import AnyRelease, UnpricedRelease
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics import Statistic
-from dpadmm.trusted.discrete_gaussian import Draw, Grid, as_mean, release_sum
+from dpadmm.trusted.discrete_gaussian import Draw, Grid, as_mean, discrete_gaussian, release_sum
+
+BATCH = 2**16
+"""Numbers that exact noise is drawn for at once."""
 
 
 @dataclass(frozen=True)
@@ -160,11 +164,25 @@ class ExactNoise:
             raise StudyError(f"round {asked.round} asks for a {statistic.name} with numbers that agents refuse")
         sums = statistic.sums(rows, asked.parameters, asked.active, bound=asked.grid(1).row_bound)
         out = np.zeros(sums.shape, np.int64)
-        for i in asked.agents:
-            draw = None if self.source is None else self.source(i, asked.round)
-            z = float(asked.noise_multiplier[i])
-            out[i] = release_sum(sums[i], asked.grid(int(n_rows[i])), z, shares=shares, draw=draw)
+        levels = {i: (asked.grid(int(n_rows[i])), float(asked.noise_multiplier[i])) for i in asked.agents}
+        draws = self.source or _batched(Counter(grid.noise_scale(z, shares) for grid, z in levels.values()))
+        for i, (grid, z) in levels.items():
+            out[i] = release_sum(sums[i], grid, z, shares=shares, draw=draws(i, asked.round))
         return out
+
+
+def _batched(scales: Counter[int]) -> Callable[[int, int], Draw]:
+    """Draws of :func:`discrete_gaussian`, so many of each scale: many small ones take longer than a large one."""
+    at_hand: dict[int, list[Integers]] = {}
+
+    def draw(scale: int, count: int) -> Integers:
+        left = at_hand.setdefault(scale, [])
+        if not left:
+            several = max(1, min(scales[scale], BATCH // count))
+            left.extend(discrete_gaussian(scale, several * count).reshape(several, count))
+        return left.pop()
+
+    return lambda agent, round: draw
 
 
 @dataclass(frozen=True)
