@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from dpadmm.privacy.statistics import Statistic
 
 
+class MaskingTerms(NamedTuple):
+    """What a study with secure aggregation promises: every answer is masked over at least ``quorum`` sites.
+
+    Every site adds 1/√honest of the noise, so that any ``honest`` of them together add all of it.
+    """
+
+    honest: int
+    quorum: int
+    most_rows: int
+    """Public: no site has more rows, and all draw their noise for so many."""
+    roster: tuple[tuple[str, bytes], ...]
+    """Names and X25519 public keys of the sites."""
+
+
 class Terms(NamedTuple):
     """What a study asks of an agent: the releases of its plan, each a noisy sum over rows of a statistic."""
 
@@ -31,6 +45,8 @@ class Terms(NamedTuple):
     statistics: Mapping[str, Statistic]
     delta: float
     may_miss_rounds: bool
+    masking: MaskingTerms | None = None
+    """None: every site adds all of the noise to its own answer."""
 
     def as_json(self) -> dict[str, Any]:
         """What a ledger keeps of it: to enrol the study again with anything else is refused."""
