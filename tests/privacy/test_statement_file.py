@@ -34,7 +34,7 @@ from dpadmm.privacy.statement import (
 
 
 def made(*groups: AgentGroup) -> Statement:
-    return Statement("a study", "ab" * 32, "dp_admm", EXACT, 2e-5, groups, "0.1.0")
+    return Statement("a study", "ab" * 32, "auto", EXACT, 2e-5, groups, "0.1.0", honest=5)
 
 
 def group(name: str, z: float, charged: int, *, k: int = 1) -> AgentGroup:
@@ -82,7 +82,7 @@ FIGURES = [path for path in CHECKED if any("epsilon" in str(key) for key in path
 
 
 def test_the_list_of_figures_is_whole():
-    assert len(FIGURES) == 3 * (6 + 1 + 4 + 1)  # two groups and the worst: δ, paper's, rows, person
+    assert len(FIGURES) == 3 * (6 + 1 + 4 + 1 + 1)  # two groups and the worst: δ, paper's, rows, person, alone
 
 
 def test_every_false_value_is_found(tmp_path_factory: pytest.TempPathFactory):

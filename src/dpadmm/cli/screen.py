@@ -27,6 +27,7 @@ from dpadmm._base.files import atomic_file
 from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
+    from dpadmm.privacy.report import PrivacyReport
     from dpadmm.training.loop import Observer, RoundView
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
@@ -183,6 +184,16 @@ def noise_text(tally: Iterable[tuple[Any, int]]) -> str:
     if len(found) == 1:
         return found[0][0]
     return ", ".join(f"{z} ({statistic}, {n} round{'s' if n > 1 else ''})" for z, statistic, n in found)
+
+
+def trust_rows(report: PrivacyReport) -> list[Row]:
+    """What ε rests on with secure aggregation, and what is left of it otherwise."""
+    if report.honest is None:
+        return []
+    return [
+        (f"   where at least {report.honest} agents of every round are honest", ""),
+        ("   if all others work together against one", rounded_up(report.epsilon_alone)),
+    ]
 
 
 def rounded_up(epsilon: float) -> str:

@@ -170,6 +170,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
         paper = not math.isnan(worst.paper_epsilon)
         words = f"total ε{' of each run' if several else ''}, {'exact' if paper else worst.accountant}"
         found += [(), (words, number_range(worst.epsilon_by_agent))]
+        found += screen.trust_rows(worst)
         found += [("total ε, paper's moments bound", screen.epsilon_text(worst.paper_epsilon))] if paper else []
         found += [("δ", f"{worst.delta:g}")]
         if not any(map(math.isnan, worst.noise_multiplier)):

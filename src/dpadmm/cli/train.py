@@ -110,6 +110,7 @@ def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict
         "noise": "exact" if result.privacy.exact_noise else "simulated",
         "epsilon": worst["epsilon"][repr(float(result.privacy.delta))],
         "epsilon_paper": worst["epsilon_paper"],
+        "epsilon_alone": worst["epsilon_alone"],
         "delta": result.privacy.delta,
         "agents": dict(zip(names, result.n_rows, strict=True)),
         "rows": sum(result.n_rows),
@@ -133,7 +134,7 @@ def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None
     say(f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
     model = f"{study.training.loss.name} loss, {study.training.regularizer.name} regularizer"
     say(f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
-    rows: list[Row] = [("total ε, exact", screen.rounded_up(plain["epsilon"]))]
+    rows: list[Row] = [("total ε, exact", screen.rounded_up(plain["epsilon"])), *screen.trust_rows(result.privacy)]
     if plain["epsilon_paper"] is not None:
         rows.append(("total ε, paper's moments bound", screen.rounded_up(plain["epsilon_paper"])))
     rows.append(("δ", f"{result.privacy.delta:g}"))

@@ -87,6 +87,7 @@ def run_study(
         prior=None if public is None else prior_of(study.problem, make_rows(public.features, public.labels)),
         observers=[history, *observers],
         keep_interrupted=keep_interrupted,
+        most_rows=study.most_rows,
     )
     if result.training != study.training:  # the rounds followed from the sizes
         study = replace(study, training=result.training)

@@ -37,9 +37,11 @@ from dpadmm.optim.problem import Problem, PublicSizes
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import MAX_RELEASES, gaussian
 from dpadmm.privacy.statistics import make_statistic
+from dpadmm.study.roster import RosterEntry, roster_from
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
 from dpadmm.training.methods import METHODS, DeployableMethod
-from dpadmm.trusted.policy import Terms
+from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.policy import MaskingTerms, Terms
 
 FORMAT = "dpadmm-study/2"
 ADJACENCY = "replace-one"
@@ -96,10 +98,15 @@ class Study:
         "With allow_missed_rounds: seconds after which a round goes on without those that are missing, if there are "
         "enough; if not given, sites that are there are waited for.",
     ] = None
+    most_rows: Annotated[
+        Annotated[int, Meta(ge=1, le=10**8)] | None,
+        "With secure_aggregation: no site has more rows than this; all of them draw their noise for so many.",
+    ] = None
+    roster: tuple[RosterEntry, ...] = ()
 
     def __post_init__(self) -> None:
         for each in parameters(Study):
-            if each.name in ("name", "allow_missed_rounds", "quorum", "deadline"):
+            if each.name in ("name", "allow_missed_rounds", "quorum", "deadline", "most_rows"):
                 object.__setattr__(self, each.name, each.checked(getattr(self, each.name), "study: "))
         if not self.name.strip() or len(self.name) > 200 or not self.name.isprintable():
             raise StudyError("study: give it a name of one line, of at most 200 characters")
@@ -107,7 +114,38 @@ class Study:
             raise StudyError("study: quorum and deadline need allow_missed_rounds = true: that sites may miss rounds")
         self._check_columns()
         self._check_training()
+        object.__setattr__(self, "roster", roster_from(self.roster))
+        self._check_trust()
         _ = self.terms  # the noise and the step sizes exist
+        self._check_room()
+
+    def _check_trust(self) -> None:
+        """Of secure aggregation; drafts have no roster yet, and can be tried in one process."""
+        honest, n = self.training.honest, len(self.roster)
+        if honest is None:
+            if n or self.most_rows is not None:
+                raise StudyError('study: roster and most_rows belong to [privacy] trust = "secure_aggregation"')
+            return
+        if n and self.most_rows is None:
+            raise StudyError("study: secure_aggregation needs most_rows: a number of rows that no site exceeds")
+        least = self.quorum_of(n) if n else self.quorum
+        if least is not None and honest >= least:
+            raise StudyError(
+                f"study: honest = {honest}, but a round may have {least} sites, of which one or more could work with "
+                f"the aggregator; take at most {least - 1}, or more sites"
+            )
+
+    def _check_room(self) -> None:
+        """The sum of what all sites say fits 63 bits, and their shares of the noise are not too small."""
+        terms, honest = self.terms, self.training.honest
+        if honest is not None and self.most_rows is not None:
+            for release, _ in terms.plan.tally():
+                asked = gaussian(release)
+                statistic = terms.statistics[asked.statistic]
+                grid = Grid(statistic.row_norm, math.prod(statistic.shape), self.most_rows)
+                reach = grid.reach(grid.noise_scale(asked.noise_multiplier, honest))
+                if (max(1, len(self.roster)) * reach).bit_length() > 62:
+                    raise StudyError("study: sums of so many sites and rows might not fit 63 bits; take fewer rows")
 
     def _check_columns(self) -> None:
         if (self.schema is None) != (self.label is None):
@@ -230,7 +268,16 @@ class Study:
             statistics={name: make_statistic(name, problem, self.shape[0]) for name in names},
             delta=float(settings.delta),
             may_miss_rounds=self.allow_missed_rounds,
+            masking=self._masking,
         )
+
+    @property
+    def _masking(self) -> MaskingTerms | None:
+        """What a guard has to know of secure aggregation; no guard is on an empty roster."""
+        if self.training.honest is None:
+            return None
+        keys = tuple((each.name, bytes.fromhex(each.key)) for each in self.roster)
+        return MaskingTerms(self.training.honest, self.quorum_of(len(keys)), self.most_rows or 1, keys)
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain values, every setting written out; :func:`study_from` takes it back."""
@@ -249,12 +296,13 @@ class Study:
             "provenance": dict(self.provenance),
             "allow_missed_rounds": self.allow_missed_rounds,
             **({"intercept_value": INTERCEPT} if self.training.intercept else {}),
-            **{name: each for name in ("quorum", "deadline") if (each := getattr(self, name)) is not None},
+            **{name: each for name in _OPTIONAL if (each := getattr(self, name)) is not None},
+            **({"roster": [each._asdict() for each in self.roster]} if self.roster else {}),
         }
 
     def quorum_of(self, n_sites: int) -> int:
         """How many of so many sites must answer a round."""
-        if self.quorum is not None and self.quorum > n_sites:
+        if self.quorum is not None and n_sites and self.quorum > n_sites:
             raise StudyError(f"study: quorum = {self.quorum}, but only {n_sites} sites are to take part")
         return n_sites if self.quorum is None else self.quorum
 
@@ -265,6 +313,8 @@ class Study:
         return sha256(text.encode("ascii")).hexdigest()
 
 
+_OPTIONAL = ("quorum", "deadline", "most_rows")
+
 TABLES: Mapping[str, tuple[str, ...]] = {
     "privacy": PRIVACY,
     "training": tuple(each.name for each in parameters(Training) if each.name not in (*PRIVACY, *REGISTRIES)),
@@ -273,7 +323,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 
 KEYS = (
     *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes"),
-    *(*REGISTRIES, *TABLES, "provenance", "allow_missed_rounds", "quorum", "deadline", "intercept_value"),
+    *(*REGISTRIES, *TABLES, "provenance", "allow_missed_rounds", *_OPTIONAL, "roster", "intercept_value"),
 )
 """What the file of a study may say."""
 
@@ -291,7 +341,7 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
         raise StudyError(sentence)
     given: dict[str, Any] = {
         name: table[name]
-        for name in ("name", "features", "classes", "provenance", "allow_missed_rounds", "quorum", "deadline")
+        for name in ("name", "features", "classes", "provenance", "allow_missed_rounds", *_OPTIONAL, "roster")
         if name in table
     }
     try:
