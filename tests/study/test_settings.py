@@ -88,7 +88,7 @@ def test_numbers_beyond_their_range(name: str, bad: float) -> None:
 
 
 def test_bad_whole_numbers() -> None:
-    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed"}
+    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed", "honest"}
     for name in WHOLE:
         for bad in (1.5, "3", True, np.nan, -1):
             refused(name, bad)

@@ -159,7 +159,7 @@ def test_the_hash_is_the_same_in_every_process_and_order():
     )
     assert done.stdout.strip() == changed().hash
     # Whoever changes what is hashed breaks every enrolled study: then FORMAT must change too
-    assert changed().hash == "8e043db41b971d7deef3293589886e865cf5b600159a83477cd01cf7d655bbc2"
+    assert changed().hash == "e9714b4505a5abe88dd601ab6b5da9fec53505e846a2ff054b29d60183619baf"
 
 
 def test_what_means_the_same_has_the_same_hash():
@@ -197,6 +197,56 @@ def test_every_part_changes_the_hash():
     assert set(OTHER) == set(FIXED)
     for name, value in OTHER.items():
         assert trained(**owned(name, **{name: value})).hash != trained(**owned(name)).hash, name
+
+
+ROSTER = tuple({"name": f"site-{i}", "key": f"{i:064x}"} for i in range(1, 5))
+
+
+def masked(honest=2, **parts):
+    training = {"method": "auto", "epsilon": 1.0, "trust": "secure_aggregation", "honest": honest}
+    return changed(training, **{"most_rows": 1000, "roster": ROSTER, **parts})
+
+
+def test_a_roster_and_what_it_promises_are_part_of_the_hash(tmp_path):
+    swapped = ({**ROSTER[0], "key": "ff" * 32}, *ROSTER[1:])
+    several = [masked(), masked(3), masked(most_rows=1001), masked(roster=ROSTER[:3]), masked(roster=ROSTER[::-1])]
+    several += [masked(roster=swapped), masked(roster=()), trained(method="auto")]
+    assert len({each.hash for each in several}) == len(several)
+    assert all(study_from(json.loads(json.dumps(each.as_json()))) == each for each in several)
+    terms = masked(allow_missed_rounds=True, quorum=3).terms.masking
+    assert (terms.honest, terms.quorum, terms.most_rows) == (2, 3, 1000)
+    assert terms.roster[1] == ("site-2", bytes(31) + b"\x02")
+    assert masked().terms.masking.quorum == 4
+    assert masked(roster=()).terms.masking.roster == ()  # of a draft, which no guard takes
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"roster": [*ROSTER, ROSTER[0]]}, "same name"),
+        ({"roster": [*ROSTER, {"name": "x", "key": ROSTER[0]["key"]}]}, "same key"),
+        ({"roster": [{"name": "x"}]}, "name and a key"),
+        ({"roster": [{"name": "X Y", "key": "0" * 64}]}, "not the name of a site"),
+        ({"roster": [{"name": "x", "key": "0" * 63}]}, "64 hexadecimal digits"),
+        ({"roster": "site-1"}, "list of tables"),
+        ({"honest": 4}, "take at most 3"),
+        ({"honest": 3, "allow_missed_rounds": True, "quorum": 3}, "take at most 2"),
+        ({"quorum": 5, "allow_missed_rounds": True}, "only 4 sites"),
+        ({"most_rows": None}, "needs most_rows"),
+        ({"most_rows": 0}, "most_rows must be"),
+    ],
+)
+def test_what_is_wrong_with_a_roster(parts, words):
+    with pytest.raises(StudyError, match=words):
+        masked(**parts)
+
+
+def test_sums_of_many_sites_have_to_fit():
+    many = [{"name": f"s{i}", "key": f"{i:064x}"} for i in range(1, 1001)]
+    with pytest.raises(StudyError, match="63 bits"):
+        masked(500, roster=many, most_rows=10**8, features=[f"x{i}" for i in range(5000)])
+    with pytest.raises(StudyError, match="belong to"):
+        changed(most_rows=5)
 
 
 def test_a_study_cannot_be_changed_from_outside():

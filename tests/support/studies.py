@@ -22,9 +22,9 @@ DEPLOYABLE_OWNERS: dict[str, dict[str, str]] = {
 
 FIXED = [
     *(name for name in flat_parameters(Training) if name in DEPLOYABLE_OWNERS and name != "sampling"),
-    *(each.name for each in parameters(Training)),
+    *(each.name for each in parameters(Training) if each.name not in ("trust", "honest")),
 ]
-"""Every setting that a study fixes."""
+"""Every setting that a study fixes; those of secure aggregation need each other, and are tried together."""
 
 
 def tables(settings: Mapping[str, Any]) -> dict[str, Any]:
