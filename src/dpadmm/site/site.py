@@ -117,10 +117,10 @@ class _Rehearsal(Ledger):
 
     def __init__(self, book: LedgerState, cap: float) -> None:
         super().__init__(Path(), cast(Any, None), cast(Any, None), book)
-        book.cap = cap
+        book.cap = book.cap_alone = cap
 
     def _append(self, record: Record, *payload: bytes) -> None:
-        self.status().check(record)
+        self.status().check(record, *payload)
 
 
 def counted(n: int, one: str, several: str) -> str:
