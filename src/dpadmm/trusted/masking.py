@@ -76,10 +76,10 @@ class Masks:
     """The masks of one site in a study, from its private key and the public keys of all sites, in their order."""
 
     def __init__(self, study: str, private_key: bytes, roster: Sequence[bytes]) -> None:
-        mine, own = X25519PrivateKey.from_private_bytes(private_key), public_key(private_key)
-        if own not in roster:
+        if len(private_key) != 32 or (own := public_key(private_key)) not in roster:
             raise Refusal("roster-not-mine", "the key of this site is not in the study's roster")
         try:
+            mine = X25519PrivateKey.from_private_bytes(private_key)
             secrets = [mine.exchange(X25519PublicKey.from_public_bytes(key)) for key in roster]
         except ValueError:  # also for a key of low order, which would make everybody's secret zeros
             raise Refusal("roster-unfit", "the study's roster has a key that is no X25519 key") from None
