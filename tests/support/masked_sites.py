@@ -18,7 +18,7 @@ from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.masking import bitmap_of, public_key
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
 
-N, HONEST, QUORUM = 5, 2, 3
+N, HONEST, QUORUM = 5, 3, 4
 KEYS = [sha256(f"private key of site {i}".encode()).digest() for i in range(N)]
 ROSTER = tuple((f"site-{i}", public_key(key)) for i, key in enumerate(KEYS))
 MASKING = MaskingTerms(honest=HONEST, quorum=QUORUM, most_rows=2 * M, roster=ROSTER)
@@ -29,7 +29,8 @@ ALL = bitmap_of(range(N), N)
 
 def masked_study(name: str = "a masked study", terms: dict[str, Any] | None = None, **masking: Any) -> SimpleNamespace:
     """A study as a guard sees it: ``masked_study(quorum=4)``; another name or other terms are another study."""
-    asked = STUDY.terms._replace(masking=MASKING._replace(**masking), may_miss_rounds=True, **(terms or {}))
+    changes = {"may_miss_rounds": True, **(terms or {})}
+    asked = STUDY.terms._replace(masking=MASKING._replace(**masking), **changes)
     hash = sha256(f"{name} {asked}".encode()).hexdigest()
     return SimpleNamespace(terms=asked._replace(hash=hash), hash=hash)
 
