@@ -300,6 +300,7 @@ def test_an_owner_who_does_not_allow_it_or_has_no_key_refuses(
         (masked_study(roster=(*ROSTER, ("site-5", ROSTER[0][1]))), "roster-unfit"),
         (masked_study(roster=(*ROSTER, ("site-5", bytes(32)))), "roster-unfit"),
         (masked_study(roster=ROSTER[1:]), "roster-not-mine"),
+        (masked_study(roster=()), "roster-not-mine"),
         (masked_study(most_rows=M - 1), "study-unfit"),
         (masked_study(terms={"plan": ReleasePlan.constant(Release(2e9), 3)}), "study-unfit"),
         (masked_study(quorum=3), "policy-honest"),

@@ -95,4 +95,5 @@ def of_account(study: str, account: Account, *, site: str, version: str) -> Stat
     if not math.isclose(account.reservation.mu_squared, k**2 * float(plan.mu_squared()), rel_tol=1e-9):
         raise StudyError(f"study {study[:12]} reserved another Σμ² than the releases of its plan cost")
     delta = float(about["delta"]) if type(about["delta"]) is int else about["delta"]
-    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version)
+    honest = account.shares if account.shares > 1 else None
+    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version, honest)

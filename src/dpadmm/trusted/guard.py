@@ -273,12 +273,12 @@ class Guard:
             return None
         from dpadmm.trusted.masking import Masks  # needs cryptography, which other studies do not
 
-        names, keys = zip(*terms.masking.roster, strict=True)
-        if len(set(names)) < len(names):
+        roster = terms.masking.roster
+        if len({name for name, _ in roster}) < len(roster):
             raise Refusal("roster-unfit", "two sites of the study's roster have the same name")
         if self._key_of is None:
             raise Refusal("roster-not-mine", "there is no key for secure aggregation here")
-        return Masks(terms.hash, self._key_of(terms.masking), keys)
+        return Masks(terms.hash, self._key_of(terms.masking), [key for _, key in roster])
 
     def _spend(self, enrolled: Enrolled, asked: Question, round: int, digest: str, stored: bytes) -> None:
         price = enrolled.prices[asked.release]
