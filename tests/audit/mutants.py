@@ -50,7 +50,7 @@ def factor_2_missing(patch: Patch) -> None:
 
 def variance_for_deviation(patch: Patch) -> None:
     sound = exact_noise.Grid.noise_scale
-    patch.setattr(exact_noise.Grid, "noise_scale", lambda self, z: sound(self, z**2))
+    patch.setattr(exact_noise.Grid, "noise_scale", lambda self, z, shares=1: sound(self, z**2, shares))
 
 
 def noise_reused(patch: Patch) -> None:
@@ -172,8 +172,8 @@ def moments_sensitivity_halved(patch: Patch) -> None:
     """Noise for rows of norm 1, and rows of norm 2."""
     sound = exact_noise.Grid.noise_scale
 
-    def noise_scale(self: exact_noise.Grid, z: float) -> int:
-        return sound(self, z) // (2 if self.row_norm == Moments.row_norm else 1)
+    def noise_scale(self: exact_noise.Grid, z: float, shares: int = 1) -> int:
+        return sound(self, z, shares) // (2 if self.row_norm == Moments.row_norm else 1)
 
     patch.setattr(exact_noise.Grid, "noise_scale", noise_scale)
 
@@ -213,8 +213,8 @@ def first_round_with_later_noise(patch: Patch) -> None:
     """At the price of the noise that was agreed."""
     sound = guard.release_sum
 
-    def release(total: Floats, grid: Any, z: float) -> Any:
-        return sound(total, grid, _z_of_gradients() if grid.row_norm == Moments.row_norm else z)
+    def release(total: Floats, grid: Any, z: float, **more: Any) -> Any:
+        return sound(total, grid, _z_of_gradients() if grid.row_norm == Moments.row_norm else z, **more)
 
     patch.setattr(guard, "release_sum", release)
 
@@ -307,9 +307,9 @@ def _watch(patch: Patch) -> _Now:
         now.guard, now.study, now.round = id(self), study, round
         return answer(self, study, round, *arguments)
 
-    def release_and_tell(total: Floats, grid: Any, z: float) -> Any:
+    def release_and_tell(total: Floats, grid: Any, z: float, **more: Any) -> Any:
         now.clean[now.guard, now.study, now.round] = exact_noise.quantise(total, grid)
-        return release(total, grid, z)
+        return release(total, grid, z, **more)
 
     patch.setattr(Guard, "answer", answer_and_tell)
     patch.setattr(guard, "release_sum", release_and_tell)
@@ -318,7 +318,7 @@ def _watch(patch: Patch) -> _Now:
 
 def _draw_with(patch: Patch, draw: Callable[[int, int], Any]) -> None:
     release = exact_noise.release_sum
-    patch.setattr(guard, "release_sum", lambda total, grid, z: release(total, grid, z, draw=draw))
+    patch.setattr(guard, "release_sum", lambda total, grid, z, **more: release(total, grid, z, draw=draw, **more))
 
 
 @dataclass(frozen=True)

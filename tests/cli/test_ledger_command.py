@@ -9,6 +9,7 @@ import pytest
 from guards import ROUNDS, STUDY, Z, consensus, guarded, study
 from looping import case
 
+from dpadmm.cli.screen import rounded_up
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import read_statement
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
@@ -67,6 +68,34 @@ def test_show_as_json_at_another_delta(cli, folder):
     assert answer["totals"]["spent"] == {"mu_squared": 0.75, "epsilon": exact_epsilon(0.75**0.5, 1e-3)}
     assert [study["state"] for study in answer["studies"]] == ["open", "closed"]
     assert [study["releases"] for study in answer["studies"]] == [2, 1]
+
+
+def test_both_sums_of_a_study_with_secure_aggregation(cli, tmp_path):
+    with Ledger.open(tmp_path / "ledger", cap=1.0, cap_alone=4.0, create=True) as ledger:
+        ledger.reserve(A, 0.5, about={"name": "masked"}, shares=5)
+        ledger.spend(A, 1, digest="0" * 64, mu_squared=0.1, upload=b"")
+        ledger.reserve(B, 0.25, about={})
+    answer = cli("ledger", "show", tmp_path / "ledger", "--json").succeeded().json
+    assert {name: each["mu_squared"] for name, each in answer["totals"].items()} == pytest.approx(
+        {"spent": 0.1, "reserved": 0.65, "promised": 0.75, "left": 0.25, "cap": 1.0}
+    )
+    assert {name: each["mu_squared"] for name, each in answer["totals_alone"].items()} == pytest.approx(
+        {"spent": 0.5, "reserved": 2.25, "promised": 2.75, "left": 1.25, "cap": 4.0}
+    )
+    (masked, plain) = answer["studies"]
+    assert masked["spent_alone"]["epsilon"] == pytest.approx(exact_epsilon(0.5**0.5, 1e-5))
+    assert plain["reserved_alone"] == plain["reserved"]
+    shown = cli("ledger", "show", tmp_path / "ledger").succeeded().out
+    assert max(map(len, shown.splitlines()[1:-1])) <= 80
+    for words in ("if all other sites work together", "honest sites", "which is computational"):
+        assert words in " ".join(shown.split())
+    for total in (0.5, 2.5, 2.75, 4.0):
+        assert rounded_up(exact_epsilon(total**0.5, 1e-5)) in shown
+    cli("ledger", "verify", tmp_path / "ledger").succeeded()
+
+
+def test_one_sum_without_secure_aggregation(cli, folder):
+    assert "work together" not in cli("ledger", "show", folder).succeeded().out
 
 
 def test_verify(cli, folder):

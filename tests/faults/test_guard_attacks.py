@@ -38,6 +38,7 @@ from guards import (
     study,
     tiny,
 )
+from masked_sites import MASKING
 from studies import DEPLOYABLE_OWNERS, FIXED
 
 from dpadmm._base.errors import DpadmmError, Refusal
@@ -210,6 +211,7 @@ OTHER_TERMS: dict[str, Any] = {
     "statistics, wider": {"gradient": Gradient(Logistic(), D + 1)},
     "delta": 2e-5,
     "may_miss_rounds": True,
+    "masking": MASKING,
 }
 
 
@@ -246,7 +248,7 @@ def _check_forged(guard: Guard, forged: Forged, name: str, before: tuple[Any, ..
         assert books(guard)[: len(before)] == before
         assert [record.kind for record in books(guard)[len(before) :]] == ["reserve"]
     else:
-        expected = "study-unfit" if name == "statistics, wider" else "study-changed"
+        expected = {"statistics, wider": "study-unfit", "masking": "policy-trust"}.get(name, "study-changed")
         assert refusal(guard.enrol, forged).code == expected
         assert books(guard) == before
 

@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 from guards import POLICY, ROUNDS, STUDY, D, TinyRows, guarded, memory_folder, refusal, rows, study
 from ledgers import Fault, failing, sqlite_vfs
+from masked_sites import ALL, KEYS, MASKED, OWNER, ROSTER, N, masked_study, site
 
 import dpadmm
 from dpadmm._base.errors import DataError
 from dpadmm.trusted.ledger import DATABASE, Ledger
+from dpadmm.trusted.masking import bitmap_of
 
 SOURCE, TESTS = Path(dpadmm.__file__).parent, Path(__file__).parent.parent
 TABLE = TESTS.parent / "docs" / "threat-model.md"
-GUARDED = ("site/agent", "trusted/guard", "trusted/policy", "trusted/ledger")
-FAMILIES = "budget|data|ledger|policy|release|request|round|study"
+GUARDED = ("site/agent", "trusted/guard", "trusted/masking", "trusted/policy", "trusted/ledger")
+FAMILIES = "budget|data|ledger|members|policy|release|request|roster|round|study"
 HASH, POINT = STUDY.hash, np.zeros((D, 1))
 
 
@@ -143,6 +145,24 @@ def _beyond_the_reservation(folder: Path, opened: Any) -> Any:
         return refusal(guard._ledger.spend, HASH, 1, digest="1" * 64, mu_squared=0.05, upload=b"")
 
 
+def _masked_enrol(asked: Any = MASKED, **limits: Any) -> Callable[[Path, Any], Any]:
+    def act(folder: Path, opened: Any) -> Any:
+        policy = replace(OWNER, masking=OWNER.masking._replace(**limits)) if asked else POLICY
+        with guarded(folder, opened, policy, key=KEYS[0]) as guard:
+            return refusal(guard.enrol, asked or MASKED)
+
+    return act
+
+
+def _masked(members: bytes, prepared: bool = True) -> Callable[[Path, Any], Any]:
+    def act(folder: Path, opened: Any) -> Any:
+        with site(folder, open_rows=opened) as guard:
+            request = guard.prepare(MASKED.hash, 1, POINT) if prepared else "0" * 64
+            return refusal(guard.masked, MASKED.hash, 1, request, members)
+
+    return act
+
+
 def _ledger(when: str) -> Callable[[Path, Any], Any]:
     def act(folder: Path, opened: Any) -> Any:
         if when == "missing":
@@ -168,6 +188,15 @@ CASES: dict[str, Callable[[Path, Any], Any]] = {
     "policy-loss": _enrol(losses=frozenset()),
     "policy-rounds": _enrol(max_rounds=1),
     "policy-rows": _enrol(min_rows=1000),
+    "policy-trust": _masked_enrol(None),
+    "policy-honest": _masked_enrol(min_honest=4),
+    "policy-alone": _masked_enrol(epsilon_alone=0.9),
+    "roster-not-mine": _masked_enrol(masked_study(roster=ROSTER[1:])),
+    "roster-unfit": _masked_enrol(masked_study(roster=(*ROSTER, ("weak", bytes(32))))),
+    "members-malformed": _masked(ALL + ALL),
+    "members-without-me": _masked(bitmap_of([1, 2, 3, 4], N)),
+    "members-few": _masked(bitmap_of([0, 1], N)),
+    "round-not-ready": _masked(ALL, prepared=False),
     "budget-cap": _enrol(study(n_rounds=1000)),
     "budget-reservation": _beyond_the_reservation,
     "data-changed": _data_changed,

@@ -120,11 +120,17 @@ OpenRows = Callable[[Any], Any]
 
 @contextmanager
 def guarded(
-    folder: Path, open_rows: OpenRows | None = None, policy: Policy = POLICY, *, cap: float | None = None
+    folder: Path,
+    open_rows: OpenRows | None = None,
+    policy: Policy = POLICY,
+    *,
+    cap: float | None = None,
+    key: bytes | None = None,
 ) -> Iterator[Guard]:
     """A guard on the ledger in a folder, begun if need be; closed at the end."""
-    with Ledger.open(folder, cap=policy.cap if cap is None else cap, create=True) as ledger:
-        yield Guard(policy, ledger, open_rows or tiny(*rows(), policy.unit))
+    caps = {"cap": policy.cap, "cap_alone": policy.cap_alone} if cap is None else {"cap": cap}
+    with Ledger.open(folder, **caps, create=True) as ledger:
+        yield Guard(policy, ledger, open_rows or tiny(*rows(), policy.unit), key and (lambda masking: key))
 
 
 def consensus(round: int, shape: tuple[int, int] = (D, 1)) -> Floats:

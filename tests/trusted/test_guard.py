@@ -43,7 +43,7 @@ from dpadmm.trusted.private_rows import CheckedRows
 from dpadmm.trusted.unit import PrivacyUnit
 
 SOURCE = Path(dpadmm.__file__).parent
-TRUSTED = ("guard", "policy", "unit", "ledger", "discrete_gaussian")
+TRUSTED = ("guard", "policy", "unit", "ledger", "discrete_gaussian", "masking")
 PRIVACY = ("sensitivity", "plan", "releases")
 PARTS = ("_base.checks", *(f"trusted.{name}" for name in TRUSTED), *(f"privacy.{name}" for name in PRIVACY))
 
@@ -81,8 +81,8 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_an_auditor_reads_less_than_950_lines_of_code() -> None:
-    assert sum(code_lines(file_of(name)) for name in (*PARTS, "privacy.statistics.gradient")) < 950
+def test_an_auditor_reads_less_than_1150_lines_of_code() -> None:
+    assert sum(code_lines(file_of(name)) for name in (*PARTS, "privacy.statistics.gradient")) < 1150
 
 
 def test_what_the_guard_needs_is_what_the_auditor_reads() -> None:
@@ -307,9 +307,10 @@ def test_limits_include_their_last_value() -> None:
     assert refusal(POLICY.check, asked, POLICY.min_rows - 1).code == "policy-rows"
     policy = replace(POLICY)
     policy.__dict__["cap"] = 1.0
-    policy.check(asked, None, Fraction(1, 2))
-    refused = refusal(policy.check, asked, None, Fraction(1, 2) + Fraction(1, 2**50))
-    assert refused.code == "budget-cap"
+    half, more = Fraction(1, 2), Fraction(1, 2) + Fraction(1, 2**50)
+    policy.check(asked, None, (half, half))
+    assert refusal(policy.check, asked, None, (more, more)).code == "budget-cap"
+    assert refusal(policy.check, asked, None, (half, more)).code == "policy-alone"
 
 
 def test_measuring_models_is_not_allowed_unless_the_owner_says_so() -> None:

@@ -113,6 +113,58 @@ def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, 
     assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1)).code == "budget-reservation"
 
 
+def test_what_all_others_learn_together_has_a_cap_of_its_own(tmp_path):
+    """Exact as the first one, at reservation and at every spend; the owner may lower it by itself."""
+    with Ledger.open(tmp_path, cap=1.0, cap_alone=3.0, create=True) as ledger:
+        ledger.reserve(A, 0.5, shares=4, about={})
+        refused = refusal(ledger.reserve, B, 0.5, shares=3, about={})
+        assert refused.code == "policy-alone"
+        assert "for all other sites working together (Σμ²: asked 1.5, allowed 3, left 1)" in str(refused)
+        assert refusal(ledger.reserve, B, 0.25 + 2.0**-50, shares=4, about={}).code == "policy-alone"
+        assert refusal(ledger.reserve, B, 0.5 + 2.0**-50, about={}).code == "budget-cap"
+        ledger.reserve(B, 0.5, shares=2, about={})
+        spend(ledger)
+        book = ledger.status()
+        assert (book.spent, book.spent_alone) == (Fraction(1, 4), 1)
+        assert (book.promised, book.promised_alone, book.cap, book.cap_alone) == (1, 3, 1.0, 3.0)
+        ledger.close_study(B)
+        assert (book.promised, book.promised_alone) == (Fraction(1, 2), 2)
+    with Ledger.open(tmp_path, cap=1.0, cap_alone=1.5) as ledger:
+        assert read_ledger(tmp_path).spent_alone == 1
+        assert refusal(spend, ledger, round=2).code == "policy-alone"
+        spend(ledger, round=2, mu_squared=0.125)
+    with Ledger.open(tmp_path, cap=1.0) as ledger:
+        assert ledger.status().cap_alone == 1.0
+        assert refusal(ledger.reserve, C, 0.25, about={}).code == "policy-alone"
+        told = [(each.kind, each.mu_squared) for each in ledger.status().records if each.kind.startswith("cap")]
+    assert told == [("cap", 1.0), ("cap-alone", 3.0), ("cap-alone", 1.5), ("cap-alone", 1.0)]
+
+
+def test_a_lower_cap_lowers_both_until_the_second_is_said(tmp_path, monkeypatch):
+    """A crash between the two records leaves the stricter limit."""
+    Ledger.open(tmp_path, cap=1.0, cap_alone=3.0, create=True).close()
+    real = Ledger._append
+
+    def cut_short(self, record, payload=b""):
+        if record.kind == "cap-alone":
+            raise KeyboardInterrupt
+        real(self, record, payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_append", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            Ledger.open(tmp_path, cap=0.5, cap_alone=3.0)
+    assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).cap_alone) == (0.5, 0.5)
+    Ledger.open(tmp_path, cap=0.5, cap_alone=3.0).close()
+    assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).cap_alone) == (0.5, 3.0)
+
+
+@pytest.mark.parametrize("shares", [0, -1, 1.0, True, "2", 2**31])
+def test_shares_are_a_whole_number(ledger, shares):
+    assert refusal(ledger.reserve, A, 0.25, about={}, shares=shares).code == "request-malformed"
+    assert refusal(Ledger.open, ledger._folder, cap=0.25, cap_alone=math.nan).code == "request-malformed"
+
+
 def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path_factory: pytest.TempPathFactory):
     for n_rounds, epsilon in product([1, 7, 100, 1000], [0.1, 0.5, 1.0, 3.0, 8.0]):
         with case(n_rounds, epsilon):
@@ -129,12 +181,14 @@ def test_reserving_again_is_harmless_and_anything_else_refused(ledger):
     spend(ledger)
     ledger.reserve(A, 0.5, about={"rounds": 2, "name": "x"}, may_miss_rounds=True)
     assert ledger.status().seq == before + 1
-    for mu_squared, about, gaps in (
-        (0.25, {"name": "x", "rounds": 2}, True),
-        (0.5, {"name": "y", "rounds": 2}, True),
-        (0.5, {"name": "x", "rounds": 2}, False),
+    for mu_squared, about, gaps, shares in (
+        (0.25, {"name": "x", "rounds": 2}, True, 1),
+        (0.5, {"name": "y", "rounds": 2}, True, 1),
+        (0.5, {"name": "x", "rounds": 2}, False, 1),
+        (0.5, {"name": "x", "rounds": 2}, True, 2),
     ):
-        assert refusal(ledger.reserve, A, mu_squared, about=about, may_miss_rounds=gaps).code == "study-changed"
+        more = {"about": about, "may_miss_rounds": gaps, "shares": shares}
+        assert refusal(ledger.reserve, A, mu_squared, **more).code == "study-changed"
 
 
 def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
@@ -452,11 +506,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def begin(self):
         memory = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None))
-        self.cap = 1.0
-        self.reserved: dict[str, tuple[Fraction, bool]] = {}
+        self.caps = 1.0, 1.0
+        self.reserved: dict[str, tuple[Fraction, int, bool]] = {}
         self.spent: dict[str, dict[int, tuple[str, Fraction, bytes]]] = {}
         self.closed: set[str] = set()
-        self.ledger = Ledger.open(self.folder, cap=self.cap, create=True)
+        self.ledger = Ledger.open(self.folder, cap=1.0, create=True)
 
     def teardown(self):
         if hasattr(self, "ledger"):
@@ -466,26 +520,37 @@ class LedgerMachine(RuleBasedStateMachine):
     def total(self, study: str) -> Fraction:
         return sum((cost for _, cost, _ in self.spent[study].values()), Fraction(0))
 
-    def promised(self) -> Fraction:
-        return sum(
-            (self.total(study) if study in self.closed else self.reserved[study][0] for study in self.reserved),
-            Fraction(0),
-        )
+    def both(self, amounts: dict[str, Fraction]) -> tuple[Fraction, Fraction]:
+        """The sum over studies, and that with every study's shares."""
+        weighed = (amount * self.reserved[study][1] for study, amount in amounts.items())
+        return sum(amounts.values(), Fraction(0)), sum(weighed, Fraction(0))
 
-    @rule(study=st.sampled_from([A, B, C]), cost=st.integers(1, 12), may_miss_rounds=st.booleans())
-    def reserve(self, study, cost, may_miss_rounds):
+    def promised(self) -> tuple[Fraction, Fraction]:
+        studies = self.reserved.items()
+        return self.both({each: self.total(each) if each in self.closed else asked for each, (asked, *_) in studies})
+
+    def within(self, sums: tuple[Fraction, Fraction], asked: Fraction, shares: int) -> bool:
+        return sums[0] + asked <= self.caps[0] and sums[1] + shares * asked <= self.caps[1]
+
+    @rule(
+        study=st.sampled_from([A, B, C]),
+        cost=st.integers(1, 12),
+        shares=st.sampled_from([1, 1, 2, 3]),
+        may_miss_rounds=st.booleans(),
+    )
+    def reserve(self, study, cost, shares, may_miss_rounds):
         asked, refused = Fraction(cost, 16), None
         if study in self.reserved:
-            fine = study not in self.closed and self.reserved[study] == (asked, may_miss_rounds)
+            fine = study not in self.closed and self.reserved[study] == (asked, shares, may_miss_rounds)
         else:
-            fine = self.promised() + asked <= self.cap
+            fine = self.within(self.promised(), asked, shares)
         try:
-            self.ledger.reserve(study, float(asked), about={}, may_miss_rounds=may_miss_rounds)
+            self.ledger.reserve(study, float(asked), about={}, may_miss_rounds=may_miss_rounds, shares=shares)
         except Refusal as error:
             refused = error.code
         assert (refused is None) == fine, refused
         if fine:
-            self.reserved[study] = (asked, may_miss_rounds)
+            self.reserved[study] = (asked, shares, may_miss_rounds)
             self.spent.setdefault(study, {})
 
     @rule(
@@ -513,13 +578,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def may(self, study: str, round: int, digest: str, asked: Fraction) -> bool:
         if study not in self.reserved:
             return False
-        rounds, (reserved, gaps) = self.spent[study], self.reserved[study]
+        rounds, (reserved, shares, gaps) = self.spent[study], self.reserved[study]
         if round in rounds:
             return rounds[round][0] == digest
         last = max(rounds, default=0)
         in_order = round == last + 1 or (round > last and gaps)
-        everything = sum((self.total(each) for each in self.spent), Fraction(0))
-        affordable = self.total(study) + asked <= reserved and everything + asked <= self.cap
+        everything = self.both({each: self.total(each) for each in self.spent})
+        affordable = self.total(study) + asked <= reserved and self.within(everything, asked, shares)
         return study not in self.closed and in_order and affordable
 
     @precondition(lambda self: self.reserved)
@@ -529,19 +594,19 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.close_study(study)
         self.closed.add(study)
 
-    @rule(cap=st.sampled_from([0.5, 1.0, 1.0, 2.0]))
-    def reopen(self, cap):
+    @rule(caps=st.sampled_from([(0.5, 0.5), (1.0, 1.0), (1.0, 1.5), (1.0, 2.0), (2.0, 2.5)]))
+    def reopen(self, caps):
         self.ledger.close()
-        self.cap = cap
-        self.ledger = Ledger.open(self.folder, cap=cap)
+        self.caps = caps
+        self.ledger = Ledger.open(self.folder, cap=caps[0], cap_alone=caps[1])
 
     @invariant()
     def adds_up(self):
         if not hasattr(self, "ledger"):
             return
         book = self.ledger.status()
-        assert book.spent == sum((self.total(study) for study in self.spent), Fraction(0))
-        assert book.promised == self.promised()
+        assert (book.spent, book.spent_alone) == self.both({each: self.total(each) for each in self.spent})
+        assert (book.promised, book.promised_alone) == self.promised()
         assert set(book.accounts) == set(self.reserved)
         for study, rounds in self.spent.items():
             stored = [(record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)]
@@ -562,8 +627,9 @@ def test_records_are_hashed_as_they_always_were():
 
 def test_sums_are_exact_also_of_nothing():
     book = LedgerState()
-    assert (book.spent, book.promised) == (0, 0)
-    assert (type(book.spent), type(book.promised)) == (Fraction, Fraction)
+    sums = (book.spent, book.promised, book.spent_alone, book.promised_alone)
+    assert sums == (0, 0, 0, 0)
+    assert {type(each) for each in sums} == {Fraction}
 
 
 def test_a_refusal_says_whose_limit_it_is(ledger):

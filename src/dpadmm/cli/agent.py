@@ -32,12 +32,14 @@ from dpadmm.site.accounts import broken_promises
 from dpadmm.site.site import Site, counted, read_site
 from dpadmm.study.study import Study, read_study
 from dpadmm.trusted.ledger import LedgerState, read_ledger
-from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.policy import MaskingLimits, Policy
 
 if TYPE_CHECKING:
     from dpadmm.federation.site.process import SiteProcess
     from dpadmm.trusted.unit import Persons
 
+
+ALONE = "if all other sites work together"
 
 agent_app = typer.Typer(
     help="For data owners: your table, your limits, and the studies you take part in.", no_args_is_help=True
@@ -165,17 +167,18 @@ def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_j
     state = decisions.accept(site, study)
     account = state.accounts[study.hash]
     n_rows, at = account.about["n_rows"], account.reservation.at
-    reserved, left = Fraction(account.reservation.mu_squared), _left(site.policy, state.promised)
+    reserved = Fraction(account.reservation.mu_squared)
     if as_json:
         answer = {"study": study.hash, "rows": n_rows, "enrolled_at": at}
-        amounts = {"reserved": _amount(reserved, site.policy), "left": _amount(left, site.policy)}
-        return echo_json({**answer, **amounts})
+        amounts = {"reserved": reserved, "left": _left(site.policy, state)}
+        amounts |= {"reserved_alone": account.shares * reserved, "left_alone": _left(site.policy, state, alone=True)}
+        return echo_json({**answer, **{name: _amount(each, site.policy) for name, each in amounts.items()}})
     done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
     say(f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
     say_path(study.hash)
     whole = f"{rounded_up(site.policy.epsilon)} at δ = {site.policy.delta:g}"
-    rest = _epsilon_left(state.promised, site.policy)
-    say(f"Reserved: ε {_epsilon(reserved, site.policy)} of {whole}; left for other studies: {rest}.")
+    rest = _epsilon_left(state, site.policy)
+    say(f"Reserved: ε {_epsilon(reserved, site.policy, account.shares)} of {whole}; left for other studies: {rest}.")
     say(*_owner_warnings(study, site, state))
     say("Do not change the table until the study has ended: changed rows are refused.")
     return None
@@ -204,7 +207,8 @@ def leave(
     done = "Already left, nothing changed" if already else "Left"
     say(f"{done}: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
     say_path(chosen)
-    spent, left = _epsilon(account.spent, site.policy), _epsilon_left(state.promised, site.policy)
+    spent = _epsilon(account.spent, site.policy, account.shares)
+    left = _epsilon_left(state, site.policy)
     say(f"It spent ε {spent}; left for other studies: {left}. {ENDED_EARLY}")
 
 
@@ -383,18 +387,31 @@ def _limits_text(policy: Policy) -> list[str]:
         f"Allowed: {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at "
         f"most {policy.max_rounds:,} rounds in a study; no study with fewer than {policy.min_rows:,} rows.",
         f"Local evaluation of models on your rows: {'allowed' if policy.local_metrics else 'not allowed'}.",
+        *([_masking_text(policy.masking, policy.delta)] if policy.masking else []),
     ]
+
+
+def _masking_text(limits: MaskingLimits, delta: float) -> str:
+    return (
+        f"Secure aggregation: allowed, up to ε {limits.epsilon_alone:g} at δ = {delta:g} if all other sites work "
+        f"together; studies must rely on at least {limits.min_honest} honest sites, and withstand "
+        f"{counted(limits.min_withstood, 'site that works', 'sites that work')} with the aggregator."
+    )
 
 
 def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
     if state is None:
         return "Not created yet."
     n_open = sum(not account.closed for account in state.accounts.values())
-    return (
+    text = (
         f"{counted(len(state.accounts), 'study', 'studies')}, {n_open} of them open; ε "
         f"{_epsilon(state.spent, policy)} spent, {_epsilon(state.promised, policy)} spent or reserved, "
-        f"{_epsilon_left(state.promised, policy)} left."
+        f"{_epsilon_left(state, policy)} left."
     )
+    if state.promised_alone == state.promised:
+        return text
+    alone = [_epsilon(each, policy) for each in (state.spent_alone, state.promised_alone)]
+    return f"{text} If all other sites work together, ε {alone[0]} is spent, {alone[1]} spent or reserved."
 
 
 def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[str]:
@@ -427,11 +444,15 @@ def _site_figures(site: Site, persons: Persons, state: LedgerState | None) -> di
             "min_rows": policy.min_rows,
             "rows_per_person": policy.unit.rows,
             "local_metrics": policy.local_metrics,
+            "secure_aggregation": policy.masking._asdict() if policy.masking else None,
         },
         "ledger": str(site.ledger),
         "spent": None if state is None else _amount(state.spent, policy),
         "promised": None if state is None else _amount(state.promised, policy),
-        "left": _amount(_left(policy, state.promised if state else Fraction(0)), policy),
+        "left": _amount(_left(policy, state), policy),
+        "spent_alone": None if state is None else _amount(state.spent_alone, policy),
+        "promised_alone": None if state is None else _amount(state.promised_alone, policy),
+        "left_alone": _amount(_left(policy, state, alone=True), policy),
         "notes": [*site.warnings(), *_warnings(site, persons, state)],
     }
 
@@ -441,26 +462,29 @@ def _site_figures(site: Site, persons: Persons, state: LedgerState | None) -> di
 
 def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None) -> list[dict[str, Any]]:
     """Every limit with its requested, allowed and remaining amount, without the study's own reservation."""
-    promised, known = state.promised, state.accounts.get(study.hash)
-    if known is not None and not known.closed:
-        promised -= Fraction(known.reservation.mu_squared)
+    known = state.accounts.get(study.hash)
+    own, shares = (known.promised, known.shares) if known is not None and not known.closed else (Fraction(0), 1)
     lines = []
-    for limit in policy.evaluate(study.terms, n_rows, promised):
+    for limit in policy.evaluate(study.terms, n_rows, (state.promised - own, state.promised_alone - shares * own)):
         values: dict[str, tuple[Any, ...]] = {limit.name: (limit.asked, limit.allowed, limit.left)}
-        if limit.name == "budget":
-            sums = [_amount(Fraction(cast(float, each)), policy) for each in values["budget"]]
-            values = {name: tuple(each[name] for each in sums) for name in sums[0]}
+        if limit.name in ("budget", "alone"):
+            sums = [_amount(Fraction(cast(float, each)), policy) for each in values[limit.name]]
+            kind = "_alone" if limit.name == "alone" else ""
+            values = {f"{name}{kind}": tuple(each[name] for each in sums) for name in sums[0]}
         for name, (asked, allowed, left) in values.items():
             names = list(allowed) if isinstance(allowed, tuple) else allowed
             lines.append({"limit": name, "asked": asked, "allowed": names, "left": left, "holds": limit.holds})
     return lines
 
 
-def _left(policy: Policy, promised: Fraction) -> Fraction:
-    """Σμ² that is neither spent nor reserved."""
+def _left(policy: Policy, state: LedgerState | None, *, alone: bool = False) -> Fraction:
+    """Σμ² that is neither spent nor reserved, or that if all other sites work together."""
     from dpadmm.cli.ledger import left_in
 
-    return left_in(Fraction(policy.cap), promised)
+    state = state or LedgerState()
+    if alone:
+        return left_in(Fraction(policy.cap_alone), state.promised_alone)
+    return left_in(Fraction(policy.cap), state.promised)
 
 
 def _amount(mu_squared: Fraction, policy: Policy) -> dict[str, float]:
@@ -468,12 +492,16 @@ def _amount(mu_squared: Fraction, policy: Policy) -> dict[str, float]:
     return {"epsilon": policy.epsilon_of(mu_squared), "mu_squared": float(mu_squared)}
 
 
-def _epsilon(mu_squared: Fraction, policy: Policy) -> str:
-    return rounded_up(_amount(mu_squared, policy)["epsilon"])
+def _epsilon(mu_squared: Fraction, policy: Policy, shares: int = 1) -> str:
+    """ε, and with secure aggregation that if all other sites work together."""
+    text = rounded_up(_amount(mu_squared, policy)["epsilon"])
+    return f"{text} ({_epsilon(shares * mu_squared, policy)} {ALONE})" if shares > 1 else text
 
 
-def _epsilon_left(promised: Fraction, policy: Policy) -> str:
-    return rounded_down(_amount(_left(policy, promised), policy)["epsilon"])
+def _epsilon_left(state: LedgerState, policy: Policy) -> str:
+    sums = [_left(policy, state, alone=alone) for alone in (False, True)]
+    shown = [rounded_down(_amount(each, policy)["epsilon"]) for each in sums]
+    return shown[0] if sums[0] == sums[1] else f"{shown[0]} ({shown[1]} {ALONE})"
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
@@ -484,6 +512,8 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     say_path(study.hash)
     say(in_words(study)[0], f"Noise multiplier z: {noise_text(study.terms.plan.tally())}.")
     names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
+    names |= {"honest": "honest sites", "withstood": "sites that may work with the aggregator"}
+    names |= {f"{name}_alone": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
     rows = [
         (
             names.get(line["limit"], line["limit"]),
@@ -494,21 +524,26 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     ]
     show_table(("", "asked", "allowed", "left", "fits"), rows, fold=range(5))
     who = "with one row" if policy.unit.rows == 1 else f"with up to {policy.unit.rows} rows"
-    cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
-    text = f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}"
+    cost = {line["limit"]: line["asked"] for line in lines}
+    text = f"The study would cost each person {who} here ε {rounded_up(cost['epsilon'])} at your δ = {policy.delta:g}"
+    if study.terms.masking:
+        text += (
+            f" if at least {study.terms.shares} of the sites that take part in a round are honest; if all others work "
+        )
+        text += f"together against you: ε {rounded_up(cost['epsilon_alone'])}"
     say(f"{text}; Σμ² of several studies adds up, ε does not.")
 
 
 def _cell(limit: str, column: str, value: Any) -> str:
     if value is None:
         return ""
-    if limit == "epsilon":
+    if limit.startswith("epsilon"):
         return rounded_down(value) if column == "left" else rounded_up(value)
-    if limit == "mu_squared":
+    if limit.startswith("mu_squared"):
         return f"{value:.4g}"
     if isinstance(value, list):
         return ", ".join(value)
-    at_least = "at least " if (limit, column) == ("rows", "allowed") else ""
+    at_least = "at least " if limit in ("rows", "honest", "withstood") and column == "allowed" else ""
     return f"{at_least}{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -523,7 +558,8 @@ def _declined_text(study: Study, site: Site, state: LedgerState, changed: bool) 
         done = "Declined, and recorded with the date" if changed else "Already declined, nothing changed"
         return f"{done}. Nothing was reserved."
     done = "Declined. It was enrolled, and is left now" if changed else "Already left, nothing changed"
-    spent, left = _epsilon(account.spent, site.policy), _epsilon_left(state.promised, site.policy)
+    spent = _epsilon(account.spent, site.policy, account.shares)
+    left = _epsilon_left(state, site.policy)
     return (
         f"{done}: it gets no more answers, and cannot be enrolled again. It spent ε {spent} in "
         f"{len(account.rounds)} rounds; nothing more is reserved. Left for other studies: {left}."

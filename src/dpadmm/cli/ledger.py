@@ -27,6 +27,11 @@ MEANING = (
     "ε is exact and holds for each person with the maximum number of rows, for replace-one neighbours, "
     "against everyone who sees all messages of all studies. Σμ² of several releases adds up; ε does not."
 )
+ALONE = (
+    "With secure aggregation, ε holds if in every round at least as many sites are honest as the study says "
+    "(honest), and as long as its masks are secret, which is computational; what is given for all other sites "
+    "working together needs neither."
+)
 ENDED_EARLY = (
     "The ledger charges a study that ended early only for the rounds it released. Its statement charges all "
     "planned rounds, because readers cannot know why it ended."
@@ -38,7 +43,7 @@ CHECK = (
     "at, content]. The content of a spend is the SHA-256 of its upload."
 )
 
-PUBLIC = ("name", "method", "loss", "plan", "statistics", "delta", "n_rows", "rows_per_person")
+PUBLIC = ("name", "method", "loss", "plan", "statistics", "delta", "masking", "n_rows", "rows_per_person")
 """The public part of a study's description: not the digest of the rows and its salt."""
 
 ledger_app = typer.Typer(
@@ -72,7 +77,7 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     _show_totals(state, delta)
     if state.accounts:
         _show_studies(state, delta)
-    say(f"δ = {delta:g} {whose}. {MEANING}")
+    say(f"δ = {delta:g} {whose}. {MEANING}", *([ALONE] if _differ(state) else []))
     accounts = [(each, Fraction(each.reservation.mu_squared)) for each in state.accounts.values()]
     if any(each.closed and each.spent < reserved * (1 - ROUNDING) for each, reserved in accounts):
         say(ENDED_EARLY)
@@ -144,10 +149,11 @@ def summary(state: LedgerState, delta: float) -> dict[str, Any]:
     return {
         "delta": delta,
         "totals": {name: _figures(amount, delta) for name, _, amount in _totals(state)},
+        "totals_alone": {name: _figures(amount, delta) for name, _, amount in _totals(state, alone=True)},
         "studies": [_study(study, account, delta) for study, account in state.accounts.items()],
         "n_records": state.seq,
         "fingerprint": state.fingerprint,
-        "meaning": MEANING,
+        "meaning": f"{MEANING} {ALONE}" if _differ(state) else MEANING,
     }
 
 
@@ -166,16 +172,26 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
         "last_round": max(account.rounds, default=0),
         "reserved": _figures(Fraction(account.reservation.mu_squared), delta),
         "spent": _figures(account.spent, delta),
+        "reserved_alone": _figures(account.shares * Fraction(account.reservation.mu_squared), delta),
+        "spent_alone": _figures(account.shares * account.spent, delta),
         "enrolled_at": times[0],
         "last_at": times[-1],
     }
 
 
-def _totals(state: LedgerState) -> list[tuple[str, str, Fraction]]:
-    cap, promised = Fraction(state.cap), state.promised
+def _differ(state: LedgerState) -> bool:
+    """Whether secure aggregation gives the ledger two sums or two limits."""
+    return (state.promised, state.cap) != (state.promised_alone, state.cap_alone)
+
+
+def _totals(state: LedgerState, alone: bool = False) -> list[tuple[str, str, Fraction]]:
+    """Of what holds if enough sites are honest, or if all others work together."""
+    cap, promised, spent = Fraction(state.cap), state.promised, state.spent
+    if alone:
+        cap, promised, spent = Fraction(state.cap_alone), state.promised_alone, state.spent_alone
     return [
-        ("spent", "spent by releases so far", state.spent),
-        ("reserved", "reserved by open studies, not yet spent", left_in(promised, state.spent)),
+        ("spent", "spent by releases so far", spent),
+        ("reserved", "reserved by open studies, not yet spent", left_in(promised, spent)),
         ("promised", "spent and reserved", promised),
         ("left", "left for new studies", left_in(cap, promised)),
         ("cap", "the owner's limit", cap),
@@ -232,12 +248,13 @@ def _figures(amount: Fraction, delta: float) -> dict[str, float]:
 
 
 def _show_totals(state: LedgerState, delta: float) -> None:
-    rows: list[Row] = []
-    for name, words, amount in _totals(state):
-        figures = _figures(amount, delta)
-        epsilon = (rounded_down if name == "left" else rounded_up)(figures["epsilon"])
-        rows += [(words, f"{figures['mu_squared']:.6g}", epsilon), *([()] if name == "promised" else [])]
-    show_table(("", "Σμ²", f"ε at δ = {delta:g}"), rows)
+    for alone in (False, True) if _differ(state) else (False,):
+        rows: list[Row] = []
+        for name, words, amount in _totals(state, alone):
+            figures = _figures(amount, delta)
+            epsilon = (rounded_down if name == "left" else rounded_up)(figures["epsilon"])
+            rows += [(words, f"{figures['mu_squared']:.6g}", epsilon), *([()] if name == "promised" else [])]
+        show_table(("if all other sites work together" if alone else "", "Σμ²", f"ε at δ = {delta:g}"), rows)
 
 
 def _show_studies(state: LedgerState, delta: float) -> None:
@@ -255,6 +272,17 @@ def _show_studies(state: LedgerState, delta: float) -> None:
             )
         )
     show_table(("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of"), rows, fold=[0])
+    masked = [
+        (
+            study[:12],
+            str(each.shares),
+            *(rounded_up(_figures(each.shares * amount, delta)["epsilon"]) for amount in amounts),
+        )
+        for study, each in state.accounts.items()
+        if each.shares > 1 and (amounts := (each.spent, Fraction(each.reservation.mu_squared)))
+    ]
+    if masked:
+        show_table(("study", "honest sites", "ε spent if all others work together", "of"), masked)
     plans = [
         (study[:12], each.statistic, f"{each.noise_multiplier:.4f}", f"{n} of {planned}")
         for study, account in state.accounts.items()

@@ -277,7 +277,7 @@ Answers = dict[int, tuple[Integers, Floats]]
 
 
 def _answers(site: Site, study: Study) -> Answers:
-    with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
+    with Ledger.open(site.ledger, cap=site.policy.cap, cap_alone=site.policy.cap_alone) as ledger:
         past = ledger.transcript(study.hash) if study.hash in ledger.status().accounts else []
     found: Answers = {}
     for record, stored in past:

@@ -126,7 +126,7 @@ def gaussian(release: AnyRelease) -> Release:
     return release
 
 
-def fits(asked: float, used: Fraction, allowed: float) -> bool:
+def fits(asked: float | Fraction, used: Fraction, allowed: float) -> bool:
     """Whether Σμ² of ``asked`` fits beside what is used: the one rule for review, enrolment and ledger.
 
     Exact and rounded once: n rounds fit n times their μ², and no limit is exceeded by more than 2⁻⁵³ of it.

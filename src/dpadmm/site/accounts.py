@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.plan import plan_from_json
 from dpadmm.trusted.ledger import Account, LedgerState
-from dpadmm.trusted.policy import Policy, Terms
+from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 
 if TYPE_CHECKING:
     from dpadmm.privacy.statement import Statement
@@ -23,14 +23,18 @@ def broken_promises(policy: Policy, book: LedgerState) -> list[str]:
         for hash, account in still_open.items()
         for why in _reasons(policy, account)
     ]
-    if still_open and float(book.promised) > policy.cap:
-        asked, cap, spent = (policy.epsilon_of(each) for each in (book.promised, policy.cap, book.spent))
-        names = ", ".join(_name(*pair) for pair in still_open.items())
-        told.append(
-            f"your limit, ε {cap:.4f} at δ = {policy.delta:g}, is below what was promised, ε {asked:.4f} "
-            f"({spent:.4f} of it released): not every enrolled study can end ({names}); raise the limit, or "
-            "leave a study"
-        )
+    names = ", ".join(_name(*pair) for pair in still_open.items())
+    limits = {(book.promised, policy.cap, book.spent): ""}
+    alone = (book.promised_alone, policy.cap_alone, book.spent_alone)
+    limits.setdefault(alone, " if all other sites work together")
+    for sums, whose in limits.items():
+        if still_open and float(sums[0]) > sums[1]:
+            asked, cap, spent = (policy.epsilon_of(each) for each in sums)
+            told.append(
+                f"your limit{whose}, ε {cap:.4f} at δ = {policy.delta:g}, is below what was promised, ε {asked:.4f} "
+                f"({spent:.4f} of it released): not every enrolled study can end ({names}); raise the limit, or "
+                "leave a study"
+            )
     return told
 
 
@@ -48,6 +52,11 @@ def _reasons(policy: Policy, account: Account) -> Iterator[str]:
 def terms_of(account: Account) -> Terms:
     """What a study asks for, as the ledger has it."""
     about = account.about
+    masking = about.get("masking")
+    if masking:
+        masking = MaskingTerms(**masking)._replace(
+            roster=tuple((n, bytes.fromhex(key)) for n, key in masking["roster"])
+        )
     return Terms(
         hash=account.reservation.study,
         name=about["name"],
@@ -57,6 +66,7 @@ def terms_of(account: Account) -> Terms:
         statistics={},
         delta=about["delta"],
         may_miss_rounds=account.may_miss_rounds,
+        masking=masking,
     )
 
 
@@ -85,4 +95,5 @@ def of_account(study: str, account: Account, *, site: str, version: str) -> Stat
     if not math.isclose(account.reservation.mu_squared, k**2 * float(plan.mu_squared()), rel_tol=1e-9):
         raise StudyError(f"study {study[:12]} reserved another Σμ² than the releases of its plan cost")
     delta = float(about["delta"]) if type(about["delta"]) is int else about["delta"]
-    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version)
+    honest = account.shares if account.shares > 1 else None
+    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version, honest)

@@ -6,6 +6,7 @@ on rows of one person and the ledger are the owner's alone.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,14 +20,14 @@ import numpy as np
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import Refusal, StudyError
 from dpadmm._base.fields import check_names, nearest
-from dpadmm._base.files import expanded
+from dpadmm._base.files import atomic_file, expanded
 from dpadmm._base.toml import read_toml
 from dpadmm.optim.losses import LOSSES
 from dpadmm.study.study import DEPLOYABLE, Study
 from dpadmm.training.metrics import error
-from dpadmm.trusted.guard import Enrolled, Guard
+from dpadmm.trusted.guard import Enrolled, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
-from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
 from dpadmm.trusted.private_rows import CheckedRows
 from dpadmm.trusted.unit import PrivacyUnit
 
@@ -38,6 +39,7 @@ SECTIONS = {
     "data": ("table", "label"),
     "person": ("column", "rows"),
     "limits": ("epsilon", "delta", "methods", "losses", "max_rounds", "min_rows"),
+    "secure_aggregation": ("allow", "min_honest", "min_withstood", "epsilon_alone"),
 }
 MOST = 10**9
 """Rows or rounds in a limit."""
@@ -69,10 +71,14 @@ class Site:
         return CheckedRows(self.rows.encoded(study))
 
     @contextmanager
-    def guard(self, *, create: bool = False) -> Iterator[Guard]:
-        """Hold the ledger, and guard the rows with it; ``create`` begins a ledger where there is none."""
-        with Ledger.open(self.ledger, cap=self.policy.cap, create=create) as ledger:
-            yield Guard(self.policy, ledger, self.open_rows)
+    def guard(self, *, create: bool = False, rows: PrivateRows | None = None) -> Iterator[Guard]:
+        """Hold the ledger, and guard the rows with it; ``create`` begins a ledger where there is none.
+
+        ``rows`` are those of the one study that is to be enrolled, if they have been encoded before.
+        """
+        caps = {"cap": self.policy.cap, "cap_alone": self.policy.cap_alone}
+        with Ledger.open(self.ledger, **caps, create=create) as ledger:
+            yield Guard(self.policy, ledger, self.open_rows if rows is None else lambda _: rows, self.key_of)
 
     def begin(self) -> None:
         """Begin the ledger: refused where there is one, since a new one would forget what was spent."""
@@ -84,7 +90,34 @@ class Site:
 
     def rehearse(self, study: Study, book: LedgerState) -> Enrolled:
         """What ``enrol`` would say where the ledger holds ``book``: nothing is held or written."""
-        return Guard(self.policy, _Rehearsal(book, self.policy.cap), self.open_rows).enrol(study)
+        return Guard(self.policy, _Rehearsal(book, self.policy), self.open_rows, self.key_of).enrol(study)
+
+    @property
+    def keys(self) -> Path:
+        """The folder of private keys for secure aggregation, each named by its public key."""
+        return self.path.parent / "keys"
+
+    def make_key(self) -> bytes:
+        """Make a key for one study with secure aggregation; its public half, for the study's roster."""
+        from dpadmm.trusted.masking import public_key  # needs cryptography
+
+        private = os.urandom(32)
+        public = public_key(private)
+        self.keys.mkdir(mode=0o700, exist_ok=True)
+        with atomic_file(self.keys / public.hex(), mode=0o600, replace=False) as out:
+            out.write(private)
+        return public
+
+    def key_of(self, masking: MaskingTerms) -> bytes:
+        """The private key of this site in a roster."""
+        found = [path for _, key in masking.roster if (path := self.keys / key.hex()).exists()]
+        if len(found) != 1:
+            said = "none of its keys is" if not found else "several of its keys are"
+            raise Refusal("roster-not-mine", f"a study's roster has one key of each site, and {said} in {self.keys}")
+        if found[0].stat().st_mode & 0o077:
+            text = f"others may read the secret {found[0]}, so that its masks hide nothing: chmod 600 {found[0]}"
+            raise Refusal("roster-not-mine", text)
+        return found[0].read_bytes()
 
     def measure(self, study: Study, weights: Floats) -> dict[str, float]:
         """Mean loss and error of a model on the own rows: for the owner only, since no noise is on them."""
@@ -115,12 +148,12 @@ class Site:
 class _Rehearsal(Ledger):
     """The rules of a ledger without its files: what would be recorded is checked, and no more."""
 
-    def __init__(self, book: LedgerState, cap: float) -> None:
+    def __init__(self, book: LedgerState, policy: Policy) -> None:
         super().__init__(Path(), cast(Any, None), cast(Any, None), book)
-        book.cap = cap
+        book.cap, book.cap_alone = policy.cap, policy.cap_alone
 
     def _append(self, record: Record, *payload: bytes) -> None:
-        self.status().check(record)
+        self.status().check(record, *payload)
 
 
 def counted(n: int, one: str, several: str) -> str:
@@ -139,31 +172,43 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
     if table.get("format") != FORMAT:
         raise StudyError(f'{path}: format must be "{FORMAT}", not {table.get("format")!r}')
     here = path.parent
-    data, person, limits = (_section(table, name, path) for name in SECTIONS)
-    metrics = table.get("local_metrics", False)
-    if not isinstance(metrics, bool):
-        raise StudyError(f"{path}: local_metrics must be true or false, not {metrics!r}")
+    data, person, limits = (_section(table, name, path) for name in ("data", "person", "limits"))
     entries = _Entries(path)
     label = entries.text("data.label", data["label"]) if "label" in data else None
     column = entries.text("person.column", person["column"]) if "column" in person else None
     if label is not None and label == column:
         raise StudyError(f"{path}: {label!r} cannot be both data.label and person.column")
+    epsilon = entries.number("limits.epsilon", limits.get("epsilon"), 1e-6, 100.0)
     return Site(
         path=path,
         table=here / entries.path("data.table", data.get("table")),
         ledger=here / entries.path("ledger", table.get("ledger")),
         label=label,
         policy=Policy(
-            epsilon=entries.number("limits.epsilon", limits.get("epsilon"), 1e-6, 100.0),
+            epsilon=epsilon,
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
             methods=entries.names("limits.methods", limits.get("methods"), DEPLOYABLE),
             losses=entries.names("limits.losses", limits.get("losses"), tuple(LOSSES)),
             max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
             min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),
             unit=PrivacyUnit(entries.whole("person.rows", person.get("rows"), 1), column),
-            local_metrics=metrics,
+            local_metrics=entries.yes_or_no("local_metrics", table.get("local_metrics", False)),
+            masking=_masking(entries, table, path, epsilon),
         ),
     )
+
+
+def _masking(entries: _Entries, table: Mapping[str, Any], path: Path, epsilon: float) -> MaskingLimits | None:
+    """What ``[secure_aggregation]`` allows: nothing where it is missing."""
+    if (name := "secure_aggregation") not in table:
+        return None
+    section = _section(table, name, path)
+    limits = MaskingLimits(
+        entries.number(f"{name}.epsilon_alone", section.get("epsilon_alone"), epsilon, 100.0),
+        entries.whole(f"{name}.min_honest", section.get("min_honest"), 2),
+        entries.whole(f"{name}.min_withstood", section.get("min_withstood"), 1),
+    )
+    return limits if entries.yes_or_no(f"{name}.allow", section.get("allow")) else None
 
 
 def _section(table: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
@@ -198,6 +243,11 @@ class _Entries:
     def whole(self, name: str, value: object, least: int) -> int:
         if type(value) is not int or not least <= value <= MOST:
             raise self._wrong(name, f"a whole number between {least} and {MOST:,}", value)
+        return value
+
+    def yes_or_no(self, name: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
         return value
 
     def names(self, name: str, value: object, known: Sequence[str]) -> frozenset[str]:

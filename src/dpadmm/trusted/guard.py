@@ -4,12 +4,18 @@ A question is a statistic of the closed list with public parameters. Any paramet
 adds to a sum is clipped; so what is asked, and what is made of the answer, is outside. Which study may ask,
 how much noise it gets and how often it may ask was fixed when it was enrolled. All state is in the ledger:
 after a crash the same enrolment and request give the same bytes.
+
+With secure aggregation an answer leaves only under a mask (``masking.py``): ``prepare`` computes it, with a share of
+the noise, and ``masked`` masks it for the members of the round, once they are known, and records it. One request with
+one set of members is answered in a round, and what was prepared is used once; what is lost in a crash is computed
+again, with other noise.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -18,18 +24,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import Refusal
+from dpadmm._base.errors import Refusal, StudyError
 from dpadmm.privacy.plan import gaussian
 from dpadmm.privacy.releases import AnyRelease, Release
 from dpadmm.trusted.discrete_gaussian import Grid, release_sum
 from dpadmm.trusted.ledger import Ledger
-from dpadmm.trusted.policy import Policy, Terms
+from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 from dpadmm.trusted.unit import PrivacyUnit
 
 if TYPE_CHECKING:
     from dpadmm.privacy.statistics import Statistic
+    from dpadmm.trusted.masking import Masks
 
 MAX_MEMO = 2**27
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Study(Protocol):
@@ -60,11 +68,15 @@ class PrivateRows(Protocol):
 
 
 class Question(NamedTuple):
-    """A release of a study's plan: the noise it gets, the statistic, and the grid of its answers."""
+    """A release of a study's plan: the noise it gets, the statistic, and the grid of its answers.
+
+    The noise of an answer is one of ``shares`` shares.
+    """
 
     release: Release
     statistic: Statistic
     grid: Grid
+    shares: int
 
     def upload(self, stored: bytes) -> Integers:
         """The answer in what the ledger keeps of a round."""
@@ -78,6 +90,7 @@ class Enrolled(NamedTuple):
     terms: Terms
     rows: PrivateRows
     prices: Mapping[AnyRelease, float]
+    masks: Masks | None = None
 
     def question(self, round: int) -> Question:
         """What may be asked in a round."""
@@ -94,16 +107,37 @@ class Enrolled(NamedTuple):
         """What a release of the plan answers, and on which grid."""
         asked = gaussian(release)
         statistic = self.terms.statistics[asked.statistic]
-        grid = Grid(statistic.row_norm, math.prod(statistic.shape), self.rows.n_rows)
-        return Question(asked, statistic, grid)
+        masking = self.terms.masking
+        n_rows = masking.most_rows if masking else self.rows.n_rows  # answers that are added need one grid
+        grid = Grid(statistic.row_norm, math.prod(statistic.shape), n_rows)
+        return Question(asked, statistic, grid, self.terms.shares)
+
+
+class Prepared(NamedTuple):
+    """An answer that waits for the members of its round; in memory only."""
+
+    round: int
+    request: str
+    numbers: bytes
+    memo: bytes
 
 
 class Guard:
-    """``enrol`` a study, then ``answer`` its rounds. ``open_rows`` encodes the owner's table for a study."""
+    """``enrol`` a study, then ``answer`` its rounds, or ``prepare`` and ``masked`` with secure aggregation.
 
-    def __init__(self, policy: Policy, ledger: Ledger, open_rows: Callable[[Any], PrivateRows]) -> None:
-        self._policy, self._ledger, self._open_rows = policy, ledger, open_rows
+    ``open_rows`` encodes the owner's table for a study; ``key_of`` has the owner's private key in a roster.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        open_rows: Callable[[Any], PrivateRows],
+        key_of: Callable[[MaskingTerms], bytes] | None = None,
+    ) -> None:
+        self._policy, self._ledger, self._open_rows, self._key_of = policy, ledger, open_rows, key_of
         self._studies: dict[str, Enrolled] = {}
+        self._prepared: dict[str, Prepared] = {}
         self._one_at_a_time = threading.RLock()
 
     def enrol(self, study: Study) -> Enrolled:
@@ -113,13 +147,18 @@ class Guard:
         """
         terms = study.terms
         self._policy.check(terms)
+        masks = self._masks(terms)
         try:
             rows = self._open_rows(study)
             prices = {release: self._policy.price(release) for release, _ in terms.plan.tally()}
-            enrolled = Enrolled(terms, rows, prices)
+            enrolled = Enrolled(terms, rows, prices, masks)
             for release in prices:
                 asked = enrolled.question_of(release)
-                asked.grid.noise_scale(asked.release.noise_multiplier)
+                scale = asked.grid.noise_scale(asked.release.noise_multiplier, asked.shares)
+                if masks and masks.n_sites * asked.grid.reach(scale) >= 2**63:
+                    raise StudyError("the sum of all sites' answers might not fit 63 bits")
+                if rows.n_rows > asked.grid.n_rows:
+                    raise StudyError(f"there are {rows.n_rows} rows here, and most_rows is {asked.grid.n_rows}")
         except Exception as error:  # whoever asked learns no more than that
             text = "the rows here do not fit this study, or its noise level is unattainable; see the site's log"
             raise Refusal("study-unfit", text) from error
@@ -138,11 +177,11 @@ class Guard:
             if known and known.about["rows"] != digest:
                 raise Refusal("data-changed", "the rows are not those that this study was enrolled with")
             if not known:
-                self._policy.check(terms, rows.n_rows, book.promised)
+                self._policy.check(terms, rows.n_rows, (book.promised, book.promised_alone))
             pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.unit.rows}
             about = {**terms.as_json(), **pinned, "salt": salt, "rows": digest}
-            cost = self._policy.cost(terms.plan)
-            self._ledger.reserve(terms.hash, cost, about=about, may_miss_rounds=terms.may_miss_rounds)
+            cost, gaps = self._policy.cost(terms.plan), terms.may_miss_rounds
+            self._ledger.reserve(terms.hash, cost, about=about, may_miss_rounds=gaps, shares=terms.shares)
             return self._studies.setdefault(terms.hash, enrolled)
 
     def answer(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> Integers:
@@ -152,23 +191,66 @@ class Guard:
         """
         with self._one_at_a_time:
             enrolled = self._enrolled(study)
+            if enrolled.masks:
+                raise Refusal("request-malformed", "this study has secure aggregation: answers leave masked")
             asked = enrolled.question(round)
             parameters, digest = _request(study, round, asked.statistic, parameters, memo)
             stored = self._ledger.replay(study, round, digest=digest)
             if stored is None:
-                upload = _release(enrolled.rows, asked, parameters)
-                if upload is None:
-                    raise Refusal("release-failed", "the agent could not compute an answer")
-                stored, price = upload + memo, enrolled.prices[asked.release]
-                self._ledger.spend(study, round, digest=digest, mu_squared=price, upload=stored)
+                stored = _release(enrolled.rows, asked, parameters) + memo
+                self._spend(enrolled, asked, round, digest, stored)
+            return asked.upload(stored)
+
+    def prepare(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> str:
+        """Compute the answer to a request, keep it until its round has members, and tell the request's digest.
+
+        Nothing is spent. A round has one prepared answer, that to the last request.
+        """
+        with self._one_at_a_time:
+            enrolled, _ = self._with_masks(study)
+            asked = enrolled.question(round)
+            parameters, request = _request(study, round, asked.statistic, parameters, memo)
+            account, ready = self._ledger.status().account(study), self._prepared.get(study)
+            if round not in account.rounds and (ready is None or ready[:2] != (round, request)):
+                account.check_round(round)
+                numbers = _release(enrolled.rows, asked, parameters)
+                self._prepared[study] = Prepared(round, request, numbers, memo)
+            return request
+
+    def masked(self, study: str, round: int, request: str, members: bytes) -> Integers:
+        """The answer to a prepared request, masked for the members of its round; to the same again, the same.
+
+        ``members`` has a bit for each site of the roster; see ``masking.bitmap_of``.
+        """
+        with self._one_at_a_time:
+            enrolled, masks = self._with_masks(study)
+            asked = enrolled.question(round)
+            if type(request) is not str or not DIGEST.fullmatch(request):
+                raise Refusal("request-malformed", "the request is named by its SHA-256, in hexadecimal digits")
+            mask = masks.over(round, request, members)
+            if masks.me not in mask.members:
+                raise Refusal("members-without-me", "this site is not among the members of the round")
+            if len(mask.members) < enrolled.terms.quorum:
+                text = f"the round has {len(mask.members)} members, and the study needs {enrolled.terms.quorum}"
+                raise Refusal("members-few", text)
+            stored = self._ledger.replay(study, round, digest=mask.context.hex())
+            if stored is None:
+                ready = self._prepared.get(study)
+                if ready is None or ready[:2] != (round, request):
+                    raise Refusal("round-not-ready", "no answer to this request is prepared; send it again")
+                del self._prepared[study]  # two masks on one answer would tell of it
+                numbers = np.frombuffer(ready.numbers, "<i8") + mask.numbers(asked.grid.size)
+                stored = numbers.astype("<i8").tobytes() + ready.memo + members
+                self._spend(enrolled, asked, round, mask.context.hex(), stored)
             return asked.upload(stored)
 
     def transcript(self, study: str) -> list[tuple[int, Integers, bytes]]:
-        """Round, answer and memo of all rounds answered, in order."""
+        """Round, answer and memo of all rounds answered, in order; with secure aggregation, masked answers."""
         enrolled, past = self._enrolled(study), []
         for record, stored in self._ledger.transcript(study):
             asked = enrolled.question(record.round)
-            past.append((record.round, asked.upload(stored), stored[8 * asked.grid.size :]))
+            end = len(stored) - (enrolled.masks.n_sites + 7) // 8 if enrolled.masks else len(stored)
+            past.append((record.round, asked.upload(stored), stored[8 * asked.grid.size : end]))
         return past
 
     def leave(self, study: str) -> None:
@@ -179,6 +261,28 @@ class Guard:
         if type(study) is not str or study not in self._studies:
             raise Refusal("study-unknown", "this study is not enrolled here")
         return self._studies[study]
+
+    def _with_masks(self, study: str) -> tuple[Enrolled, Masks]:
+        enrolled = self._enrolled(study)
+        if enrolled.masks is None:
+            raise Refusal("request-malformed", "this study has no secure aggregation: nothing is masked")
+        return enrolled, enrolled.masks
+
+    def _masks(self, terms: Terms) -> Masks | None:
+        if terms.masking is None:
+            return None
+        from dpadmm.trusted.masking import Masks  # needs cryptography, which other studies do not
+
+        roster = terms.masking.roster
+        if len({name for name, _ in roster}) < len(roster):
+            raise Refusal("roster-unfit", "two sites of the study's roster have the same name")
+        if self._key_of is None:
+            raise Refusal("roster-not-mine", "there is no key for secure aggregation here")
+        return Masks(terms.hash, self._key_of(terms.masking), [key for _, key in roster])
+
+    def _spend(self, enrolled: Enrolled, asked: Question, round: int, digest: str, stored: bytes) -> None:
+        price = enrolled.prices[asked.release]
+        self._ledger.spend(enrolled.terms.hash, round, digest=digest, mu_squared=price, upload=stored)
 
 
 def _request(study: str, round: int, statistic: Statistic, parameters: Floats, memo: bytes) -> tuple[Floats, str]:
@@ -194,10 +298,12 @@ def _request(study: str, round: int, statistic: Statistic, parameters: Floats, m
     return parameters, sha256(head + parameters.tobytes() + memo).hexdigest()
 
 
-def _release(rows: PrivateRows, asked: Question, parameters: Floats) -> bytes | None:
-    """The answer; None for whatever went wrong, since what is said of it might depend on rows."""
+def _release(rows: PrivateRows, asked: Question, parameters: Floats) -> bytes:
+    """The answer; whatever goes wrong, the same refusal, since what is said of it might depend on rows."""
     try:
         total = rows.total(asked.statistic, parameters, asked.grid.row_bound)
-        return release_sum(total, asked.grid, asked.release.noise_multiplier).astype("<i8").tobytes()
+        z = asked.release.noise_multiplier
+        return release_sum(total, asked.grid, z, shares=asked.shares).astype("<i8").tobytes()
     except Exception:
-        return None
+        pass
+    raise Refusal("release-failed", "the agent could not compute an answer")

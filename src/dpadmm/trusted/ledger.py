@@ -1,11 +1,15 @@
 """The owner's durable record of what was given away: a spend is on disk before its upload can leave.
 
 One ledger per data set, across all studies; budgets are ``Σμ²``. An owner sets a cap; a study
-reserves a part of it, spends it round by round, and gives the rest back when it is closed. In the ledger's
-folder, ``ledger.sqlite`` has records of four kinds (cap, reserve, spend, close), each with a hash of all
-before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT: records that
-SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and nothing more is answered.
-The writer has a lock on it.
+reserves a part of it, spends it round by round, and gives the rest back when it is closed. With secure aggregation a
+site adds one of ``shares`` shares of the noise: its releases cost ``Σμ²`` if enough others are honest, and ``shares``
+times that if all work together against it. The second sum, ``alone``, has a cap of its own; without secure
+aggregation there is one share, and both sums are the same.
+
+In the ledger's folder, ``ledger.sqlite`` has records of five kinds (cap, cap-alone, reserve, spend, close), each with
+a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT: records
+that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and nothing more is answered. The
+writer has a lock on it.
 
 Records obey the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
 budget, never privacy: a record without its mark counts. Not detectable: database and mark deleted, or put
@@ -59,9 +63,15 @@ class Account:
     reservation: Record
     about: Mapping[str, Any]
     may_miss_rounds: bool
+    shares: int = 1
     spent: Fraction = Fraction(0)
     rounds: dict[int, Record] = field(default_factory=dict)
     closed: bool = False
+
+    @property
+    def promised(self) -> Fraction:
+        """Σμ² of what was released and what may still be released."""
+        return self.spent if self.closed else Fraction(self.reservation.mu_squared)
 
     def check_round(self, round: int) -> None:
         """Rounds count up from 1; some may be missed only if the study says so."""
@@ -79,46 +89,61 @@ class LedgerState:
     """What the records add up to, and the rules for the next one."""
 
     def __init__(self) -> None:
-        self.seq, self.fingerprint, self.cap = 0, START, 0.0
+        self.seq, self.fingerprint, self.cap, self.cap_alone = 0, START, 0.0, 0.0
         self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
 
     @property
     def spent(self) -> Fraction:
         """Σμ² of all releases."""
-        return sum((account.spent for account in self.accounts.values()), Fraction(0))
+        return sum((each.spent for each in self.accounts.values()), Fraction(0))
+
+    @property
+    def spent_alone(self) -> Fraction:
+        """The same if all other sites work together."""
+        return sum((each.shares * each.spent for each in self.accounts.values()), Fraction(0))
 
     @property
     def promised(self) -> Fraction:
         """Σμ² of all that was released and that open studies may still release."""
-        promises = (a.spent if a.closed else Fraction(a.reservation.mu_squared) for a in self.accounts.values())
-        return sum(promises, Fraction(0))
+        return sum((each.promised for each in self.accounts.values()), Fraction(0))
+
+    @property
+    def promised_alone(self) -> Fraction:
+        """The same if all other sites work together."""
+        return sum((each.shares * each.promised for each in self.accounts.values()), Fraction(0))
 
     def account(self, study: str) -> Account:
         if study not in self.accounts:
             raise Refusal("study-unknown", "this study has reserved nothing in the ledger; enrol it first")
         return self.accounts[study]
 
-    def check(self, record: Record) -> None:
+    def check(self, record: Record, payload: bytes = b"{}") -> None:
         """Refuse a record that may not come next."""
+        mu_squared = Fraction(record.mu_squared)
         if record.kind == "reserve":
             if known := self.accounts.get(record.study):
                 left = "left here before, which is for good; under another name it is another study"
                 other = "already enrolled, with other numbers: was the limit of rows per person changed?"
                 raise Refusal("study-changed", f"this study was {left if known.closed else other}")
-            _afford("budget-cap", record.mu_squared, self.cap, self.promised)
+            shares = json.loads(payload).get("shares", 1)
+            _afford("budget-cap", mu_squared, self.cap, self.promised)
+            _afford("policy-alone", shares * mu_squared, self.cap_alone, self.promised_alone)
         elif record.kind == "spend":
             account = self.account(record.study)
             account.check_round(record.round)
-            _afford("budget-reservation", record.mu_squared, account.reservation.mu_squared, account.spent)
-            _afford("budget-cap", record.mu_squared, self.cap, self.spent)
+            _afford("budget-reservation", mu_squared, account.reservation.mu_squared, account.spent)
+            _afford("budget-cap", mu_squared, self.cap, self.spent)
+            _afford("policy-alone", account.shares * mu_squared, self.cap_alone, self.spent_alone)
 
     def apply(self, record: Record, payload: bytes) -> None:
         """Take in a record that was checked."""
         self.seq, self.fingerprint = record.seq, record.chain(self.fingerprint)
         self.records.append(record)
         if record.kind == "cap":
-            self.cap = record.mu_squared
+            self.cap = self.cap_alone = record.mu_squared
+        elif record.kind == "cap-alone":
+            self.cap_alone = record.mu_squared
         elif record.kind == "reserve":
             self.accounts[record.study] = Account(record, **json.loads(payload))
         elif record.kind == "spend":
@@ -132,11 +157,17 @@ class LedgerState:
         return f"{self.seq:012d} {self.fingerprint}\n".encode()
 
 
-def _afford(code: str, asked: float, allowed: float, used: Fraction) -> None:
+LIMITS = {
+    "budget-cap": "the owner's cap",
+    "policy-alone": "the owner's cap for all other sites working together",
+    "budget-reservation": "the study's reservation",
+}
+
+
+def _afford(code: str, asked: Fraction, allowed: float, used: Fraction) -> None:
     if not fits(asked, used, allowed):
-        numbers = f"asked {asked:.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
-        whose = "the owner's cap" if code == "budget-cap" else "the study's reservation"
-        raise Refusal(code, f"this would exceed {whose} (Σμ²: {numbers})")
+        numbers = f"asked {float(asked):.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
+        raise Refusal(code, f"this would exceed {LIMITS[code]} (Σμ²: {numbers})")
 
 
 DATABASE, MARK, LINE = "ledger.sqlite", "mark", 78
@@ -167,7 +198,7 @@ def read_ledger(folder: Path) -> LedgerState:
                 found = (record.seq, record.content, chain)
                 if found != (book.seq + 1, sha256(payload).hexdigest(), record.chain(book.fingerprint)):
                     raise ValueError(f"record {book.seq + 1} is not what was written")
-                book.check(record)
+                book.check(record, payload)
                 book.apply(record, payload)
                 expected += book.line()
         if not expected.startswith(before) or not _marked(folder).startswith(expected[:-LINE]):
@@ -212,12 +243,12 @@ def _trouble(folder: Path) -> Iterator[None]:
         raise _failed(folder, error) from error
 
 
-def _require(*hashes: str, round: int = 1, mu_squared: float = 1.0, upload: bytes = b"") -> None:
+def _require(*hashes: str, round: int = 1, mu_squared: float = 1.0, shares: int = 1, upload: bytes = b"") -> None:
     good = all(isinstance(text, str) and HEX.fullmatch(text) for text in hashes)
-    good = good and type(round) is int and 1 <= round < 2**62
+    good = good and type(round) is int and 1 <= round < 2**62 and type(shares) is int and 1 <= shares < 2**31
     good = good and isinstance(mu_squared, int | float) and 0.0 < mu_squared < 1e12
     if not (good and isinstance(upload, bytes) and len(upload) <= MAX_UPLOAD):
-        raise Refusal("request-malformed", "hash, round, μ² or upload is not of the kind that a ledger keeps")
+        raise Refusal("request-malformed", "hash, round, μ², shares or upload is not of the kind that a ledger keeps")
 
 
 class Ledger(AbstractContextManager["Ledger"]):
@@ -233,12 +264,15 @@ class Ledger(AbstractContextManager["Ledger"]):
         self._pid, self._in_doubt, self._one_at_a_time = os.getpid(), False, threading.RLock()
 
     @classmethod
-    def open(cls, folder: Path, *, cap: float, create: bool = False) -> Ledger:
+    def open(cls, folder: Path, *, cap: float, cap_alone: float | None = None, create: bool = False) -> Ledger:
         """Hold and verify the ledger; ``cap`` is the owner's limit of Σμ² over all studies.
 
-        A missing ledger is begun only on ``create``: a disk that is not mounted is no new budget.
+        ``cap_alone`` is that for all other sites working together, the same if not given. A missing ledger is begun
+        only on ``create``: a disk that is not mounted is no new budget.
         """
-        _require(mu_squared=cap)
+        cap_alone = cap if cap_alone is None else cap_alone
+        for each in (cap, cap_alone):
+            _require(mu_squared=each)
         with _trouble(folder), ExitStack() as held:
             made = [each.parent for each in (folder, *folder.parents) if not each.exists()]
             if create:
@@ -263,6 +297,8 @@ class Ledger(AbstractContextManager["Ledger"]):
             ledger._extend_mark(book.line()[LINE - (book.seq * LINE - marked) :])
             if book.cap != cap:
                 ledger._append(Record("cap", "", float(cap)), os.urandom(16))
+            if book.cap_alone != cap_alone:
+                ledger._append(Record("cap-alone", "", float(cap_alone)))
             for place in (folder, *made):  # a power cut may lose names of new files and folders until then
                 names = os.open(place, os.O_RDONLY)
                 held.callback(os.close, names)
@@ -281,11 +317,12 @@ class Ledger(AbstractContextManager["Ledger"]):
         self.close()
 
     def reserve(
-        self, study: str, mu_squared: float, *, about: Mapping[str, Any], may_miss_rounds: bool = False
+        self, study: str, mu_squared: float, *, about: Mapping[str, Any], may_miss_rounds: bool = False, shares: int = 1
     ) -> None:
         """Set Σμ² aside for a study, which may miss rounds or not. Asking for the same again is harmless."""
-        _require(study, mu_squared=mu_squared)
+        _require(study, mu_squared=mu_squared, shares=shares)
         description = {"about": dict(about), "may_miss_rounds": bool(may_miss_rounds)}
+        description |= {"shares": shares} if shares > 1 else {}
         payload = json.dumps(description, sort_keys=True, allow_nan=False).encode()
         record = Record("reserve", study, float(mu_squared), content=sha256(payload).hexdigest())
         with self._working():
@@ -345,7 +382,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         with self._working():
             at, content = datetime.now(UTC).isoformat(timespec="seconds"), sha256(payload).hexdigest()
             record = record._replace(seq=self._book.seq + 1, at=at, content=content)
-            self._book.check(record)
+            self._book.check(record, payload)
             ours, named = os.fstat(self._mark), os.stat(self._folder / MARK)
             if not os.path.samestat(ours, named) or ours.st_size != self._book.seq * LINE:
                 raise _damaged(self._folder, "the mark was changed by another")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -33,6 +33,9 @@ class MaskingTerms(NamedTuple):
     roster: tuple[tuple[str, bytes], ...]
     """Names and X25519 public keys of the sites."""
 
+    def as_json(self) -> dict[str, Any]:
+        return {**self._asdict(), "roster": [[name, key.hex()] for name, key in self.roster]}
+
 
 class Terms(NamedTuple):
     """What a study asks of an agent: the releases of its plan, each a noisy sum over rows of a statistic."""
@@ -48,6 +51,16 @@ class Terms(NamedTuple):
     masking: MaskingTerms | None = None
     """None: every site adds all of the noise to its own answer."""
 
+    @property
+    def shares(self) -> int:
+        """If all other sites work together, a release costs so many times its μ²."""
+        return self.masking.honest if self.masking else 1
+
+    @property
+    def quorum(self) -> int:
+        """Sites without which nothing is answered."""
+        return self.masking.quorum if self.masking else 1
+
     def as_json(self) -> dict[str, Any]:
         """What a ledger keeps of it: to enrol the study again with anything else is refused."""
         bounds = {
@@ -61,7 +74,12 @@ class Terms(NamedTuple):
             "plan": self.plan.as_json(),
             "statistics": bounds,
             "delta": self.delta,
+            **({"masking": self.masking.as_json()} if self.masking else {}),
         }
+
+
+Sums = tuple[Fraction, Fraction]
+"""Σμ² if enough sites are honest, and if all others work together."""
 
 
 class Limit(NamedTuple):
@@ -77,11 +95,22 @@ class Limit(NamedTuple):
     """What to say where it does not hold; the budget's is empty where it does."""
 
 
+class MaskingLimits(NamedTuple):
+    """What an owner wants of studies with secure aggregation."""
+
+    epsilon_alone: float
+    """Total ε at the owner's δ if all other sites work together, across all studies."""
+    min_honest: int
+    min_withstood: int
+    """Sites that may work together with the aggregator without harm, at least: quorum − honest."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """The owner's limits: total (ε, δ) for any one person across all studies, and what may be asked at all.
 
-    A person has at most ``unit.rows`` rows, k; every release is charged for all of them: ``(k/z)²``.
+    A person has at most ``unit.rows`` rows, k; every release is charged for all of them: ``(k/z)²``. Without
+    ``masking`` there is no secure aggregation.
     """
 
     epsilon: float
@@ -92,11 +121,17 @@ class Policy:
     min_rows: int
     unit: PrivacyUnit = ONE_ROW
     local_metrics: bool = False
+    masking: MaskingLimits | None = None
 
     @cached_property
     def cap(self) -> float:
         """Σμ² that (ε, δ) allows."""
         return mu_from_epsilon(self.epsilon, self.delta) ** 2
+
+    @cached_property
+    def cap_alone(self) -> float:
+        """Σμ² that is allowed if all other sites work together."""
+        return mu_from_epsilon(self.masking.epsilon_alone, self.delta) ** 2 if self.masking else self.cap
 
     def price(self, release: AnyRelease) -> float:
         """μ² of one release, for a person with all the rows one may have."""
@@ -110,10 +145,11 @@ class Policy:
         """ε at the owner's δ."""
         return exact_epsilon(math.sqrt(mu_squared), self.delta)
 
-    def evaluate(self, terms: Terms, n_rows: int | None, promised: Fraction | None) -> tuple[Limit, ...]:
-        """Every limit, held or not; that on rows if their number is known, the budget if ``promised`` is.
+    def evaluate(self, terms: Terms, n_rows: int | None, promised: Sums | None) -> tuple[Limit, ...]:
+        """Every limit, held or not; that on rows if their number is known, the budgets if ``promised`` is.
 
-        ``promised`` is the Σμ² that other studies have spent or may still spend.
+        ``promised`` is the Σμ² that other studies have spent or may still spend, and that if all other sites work
+        together, whose limit is left out where it is the same.
         """
         limits = [
             _one_of("method", "policy-method", terms.method, self.methods),
@@ -127,6 +163,7 @@ class Policy:
                 terms.plan.n_rounds <= self.max_rounds,
                 f"the owner does not allow so many rounds (asked {terms.plan.n_rounds}, allowed {self.max_rounds})",
             ),
+            *(self._masking(terms.masking) if terms.masking else ()),
         ]
         if n_rows is not None:
             text = f"there are {n_rows}, the owner wants at least {self.min_rows}"
@@ -134,23 +171,41 @@ class Policy:
             holds = n_rows >= self.min_rows
             limits.append(Limit("rows", "policy-rows", n_rows, self.min_rows, None, holds, sentence))
         if promised is not None:
-            limits.append(self._budget(self.cost(terms.plan), promised))
+            cost = Fraction(self.cost(terms.plan))
+            limits.append(self._budget("budget", "budget-cap", cost, self.cap, promised[0]))
+            alone = self._budget("alone", "policy-alone", terms.shares * cost, self.cap_alone, promised[1])
+            if alone[2:5] != limits[-1][2:5]:  # asked, allowed, left
+                limits.append(alone)
         return tuple(limits)
 
-    def check(self, terms: Terms, n_rows: int | None = None, promised: Fraction | None = None) -> None:
+    def check(self, terms: Terms, n_rows: int | None = None, promised: Sums | None = None) -> None:
         """Refuse by the first limit that does not hold."""
         for limit in self.evaluate(terms, n_rows, promised):
             if not limit.holds:
                 raise Refusal(limit.code, limit.sentence)
 
-    def _budget(self, cost: float, promised: Fraction) -> Limit:
-        left, holds = float(max(Fraction(0), Fraction(self.cap) - promised)), fits(cost, promised, self.cap)
+    def _masking(self, asked: MaskingTerms) -> Iterator[Limit]:
+        names = ("local", "secure_aggregation") if self.masking else ("local",)
+        sentence = "the owner does not allow secure aggregation (allow in [secure_aggregation])"
+        yield Limit("trust", "policy-trust", "secure_aggregation", names, None, self.masking is not None, sentence)
+        if self.masking:
+            withstood = asked.quorum - asked.honest
+            for name, said, value, least in (
+                ("honest", "relies on {} honest sites", asked.honest, self.masking.min_honest),
+                ("withstood", "withstands {} sites that work together", withstood, self.masking.min_withstood),
+            ):
+                sentence = f"the study {said.format(value)}, the owner wants at least {least}"
+                yield Limit(name, "policy-honest", value, least, None, value >= least, sentence)
+
+    def _budget(self, name: str, code: str, asked: Fraction, cap: float, promised: Fraction) -> Limit:
+        cost, left, holds = float(asked), float(max(Fraction(0), Fraction(cap) - promised)), fits(asked, promised, cap)
         sentence = ""
         if not holds:  # three ε take their time, and every enrolment comes here
-            shown = [f"{self.epsilon_of(each):.4f} (Σμ² {each:.4g})" for each in (cost, self.cap, left)]
+            shown = [f"{self.epsilon_of(each):.4f} (Σμ² {each:.4g})" for each in (cost, cap, left)]
             text = "asked {}, allowed {}, left {}".format(*shown)
-            sentence = f"too much for the owner's total ε at δ = {self.delta:g}: {text}"
-        return Limit("budget", "budget-cap", cost, self.cap, left, holds, sentence)
+            whose = " if all other sites work together" if name == "alone" else ""
+            sentence = f"too much for the owner's total ε at δ = {self.delta:g}{whose}: {text}"
+        return Limit(name, code, cost, cap, left, holds, sentence)
 
 
 def _one_of(kind: str, code: str, asked: str, allowed: frozenset[str]) -> Limit:

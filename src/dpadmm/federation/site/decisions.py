@@ -20,8 +20,8 @@ from dpadmm._base.files import atomic_file
 from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study, study_from
-from dpadmm.trusted.guard import Guard, PrivateRows
-from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, read_ledger
+from dpadmm.trusted.guard import PrivateRows
+from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
 
 FORMAT = "dpadmm-decision/1"
 MAX_BYTES = 2**26
@@ -94,8 +94,8 @@ def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> LedgerS
     ``rows`` are the rows in the encoding of the study, if they have been encoded before.
     """
     try:
-        with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
-            Guard(site.policy, ledger, site.open_rows if rows is None else lambda _: rows).enrol(study)
+        with site.guard(rows=rows) as guard:
+            guard.enrol(study)
     except Refusal as refusal:
         if refusal.code != "ledger-locked":
             raise
@@ -132,8 +132,8 @@ def leave(site: Site, hash: str, study: Study | None = None) -> LedgerState:
     known = [made.study for made in decisions(site.path.parent) if made.study.hash == hash]
     accepted = [study] if study is not None else known
     try:
-        with Ledger.open(site.ledger, cap=site.policy.cap) as ledger:
-            ledger.close_study(hash)
+        with site.guard() as guard:
+            guard.leave(hash)
     except Refusal as refusal:
         if refusal.code != "ledger-locked" or not accepted:
             raise

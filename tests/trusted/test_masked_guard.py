@@ -1,0 +1,367 @@
+"""A guard under secure aggregation: one request with one set of members is answered in a round, masked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from guards import POLICY, ROUNDS, STUDY, D, M, TinyRows, Z, consensus, guarded, memory_folder, refusal, rows, tiny
+from ledgers import Fault, failing, sqlite_vfs
+from masked_sites import (
+    ALL,
+    HONEST,
+    KEYS,
+    MASKED,
+    MASKING,
+    OWNER,
+    POINT,
+    QUORUM,
+    ROSTER,
+    N,
+    masked_study,
+    site,
+    sites,
+    unmasked,
+)
+
+from dpadmm._base.arrays import Integers
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.plan import ReleasePlan
+from dpadmm.privacy.releases import Release
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian, quantise
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.masking import bitmap_of, public_key
+from dpadmm.trusted.policy import MaskingLimits
+from dpadmm.trusted.unit import PrivacyUnit
+
+HASH, PRICE = MASKED.hash, Fraction(OWNER.price(MASKED.terms.plan.at(1)))
+FEW = bitmap_of([0, 2, 3, 4], N)
+
+
+@pytest.fixture
+def folder():
+    with memory_folder() as place:
+        yield place
+
+
+@pytest.fixture
+def guard(folder):
+    with site(folder) as guard:
+        yield guard
+
+
+def books(guard: Guard) -> tuple[Any, ...]:
+    return tuple(guard._ledger.status().records)
+
+
+def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_under_its_mask(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the mask it is the rounded sum over rows and a share of the noise, on the grid of most_rows."""
+    drawn: list[tuple[int, Integers]] = []
+
+    def kept(scale: int, count: int) -> Integers:
+        drawn.append((scale, discrete_gaussian(scale, count)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(exact_noise, "discrete_gaussian", kept)
+    grid = Grid(1.0, D, MASKING.most_rows)
+    for round, members in ((1, range(N)), (2, (0, 2, 3, 4))):
+        with sites(folder) as guards:
+            drawn.clear()
+            point, bitmap = consensus(round), bitmap_of(members, N)
+            requests = {guards[i].prepare(HASH, round, point) for i in members}
+            assert len(requests) == 1
+            (request,) = requests
+            masked = {i: guards[i].masked(HASH, round, request, bitmap) for i in members}
+            bare = {i: unmasked(guards[i], round, request, bitmap, masked[i]) for i in members}
+        for i, (scale, noise) in zip(members, drawn, strict=True):
+            total = TinyRows(*rows(i)).total(MASKED.terms.statistics["gradient"], point, grid.row_bound)
+            np.testing.assert_array_equal(bare[i], quantise(total, grid) + noise.reshape(D, 1))
+            assert scale == grid.noise_scale(Z, shares=HONEST)
+            assert scale * HONEST**0.5 == pytest.approx(grid.noise_scale(Z), rel=1e-5)
+        np.testing.assert_array_equal(sum(masked.values()), sum(bare.values()))
+
+
+def test_the_same_mask_again_gets_the_same_bytes_also_after_a_restart(folder: Path) -> None:
+    with site(folder) as guard:
+        request = guard.prepare(HASH, 1, POINT, b"memo")
+        first, before = guard.masked(HASH, 1, request, FEW), books(guard)
+        assert guard.prepare(HASH, 1, POINT, b"memo") == request
+        assert guard.masked(HASH, 1, request, FEW).tobytes() == first.tobytes()
+    with site(folder) as guard:
+        for prepared in (False, True):
+            if prepared:
+                guard.prepare(HASH, 1, POINT, b"memo")
+            assert guard.masked(HASH, 1, request, FEW).tobytes() == first.tobytes()
+        assert books(guard) == before
+        ((round, answer, memo),) = guard.transcript(HASH)
+        assert (round, answer.tobytes(), memo) == (1, first.tobytes(), b"memo")
+        ((_, stored),) = guard._ledger.transcript(HASH)
+        assert stored == first.tobytes() + b"memo" + FEW
+
+
+def test_other_members_or_another_request_for_an_answered_round_are_refused(guard: Guard) -> None:
+    request = guard.prepare(HASH, 1, POINT)
+    guard.masked(HASH, 1, request, FEW)
+    before = books(guard)
+    other = guard.prepare(HASH, 1, POINT + 1.0)
+    for asked, members in ((request, ALL), (request, bitmap_of([0, 1, 2, 3], N)), (other, FEW), ("0" * 64, FEW)):
+        assert refusal(guard.masked, HASH, 1, asked, members).code == "round-forked"
+    assert books(guard) == before
+    assert not guard._prepared
+
+
+def test_what_was_prepared_is_used_once(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever keeps it from being recorded: under another mask it would be known."""
+    request = guard.prepare(HASH, 1, POINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(guard._ledger, "spend", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            guard.masked(HASH, 1, request, FEW)
+    assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"
+
+
+@pytest.mark.skipif(sqlite_vfs() is None, reason="this Python hides its SQLite library")
+def test_an_answer_that_cannot_be_recorded_does_not_leave(folder: Path) -> None:
+    with site(folder) as guard:
+        request = guard.prepare(HASH, 1, POINT)
+        with failing(Fault("EIO", 1)):
+            assert refusal(guard.masked, HASH, 1, request, FEW).code == "ledger-failed"
+        assert refusal(guard.masked, HASH, 1, request, FEW).code == "ledger-failed"
+    with site(folder) as guard:
+        if not guard._ledger.status().spent:
+            assert refusal(guard.masked, HASH, 1, request, FEW).code == "round-not-ready"
+            guard.prepare(HASH, 1, POINT)
+        guard.masked(HASH, 1, request, FEW)
+        assert guard._ledger.status().spent == PRICE
+
+
+def test_after_a_crash_between_ready_and_mask_the_answer_has_other_noise(folder: Path) -> None:
+    seen = []
+    for _ in range(2):
+        with site(folder) as guard:
+            request = guard.prepare(HASH, 1, POINT)
+            seen.append(guard._prepared[HASH].numbers)
+    with site(folder) as guard:
+        assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"
+        assert not guard._ledger.status().spent
+        assert guard.prepare(HASH, 1, POINT) == request
+        assert guard._prepared[HASH].numbers not in seen
+        guard.masked(HASH, 1, request, ALL)
+    assert len(set(seen)) == 2
+
+
+def test_only_the_prepared_request_of_this_round_and_study_is_answered(guard: Guard) -> None:
+    other = masked_study("another")
+    guard.enrol(other)
+    request = guard.prepare(HASH, 1, POINT)
+    foreign = guard.prepare(other.hash, 1, POINT)
+    assert request != foreign
+    for study, round, asked in ((HASH, 2, request), (HASH, 1, foreign), (other.hash, 1, request), (HASH, 1, "0" * 64)):
+        assert refusal(guard.masked, study, round, asked, ALL).code == "round-not-ready"
+    numbers = guard._prepared[HASH].numbers
+    assert guard.prepare(HASH, 1, POINT) == request
+    assert guard._prepared[HASH].numbers == numbers  # no second draw for the same request
+    assert guard.prepare(HASH, 1, POINT + 1.0) != request
+    assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"  # the last one counts
+    assert not guard._ledger.status().spent
+    guard.masked(other.hash, 1, foreign, ALL)
+
+
+@pytest.mark.parametrize(
+    ("members", "code"),
+    [
+        (b"", "members-malformed"),
+        (ALL + b"\0", "members-malformed"),
+        (b"\xff", "members-malformed"),
+        (bytes([ALL[0] | 1]), "members-malformed"),
+        (bytearray(ALL), "members-malformed"),
+        (None, "members-malformed"),
+        (bitmap_of([1, 2, 3, 4], N), "members-without-me"),
+        (bitmap_of([], N), "members-without-me"),
+        (bitmap_of([0, 3, 4], N), "members-few"),
+        (bitmap_of([0], N), "members-few"),
+    ],
+)
+def test_members_are_checked_before_all_else(guard: Guard, members: Any, code: str) -> None:
+    request = guard.prepare(HASH, 1, POINT)
+    assert refusal(guard.masked, HASH, 1, request, members).code == code
+    guard.masked(HASH, 1, request, FEW)
+    assert refusal(guard.masked, HASH, 1, request, members).code == code  # an answered round is no way around
+    assert guard._ledger.status().spent == PRICE
+
+
+@pytest.mark.parametrize("request_digest", [None, b"0" * 64, "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 64 + "\n"])
+def test_a_request_is_named_by_its_digest(guard: Guard, request_digest: Any) -> None:
+    assert refusal(guard.masked, HASH, 1, request_digest, ALL).code == "request-malformed"
+
+
+def test_a_study_is_masked_or_it_is_not(guard: Guard) -> None:
+    guard.enrol(STUDY)
+    for act in (
+        lambda: guard.answer(HASH, 1, POINT),
+        lambda: guard.prepare(STUDY.hash, 1, POINT),
+        lambda: guard.masked(STUDY.hash, 1, "0" * 64, ALL),
+    ):
+        assert refusal(act).code == "request-malformed"
+    for act in (lambda: guard.prepare("0" * 64, 1, POINT), lambda: guard.masked("0" * 64, 1, "0" * 64, ALL)):
+        assert refusal(act).code == "study-unknown"
+    guard.answer(STUDY.hash, 1, POINT)
+
+
+def test_nothing_is_computed_for_a_round_that_cannot_be_answered(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = guard.prepare(HASH, 3, POINT)
+    guard.masked(HASH, 3, later, ALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(TinyRows, "total", None)
+        assert guard.prepare(HASH, 3, POINT) == later
+        assert refusal(guard.prepare, HASH, 2, POINT).code == "round-old"
+        assert refusal(guard.prepare, HASH, ROUNDS + 1, POINT).code == "round-over"
+        assert refusal(guard.prepare, HASH, 4, POINT * np.nan).code == "request-malformed"
+        refused = refusal(guard.prepare, HASH, 4, POINT)
+        assert refused.code == "release-failed"
+        assert (refused.__cause__, refused.__context__) == (None, None)
+    guard.leave(HASH)
+    assert refusal(guard.prepare, HASH, 4, POINT).code == "study-closed"
+    assert guard._ledger.status().spent == PRICE
+
+
+def test_rounds_may_be_missed_only_if_the_study_says_so(folder: Path) -> None:
+    strict = masked_study(terms={"may_miss_rounds": False})
+    with site(folder, study=strict) as guard:
+        assert refusal(guard.prepare, strict.hash, 2, POINT).code == "round-gap"
+
+
+def test_both_sums_are_reserved_and_charged(folder: Path) -> None:
+    policy = replace(limits(epsilon_alone=6.0), unit=PrivacyUnit(2), epsilon=3.0)
+    price = Fraction(policy.price(MASKED.terms.plan.at(1)))
+    with site(folder, policy=policy, open_rows=tiny(*rows(), policy.unit)) as guard:
+        guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
+    book = read_ledger(folder)
+    assert (book.spent, book.spent_alone) == (price, HONEST * price)
+    assert float(book.promised) == policy.cost(MASKED.terms.plan)
+    assert book.promised_alone == HONEST * book.promised
+    assert (book.cap, book.cap_alone) == (policy.cap, policy.cap_alone)
+    assert policy.cap_alone > policy.cap
+    assert book.accounts[HASH].about["masking"] == {
+        "honest": HONEST,
+        "quorum": QUORUM,
+        "most_rows": 2 * M,
+        "roster": [[name, key.hex()] for name, key in ROSTER],
+    }
+
+
+def limits(**changes: Any) -> Any:
+    return replace(OWNER, masking=OWNER.masking._replace(**changes))
+
+
+TOGETHER = exact_epsilon((HONEST * ROUNDS) ** 0.5 / Z, OWNER.delta)
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "words"),
+    [
+        (lambda place: guarded(place, policy=POLICY, key=KEYS[0]), "policy-trust", "does not allow secure aggregation"),
+        (lambda place: guarded(place, policy=limits(min_honest=4), key=KEYS[0]), "policy-honest", "at least 4"),
+        (lambda place: guarded(place, policy=limits(min_withstood=2), key=KEYS[0]), "policy-honest", "withstands 1"),
+        (
+            lambda place: guarded(place, policy=limits(epsilon_alone=1.0), key=KEYS[0]),
+            "policy-alone",
+            f"if all other sites work together: asked {TOGETHER:.4f} (Σμ² 0.09), allowed 1.0000",
+        ),
+        (lambda place: guarded(place, policy=OWNER), "roster-not-mine", "no key"),
+        (lambda place: guarded(place, policy=OWNER, key=bytes(31)), "roster-not-mine", "not in the study's roster"),
+        (lambda place: guarded(place, policy=OWNER, key=bytes(32)), "roster-not-mine", "not in the study's roster"),
+    ],
+)
+def test_an_owner_who_does_not_allow_it_or_has_no_key_refuses(
+    folder: Path, act: Callable[[Path], Any], code: str, words: str
+) -> None:
+    with act(folder) as guard:
+        refused = refusal(guard.enrol, MASKED)
+        assert refused.code == code
+        assert words in str(refused)
+        assert not guard._ledger.status().accounts
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (masked_study(roster=(*ROSTER, ("site-0", public_key(bytes(32))))), "roster-unfit"),
+        (masked_study(roster=(*ROSTER, ("site-5", ROSTER[1][1]))), "roster-unfit"),
+        (masked_study(roster=(*ROSTER, ("site-5", ROSTER[0][1]))), "roster-unfit"),
+        (masked_study(roster=(*ROSTER, ("site-5", bytes(32)))), "roster-unfit"),
+        (masked_study(roster=ROSTER[1:]), "roster-not-mine"),
+        (masked_study(roster=()), "roster-not-mine"),
+        (masked_study(most_rows=M - 1), "study-unfit"),
+        (masked_study(terms={"plan": ReleasePlan.constant(Release(2e9), 3)}), "study-unfit"),
+        (masked_study(quorum=3), "policy-honest"),
+        (masked_study(honest=1, quorum=2), "policy-honest"),
+    ],
+)
+def test_a_study_whose_roster_rows_or_numbers_do_not_fit_is_refused(folder: Path, asked: Any, code: str) -> None:
+    with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
+        assert refusal(guard.enrol, asked).code == code
+        assert not guard._ledger.status().accounts
+
+
+def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer would fit, so would those of all sites but for a single step."""
+    for reach, fits in ((2**63 // N, True), (2**63 // N + 1, False)):
+        monkeypatch.setattr(Grid, "reach", lambda self, scale, reach=reach: reach)
+        monkeypatch.setattr(Grid, "noise_scale", lambda self, z, shares=1: 10**4)
+        with guarded(folder / str(fits), policy=OWNER, key=KEYS[0]) as guard:
+            if fits:
+                guard.enrol(MASKED)
+            else:
+                assert "63 bits" in str(refusal(guard.enrol, MASKED).__cause__)
+
+
+def test_a_site_with_as_many_rows_as_the_study_allows_takes_part(folder: Path) -> None:
+    with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
+        guard.enrol(masked_study(most_rows=M))
+
+
+@pytest.mark.parametrize("change", [{"honest": 2}, {"quorum": 5}, {"most_rows": 99}, {"roster": ROSTER[::-1]}])
+def test_terms_of_masking_changed_under_the_same_hash_are_refused(folder: Path, change: dict[str, Any]) -> None:
+    with site(folder) as guard:
+        guard.prepare(HASH, 1, POINT)
+    forged = masked_study(**change)
+    forged.terms = forged.terms._replace(hash=HASH)
+    with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
+        assert refusal(guard.enrol, forged).code == "study-changed"
+        assert refusal(guard.masked, HASH, 1, "0" * 64, ALL).code == "study-unknown"
+
+
+def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) -> None:
+    """The second of two studies fits the first limit, but not the second; nor does a study without masks."""
+    policy = limits(epsilon_alone=1.1 * TOGETHER)
+    with guarded(folder, policy=policy, key=KEYS[0]) as guard:
+        guard.enrol(MASKED)
+        assert policy.cap > 2 * policy.cost(MASKED.terms.plan)
+        for asked in (masked_study("another"), STUDY):
+            assert refusal(guard.enrol, asked).code == "policy-alone"
+        guard.leave(HASH)
+        guard.enrol(masked_study("another"))
+    with guarded(folder, policy=POLICY) as guard:
+        assert guard._ledger.status().cap_alone == POLICY.cap
+        assert refusal(guard.enrol, STUDY).code == "policy-alone"  # what masked studies may still say counts
+
+
+def test_a_lower_limit_ends_a_masked_study_early(folder: Path) -> None:
+    with site(folder) as guard:
+        guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
+    lower = replace(OWNER, masking=MaskingLimits(exact_epsilon((2.5 * HONEST) ** 0.5 / Z, OWNER.delta), 2, 1))
+    with site(folder, policy=lower) as guard:
+        guard.masked(HASH, 2, guard.prepare(HASH, 2, POINT), ALL)
+        request = guard.prepare(HASH, 3, POINT)
+        assert refusal(guard.masked, HASH, 3, request, ALL).code == "policy-alone"
+        assert guard._ledger.status().spent_alone == 2 * HONEST * PRICE
