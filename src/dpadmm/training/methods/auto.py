@@ -45,6 +45,9 @@ STEEPEST = 2.0
 DOUBT = 8.0
 """Beside public rows, noise counts so many times as much as where all directions were learnt in full."""
 
+LEAST_KNOWN = 0.2
+"""Of no direction less is said to be known than this share: public rows that are not believed keep none of them."""
+
 
 @dataclass(frozen=True)
 class Auto(MethodSettings):
@@ -149,8 +152,9 @@ class PublicState:
         With public rows it is their model, and of what was learnt beyond it as much as the noise lets one tell.
         """
         mean = self.shrink * (self.total / self.averaged) if self.averaged else self.point
-        if self.doubt:
-            mean = self.origin + self.shape.filtered(mean - self.origin, self.ridge, self.doubt)
+        if self.doubt:  # (M + f)(M + f + c)⁻¹x for c = doubt
+            learnt, bound = mean - self.origin, LEAST_KNOWN + self.doubt
+            mean = mean - self.doubt / bound * (learnt - self.shape.filtered(learnt, self.ridge, bound))
         return self.shape.transposed_times(mean)
 
 
