@@ -477,7 +477,7 @@ def _epsilon_left(promised: Fraction, policy: Policy) -> str:
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
-    from dpadmm.cli.study import in_words
+    from dpadmm.cli.study import in_words, start_in_words
 
     policy = site.policy
     say(study.name, style="bold")
@@ -497,6 +497,8 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     cost = next(line["asked"] for line in lines if line["limit"] == "epsilon")
     text = f"The study would cost each person {who} here ε {rounded_up(cost)} at your δ = {policy.delta:g}"
     say(f"{text}; Σμ² of several studies adds up, ε does not.")
+    if study.public_rows is not None:
+        say(f"{start_in_words(study.public_rows).capitalize()}.")
 
 
 def _cell(limit: str, column: str, value: Any) -> str:

@@ -60,6 +60,7 @@ class Auto(MethodSettings):
     sums_only: ClassVar[bool] = True
     usual_reg_share: ClassVar[float] = 1e-6
     usual_rounds: ClassVar[int] = 25
+    weighs_public_rows: ClassVar[bool] = True
     rounds_by_size: ClassVar[bool] = True
 
     def rounds(self, setup: Setup) -> AutoRounds:
@@ -199,6 +200,8 @@ class AutoRounds(DeployableMethod[NoState]):
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         zero, ones = np.zeros(shape), np.ones(shape[0])
+        if warm_start is None and self.prior is not None:
+            warm_start = self.prior.weights
         point = zero if warm_start is None else warm_start
         return PublicState(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point).packed()
 
