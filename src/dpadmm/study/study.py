@@ -37,12 +37,7 @@ from dpadmm.optim.problem import Problem, PublicSizes
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import MAX_RELEASES, gaussian
 from dpadmm.privacy.statistics import make_statistic
-from dpadmm.study.public_rows import (
-    PublicRows,
-    is_unconfirmed,
-    public_rows_from,
-    public_rows_problems,
-)
+from dpadmm.study.public_rows import PublicRows, is_unconfirmed, public_rows_from, public_rows_problems
 from dpadmm.study.roster import RosterEntry, roster_from
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
 from dpadmm.training.methods import METHODS, DeployableMethod
@@ -342,17 +337,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """Tables of a study's file beside those of the registries, and the settings in each."""
 
 KEYS = (
-    *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes"),
-    *(
-        *REGISTRIES,
-        *TABLES,
-        "provenance",
-        "allow_missed_rounds",
-        *_OPTIONAL,
-        "roster",
-        "public_rows",
-        "intercept_value",
-    ),
+    *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes", "public_rows"),
+    *(*REGISTRIES, *TABLES, "provenance", "allow_missed_rounds", *_OPTIONAL, "roster", "intercept_value"),
 )
 """What the file of a study may say."""
 
