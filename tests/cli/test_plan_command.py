@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from hashlib import sha256
 
 import planned
 import pytest
@@ -32,6 +33,27 @@ def test_help_fits_the_screen(cli, columns):
     text = cli("plan", "--help", columns=columns).succeeded().out
     assert max(map(len, text.splitlines())) <= columns
     assert "…" not in text
+
+
+def test_a_study_s_own_public_rows_are_the_public_table(cli, study_file, public):
+    given = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json
+    study_file.write_text(study_file.read_text().replace('"dp_admm"', '"auto"'))
+    sha = sha256(public.read_bytes()).hexdigest()
+    study_file.write_text(f'{study_file.read_text()}\n[public_rows]\nfile = "public.csv"\nsha256 = "{sha}"\n')
+    own = cli("plan", study_file, *words("--json")).succeeded().json
+    assert own["source"] == given["source"] == str(public)
+    assert own["hash"] == read_study(study_file).hash
+    assert [each["public_rows_alone"] for each in own["scenarios"]] == [
+        each["public_rows_alone"] for each in given["scenarios"]
+    ]
+    text = " ".join(cli("plan", study_file, *words()).succeeded().out.split())
+    assert "training also starts from the public ones" in text or "at this ε; train combines both" in text
+    made_up = cli("plan", study_file, *words("--no-public", "--json")).succeeded().json
+    assert (made_up["source"], len(made_up["scenarios"])) == ("synthetic rows", 3)
+    public.unlink()
+    refused = cli("plan", study_file, *words())
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "--no-public" in refused.err
 
 
 @pytest.mark.parametrize("columns", [80, 120])

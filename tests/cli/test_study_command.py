@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import product
 
 import pytest
@@ -191,17 +192,17 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     assert "label 'repaid', column 'age', column 'ward'" in cli("study", "show", path).err
     waiting = cli("study", "check", path)
     assert waiting.out == ""
-    assert (
-        f"3 values (the label, 1 numbers, 1 categories) wait to be confirmed (dpadmm study confirm {path})"
-        in waiting.err
-    )
+    groups = "the label, 1 numbers, 1 categories, the public rows"
+    assert f"4 values ({groups}) wait to be confirmed (dpadmm study confirm {path})" in waiting.err
     found = cli("study", "check", path, "--json").json
-    assert (found["problems"], [each["name"] for each in found["to_confirm"]]) == ([], ["repaid", "age", "ward"])
+    names = ["repaid", "age", "ward", "dummy.csv"]
+    assert (found["problems"], [each["name"] for each in found["to_confirm"]]) == ([], names)
     before = path.read_bytes()
     listed = cli("study", "confirm", path).succeeded()
     assert "repaid (label) classes no, yes age bounds 20, 70, center 41, scale 15 ward values" in text_of(listed)
     assert path.read_bytes() == before
-    for words, left in [(["--numbers"], 2), (["ward"], 1), (["ward"], 1), (["--all"], 0)]:
+    assert "dummy.csv (public rows) all of its rows, which anyone may see" in text_of(listed)
+    for words, left in [(["--numbers"], 3), (["ward"], 2), (["ward"], 2), (["--public-rows"], 1), (["--all"], 0)]:
         done = cli("study", "confirm", path, *words).succeeded()
         assert (f"{left} value" in text_of(done)) == bool(left)
         assert path.read_text().count("public = false") == left
@@ -213,6 +214,15 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     fine = cli("study", "check", path, "--data", table_file).succeeded()
     assert "60 rows" in fine.out
     assert read_study(path).hash in fine.out
+    shown = text_of(cli("study", "show", path).succeeded())
+    assert re.search(r"public rows training starts from public rows .sha256 [0-9a-f]{12}…., which costs nothing", shown)
+    rows = table_file.read_text()
+    table_file.write_text(rows.replace("no", "yes"))
+    assert "public_rows /" in text_of(other := cli("study", "check", path))
+    assert (other.code, other.err.count("\n")) == (2, 1)
+    table_file.unlink()
+    assert "Warning: the public rows are not here" in text_of(cli("study", "check", path).succeeded())
+    table_file.write_text(rows)
     before = path.read_bytes()
     again = cli("study", "new", path, "--from", table_file, "--label", "repaid")
     assert (again.code, path.read_bytes()) == (2, before)
@@ -234,6 +244,7 @@ def test_from_a_dictionary(cli, tmp_path):
         (["--from", "{table}", "--label", "repayed"], "did you mean 'repaid'"),
         (["--from", "{table}", "--from-dictionary", "{table}"], "not both"),
         (["--label", "repaid"], "are for drafts"),
+        (["--dummy"], "--dummy is about a table: give --from TABLE too"),
         (["--from", "none.csv", "--label", "repaid"], "there is no such file"),
         (["--from-dictionary", "{table}"], "needs one column 'name'"),
     ],

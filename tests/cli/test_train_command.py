@@ -6,11 +6,13 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,51 @@ def test_public_rows_are_a_start_and_the_statement_stays_the_same(
     np.testing.assert_array_equal(dpadmm.train(study, table, seed=3).weights, weights[0])
 
 
+@pytest.fixture
+def started(tmp_path: Path, table: Path) -> Path:
+    """A study with public rows of its own."""
+    public = write_csv(tmp_path / "sample.csv", make_cells(400, seed=1))
+    text = to_toml(make_study(method="auto", epsilon=0.3, **QUICK))
+    (tmp_path / "started.toml").write_text(f'{text}\n[public_rows]\nfile = "sample.csv"\nsha256 = "{digest(public)}"\n')
+    return tmp_path / "started.toml"
+
+
+def digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_study_s_public_rows_are_the_start_unless_told_otherwise(
+    cli: Cli, tmp_path: Path, table: Path, started: Path
+) -> None:
+    sample, bare = tmp_path / "sample.csv", tmp_path / "bare.toml"
+    bare.write_text(to_toml(make_study(method="auto", epsilon=0.3, **QUICK)))
+    other = write_csv(tmp_path / "other.csv", make_cells(300, seed=5))
+    found: dict[str, Any] = {}
+    for name, words in {
+        "own": [started],
+        "none": [started, "--no-public"],
+        "other": [started, "--public", other],
+        "bare": [bare],
+        "bare, own": [bare, "--public", sample],
+        "bare, other": [bare, "--public", other],
+    }.items():
+        answer = cli("train", *words, "-d", table, "-o", tmp_path / name, "--seed", 3, "--json").succeeded().json
+        found[name] = answer["public_rows"], load_model(tmp_path / name)
+    for name, same in [("own", "bare, own"), ("none", "bare"), ("other", "bare, other")]:
+        assert np.array_equal(found[name][1].weights, found[same][1].weights)
+        assert found[name][0] == found[same][0]
+    assert found["own"][0] == {"file": str(sample), "rows": 400}
+    assert found["none"][0] is None
+    assert found["own"][1].study["public_rows"] == {"sha256": digest(sample)}
+    assert found["none"][1].study_hash == found["other"][1].study_hash == found["bare"][1].study_hash
+    for public, name in [(None, "own"), (False, "none"), (other, "other")]:
+        again = dpadmm.train(started, table, seed=3, public=public)
+        assert np.array_equal(again.weights, found[name][1].weights)
+    assert np.array_equal(dpadmm.train(started, table, seed=3).history, found["own"][1].history)
+    shown = " ".join(cli("train", started, "-d", table, "-o", tmp_path / "m").succeeded().out.split())
+    assert "400 public rows of sample.csv were the start, trusted as far as the first answers agreed; no ε" in shown
+
+
 # --- mistakes ----------------------------------------------------------------------------------------------
 
 Make = Callable[[Path], list[Any]]
@@ -215,6 +262,19 @@ def _public(change: Callable[[dict[str, list[Any]]], dict[str, list[Any]]]) -> M
 def _of_one_class(cells: dict[str, list[Any]]) -> dict[str, list[Any]]:
     well = [i for i, each in enumerate(cells["outcome"]) if each == "well"]
     return {name: [column[i] for i in well] for name, column in cells.items()}
+
+
+def _started(change: Callable[[Path], object], *words: object) -> Make:
+    """A study whose own public rows are changed after it was written."""
+
+    def make(folder: Path) -> list[Any]:
+        public = write_csv(folder / "sample.csv", make_cells(60, seed=1))
+        own = f'\n[public_rows]\nfile = "sample.csv"\nsha256 = "{digest(public)}"\n'
+        (folder / "study.toml").write_text(to_toml(make_study(method="auto", **QUICK)) + own)
+        change(public)
+        return list(words)
+
+    return make
 
 
 def _study(change: Callable[[str], str]) -> Make:
@@ -258,6 +318,16 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "public rows of an unknown class": (
         _public(lambda cells: {**cells, "outcome": ["odd"] * 60}), "public.csv.* is none of the classes",
     ),
+    "no table of the study's public rows": (
+        _started(Path.unlink), "sample.csv: the study's public rows are not there; put the .* --no-public"
+    ),
+    "another table than the study's public rows": (
+        _started(lambda path: path.write_text("n0\n1\n")), "sample.csv: not the study's public rows.* --no-public"
+    ),
+    "rows that are the public ones": (
+        _started(lambda path: shutil.copy(path, path.with_name("rows.csv"))), "rows.csv is the public table itself"
+    ),
+    "public rows and none": (_started(str, "--no-public", "--public", "x.csv"), "cannot be combined"),
     "a folder for a model": (lambda folder: ["-o", folder], "is a folder; give the name of a file"),
     "a file for a folder": (lambda folder: ["-o", folder / "rows.csv" / "m"], "is not a folder"),
     "a model that is there": (lambda folder: ["-o", folder / "rows.csv"], "exists; .*--overwrite"),

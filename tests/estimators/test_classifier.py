@@ -225,12 +225,14 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
                 assert_allclose(starts[-1].weights.T, oracle.coef_, rtol=1e-4)
                 assert_allclose(starts[-1].means, rows.mean(axis=0), rtol=1e-6)
     for rows, words in [
-        (X, "public must be a pair"),
-        ((X, Y, Y), "public must be a pair"),
-        ((X[:, :2], Y), "X has 2 features"),
-        ((X, np.full(240, "maybe")), "label 'maybe' is not one of the declared classes"),
+        (X, "public: it must be a pair"),
+        ((X, Y, Y), "public: it must be a pair"),
+        ((X[:, :2], Y), "public: X has 2 features"),
+        ((np.where(X > 0.0, np.nan, X), Y), "public: Input X contains NaN"),
+        ((X, np.full(240, "maybe")), "public: row 1: label 'maybe' is not one of the declared classes"),
+        ((X[Y == "no"], Y[Y == "no"]), "public: the public rows must have rows of every class"),
     ]:
-        with case(words), pytest.raises(ValueError, match=words):
+        with case(words), pytest.raises(ValueError, match=f"^{words}"):
             DPADMMClassifier(**PUBLIC).fit(X, Y, public=rows)
 
 

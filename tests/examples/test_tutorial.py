@@ -36,7 +36,7 @@ def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
         each.split()[0] for each in steps
     ]
     assert "20 columns, 5.0% of the cells are missing" in shown
-    assert "study.toml: 16 values (the label, 8 numbers, 7 categories) wait to be confirmed" in shown
+    assert "study.toml: 17 values (the label, 8 numbers, 7 categories, the public rows) wait to be confirmed" in shown
     assert "No problem found: 20 columns" in shown
     assert re.search(r"total ε, exact +1\.0000", shown)
     assert "GO: " in shown

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dpadmm.study.study import read_study
 from dpadmm.trusted.ledger import read_ledger
 
 SITES, ROUNDS = ("east", "north", "west"), 8
+PUBLIC = "age,smokes,ill\n" + "".join(f"{i + 20},{i % 3 == 0},{'yes' if i > 30 else 'no'}\n" for i in range(60))
 STUDY = f"""
 format = "dpadmm-study/2"
 name = "three hospitals"
@@ -40,8 +42,11 @@ kind = "number"
 bounds = [0, 100]
 [columns.smokes]
 kind = "boolean"
+[public_rows]
+file = "public.csv"
+sha256 = "{sha256(PUBLIC.encode()).hexdigest()}"
 [method]
-name = "dp_admm"
+name = "auto"
 [training]
 n_rounds = {ROUNDS}
 [privacy]
@@ -57,6 +62,7 @@ class Land:
     def __init__(self, folder: Path) -> None:
         self.folder, self.agents = folder, dict[str, subprocess.Popen[bytes]]()
         (folder / "study.toml").write_text(STUDY)
+        (folder / "public.csv").write_text(PUBLIC)
         self.port = free_port()
         self.said("aggregator", "init", "hub", "--host", "localhost", "--port", self.port)
         for seed, name in enumerate(SITES):
@@ -148,6 +154,9 @@ def _a_study(land: Land) -> None:
     assert "Within your limits" in land.said("agent", "review", "study.toml", "--site", "east/site.toml")
     shown = land.said("agent", "review", "study.toml", "--site", "east/site.toml", "--accept")
     assert "Enrolled since" in shown
+    assert agreed.public_rows is not None
+    start = f"Training starts from public rows (sha256 {agreed.public_rows.sha256[:12]}…), which costs nothing."
+    assert start in " ".join(shown.split())
     for name in SITES:
         land.start_agent(name)
     wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
@@ -159,6 +168,7 @@ def _a_study(land: Land) -> None:
 
     serving = land.start("aggregator", "serve", "study.toml", "--folder", "hub", "--no-page")
     assert serving.wait(90) == 0
+    (land.folder / "public.csv").unlink()  # from here on nobody needs it
     assert f"done: {ROUNDS} of {ROUNDS} rounds" in (land.folder / "outputs").read_text()
     seen = json.loads(land.said("aggregator", "status", "--folder", "hub", "--json"))
     assert [(site["name"], site["answered"]) for site in seen["sites"]] == [(name, ROUNDS) for name in SITES]
@@ -245,6 +255,10 @@ def _decisions(land: Land, name: str) -> dict[str, str]:
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("aggregator", "serve", "study.toml", "--folder", "nowhere"), "nowhere"),
     (("aggregator", "resume", "second.toml", "--folder", "hub"), "no such journal"),
+    (
+        ("aggregator", "serve", "second.toml", "--folder", "hub"),
+        "public.csv: the study's public rows are not there; put the table there",
+    ),
     (("aggregator", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
     (("aggregator", "serve", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
     (("aggregator", "revoke", "south", "--folder", "hub"), "south is not a site"),

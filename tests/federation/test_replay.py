@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,18 @@ from in_process import InProcess
 
 from dpadmm._base.errors import DataError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
-from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.journal import Journal, result_of
 from dpadmm.federation.demo import Replay, new_site, replay
 from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
+from dpadmm.runs.training import prior_from
 from dpadmm.site.site import Site
+from dpadmm.study.public_rows import PublicRows
+from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods.auto import PublicState
+from dpadmm.training.prior import Prior
 from dpadmm.trusted import discrete_gaussian as exact_noise
 
 ROUNDS = 12
@@ -36,11 +42,15 @@ def study() -> Study:
 
 @pytest.fixture
 def sites(tmp_path: Path, study: Study) -> dict[str, Site]:
+    return enrolled(tmp_path, study)
+
+
+def enrolled(folder: Path, study: Study) -> dict[str, Site]:
     made = {}
     for i, name in enumerate(NAMES):
-        (tmp_path / name).mkdir()
-        write_rows(tmp_path / name / "table.csv", i)
-        made[name] = new_site(tmp_path / name, study, table="table.csv", epsilon=3.0)
+        (folder / name).mkdir()
+        write_rows(folder / name / "table.csv", i)
+        made[name] = new_site(folder / name, study, table="table.csv", epsilon=3.0)
         accept(made[name], study)
     return made
 
@@ -71,14 +81,38 @@ class Line(InProcess):
         return None if what in self._faults.get("late", set()) | self._faults.get("lost", set()) else said
 
 
-def run(tmp_path: Path, study: Study, sites: dict[str, Site], **faults: set[tuple[str, int]]) -> Path:
+class Killed(Exception):
+    """The aggregator's process ended."""
+
+
+class Mortal(Coordinator):
+    """It ends after round 4, once."""
+
+    def close_round(self, seconds: float) -> None:
+        super().close_round(seconds)
+        if self.rounds_done == 4:
+            raise Killed
+
+
+def run(
+    tmp_path: Path,
+    study: Study,
+    sites: dict[str, Site],
+    *,
+    prior: Prior | None = None,
+    killed: bool = False,
+    **faults: set[tuple[str, int]],
+) -> Path:
     path = tmp_path / "journal" / "journal.sqlite"
-    Journal.begin(path, study, NAMES)
+    Journal.begin(path, study, NAMES, prior)
     responders = {name: Responder(site.guard, 1, LOG) for name, site in sites.items()}
     try:
         for responder in responders.values():
             responder.open()
             assert responder.accept(study) is None
+        if killed:
+            with Journal.open(path) as journal, pytest.raises(Killed):
+                asyncio.run(run_rounds(Mortal(journal), Line(study, responders, **faults)))
         with Journal.open(path) as journal:
             asyncio.run(run_rounds(Coordinator(journal), Line(study, responders, **faults)))
     finally:
@@ -110,6 +144,31 @@ def test_the_same_with_answers_late_and_lost(tmp_path: Path, study: Study, sites
     assert seen.equal
     assert (seen.n_releases, seen.n_lost) == (3 * ROUNDS, 1)
     assert seen.n_late >= 1
+
+
+@pytest.mark.parametrize("late", [set(), {("b", 3)}])
+def test_the_same_from_public_rows_also_after_a_restart_and_without_their_file(
+    tmp_path: Path, study: Study, late: set[tuple[str, int]]
+) -> None:
+    """Only the aggregator ever has the file, and only until there is a journal."""
+    public = tmp_path / "public.csv"
+    write_rows(public, 9, 200)
+    training = Training(method="auto", epsilon=3.0, n_rounds=ROUNDS)
+    study = replace(study, training=training, public_rows=PublicRows.of(public))
+    sites, prior = enrolled(tmp_path, study), prior_from(study, public)
+    public.unlink()
+    path = run(tmp_path, study, sites, prior=prior, killed=True, late=late)
+    seen = found(path, sites)
+    assert seen.equal
+    assert (seen.n_rounds, seen.n_releases, seen.n_late) == (ROUNDS, 3 * ROUNDS, len(late))
+    with Journal.open(path, read_only=True) as journal:
+        assert journal.study == study
+        assert journal.prior is not None
+        for each in fields(Prior):
+            assert np.array_equal(getattr(journal.prior, each.name), getattr(prior, each.name))
+        assert np.array_equal(result_of(journal).history[0], prior.weights)
+        sent = PublicState.unpacked(next(journal.consensus()), study.shape)
+    np.testing.assert_allclose(sent.weights, prior.weights)  # what every site hears in round 2
 
 
 @pytest.fixture

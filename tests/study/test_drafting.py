@@ -84,7 +84,7 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
     assert draft.label == {"column": "ill", "classes": ("no", "yes")}
     text = study_text(draft, "x")
     assert '#   "email": looks like an identifier' in text
-    assert text.count("public = false  # confirm: public?") == 7
+    assert text.count("public = false  # confirm: public?") == 8  # the rows of the table too
     with pytest.raises(StudyError, match="the label 'ill', column 'age', column 'income', column 'ward'"):
         study_from(tomllib.loads(text))
 

@@ -49,6 +49,7 @@ GOOD = {
     "none": changed(PLAIN, method={"name": "dp_sgd", "learning_rate": None}),
     "adjacency": changed(PLAIN, adjacency="replace-one"),
     "provenance": changed(PLAIN, provenance={"rho": "assumed"}),
+    "public rows": changed(TEMPLATE, public_rows={"file": "sample.csv", "sha256": "0" * 64, "public": True}),
 }
 BAD = {
     "unknown key": changed(TEMPLATE, colums={}),
@@ -83,6 +84,8 @@ BAD = {
     "origin of what": changed(PLAIN, provenance={"epsilon": "public"}),
     "row norm": changed(TEMPLATE, row_norm=0),
     "allow_missed_rounds": changed(PLAIN, allow_missed_rounds="no"),
+    "unconfirmed public rows": changed(TEMPLATE, public_rows={"sha256": "0" * 64, "public": False}),
+    "public rows by their file": changed(TEMPLATE, public_rows={"file": "sample.csv"}),
 }
 ONLY_READING = {
     "inverted bounds": changed(TEMPLATE, "columns", "age", bounds=[1, 0]),

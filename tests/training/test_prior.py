@@ -155,6 +155,19 @@ def test_even_with_much_noise_turned_labels_leave_a_model_that_is_better_than_no
     assert misled_loss < 0.75 * nothing
 
 
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_public_rows_whose_labels_say_nothing_cost_little(task: str) -> None:
+    """Dummy rows: also where private rows say nothing, a model that is not believed must not be what is left."""
+    found = []
+    for seed in range(4):
+        world = World.of(task, 150, seed)
+        labels = np.random.default_rng(seed).permutation(world.public.labels)
+        dummies = make_rows(world.public.features, labels)
+        found.append([world.loss(world.trained(0.3, rows).weights) for rows in (None, dummies)])
+    without, misled = np.mean(found, axis=0)
+    assert misled < 1.06 * without
+
+
 # What it costs
 
 

@@ -183,6 +183,8 @@ def _words(info: Any) -> str:
             return "a whole number" + ("" if info.ge is None else f" of at least {info.ge}")
         case "FloatType":
             return _number_words(info)
+        case "StrType" if info.pattern is not None:
+            return f"text like {info.pattern.strip('^$')}"
     return {"BoolType": "true or false", "StrType": "text", "NoneType": ""}[type(info).__name__]
 
 

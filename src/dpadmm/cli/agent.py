@@ -505,7 +505,7 @@ def _epsilon_left(state: LedgerState, policy: Policy) -> str:
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
-    from dpadmm.cli.study import in_words
+    from dpadmm.cli.study import in_words, start_in_words
 
     policy = site.policy
     say(study.name, style="bold")
@@ -532,6 +532,8 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
         )
         text += f"together against you: ε {rounded_up(cost['epsilon_alone'])}"
     say(f"{text}; Σμ² of several studies adds up, ε does not.")
+    if study.public_rows is not None:
+        say(f"{start_in_words(study.public_rows).capitalize()}.")
 
 
 def _cell(limit: str, column: str, value: Any) -> str:

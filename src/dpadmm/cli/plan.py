@@ -13,12 +13,24 @@ from typer import Option
 from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted, screen
-from dpadmm.cli.screen import AsJson, Row, StudyFile, echo_json, say, say_path, show_table, write
+from dpadmm.cli.screen import (
+    AsJson,
+    NoPublic,
+    Row,
+    StudyFile,
+    chosen_public,
+    echo_json,
+    say,
+    say_path,
+    show_table,
+    write,
+)
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
 from dpadmm.runs.planning import plan as planning
 from dpadmm.runs.planning.plan import Plan
+from dpadmm.runs.training import with_public_table
 from dpadmm.study.study import Study, budget_warnings, read_study
 from dpadmm.training.methods.auto import MOST_NOISE, Auto
 
@@ -41,8 +53,12 @@ def plan(
     ),
     agents: int | None = Option(None, "--agents", "-n", help="Number of agents.", metavar="N"),
     public: Path | None = Option(
-        None, help="A public table with the same columns; without it, rows are synthetic.", metavar="TABLE"
+        None,
+        help="A public table with the same columns; without any, rows are synthetic.",
+        metavar="TABLE",
+        show_default="the study's public rows, if it has any",
     ),
+    no_public: NoPublic = False,
     epsilon: str | None = Option(
         None,
         "--epsilon",
@@ -76,6 +92,7 @@ def plan(
     the study on public rows, or on synthetic rows with three strengths of signal.
     """
     given = read_study(study_file)
+    _, public = with_public_table(given, chosen_public(public, no_public))
     sizes = planned_sizes(agents, rows)
     study = planning.for_sizes(given, sizes)
     _check(repeats=repeats, seed=seed)
@@ -302,11 +319,14 @@ def _of_public(plan: Plan, outlook: forecast.Outlook) -> list[str]:
     if outlook.alone is None:
         return []
     own, main = outlook.at(*plan.grid.own), "accuracy" if "accuracy" in outlook.baseline else "rmse"
+    given = " --public" if plan.study.public_rows is None else ""
     names = dict.fromkeys([main, plan.goal.name])
     alone, reached = (", ".join(_said(values[name], name) for name in names) for values in (outlook.alone, own))
     out = [f"The public rows alone reach {alone}; the study is forecast to reach {reached}."]
     if all(forecast.MEASURES[name].gain(own[name].mean, outlook.alone[name].mean) <= 0.0 for name in names):
-        out.append("The private rows alone are no better at this ε; train --public combines both.")
+        out.append(f"The private rows alone are no better at this ε; train{given} combines both.")
+    elif not given:
+        out.append("The forecast is for the private rows alone; training also starts from the public ones.")
     sampling = own[main].sampling
     if main == "accuracy" and sampling > MUCH:
         wanted = outlook.rows * (100.0 * sampling) ** 2  # the error falls with the root of the rows

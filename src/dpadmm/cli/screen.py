@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -34,6 +34,7 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")
 StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]
 TableFile = Annotated[Path, Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
+NoPublic = Annotated[bool, Option("--no-public", help="Leave the study's public rows out.")]
 
 NAMES = {
     "train_loss_global": "training loss, global model",
@@ -46,6 +47,13 @@ NAMES = {
     "seconds": "seconds in rounds",
 }
 """Labels of measures, in the order they are shown."""
+
+
+def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False] | None:
+    """A table of public rows, False for none, or None for the study's own."""
+    if public is not None and no_public:
+        raise StudyError("--public and --no-public cannot be combined")
+    return False if no_public else public
 
 
 def echo_json(value: Any) -> None:

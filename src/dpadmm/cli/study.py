@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 from typer import Argument, Option
 
-from dpadmm._base.errors import StudyError
+from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
 from dpadmm.cli.screen import (
     AsJson,
@@ -34,6 +34,7 @@ from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
+from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.settings import REGISTRIES
 from dpadmm.study.study import (
     TABLES,
@@ -53,9 +54,9 @@ study_app = typer.Typer(help="A study: the public contract of a run.", no_args_i
 
 MOST_SHOWN = 60
 CONFIRM = "Are these public knowledge, whoever's rows are used? Correct in the file what is not; then confirm them:"
-GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories"}
+GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories", "public-rows": "the public rows"}
 _WHERE = re.compile(
-    rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|study): (.+)"
+    rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|public_rows|study): (.+)"
 )
 
 
@@ -74,12 +75,16 @@ def new(
     ),
     by: str | None = Option(None, metavar="COLUMN", help="A column that says who owns a row: left out."),
     name: str | None = Option(None, metavar="TEXT", help="The study's name."),
+    dummy: bool = Option(False, "--dummy", help="The rows of TABLE are made up: training does not start from them."),
 ) -> None:
     """Write a commented study file to edit: an example, or a draft for your columns.
 
     What was read off a table is marked public = false; the study is refused until you have looked at each
-    value and said true. A dictionary is public, and needs no confirmation.
+    value and said true. A dictionary is public, and needs no confirmation. Training starts from the rows of the
+    table, once you have confirmed that anyone may see them.
     """
+    if dummy and from_table is None:
+        raise StudyError("--dummy is about a table: give --from TABLE too")
     if from_table is None and dictionary is None:
         if label is not None or name is not None or by is not None:
             raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
@@ -92,7 +97,8 @@ def new(
     check_new(file)
     draft = _drafted(from_table, dictionary, label)
     draft = draft if by is None else draft.without(by)
-    text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}")
+    draft = draft.made_up() if dummy else draft
+    text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
     write(file, text.encode())
     say_path(f"Written: {file}")
     say(*_draft_in_words(draft))
@@ -130,6 +136,13 @@ def _draft_in_words(draft: Draft) -> list[str]:
     if asked := [repr(each.name) for each in draft.columns if each.about and each.comment and not each.is_doubted]:
         more = f" and {len(asked) - 8} more" if len(asked) > 8 else ""
         said.append(f"Comments in the file ask about {', '.join(asked[:8])}{more}.")
+    if draft.not_public:
+        said.append(f"Training will not start from the rows of {draft.source}: {draft.not_public}.")
+    if draft.public_rows is not None:
+        said.append(
+            "Training will start from these rows once you confirm that anyone may see them; delete [public_rows] "
+            "from the file if not."
+        )
     if not draft.confirm:
         return [*said, "Choose the model and the privacy; then:"]
     return [
@@ -159,6 +172,11 @@ def check(
         survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
         problems = survey.problems
     warnings = budget_warnings(study, survey.rows if survey else None) if study else []
+    if study and study.public_rows is not None and not problems:
+        if study.public_rows.is_here:
+            problems = _of_public_rows(study)
+        else:
+            warnings.append("the public rows are not here; whoever trains or aggregates needs them")
     if as_json:
         to_confirm = [each._asdict() for each in waiting]
         about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
@@ -179,6 +197,18 @@ def check(
         raise StudyError(f"{study_file}: {', '.join(counts)}")
 
 
+def _of_public_rows(study: Study) -> list[str]:
+    """What is wrong with a study's public rows, which are here."""
+    from dpadmm.runs.training import prior_from
+
+    assert study.public_rows is not None
+    try:
+        prior_from(study, study.public_rows.verified())
+    except DpadmmError as error:
+        return [f"public_rows: {error}"]
+    return []
+
+
 @study_app.command("confirm")
 def confirm(
     study_file: StudyFile,
@@ -187,6 +217,7 @@ def confirm(
     numbers: bool = Option(False, "--numbers", help="Bounds, centers and scales."),
     categories: bool = Option(False, "--categories", help="Values of categories and ordinals."),
     label: bool = Option(False, "--label", help="The label's classes or bounds."),
+    public_rows: bool = Option(False, "--public-rows", help="That anyone may see the rows of the table itself."),
 ) -> None:
     """Confirm that what a draft read off a table is public knowledge: public = true.
 
@@ -203,7 +234,7 @@ def confirm(
     for name in columns:
         if name not in names:
             raise unknown_name("column", name, names, study_file)
-    groups = {"numbers": numbers, "categories": categories, "label": label}
+    groups = {"numbers": numbers, "categories": categories, "label": label, "public-rows": public_rows}
     chosen = [each for each in waiting if everything or groups[each.group] or each.name in columns]
     if not (everything or columns or any(groups.values())):
         _show_waiting(waiting, study_file)
@@ -233,12 +264,13 @@ def _show_waiting(waiting: Sequence[Confirmation], study_file: Path) -> None:
 def _wait(waiting: Sequence[Confirmation]) -> str:
     """How many values wait, by group."""
     found = {words: sum(each.group == group for each in waiting) for group, words in GROUPS.items()}
-    by_group = ", ".join(words if words == "the label" else f"{n} {words}" for words, n in found.items() if n)
+    by_group = ", ".join(words if words.startswith("the ") else f"{n} {words}" for words, n in found.items() if n)
     return f"1 value ({by_group}) waits" if len(waiting) == 1 else f"{len(waiting)} values ({by_group}) wait"
 
 
 def _who(waiting: Confirmation) -> str:
-    return f"{waiting.name} (label)" if waiting.group == "label" else waiting.name
+    kinds = {"label": " (label)", "public-rows": " (public rows)"}
+    return f"{waiting.name}{kinds.get(waiting.group, '')}"
 
 
 def _show_problems(problems: Sequence[str], *, place: str) -> None:
@@ -361,7 +393,13 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
         *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
         ("constants", origin or "all of them the defaults"),
+        *([("public rows", start_in_words(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def start_in_words(rows: PublicRows) -> str:
+    """That training starts from public rows."""
+    return f"training starts from public rows (sha256 {rows.sha256[:12]}…), which costs nothing"
 
 
 def _by_size(study: Study) -> str:

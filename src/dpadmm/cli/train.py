@@ -11,11 +11,24 @@ from typer import Option
 
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted, owner_report, screen
-from dpadmm.cli.screen import AsJson, Quiet, Row, StudyFile, TableFile, echo_json, say, say_path, show_table, write
+from dpadmm.cli.screen import (
+    AsJson,
+    NoPublic,
+    Quiet,
+    Row,
+    StudyFile,
+    TableFile,
+    chosen_public,
+    echo_json,
+    say,
+    say_path,
+    show_table,
+    write,
+)
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.privacy.plan import Tally
 from dpadmm.runs.run import Result
-from dpadmm.runs.training import encode, run_study
+from dpadmm.runs.training import encode, prior_from, run_study, with_public_table
 from dpadmm.study.study import budget_warnings, read_study
 
 SUFFIX = ".dpadmm"
@@ -41,8 +54,11 @@ def train(
         min=0,
     ),
     public: Path | None = Option(
-        None, help="A table of public rows: the start, trusted as far as the first answers agree.", show_default=False
+        None,
+        help="A table of public rows: the start, trusted as far as the first answers agree.",
+        show_default="the study's public rows, if it has any",
     ),
+    no_public: NoPublic = False,
     overwrite: bool = Option(False, "--overwrite", help="Replace an existing model."),
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -54,28 +70,30 @@ def train(
     """
     if by is not None and agents is not None:
         raise StudyError("--by and --agents cannot be combined: --by defines the agents")
-    study = read_study(study_file)
+    study, known = with_public_table(read_study(study_file), chosen_public(public, no_public))
     statement = statement_path(output)
     for path in (output, statement):
         _check_free(path, overwrite=overwrite)
     silent = quiet or as_json
     with screen.waiting(f"reading {data}", quiet=silent):
+        prior = None if known is None else prior_from(study, known, beside=data)
         rows = encode(study, data, by=by)
-        known = None if public is None else encode(study, public)
     with screen.progress(None, "training", quiet=silent) as advance:
         result = run_study(
-            study, rows, n_agents=agents or 1, seed=seed, public=known, observers=[advance], keep_interrupted=True
+            study, rows, n_agents=agents or 1, seed=seed, prior=prior, observers=[advance], keep_interrupted=True
         )
     if not result.outcome.rounds:
         raise KeyboardInterrupt
     write(statement, result.statement.as_bytes())
     result.model.save(output)
+    start = None if known is None or prior is None else {"file": str(known), "rows": prior.n_rows}
     if as_json:
-        echo_json(_plain(result, rows, data, output))
+        echo_json({**_plain(result, rows, data, output), "public_rows": start})
     elif not quiet:
         _show(result, rows, data, output)
-        if known is not None:
-            say(f"{len(known.labels):,} public rows were the start, trusted as far as the first answers agreed.")
+        if known is not None and prior is not None:
+            said = f"{prior.n_rows:,} public rows of {known.name} were the start"
+            say(f"{said}, trusted as far as the first answers agreed; no ε depends on them.")
     if result.interrupted:
         raise Interrupted(
             f"interrupted after {result.outcome.rounds} of {result.training.planned_rounds} rounds; their model is "

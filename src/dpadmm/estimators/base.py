@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
 
-from dpadmm._base.errors import PrivacyLeakWarning, StudyError
+from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
 from dpadmm.data import Dataset
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive, validated
 from dpadmm.optim.features import row_norms
@@ -136,10 +136,13 @@ class PrivateLinearModel(BaseEstimator):
         if public is None:
             return None
         if not isinstance(public, tuple | list) or len(public) != 2:
-            raise StudyError("public must be a pair (X, y) of public rows and their labels")
-        dataset = encoded(*validated(self, *public, reset=False))
-        found = prepare(dataset, settings.changed(partition="equal", n_agents=1))
-        return prior_of(found.problem, found.rows)
+            raise StudyError("public: it must be a pair (X, y) of public rows and their labels")
+        try:
+            dataset = encoded(*validated(self, *public, reset=False))
+            found = prepare(dataset, settings.changed(partition="equal", n_agents=1))
+            return prior_of(found.problem, found.rows)
+        except ValueError as error:
+            raise DataError(f"public: {error}") from None
 
     def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str], prior: Prior | None) -> Result:
         """Charge, train, and keep what every fitted estimator has."""

@@ -255,7 +255,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
             text = f"an upload of {name} for round {round} that is not in its ledger"
             raise DataError(f"the journal has {text}")
     reached, done = list(journal.consensus()), journal.rounds_done
-    run = _Run(study, _cohort(parts), noise, names)
+    run = _Run(journal, _cohort(parts), noise)
     said = {(names[i], k) for i, each in enumerate(noise) for k in each if k <= done}
     plain = said == set(entered) and all(k == round for (_, round), k in entered.items())
     again = run.as_trained(done) if plain else run.with_delays(done, entered)
@@ -323,9 +323,9 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
 class _Run:
     """A run in this process with the noise of the sites."""
 
-    def __init__(self, study: Study, rows: Rows, noise: Sequence[dict[int, Integers]], names: tuple[str, ...]) -> None:
-        self._method = cast(Method[Any], study.method(*rows.n_rows.tolist()))
-        self._study, self._rows, self._said, self._names = study, rows, noise, names
+    def __init__(self, journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> None:
+        self._method = cast(Method[Any], journal.method(*rows.n_rows.tolist()))
+        self._study, self._names, self._rows, self._said = journal.study, journal.members, rows, noise
         self._noise = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
 
     def _active(self, round: int) -> Integers:

@@ -46,7 +46,7 @@ MOST_HISTORY = 4_000_000
 
 @dataclass
 class History:
-    """The consensus of every round, from the zeros of the start: all of it public."""
+    """The consensus of every round, from the start (zeros, if none is given): all of it public."""
 
     rounds: list[Floats] = field(default_factory=list)
 

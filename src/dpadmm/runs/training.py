@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,11 @@ from dpadmm.data.matrices import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.runs.run import History, Result, run
+from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.loop import Observer
 from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise
-from dpadmm.training.prior import prior_of
+from dpadmm.training.prior import Prior, prior_of
 
 
 def train(
@@ -35,18 +36,49 @@ def train(
     by: str | None = None,
     n_agents: int = 1,
     seed: int | None = None,
-    public: str | PathLike[str] | None = None,
+    public: str | PathLike[str] | Literal[False] | None = None,
 ) -> Result:
     """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
 
     ``study`` is a study or its file, and ``data`` a CSV or Parquet file. The column ``by`` says who owns a row; else
     rows are dealt to ``n_agents``. The noise is exact, and differs in every run; with a ``seed`` it is simulated, and
-    protects nobody. A table of ``public`` rows of the same columns is the start, and is trusted as far as the first
-    answers agree with it. ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
+    protects nobody. The study's public rows are the start, trusted as far as the first answers agree with them; another
+    table of ``public`` rows takes their place, and False leaves them out. ``result.model`` predicts from tables, and
+    ``result.statement`` says what it cost.
     """
     agreed = study if isinstance(study, Study) else read_study(Path(study))
-    known = None if public is None else encode(agreed, Path(public))
-    return run_study(agreed, encode(agreed, Path(data), by=by), n_agents=n_agents, seed=seed, public=known)
+    agreed, table = with_public_table(agreed, public)
+    prior = None if table is None else prior_from(agreed, table, beside=Path(data))
+    return run_study(agreed, encode(agreed, Path(data), by=by), n_agents=n_agents, seed=seed, prior=prior)
+
+
+def with_public_table(study: Study, given: str | PathLike[str] | Literal[False] | None) -> tuple[Study, Path | None]:
+    """The study as it is run, and the public table that it starts from: its own, or what is given in its place."""
+    if given is not None:
+        return replace(study, public_rows=None), None if given is False else Path(given)
+    if study.public_rows is None:
+        return study, None
+    try:
+        return study, study.public_rows.verified()
+    except DataError as error:
+        raise DataError(f"{error}, or leave them out: --no-public (in Python public=False)") from None
+
+
+def prior_from(study: Study, public: Path, *, beside: Path | None = None) -> Prior:
+    """What the rows of a public table say; it cannot be the private one that it stands ``beside``."""
+    if beside is not None and _same_bytes(public, beside):
+        raise DataError(
+            f"{beside} is the public table itself, whose rows are not protected: train on other rows, or leave the "
+            "public ones out: --no-public (in Python public=False)"
+        )
+    known = encode(study, public)
+    return prior_of(study.problem, make_rows(known.features, known.labels))
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    if not (one.is_file() and other.is_file()):
+        return False  # whoever reads them says so
+    return one.stat().st_size == other.stat().st_size and PublicRows.of(one) == PublicRows.of(other)
 
 
 def encode(study: Study, data: Path, *, by: str | None = None) -> EncodedTable:
@@ -65,26 +97,26 @@ def run_study(
     *,
     n_agents: int = 1,
     seed: int | None = None,
-    public: EncodedTable | None = None,
+    prior: Prior | None = None,
     observers: Sequence[Observer] = (),
     keep_interrupted: bool = False,
 ) -> Result:
     """Train a study on a table that was encoded for it: its owners are the agents, or equal random shares.
 
     With a ``seed`` the noise is simulated: an experiment that can be repeated and protects nobody. Ctrl-C is
-    raised as usual, unless what was done is to be kept. ``public`` rows are a prior; see :mod:`dpadmm.training.prior`.
+    raised as usual, unless what was done is to be kept.
     """
     rows, names = _laid_out(table, n_agents, seed)
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
     noise: Noise = ExactNoise() if seed is None else SimulatedNoise(seed, rows.n_agents, study.shape)
-    history = History()
+    history = History() if prior is None else History([prior.weights])
     result = run(
         study.training,
         study.problem,
         rows,
         noise,
-        prior=None if public is None else prior_of(study.problem, make_rows(public.features, public.labels)),
+        prior=prior,
         observers=[history, *observers],
         keep_interrupted=keep_interrupted,
         most_rows=study.most_rows,

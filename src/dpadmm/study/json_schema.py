@@ -13,6 +13,7 @@ from dpadmm._base.fields import Parameter, parameters
 from dpadmm.data.schema import KINDS, ROW_NORMS, Label
 from dpadmm.data.schema_file import MOST_COLUMNS
 from dpadmm.optim.features import INTERCEPT
+from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.roster import roster_schema
 from dpadmm.study.settings import REGISTRIES
 from dpadmm.study.study import ADJACENCY, FORMAT, TABLES, Study, origins, table_parameters
@@ -43,6 +44,7 @@ def study_schema() -> dict[str, Any]:
         **{name: _choice(registry.classes) for name, registry in REGISTRIES.items()},
         **{name: _object(_properties(table_parameters(name))) for name in TABLES},
         "provenance": _object(_properties(origins())),
+        "public_rows": _object({**_properties(parameters(PublicRows)), "public": PUBLIC}, ["sha256"]),
         "intercept_value": {"const": INTERCEPT},
         "roster": roster_schema(),
     }

@@ -37,6 +37,7 @@ from dpadmm.optim.problem import Problem, PublicSizes
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import MAX_RELEASES, gaussian
 from dpadmm.privacy.statistics import make_statistic
+from dpadmm.study.public_rows import PublicRows, is_unconfirmed, public_rows_from, public_rows_problems
 from dpadmm.study.roster import RosterEntry, roster_from
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
 from dpadmm.training.methods import METHODS, DeployableMethod
@@ -103,6 +104,7 @@ class Study:
         "With secure_aggregation: no site has more rows than this; all of them draw their noise for so many.",
     ] = None
     roster: tuple[RosterEntry, ...] = ()
+    public_rows: PublicRows | None = None
 
     def __post_init__(self) -> None:
         for each in parameters(Study):
@@ -187,7 +189,19 @@ class Study:
         if self.label is not None and task == "multiclass" and len(self.label.classes or ()) == 2:
             raise StudyError("study: for two classes take the loss logistic; softmax is for three or more")
         resolve_classes(task, self.classes)
+        self._check_public_rows()
         self._check_provenance()
+
+    def _check_public_rows(self) -> None:
+        if self.public_rows is None:
+            return
+        if not isinstance(self.public_rows, PublicRows):
+            raise StudyError(f"study: public_rows must be PublicRows, not {self.public_rows!r:.60}")
+        if self.schema is None:
+            raise StudyError("study: [public_rows] needs [columns] and [label], which say how to read it")
+        if not self.training.method.weighs_public_rows:
+            able = ", ".join(name for name in DEPLOYABLE if METHODS[name].weighs_public_rows)
+            raise StudyError(f"study: [public_rows] is for {able}, not for {self.training.method.name}; leave it out")
 
     def _check_provenance(self) -> None:
         """Every constant that is not the default says where it comes from."""
@@ -298,6 +312,7 @@ class Study:
             **({"intercept_value": INTERCEPT} if self.training.intercept else {}),
             **{name: each for name in _OPTIONAL if (each := getattr(self, name)) is not None},
             **({"roster": [each._asdict() for each in self.roster]} if self.roster else {}),
+            **({"public_rows": {"sha256": self.public_rows.sha256}} if self.public_rows else {}),
         }
 
     def quorum_of(self, n_sites: int) -> int:
@@ -322,7 +337,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """Tables of a study's file beside those of the registries, and the settings in each."""
 
 KEYS = (
-    *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes"),
+    *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes", "public_rows"),
     *(*REGISTRIES, *TABLES, "provenance", "allow_missed_rounds", *_OPTIONAL, "roster", "intercept_value"),
 )
 """What the file of a study may say."""
@@ -330,11 +345,14 @@ KEYS = (
 
 def read_study(path: Path) -> Study:
     """A study from its TOML file."""
-    return study_from(read_toml(path), str(path))
+    return study_from(read_toml(path), str(path), path.parent)
 
 
-def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
-    """A study from a table such as a TOML file, or from :meth:`Study.as_json`; unknown names are refused."""
+def study_from(table: Mapping[str, Any], where: str = "study", folder: Path = Path()) -> Study:
+    """A study from a table such as a TOML file in ``folder``, or from :meth:`Study.as_json`.
+
+    Unknown names are refused.
+    """
     if not isinstance(table, Mapping):
         raise StudyError(f"{where}: a study is a table of names and values, not {table!r:.60}")
     for sentence in _of_file(table, where):
@@ -349,6 +367,8 @@ def study_from(table: Mapping[str, Any], where: str = "study") -> Study:
             given["label"], given["schema"] = rows_from(table)
         elif "label" in table or "row_norm" in table:
             raise StudyError("[label] and row_norm belong to [columns]; with features, give classes")
+        if "public_rows" in table:
+            given["public_rows"] = public_rows_from(table["public_rows"], folder)
         for sentence in _of_training(table):
             raise StudyError(sentence)
         return Study(**given, training=_training_from(table))
@@ -371,7 +391,9 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     found += [*_of_rows(table), *_of_training(table)]
     if isinstance(table.get("provenance"), Mapping):
         found += problems(table["provenance"], origins(), "provenance")
-    found = found or _raised(lambda: study_from(confirmed(table) if confirmations(table) else table))
+    if "public_rows" in table:
+        found += public_rows_problems(table["public_rows"])
+    found = found or _raised(lambda: study_from(_confirmed(table) if confirmations(table) else table))
     return [" ".join(each.removeprefix("study: ").split()) for each in found]
 
 
@@ -379,9 +401,9 @@ class Confirmation(NamedTuple):
     """Values that were read off a table and wait for someone to say that they are public."""
 
     place: tuple[str, ...]
-    """Of the study's file: ``("label",)`` or ``("columns", name)``."""
+    """Of the study's file: ``("label",)``, ``("columns", name)`` or ``("public_rows",)``."""
     name: str
-    group: Literal["label", "numbers", "categories"]
+    group: Literal["label", "numbers", "categories", "public-rows"]
     values: str
 
 
@@ -396,7 +418,17 @@ def confirmations(table: Mapping[str, Any]) -> list[Confirmation]:
             found.append(Confirmation(("columns", about["name"]), about["name"], group, _shown(about)))
         else:
             found.append(Confirmation(("label",), about["column"], "label", _shown(about)))
+    about = table.get("public_rows", {})
+    if is_unconfirmed(about) and not public_rows_problems(about):
+        name = about.get("file", about["sha256"])
+        found.append(Confirmation(("public_rows",), name, "public-rows", "all of its rows, which anyone may see"))
     return found
+
+
+def _confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The same study's table when everything is confirmed."""
+    rows = {"public_rows": {**table["public_rows"], "public": True}} if "public_rows" in table else {}
+    return {**confirmed(table), **rows}
 
 
 def budget_warnings(study: Study, n_rows: int | None = None) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -25,6 +27,19 @@ class Prior:
     n_rows: int
     means: Floats
     squares: Floats
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; :meth:`from_json` gives the same bits back."""
+        return {each.name: np.asarray(getattr(self, each.name)).tolist() for each in fields(self)}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any], shape: tuple[int, int]) -> Prior:
+        """The prior of weights of this shape."""
+        shapes = {"weights": shape, "means": shape[:1], "squares": shape[:1]}
+        arrays = {name: np.array(plain[name], dtype=np.float64) for name in shapes}
+        if any(arrays[name].shape != wanted for name, wanted in shapes.items()):
+            raise ValueError("no prior of this shape")
+        return cls(n_rows=int(plain["n_rows"]), **arrays)
 
 
 def need_every_class(problem: Problem, labels: Floats) -> None:

@@ -33,7 +33,7 @@ from dpadmm.runs.run import Result
 from dpadmm.study.settings import Settings, Training
 from dpadmm.training.loop import train
 from dpadmm.training.methods import Auto, AutoRounds, Gathered, Round
-from dpadmm.training.methods.auto import PublicState
+from dpadmm.training.methods.auto import LEAST_KNOWN, PublicState
 from dpadmm.training.oracles import ExactNoise, Question, SimulatedNoise
 
 N, D = len(SIZES), 5
@@ -129,7 +129,9 @@ def test_what_is_broadcast_is_all_that_is_known() -> None:
     doubted = replace(state, doubt=0.5)
     assert np.array_equal(PublicState.unpacked(doubted.packed(), (D, 3)).weights, doubted.weights)
     start, learnt = arrays[3], 0.7 * arrays[2] / 4.0
-    kept = state.shape.filtered(learnt - start, 0.1, 0.5)
+    b = np.stack([shape.times(each) for each in np.eye(D)], axis=1)
+    known = np.eye(D) - 0.1 * b @ b.T + LEAST_KNOWN * np.eye(D)  # M and at least so much
+    kept = known @ np.linalg.solve(known + 0.5 * np.eye(D), learnt - start)
     np.testing.assert_allclose(doubted.weights, state.shape.transposed_times(start + kept))
 
 

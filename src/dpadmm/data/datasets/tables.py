@@ -70,7 +70,7 @@ class Table:
 
     def encoded(self, columns: Columns) -> Dataset:
         """Rows of norm ≤ 1 with a constant column, and labels as losses expect them."""
-        labels = [self._label(value) for value in columns[self.label]]
+        labels = [self.label_of(value) for value in columns[self.label]]
         kept = [k for k, each in enumerate(labels) if each is not None]
         numbers = self.numbers
         if self.every is not None:
@@ -95,7 +95,7 @@ class Table:
         encoded = encode_labels(chosen, task=self.task, classes=classes)
         return Dataset(self.name, features, encoded, classes, feature_names=(*names, "constant"))
 
-    def _label(self, value: Any) -> str | float | None:
+    def label_of(self, value: Any) -> str | float | None:
         """The class or number of a row; None where the row is left out."""
         if _missing(value):
             return None

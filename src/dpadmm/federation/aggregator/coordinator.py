@@ -69,7 +69,7 @@ class Coordinator:
         self._names = journal.members
         self.quorum = self.study.quorum_of(len(self._names))
         self.members = {name: Member(name) for name in self._names}
-        self._method = self.study.method(1)
+        self._method = journal.method(1)
         self._n_rounds = self.study.training.planned_rounds
         lasts = np.cumsum([count for _, count in self.study.terms.plan.runs]).tolist()
         self._shapes = [(last, self.study.upload_shape(last)) for last in lasts]

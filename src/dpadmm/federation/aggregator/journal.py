@@ -28,6 +28,8 @@ from dpadmm.privacy.report import PrivacyReport
 from dpadmm.privacy.statement import EXACT, AgentGroup, Statement, stated_releases
 from dpadmm.study.study import Study, study_from
 from dpadmm.training.loop import Averages, RoundView
+from dpadmm.training.methods import DeployableMethod
+from dpadmm.training.prior import Prior
 from dpadmm.version import VERSION
 
 FORMAT = "dpadmm-journal/1"
@@ -77,14 +79,20 @@ class Journal(AbstractContextManager["Journal"]):
         try:
             self.study: Study = study_from(json.loads(about["study"]), str(path))
             self.members: tuple[str, ...] = tuple(json.loads(about["members"]))
+            self.prior: Prior | None = None
+            if self.study.public_rows is not None:
+                self.prior = Prior.from_json(json.loads(about["prior"]), self.study.shape)
         except DpadmmError:
             raise
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             raise JournalError(f"{path}: damaged; the study in it cannot be read") from None
 
     @classmethod
-    def begin(cls, path: Path, study: Study, members: Sequence[str]) -> None:
-        """Create the journal of a study with these members; refused if there is one."""
+    def begin(cls, path: Path, study: Study, members: Sequence[str], prior: Prior | None = None) -> None:
+        """Create the journal of a study with these members; refused if there is one.
+
+        ``prior`` is what the study's public rows say, so that after a restart nobody needs their file.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
         new.unlink(missing_ok=True)
@@ -94,6 +102,8 @@ class Journal(AbstractContextManager["Journal"]):
             "members": json.dumps(list(members)),
             "begun_at": _now(),
         }
+        if prior is not None:
+            about["prior"] = json.dumps(prior.as_json())
         with _as_journal_errors(path):
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             with closing(sqlite3.connect(new, isolation_level=None)) as database:
@@ -143,6 +153,11 @@ class Journal(AbstractContextManager["Journal"]):
         except BlockingIOError:
             return True
         return False
+
+    def method(self, *n_rows: int) -> DeployableMethod[Any]:
+        """The study's method for sites of so many rows, with an aggregator that knows the public rows."""
+        made = self.study.method(*n_rows)
+        return made if self.prior is None else made.with_prior(self.prior)
 
     @property
     def rounds_done(self) -> int:
@@ -258,8 +273,8 @@ def result_of(journal: Journal) -> FederatedResult:
     if not journal.rounds_done:
         raise StudyError("no round is complete yet: there is nothing to export")
     rounds, answered = study.training.planned_rounds, journal.answered()
-    averages, done, method = Averages(), 0, study.method(1)
-    history = [np.zeros(study.shape)]
+    averages, done, method = Averages(), 0, journal.method(1)
+    history = [method.model(method.start(study.shape))]
     for done, consensus in enumerate(map(method.model, journal.consensus()), 1):
         averages(RoundView(done, rounds, consensus, consensus, 0.0))
         history.append(consensus)
@@ -288,10 +303,11 @@ def result_of(journal: Journal) -> FederatedResult:
 def write_transcript(journal: Journal, path: Path) -> None:
     """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and the numbers of every upload."""
     study, uploads = journal.study, list(journal.uploads())
-    received, method = [each for _, each in uploads], study.method(1)
+    received, method = [each for _, each in uploads], journal.method(1)
+    sent = [method.start(study.shape), *journal.consensus()]
     arrays = {
         "study": np.array(study.hash),
-        "consensus": np.array([np.zeros(study.shape), *map(method.model, journal.consensus())]),
+        "consensus": np.array([method.model(each) for each in sent]),
         "upload": np.concatenate([each.values.ravel() for each in received]) if received else np.zeros(0),
         "upload_size": np.array([each.values.size for each in received], dtype=np.int64),
         "site": np.array([each.site for each in received]),

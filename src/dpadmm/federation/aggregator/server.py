@@ -18,6 +18,7 @@ from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
+from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
 
 CHECK_EVERY = 1.0
@@ -59,7 +60,8 @@ def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> P
     if not path.exists():
         members = _members(authority, wanted)
         study.quorum_of(len(members))
-        Journal.begin(path, study, members)
+        prior = None if study.public_rows is None else prior_from(study, study.public_rows.verified())
+        Journal.begin(path, study, members, prior)
     return path
 
 

@@ -39,6 +39,7 @@ from dpadmm.optim.problem import Problem, PublicSizes, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.runs.run import run as run_cohort
+from dpadmm.study.public_rows import LEAST_PUBLIC
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.methods import Auto
@@ -47,7 +48,6 @@ from dpadmm.training.metrics import spread as deviation
 from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
 from dpadmm.training.prior import RIDGE, need_every_class
 
-LEAST_PUBLIC = 30
 LEAST_FOLDS = 3
 MOST_PUBLIC = 20_000
 """Rows of a public table that are used; of a larger one a random choice."""
@@ -258,7 +258,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     if n < LEAST_PUBLIC:
         raise DataError(
             f"{table} has {n} rows, too few for a forecast; it needs at least {LEAST_PUBLIC} "
-            "(without --public, made-up rows are used)"
+            "(with --no-public, made-up rows are used)"
         )
     need_every_class(study.problem, encoded.labels)
     rng = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ from typing import Any
 from dpadmm._base.errors import DataError
 from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.schema_file import ASK
+from dpadmm.study.public_rows import PublicRows
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,18 @@ class DraftColumn:
 
 @dataclass(frozen=True)
 class Draft:
-    """Columns and label of a study to be; ``confirm`` where their values were read off a table."""
+    """Columns and label of a study to be; ``confirm`` where their values were read off a table.
+
+    That table's rows are the study's public rows, unless ``not_public`` says why not.
+    """
 
     columns: tuple[DraftColumn, ...]
     label: dict[str, Any]
     source: str
     confirm: bool = False
     comments: tuple[str, ...] = ()
+    public_rows: PublicRows | None = None
+    not_public: str = ""
 
     def __post_init__(self) -> None:
         if not any(each.about for each in self.columns):
@@ -50,6 +56,10 @@ class Draft:
             raise unknown_name("column", by, names, self.source)
         left_out = DraftColumn(by, None, "says who owns a row")
         return replace(self, columns=tuple(left_out if each.name == by else each for each in self.columns))
+
+    def made_up(self) -> Draft:
+        """The draft from a table whose rows are dummies, from which nothing is to be learnt."""
+        return replace(self, public_rows=None, not_public="they are made up")
 
 
 def check_name(name: str, path: Path) -> None:

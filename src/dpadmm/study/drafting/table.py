@@ -31,6 +31,7 @@ from dpadmm.data.reader import column_names, column_types, open_batches, repeate
 from dpadmm.data.schema import MOST_REACH, OTHER, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
+from dpadmm.study.public_rows import LEAST_PUBLIC, PublicRows
 
 MOST_CATEGORIES, MOST_CLASSES = 50, 20
 MOST_DISTINCT = 10_000
@@ -125,7 +126,18 @@ def draft_from_table(path: Path, label: str) -> Draft:
     found = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
     doubts = {each.name: each.sentence for each in found}
     columns = [each.doubted(doubts[each.name]) if each.name in doubts else each for each in columns]
-    return Draft(tuple(columns), about, path.name, confirm=True, comments=notes)
+    draft = Draft(tuple(columns), about, path.name, confirm=True, comments=notes)
+    if why := _no_start(seen[label]):
+        return replace(draft, not_public=why)
+    return replace(draft, public_rows=PublicRows.of(path))
+
+
+def _no_start(label: Seen) -> str:
+    """Why training cannot start from the rows of this label, if it cannot; every class is there."""
+    lacking = label.missing + (sum(label.numbers[1].values()) if label.is_number else 0)
+    if lacking:
+        return f"{lacking:,} of them have no label"
+    return f"{label.rows:,} of them are too few, it takes {LEAST_PUBLIC}" if label.rows < LEAST_PUBLIC else ""
 
 
 @dataclass

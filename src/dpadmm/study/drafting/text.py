@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
 from importlib.resources import files
 from operator import getitem
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -22,8 +24,8 @@ NOTES = {"allow": "  # confirm: say true (without quotes), or leave the column o
 WIDTH = 100
 
 
-def study_text(draft: Draft, name: str) -> str:
-    """The file of a study; it says what it was made of, and what is to be done.
+def study_text(draft: Draft, name: str, folder: Path = Path()) -> str:
+    """The file of a study in ``folder``; it says what it was made of, and what is to be done.
 
     Every name and value is written so that reading the file gives it back.
     """
@@ -37,7 +39,7 @@ def study_text(draft: Draft, name: str) -> str:
     if left_out:
         lines += ["", "# Left out:"]
         lines += [line for each in left_out for line in _commented(f"{_quoted(each.name)}: {each.comment}", "  ")]
-    lines += ["", *_training(draft)]
+    lines += ["", *_public_rows(draft, folder), *_training(draft)]
     text = "\n".join(lines) + "\n"
     wrong = problems(tomllib.loads(text))
     if wrong:
@@ -111,6 +113,22 @@ def _written(key: str, value: Any, note: str) -> Iterator[str]:
         line += f" {each},"
     yield line
     yield "]"
+
+
+def _public_rows(draft: Draft, folder: Path) -> Iterator[str]:
+    """The rows of the draft's table, or why training does not start from them."""
+    if draft.not_public:
+        yield from _commented(f"Training does not start from the rows of {_quoted(draft.source)}: {draft.not_public}.")
+        yield ""
+    if draft.public_rows is None or draft.public_rows.file is None:
+        return
+    yield "# Training starts at a model of these rows, trusted as far as the first private answers agree. No ε covers"
+    yield "# them: confirm it if anyone may see every row, else delete this table. Only whoever trains or aggregates"
+    yield "# needs the file."
+    yield "[public_rows]"
+    beside = os.path.relpath(Path(draft.public_rows.file).resolve(), folder.resolve())
+    yield from _entries({"file": beside, "sha256": draft.public_rows.sha256}, confirm=True)
+    yield ""
 
 
 def _training(draft: Draft) -> Iterator[str]:

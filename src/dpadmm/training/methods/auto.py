@@ -45,6 +45,9 @@ STEEPEST = 2.0
 DOUBT = 8.0
 """Beside public rows, noise counts so many times as much as where all directions were learnt in full."""
 
+LEAST_KNOWN = 0.2
+"""Of no direction less is said to be known than this share: public rows that are not believed keep none of them."""
+
 
 @dataclass(frozen=True)
 class Auto(MethodSettings):
@@ -57,6 +60,7 @@ class Auto(MethodSettings):
     sums_only: ClassVar[bool] = True
     usual_reg_share: ClassVar[float] = 1e-6
     usual_rounds: ClassVar[int] = 25
+    weighs_public_rows: ClassVar[bool] = True
     rounds_by_size: ClassVar[bool] = True
 
     def rounds(self, setup: Setup) -> AutoRounds:
@@ -149,8 +153,9 @@ class PublicState:
         With public rows it is their model, and of what was learnt beyond it as much as the noise lets one tell.
         """
         mean = self.shrink * (self.total / self.averaged) if self.averaged else self.point
-        if self.doubt:
-            mean = self.origin + self.shape.filtered(mean - self.origin, self.ridge, self.doubt)
+        if self.doubt:  # (M + f)(M + f + c)⁻¹x for c = doubt
+            learnt, bound = mean - self.origin, LEAST_KNOWN + self.doubt
+            mean = mean - self.doubt / bound * (learnt - self.shape.filtered(learnt, self.ridge, bound))
         return self.shape.transposed_times(mean)
 
 
@@ -195,6 +200,8 @@ class AutoRounds(DeployableMethod[NoState]):
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         zero, ones = np.zeros(shape), np.ones(shape[0])
+        if warm_start is None and self.prior is not None:
+            warm_start = self.prior.weights
         point = zero if warm_start is None else warm_start
         return PublicState(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point).packed()
 

@@ -58,6 +58,8 @@ class MethodSettings(ABC):
     """Rounds, where nobody says how many and the sizes of a cohort are not known."""
     sums_only: ClassVar[bool] = False
     """Whether the aggregator needs no more than the sum of all answers, so that it can be all that it sees."""
+    weighs_public_rows: ClassVar[bool] = False
+    """Whether its aggregator weighs public rows against the noise; others can only start from their model."""
     rounds_by_size: ClassVar[bool] = False
     """Whether ``best_rounds`` depends on the sizes of a cohort."""
 
