@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from traceback import walk_stack
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,13 @@ _ONE_AT_A_TIME = Lock()
 METHODS = ("auto", "dp_admm")
 
 
+class Checked(NamedTuple):
+    """A fit that can run: what was read off the data for it, and the training itself, which is charged first."""
+
+    leaks: Sequence[str]
+    train: Callable[[], None]
+
+
 @dataclass(eq=False, repr=False)
 class PrivateLinearModel(BaseEstimator):
     """Fitting with a budget: the parameters that both estimators have, and what a fit does with them."""
@@ -59,6 +67,21 @@ class PrivateLinearModel(BaseEstimator):
     accountant: BudgetAccountant | None = None
     _encoding: Encoding = field(init=False)
     _sent_from: tuple[BudgetAccountant, ...] = field(init=False)
+
+    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
+        """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent).
+
+        ``public`` is a pair (X, y) of rows that anyone may see: a model of them is the start, and is
+        trusted as far as the first private answers agree with it.
+        """
+        checked = self._checked(X, y, groups, public)
+        self._warn(checked.leaks)
+        checked.train()
+        return self
+
+    @abstractmethod
+    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Checked:
+        """Check all that a fit needs, and say nothing yet."""
 
     def shortened(self, X: Any) -> NDArray[np.bool_]:
         """Which rows are longer than ``data_norm``, so that ``coef_`` holds for them up to a factor: (rows,).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
-from dpadmm.estimators.base import PrivateLinearModel, as_groups, owned
+from dpadmm.estimators.base import Checked, PrivateLinearModel, as_groups, owned
 from dpadmm.estimators.encoding import label_scale, positive, validated
 from dpadmm.optim.losses.base import Task
 
@@ -115,12 +115,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         tags.classifier_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
-        """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent).
-
-        ``public`` is a pair (X, y) of rows that anyone may see: a model of them is the start, and is
-        trusted as far as the first private answers agree with it.
-        """
+    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Checked:
         X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, leaks = self._classes_of(y)
@@ -147,11 +142,14 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
 
         prepared = self._prepared(encoded(X, y, groups), settings)
         prior = self._prior(public, encoded, settings)
-        self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded], prior)
-        self.classes_, self._encoding, self._model = classes, encoding, result.model
-        self.coef_, self.intercept_ = encoding.coefficients(result.model.weights, settings.intercept)
-        return self
+        leaks += unbounded
+
+        def train() -> None:
+            result = self._run(prepared, settings, leaks, prior)
+            self.classes_, self._encoding, self._model = classes, encoding, result.model
+            self.coef_, self.intercept_ = encoding.coefficients(result.model.weights, settings.intercept)
+
+        return Checked(leaks, train)
 
     def _classes_of(self, y: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
         given = y if self.classes is None else np.asarray(self.classes)
@@ -246,8 +244,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         tags.regressor_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
-        """Fit to rows X (dense or sparse) and numbers y; ``groups`` and ``public`` as in :class:`DPADMMClassifier`."""
+    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Checked:
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         if self.loss not in REGRESSOR_LOSSES:
             raise StudyError(f"loss must be one of {', '.join(REGRESSOR_LOSSES)}, not {self.loss!r}")
@@ -273,12 +270,15 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
 
         prepared = self._prepared(encoded(X, y, groups), settings)
         prior = self._prior(public, encoded, settings)
-        self._warn([*leaks, *unbounded])
-        result = self._run(prepared, settings, [*leaks, *unbounded], prior)
-        self._encoding, self._model, self._label_scale = encoding, result.model, (middle, half)
-        coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
-        self.coef_, self.intercept_ = half * coef[0], float(middle + half * constant[0])
-        return self
+        leaks += unbounded
+
+        def train() -> None:
+            result = self._run(prepared, settings, leaks, prior)
+            self._encoding, self._model, self._label_scale = encoding, result.model, (middle, half)
+            coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
+            self.coef_, self.intercept_ = half * coef[0], float(middle + half * constant[0])
+
+        return Checked(leaks, train)
 
     def predict(self, X: Any) -> Floats:
         """Numbers in the units of y: (rows,)."""
