@@ -34,6 +34,7 @@ NAMES = [
     "PerformanceWarning",
     "PrivacyLeakWarning",
     "PrivacyReport",
+    "PrivateSearch",
     "Problem",
     "PublicScaler",
     "Regularizer",

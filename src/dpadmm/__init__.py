@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         synthetic,
         unequal,
     )
-    from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor, PublicScaler
+    from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor, PrivateSearch, PublicScaler
     from dpadmm.model.file import load_model
     from dpadmm.model.model import Model
     from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
@@ -86,6 +86,7 @@ __all__ = [
     "PerformanceWarning",
     "PrivacyLeakWarning",
     "PrivacyReport",
+    "PrivateSearch",
     "Problem",
     "PublicScaler",
     "Regularizer",
@@ -146,7 +147,7 @@ _HOMES = {
         "PrivacyLeakWarning",
         "StudyError",
     ),
-    "dpadmm.estimators": ("DPADMMClassifier", "DPADMMRegressor", "PublicScaler"),
+    "dpadmm.estimators": ("DPADMMClassifier", "DPADMMRegressor", "PrivateSearch", "PublicScaler"),
     "dpadmm.optim.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
     "dpadmm.training.methods": ("minimizer",),
     "dpadmm.training.metrics": ("Trace",),

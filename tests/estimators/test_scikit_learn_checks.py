@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import make_blobs, make_regression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpadmm import DPADMMClassifier, DPADMMRegressor, PublicScaler
+from dpadmm import DPADMMClassifier, DPADMMRegressor, PrivateSearch, PublicScaler
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the checks provoke is theirs
 
@@ -25,6 +25,8 @@ def without_exceptions(estimator: object) -> dict[str, str]:
         DPADMMClassifier(),
         DPADMMRegressor(),
         DPADMMClassifier(method="dp_admm", max_iter=20),
+        PrivateSearch(DPADMMClassifier(max_iter=5), [{}, {"C": 0.1}], epsilon=1.0, delta=1e-5, runs=1),
+        PrivateSearch(DPADMMRegressor(max_iter=5), [{}, {"alpha": 9.0}], epsilon=1.0, delta=1e-5, runs=1),
         PublicScaler(1.0, 2.0),
         PublicScaler(scale=2.0),
     ],

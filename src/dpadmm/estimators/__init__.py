@@ -1,5 +1,5 @@
-"""scikit-learn estimators with differential privacy, :class:`DPADMMClassifier` and :class:`DPADMMRegressor`, and
-:class:`PublicScaler`, which standardises rows for them without a leak.
+"""scikit-learn estimators with differential privacy, :class:`DPADMMClassifier` and :class:`DPADMMRegressor`;
+:class:`PublicScaler`, which standardises rows for them without a leak; :class:`PrivateSearch` over their parameters.
 
 They need scikit-learn, which nothing else here does: ``pip install 'dpadmm[sklearn]'``.
 """
@@ -16,5 +16,6 @@ except ModuleNotFoundError:
 
 from dpadmm.estimators.linear_models import DPADMMClassifier, DPADMMRegressor
 from dpadmm.estimators.scaler import PublicScaler
+from dpadmm.estimators.search import PrivateSearch
 
-__all__ = ["DPADMMClassifier", "DPADMMRegressor", "PublicScaler"]
+__all__ = ["DPADMMClassifier", "DPADMMRegressor", "PrivateSearch", "PublicScaler"]

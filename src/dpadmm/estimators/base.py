@@ -174,9 +174,7 @@ class PrivateLinearModel(BaseEstimator):
             noise = ExactNoise() if self.random_state is None else None
             result = run_prepared(prepared, settings, noise=noise, prior=prior)
         self.n_iter_ = result.outcome.rounds
-        self.privacy_ = result.privacy.as_json() | {"read_off_the_data": list(leaks)}
-        if leaks:
-            self.privacy_["guarantee"] += f"; it does not cover what was read off the data: {', '.join(leaks)}"
+        self.privacy_ = told(result.privacy.as_json(), leaks)
         return result
 
     def _warn(self, leaks: Sequence[str]) -> None:
@@ -191,7 +189,7 @@ class PrivateLinearModel(BaseEstimator):
             counted = self._accountants()
             said.append(
                 "every fit of a search or cross-validation costs its own epsilon on the same rows; they are "
-                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant=")
+                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant=, or use PrivateSearch")
             )
         for sentence in said:
             warnings.warn(sentence, PrivacyLeakWarning, stacklevel=3)
@@ -247,6 +245,12 @@ def _in_a_search() -> bool:
     """Whether scikit-learn's model selection called: nothing that it passes on says so."""
     names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_stack(sys._getframe()))
     return any(name.startswith("sklearn.model_selection") for name in names)
+
+
+def told(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:
+    """A privacy report, with what it does not cover."""
+    beyond = f"; it does not cover what was read off the data: {', '.join(leaks)}" if leaks else ""
+    return report | {"guarantee": report["guarantee"] + beyond, "read_off_the_data": list(leaks)}
 
 
 def owned(groups: Any) -> dict[str, Any]:
