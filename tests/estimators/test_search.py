@@ -186,6 +186,7 @@ def test_it_has_the_manners_of_scikit_learn() -> None:
     assert pipeline.predict(X).shape == (200,)
     assert pipeline.predict_proba(X).shape == pipeline[-1].predict_log_proba(X).shape == (200, 2)
     assert pipeline.score(X, Y) == pipeline[-1].best_estimator_.score(X, Y)
+    assert pipeline.decision_function(X).shape == (200,)
     assert pipeline.classes_.tolist() == [0, 1]
     numbers = search([{}], estimator=NUMBERS, runs=1).fit(csr_array(X), X[:, 0])
     assert not hasattr(numbers, "predict_proba")
@@ -206,7 +207,6 @@ def test_it_has_the_manners_of_scikit_learn() -> None:
             lambda: search([{}, {"max_itre": 3}]),
             "candidate 2: DPADMMClassifier has no parameter 'max_itre'; .*max_iter",
         ),
-        (lambda: search([{"epsilon": 9.0}]), "candidate 1 sets epsilon, which all runs share"),
         (lambda: search([{}, {"C": -1.0}]), "C must be a positive number"),
         (lambda: search(epsilon=0.0), "epsilon must be a positive number"),
         (lambda: search(epsilon=-1.0), "epsilon must be a positive number"),
@@ -227,6 +227,16 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_any_run(drawn: list[floa
     with pytest.raises(StudyError, match=sentence):
         wrong().fit(X, Y)
     assert drawn == []
+
+
+def test_what_all_runs_share_no_candidate_sets() -> None:
+    shared: list[dict[str, Any]] = [
+        {"epsilon": 9.0}, {"delta": 0.1}, {"random_state": 1}, {"accountant": BudgetAccountant(9.0, DELTA)},
+        {"classes": [0, 1]},
+    ]  # fmt: skip
+    for each, model in [*((each, MODEL) for each in shared), ({"y_bounds": (-9, 9)}, NUMBERS)]:
+        with pytest.raises(StudyError, match=rf"candidate 2 sets {next(iter(each))}, which all runs share"):
+            search([{}, each], estimator=model).fit(X, Y)
 
 
 def test_agents_and_open_accountants_are_refused(drawn: list[float]) -> None:

@@ -117,9 +117,16 @@ def test_the_number_of_runs_has_its_law_and_mean(runs: int) -> None:
     assert min(drawn) >= 1
 
 
-def test_numbers_of_runs_that_cannot_be_are_refused() -> None:
-    for wrong in (0, -1, 2.5, MOST_RUNS + 1, math.nan):
+def test_numbers_that_cannot_be_are_refused() -> None:
+    for wrong in (0, -1, 2.5, 101, math.nan):
         with pytest.raises(StudyError, match="runs must be"):
             selection_epsilon(0.1, wrong, DELTA)  # type: ignore[arg-type]
         with pytest.raises(StudyError, match="runs must be"):
             draw_runs(wrong, lambda n: 0)  # type: ignore[arg-type]
+    for delta in (0.0, 1.0):
+        with pytest.raises(StudyError, match="delta must be"):
+            selection_epsilon(0.1, 5, delta)
+    with pytest.raises(StudyError, match="mu must be"):
+        selection_epsilon(-0.1, 5, DELTA)
+    with pytest.raises(StudyError, match="epsilon must be"):
+        run_mu(0.0, DELTA, 5)

@@ -26,7 +26,7 @@ from itertools import accumulate, islice
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.checks import require, require_delta, require_epsilon, require_mu, require_whole
+from dpadmm._base.checks import require, require_delta, require_whole
 from dpadmm.privacy.accounting import ROUND_UP, exact_delta, smallest_true
 from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.privacy.composition import ORDERS, epsilon_from_renyi
@@ -44,11 +44,8 @@ def selection_epsilon(mu: float, runs: int, delta: float) -> float:
     >>> round(selection_epsilon(mu_from_epsilon(0.6, 1e-5), 5, 1e-5), 3)
     0.973
     """
-    require_mu(mu)
     require_runs(runs)
     require_delta(delta)
-    if math.isinf(mu):
-        return math.inf
     orders = 1.0 + ORDERS
     # A smaller ε has a larger δ, so rounding ε down is safe
     tails = exact_delta(np.full(orders.shape, mu), np.log1p(1.0 / ORDERS) / ROUND_UP)
@@ -73,16 +70,14 @@ def run_mu(epsilon: float, delta: float, runs: int) -> float:
     >>> round(run_mu(1.0, 1e-5, 5) / mu_from_epsilon(1.0, 1e-5), 3)
     0.643
     """
-    require_epsilon("epsilon", epsilon)
 
     def holds(z: Floats) -> np.ndarray:
         return np.array(selection_epsilon(1.0 / float(z), runs, delta) <= epsilon)
 
-    least = np.array(1.0 / mu_from_epsilon(epsilon, delta))
-    most = 2.0 * least
-    while not holds(most):
-        most = 2.0 * most
-    return float(1.0 / smallest_true(holds, least, most) / ROUND_UP)
+    z = np.array(1.0 / mu_from_epsilon(epsilon, delta))  # one run's, which is too small
+    while not holds(z):
+        z = 2.0 * z
+    return float(1.0 / smallest_true(holds, z / 2.0, z) / ROUND_UP)
 
 
 def draw_runs(runs: int, below: Callable[[int], int]) -> int:
