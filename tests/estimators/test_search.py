@@ -188,7 +188,7 @@ def test_it_has_the_manners_of_scikit_learn() -> None:
     assert pipeline.score(X, Y) == pipeline[-1].best_estimator_.score(X, Y)
     assert pipeline.decision_function(X).shape == (200,)
     assert pipeline.classes_.tolist() == [0, 1]
-    numbers = search([{}], estimator=NUMBERS, runs=1).fit(csr_array(X), X[:, 0])
+    numbers = search([{}], estimator=NUMBERS, runs=1).fit(csr_array(X), X[:, 0], public=(X[:50], X[:50, 0]))
     assert not hasattr(numbers, "predict_proba")
     assert numbers.predict(X).shape == (200,)
     with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
