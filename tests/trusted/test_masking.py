@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 import itertools
+import runpy
+import sys
 from hashlib import sha256
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from dpadmm._base.errors import StudyError
 from dpadmm.trusted import masking
 from dpadmm.trusted.masking import Masks, bitmap_of, members_of, public_key
 
@@ -119,9 +122,9 @@ def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
         def encryptor(self) -> Stream:
             return self
 
-        def update_into(self, zeros: bytes, out: bytearray) -> None:
+        def update(self, zeros: bytes) -> bytes:
             value = np.broadcast_to(streams.get(self.key, known.get(self.key)), choices.shape[1:])
-            out[: len(zeros)] = value.astype("<i8").tobytes()
+            return value.astype("<i8").tobytes()
 
     all_sites = sites(n)
     monkeypatch.setattr(Masks, "derived", lambda self, j, info: "{} {}".format(*sorted((self.me, j))).encode())
@@ -215,3 +218,9 @@ def test_a_bitmap_of_another_form_is_refused(bitmap: object) -> None:
     assert members_of(b"\xff\x80", 9) == tuple(range(9))
     assert refusal(members_of, bitmap, 9).code == "members-malformed"
     assert refusal(sites(9)[0].over, 1, REQUEST, bitmap).code == "members-malformed"
+
+
+def test_without_cryptography_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    with pytest.raises(StudyError, match=r"needs cryptography: pip install 'dpadmm\[federation\]'"):
+        runpy.run_path(masking.__file__)

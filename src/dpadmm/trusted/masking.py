@@ -45,8 +45,7 @@ try:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 except ImportError:
-    text = "secure aggregation needs the package cryptography: pip install 'dpadmm[federation]'"
-    raise StudyError(text) from None
+    raise StudyError("secure aggregation needs cryptography: pip install 'dpadmm[federation]'") from None
 
 SALT, MASK, PAIR = b"dpadmm-secagg/1", b"dpadmm-mask/1", b"dpadmm-pair/1"
 
@@ -58,18 +57,18 @@ def public_key(private_key: bytes) -> bytes:
 
 def bitmap_of(members: Iterable[int], n: int) -> bytes:
     """Some of n sites, a bit each; zeros fill the last byte."""
-    bits = np.zeros(n, np.uint8)
-    bits[list(members)] = 1
+    bits = np.zeros(n, bool)
+    bits[list(members)] = True
     return np.packbits(bits).tobytes()
 
 
 def members_of(bitmap: bytes, n: int) -> tuple[int, ...]:
     """The sites of a bitmap, in order; what :func:`bitmap_of` would not write is refused."""
-    good = type(bitmap) is bytes and len(bitmap) == (n + 7) // 8
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8)) if good else np.ones(n + 1, np.uint8)
-    if bits[n:].any():
-        raise Refusal("members-malformed", f"the members of a round must be a bit for each of the {n} sites")
-    return tuple(np.flatnonzero(bits).tolist())
+    if type(bitmap) is bytes and len(bitmap) == (n + 7) // 8:
+        members = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8)))
+        if (members < n).all():
+            return tuple(members.tolist())
+    raise Refusal("members-malformed", f"the members of a round must be a bit for each of the {n} sites")
 
 
 class Masks:
@@ -115,10 +114,10 @@ class Mask(NamedTuple):
 
     def numbers(self, size: int) -> Integers:
         """``size`` whole numbers; arithmetic with them is modulo 2⁶⁴."""
-        total, zeros, stream = np.zeros(size, np.uint64), bytes(8 * size), bytearray(8 * size + 15)
+        total, zeros = np.zeros(size, np.uint64), bytes(8 * size)
         for j in self.members:
             if j != self.masks.me:
                 key = self.masks.derived(j, MASK + self.context)
-                Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update_into(zeros, stream)
-                (np.add if j > self.masks.me else np.subtract)(total, np.frombuffer(stream, "<u8", size), out=total)
+                stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(zeros)
+                (np.add if j > self.masks.me else np.subtract)(total, np.frombuffer(stream, "<u8"), out=total)
         return total.view(np.int64)
