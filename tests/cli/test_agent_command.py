@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from looping import case
 
+from dpadmm.cli.screen import rounded_up
 from dpadmm.federation.site.decisions import decide
 from dpadmm.privacy import exact_epsilon
 from dpadmm.site import table as site_table
 from dpadmm.site.site import read_site
 from dpadmm.study.study import read_study
 from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.masking import public_key
 
 STUDY = """
 format = "dpadmm-study/2"
@@ -187,6 +189,40 @@ def test_review_as_json(cli, begun, study_file):
     amounts = limits["mu_squared"]
     assert amounts["asked"] == pytest.approx(20 * (2 / z) ** 2)
     assert (amounts["allowed"], amounts["left"]) == (cap, cap)
+
+
+def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
+    """What it costs if enough sites are honest, and if all others work together; in all that an owner reads."""
+    keys = [read_site(begun).make_key(), *(public_key(bytes([k] * 32)) for k in (1, 2))]
+    roster = "".join(f'[[roster]]\nname = "s{k}"\nkey = "{key.hex()}"\n' for k, key in enumerate(keys))
+    masked = STUDY.replace('"dp_admm"', '"auto"').replace(
+        "epsilon = 0.3", "epsilon = 0.3\ntrust = 'secure_aggregation'\nhonest = 2"
+    )
+    study_file.write_text(masked.replace("features =", "most_rows = 50\nfeatures =") + roster)
+    refused = cli("agent", "review", study_file, "--site", begun)
+    assert (refused.code, refused.err.split()[-1]) == (2, "[policy-trust]")
+    begun.write_text(begun.read_text().replace("allow = false", "allow = true"))
+    mu = 2 * float(read_study(study_file).terms.plan.mu_squared()) ** 0.5
+    epsilon, alone = (rounded_up(exact_epsilon(each, 1e-6)) for each in (mu, 2**0.5 * mu))
+    review = cli("agent", "review", study_file, "--site", begun).succeeded()
+    words = f"ε {epsilon} at your δ = 1e-06 if at least 2 of the sites that take part in a round are honest; if all"
+    assert f"{words} others work together against you: ε {alone}; Σμ²" in text_of(review)
+    assert max(len(line) for line in review.out.splitlines()) <= 80
+    told = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json["limits"]
+    limits = {line["limit"]: (line["asked"], line["allowed"]) for line in told}
+    assert (limits["honest"], limits["withstood"]) == ((2, 2), (1, 1))
+    assert limits["mu_squared_alone"][0] == 2 * limits["mu_squared"][0]
+    assert limits["epsilon_alone"][1] == pytest.approx(2.0)
+    enrolled = text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded())
+    assert f"Reserved: ε {epsilon} ({alone} if all other sites work together) of 1.0000" in enrolled
+    checked = text_of(cli("agent", "check", begun).succeeded())
+    assert f"If all other sites work together, ε 0.0000 is spent, {alone} spent or reserved." in checked
+    assert "Secure aggregation: allowed, up to ε 2 at δ = 1e-06 if all other sites work together" in checked
+    figures = cli("agent", "check", begun, "--json").succeeded().json
+    assert figures["limits"]["secure_aggregation"] == {"epsilon_alone": 2.0, "min_honest": 2, "min_withstood": 1}
+    assert figures["promised_alone"]["mu_squared"] == 2 * figures["promised"]["mu_squared"]
+    left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
+    assert "It spent ε 0.0000 (0.0000 if all other sites work together)" in left
 
 
 REFUSED = {

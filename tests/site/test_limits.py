@@ -8,7 +8,7 @@ import pytest
 
 from dpadmm.site.accounts import broken_promises
 from dpadmm.trusted.ledger import Ledger, read_ledger
-from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.policy import MaskingLimits, Policy
 from dpadmm.trusted.unit import PrivacyUnit
 
 POLICY = Policy(
@@ -65,6 +65,24 @@ def test_every_lowered_limit_is_told(folder, limits, complaint):
     assert complaint in told
     assert "'flu'" in told
     assert told.endswith("study")
+
+
+def test_lowered_limits_of_secure_aggregation_are_told(tmp_path):
+    masking = {"honest": 4, "quorum": 5, "most_rows": 99, "roster": [["a", "00" * 32]]}
+    allowed = replace(POLICY, masking=MaskingLimits(4.0, 2, 1))
+    with Ledger.open(tmp_path, cap=allowed.cap, cap_alone=allowed.cap_alone, create=True) as ledger:
+        ledger.reserve(STUDY, 0.03, about={**ABOUT, "rows_per_person": 1, "masking": masking}, shares=4)
+    assert broken_promises(allowed, read_ledger(tmp_path)) == []
+    for limits, complaint in (
+        (None, "does not allow secure aggregation"),
+        (MaskingLimits(4.0, 5, 1), "relies on 4 honest sites, the owner wants at least 5"),
+        (MaskingLimits(4.0, 2, 2), "withstands 1 sites that work together, the owner wants at least 2"),
+    ):
+        (told,) = broken_promises(replace(POLICY, masking=limits), read_ledger(tmp_path))
+        assert complaint in told
+    low = replace(POLICY, epsilon=0.9, masking=MaskingLimits(0.9, 2, 1))
+    (told,) = broken_promises(low, read_ledger(tmp_path))
+    assert "your limit if all other sites work together, ε 0.9000 at δ = 1e-05, is below what was promised" in told
 
 
 def test_a_study_that_ended_was_promised_nothing(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,15 @@ from looping import case
 
 from dpadmm._base.errors import DataError, Refusal, StudyError
 from dpadmm.optim.features import clip_rows
+from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.site.agent import Agent
 from dpadmm.site.site import read_site, site_from
+from dpadmm.study.roster import RosterEntry
 from dpadmm.study.study import DEPLOYABLE as METHODS
 from dpadmm.study.study import Study
 from dpadmm.trusted.ledger import read_ledger
-from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.masking import public_key
+from dpadmm.trusted.policy import MaskingLimits, Policy
 from dpadmm.trusted.unit import PrivacyUnit, person_of
 
 FILE = {
@@ -41,6 +44,7 @@ FILE = {
         "min_rows": 3,
     },
 }
+MASKING = {"allow": True, "min_honest": 3, "min_withstood": 2, "epsilon_alone": 2.5}
 HEAD = "note,income,who,age,repaid\n"
 ROWS = [
     "first,0.5,7,0.30,yes",
@@ -93,6 +97,86 @@ def a_study(**parts):
 
 def dense(rows):
     return np.asarray(rows._rows.features), rows._rows.labels
+
+
+# Secure aggregation
+
+
+def test_secure_aggregation_is_off_unless_its_owner_allows_it(folder):
+    for off in ({}, {"secure_aggregation": {**MASKING, "allow": False}}):
+        policy = opened(folder, **off).policy
+        assert policy.masking is None
+        assert policy.cap_alone == policy.cap
+    policy = opened(folder, secure_aggregation=MASKING).policy
+    assert policy.masking == MaskingLimits(epsilon_alone=2.5, min_honest=3, min_withstood=2)
+    assert policy.cap_alone == mu_from_epsilon(2.5, 1e-6) ** 2
+    least = {**MASKING, "min_honest": 2, "min_withstood": 1, "epsilon_alone": 1.0}
+    assert opened(folder, secure_aggregation=least).policy.masking == MaskingLimits(1.0, 2, 1)
+
+
+def masked_study(site, **changes):
+    """A study of four sites, the first of which is this one."""
+    keys = [site.make_key(), *(public_key(bytes([k] * 32)) for k in (1, 2, 3))]
+    roster = [{"name": f"site-{k}", "key": key.hex()} for k, key in enumerate(keys)]
+    training = {"method": "auto", "trust": "secure_aggregation", "honest": 3, "n_rounds": 4}
+    return a_study(training=training, most_rows=100, roster=roster, **changes)
+
+
+AUTO = {"limits": {"methods": ["auto"]}, "secure_aggregation": {**MASKING, "min_withstood": 1, "epsilon_alone": 1.25}}
+
+
+def test_a_site_finds_its_own_key_in_a_roster(folder):
+    site = opened(folder, **AUTO)
+    study = masked_study(site)
+    other = site.make_key()
+    (kept,) = [path for path in site.keys.iterdir() if path.name != other.hex()]
+    assert (site.keys.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert public_key(kept.read_bytes()).hex() == kept.name
+    site.begin()
+    with site.guard() as guard:
+        enrolled = guard.enrol(study)
+        assert (enrolled.masks.me, enrolled.masks.n_sites) == (0, 4)
+    book = read_ledger(site.ledger)
+    assert book.promised_alone == 3 * book.promised > 0
+    assert book.cap_alone == site.policy.cap_alone > book.cap
+    site.rehearse(replace(study, name="another"), book)
+    dearer = replace(study, name="dearer", training=study.training.changed(epsilon=0.4))
+    with pytest.raises(Refusal) as caught:  # within the first limit, but not within that if all others collude
+        site.rehearse(dearer, book)
+    assert caught.value.code == "policy-alone"
+
+
+def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):
+    site = opened(folder, **AUTO)
+    study = masked_study(site)
+    (kept,) = site.keys.iterdir()
+    site.begin()
+
+    def refused(asked=study):
+        with pytest.raises(Refusal) as caught, site.guard() as guard:
+            guard.enrol(asked)
+        assert caught.value.code == "roster-not-mine"
+        return str(caught.value)
+
+    second = RosterEntry("site-3", site.make_key().hex())
+    assert "several of its keys are in" in refused(replace(study, roster=(*study.roster[:3], second)))
+    kept.chmod(0o640)
+    assert f"chmod 600 {kept}" in refused()
+    kept.chmod(0o600)
+    kept.write_bytes(bytes(31))
+    assert "is not in the study's roster" in refused()
+    kept.unlink()
+    assert "none of its keys is in" in refused()
+
+
+def test_a_study_that_its_owner_does_not_allow_masked_is_refused_before_rows_are_read(folder, monkeypatch):
+    site = opened(folder, limits={"methods": ["auto"]})
+    study = masked_study(site)
+    monkeypatch.setattr(type(site), "open_rows", None)
+    site.begin()
+    with pytest.raises(Refusal) as caught, site.guard() as guard:
+        guard.enrol(study)
+    assert caught.value.code == "policy-trust"
 
 
 # The file
@@ -176,6 +260,16 @@ WRONG = [
     ({"limits": {"min_rows": "many"}}, "limits.min_rows must be"),
     ({"limits": {"epsilom": 1.0}}, "did you mean 'epsilon'"),
     *(({"limits": {name: None}}, f"limits.{name} is missing") for name in FILE["limits"]),
+    ({"secure_aggregation": True}, "[secure_aggregation] must be a section, not True; it has allow, min_honest"),
+    ({"secure_aggregation": {**MASKING, "alow": True}}, "did you mean 'allow'"),
+    ({"secure_aggregation": {**MASKING, "allow": 1}}, "secure_aggregation.allow must be true or false, not 1"),
+    ({"secure_aggregation": {**MASKING, "min_honest": 1}}, "min_honest must be a whole number between 2 and"),
+    ({"secure_aggregation": {**MASKING, "min_withstood": 0}}, "min_withstood must be a whole number between 1 and"),
+    ({"secure_aggregation": {**MASKING, "epsilon_alone": 0.99}}, "epsilon_alone must be one number between 1 and 100"),
+    *(
+        ({"secure_aggregation": {key: MASKING[key] for key in MASKING if key != name}}, f"{name} is missing; give")
+        for name in MASKING
+    ),
 ]
 
 
