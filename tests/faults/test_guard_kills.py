@@ -43,6 +43,10 @@ def test_killed_before_and_after_every_step_of_an_answer(folder):
     assert process("kill_steps", folder, n_starts)["kills"] == 2 * n_starts * len(guard_runs.STEPS)
 
 
+def test_killed_before_and_after_every_step_of_a_masked_answer(folder):
+    assert process("kill_masked", folder)["kills"] == 2 * len(guard_runs.MASKED_STEPS)
+
+
 needs_hooks = pytest.mark.skipif(
     ledgers.sqlite_vfs() is None,
     reason="this Python hides its SQLite library, so its writes cannot be made fail",

@@ -17,8 +17,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import masked_sites
 import numpy as np
-from guards import POLICY, TinyRows, consensus, guarded, refusal, study
+from guards import POLICY, D, TinyRows, consensus, guarded, refusal, study
 from ledgers import Fault, failing
 
 from dpadmm._base.errors import Refusal
@@ -26,7 +27,7 @@ from dpadmm.site import agent as agent_module
 from dpadmm.site.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard as guard_module
-from dpadmm.trusted import ledger
+from dpadmm.trusted import ledger, masking
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import LINE, MARK, LedgerState, read_ledger
 
@@ -194,6 +195,14 @@ def _play_to(folder: Path, until: int, sent: Sent) -> None:
 
 
 def _die_at(folder: Path, pipe: int, owner: Any, name: str, after: bool) -> None:
+    with guarded(folder) as guard:
+        agent = Agent(guard, STUDY)
+        _last_step(owner, name, after)
+        _say(pipe, agent, agent.last_round + 1)
+
+
+def _last_step(owner: Any, name: str, after: bool) -> None:
+    """The process dies at the next call."""
     real = getattr(owner, name)
 
     def last_words(*words: Any, **more: Any) -> None:
@@ -201,10 +210,64 @@ def _die_at(folder: Path, pipe: int, owner: Any, name: str, after: bool) -> None
             real(*words, **more)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with guarded(folder) as guard:
-        agent = Agent(guard, STUDY)
-        setattr(owner, name, last_words)
-        _say(pipe, agent, agent.last_round + 1)
+    setattr(owner, name, last_words)
+
+
+MASKED_STEPS: list[tuple[str, Any, str, bool, bool]] = [
+    ("the request", guard_module, "_request", False, False),
+    ("the gradient", TinyRows, "total", False, False),
+    ("the noise", exact_noise, "discrete_gaussian", False, False),
+    ("the answer without a mask", Guard, "prepare", False, False),
+    ("who takes part", masking, "members_of", False, False),
+    ("looking for a stored answer", ledger.Ledger, "replay", False, False),
+    ("the mask", masking.Mask, "numbers", False, False),
+    ("the ledger's rules", LedgerState, "check", False, False),
+    ("the spend", ledger.Ledger, "spend", False, True),
+    ("taking in what was committed", LedgerState, "apply", True, True),
+    ("the mark", ledger.Ledger, "_extend_mark", True, True),
+    ("the mark's sync", os, "fsync", True, True),
+    ("reading the answer", guard_module.Question, "upload", True, True),
+    ("the masked answer", Guard, "masked", False, True),
+]
+"""The same of an answer under secure aggregation."""
+
+
+def kill_masked(root: Path) -> dict[str, int]:
+    """Die before and after every step of a masked answer: it is on record and the same, or may be made anew."""
+    study, few = masked_sites.MASKED.hash, masking.bitmap_of(range(4), masked_sites.N)
+    for _, owner, name, *on_record in MASKED_STEPS:
+        for after in (False, True):
+            folder, sent = root / f"{name} {after}", {}
+            pid, reader = _forked(lambda pipe: _die_masked(folder, pipe, owner, name, after))  # noqa: B023
+            _, status = os.waitpid(pid, 0)
+            assert os.WIFSIGNALED(status), f"no kill at {name}"
+            assert _heard(reader, sent) == 1  # the first round, which is answered before
+            with masked_sites.site(folder) as guard:
+                recorded = 2 in guard._ledger.status().accounts[study].rounds
+                assert recorded == on_record[after], f"{name}, {after}"
+                request = guard.prepare(study, 2, consensus(2))
+                if recorded:
+                    assert refusal(guard.masked, study, 2, request, few).code == "round-forked"
+                    said = guard._ledger.transcript(study)[1][1]
+                    assert guard.masked(study, 2, request, masked_sites.ALL).tobytes() == said[: 8 * D]
+                else:
+                    guard.masked(study, 2, request, few)
+                first = guard.masked(study, 1, guard.prepare(study, 1, consensus(1)), masked_sites.ALL)
+                assert first.tobytes() == sent[1]
+                spent = guard._ledger.status().spent
+                assert spent == 2 * Fraction(POLICY.price(masked_sites.MASKED.terms.plan.at(1)))
+    return {"kills": 2 * len(MASKED_STEPS)}
+
+
+def _die_masked(folder: Path, pipe: int, owner: Any, name: str, after: bool) -> None:
+    study = masked_sites.MASKED.hash
+    with masked_sites.site(folder) as guard:
+        for round in (1, 2):
+            if round == 2:
+                _last_step(owner, name, after)
+            request = guard.prepare(study, round, consensus(round))
+            upload = guard.masked(study, round, request, masked_sites.ALL)
+            send(pipe, f"{json.dumps([round, upload.tobytes().hex()])}\n".encode())
 
 
 def kill_writes(root: Path, step: int) -> dict[str, int]:
@@ -294,5 +357,5 @@ def hold(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    runs = {run.__name__: run for run in (kill_run, kill_steps, kill_writes, crash, fork_run, hold)}
+    runs = {run.__name__: run for run in (kill_run, kill_steps, kill_masked, kill_writes, crash, fork_run, hold)}
     sys.stdout.write(json.dumps(runs[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))))
