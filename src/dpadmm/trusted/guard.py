@@ -108,9 +108,9 @@ class Enrolled(NamedTuple):
         asked = gaussian(release)
         statistic = self.terms.statistics[asked.statistic]
         masking = self.terms.masking
-        n_rows = masking.most_rows if masking else self.rows.n_rows  # answers that are added need one grid
-        grid = Grid(statistic.row_norm, math.prod(statistic.shape), n_rows)
-        return Question(asked, statistic, grid, self.terms.shares)
+        # Answers that are added need one grid
+        n_rows, shares = (masking.most_rows, masking.honest) if masking else (self.rows.n_rows, 1)
+        return Question(asked, statistic, Grid(statistic.row_norm, math.prod(statistic.shape), n_rows), shares)
 
 
 class Prepared(NamedTuple):
