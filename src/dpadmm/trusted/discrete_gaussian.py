@@ -2,7 +2,7 @@
 
 No floating point between the rounded sum and the upload, and no state between two releases: every bit comes
 fresh from the operating system, so a forked or restored process never draws the same noise again.
-Proofs: docs/decisions/0007-exact-noise.md, and 0016-secure-aggregation.md for shares of it.
+Proofs: docs/decisions/0007-exact-noise.md, and 0017-secure-aggregation.md for shares of it.
 """
 
 from __future__ import annotations
