@@ -1,7 +1,6 @@
 """Bugs that a private agent or its ledger might have, each put into the code that ships.
 
-``mutant(monkeypatch)`` puts one in; ``MUTANTS`` says which gates of the audit must turn red, in the studies of which
-methods. To see it:
+``mutant(monkeypatch)`` puts one in; ``MUTANTS`` says which gates of the audit must turn red, in which games. To see it:
 ``python tests/audit/mutants.py``.
 """
 
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard, policy
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.masking import Mask, Masks
 from dpadmm.trusted.private_rows import CheckedRows
 
 SHORT = Plan(trials=40, mu=4.75, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
@@ -231,21 +232,105 @@ def silent_labels_counted(patch: Patch) -> None:
     patch.setattr(Moments, "_sum", with_silent)
 
 
+# --- secure aggregation -------------------------------------------------------------------------------------
+
+
+def shares_too_small(patch: Patch) -> None:
+    """σ/h in place of σ/√h."""
+    sound = exact_noise.Grid.noise_scale
+    patch.setattr(exact_noise.Grid, "noise_scale", lambda self, z, shares=1: sound(self, z, shares**2))
+
+
+def one_share_left_out(patch: Patch) -> None:
+    """Every second site adds no noise."""
+    turn = count()
+
+    def draw(scale: int, size: int) -> Any:
+        noise = exact_noise.discrete_gaussian(scale, size)
+        return noise * (next(turn) % 2 == 0)
+
+    _draw_with(patch, draw)
+
+
+def masks_for_noise(patch: Patch) -> None:
+    """No noise under the mask."""
+    _draw_with(patch, lambda scale, size: np.zeros(size, np.int64))
+
+
+def masks_left_out(patch: Patch) -> None:
+    patch.setattr(Mask, "numbers", lambda self, size: np.zeros(size, np.int64))
+
+
+def masks_of_all_rounds_the_same(patch: Patch) -> None:
+    sound = Masks.over
+    patch.setattr(Masks, "over", lambda self, round, request, members: sound(self, 1, "00" * 32, members))
+
+
+def masks_of_all_studies_the_same(patch: Patch) -> None:
+    """And of all requests, which have the study's name in them."""
+    sound = Masks.over
+
+    def over(self: Masks, round: int, request: str, members: bytes) -> Mask:
+        self._study = bytes(32)
+        return sound(self, round, "00" * 32, members)
+
+    patch.setattr(Masks, "over", over)
+
+
+def sign_flipped(patch: Patch) -> None:
+    sound = Mask.numbers
+    patch.setattr(Mask, "numbers", lambda self, size: sound(self, size) * (1 - 2 * (self.masks.me % 2)))
+
+
+def second_members_answered(patch: Patch) -> None:
+    """The same noisy sum under another mask."""
+    sound, bare = Guard.masked, dict[tuple[int, str, int], Any]()
+
+    def masked(self: Guard, study: str, round: int, request: str, members: bytes) -> Any:
+        ready, mask = self._prepared.get(study), self._with_masks(study)[1].over(round, request, members)
+        if ready is not None:
+            bare[id(self), study, round] = np.frombuffer(ready.numbers, "<i8")
+        try:
+            return sound(self, study, round, request, members)
+        except Refusal as refusal:
+            if refusal.code != "round-forked":
+                raise
+            numbers = bare[id(self), study, round]
+            return numbers + mask.numbers(numbers.size)
+
+    patch.setattr(Guard, "masked", masked)
+
+
+def quorum_not_checked(patch: Patch) -> None:
+    patch.setattr(policy.Terms, "quorum", 1)
+
+
+def shares_not_charged(patch: Patch) -> None:
+    """In the ledger a share costs as much as all of the noise."""
+    sound = Ledger.reserve
+    patch.setattr(Ledger, "reserve", lambda self, *words, shares, **more: sound(self, *words, **more))
+
+
+def cap_alone_ignored(patch: Patch) -> None:
+    patch.setattr(policy.Policy, "cap_alone", 1e9)
+
+
 def _z_of_gradients() -> float:
     return AUTO.rounds[-1].noise_multiplier(SHORT.mu)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, the gates that must turn red of it, and in whose studies."""
+    """A bug, the gates that must turn red of it, and in which games."""
 
     name: str
     inject: Callable[[Patch], None]
     red: tuple[str, ...]
-    methods: tuple[str, ...] = tuple(GAMES)
+    games: tuple[str, ...] = ("auto", "dp_admm")
 
 
-ADMM, AUTO_ONLY = ("dp_admm",), ("auto",)
+ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("auto",), ("auto_coalition",), ("auto_alone",)
+MASKED = (*COALITION, *ALONE)
 MUTANTS = (
     Mutant("noise halved", noise_halved, ("noise: variance", "noise: shape")),
     Mutant("factor 2 missing", factor_2_missing, ("noise: variance", "noise: shape")),
@@ -276,14 +361,30 @@ MUTANTS = (
         ("noise: variance by round", "noise: variance"), AUTO_ONLY,
     ),
     Mutant("y² of silent rows counted", silent_labels_counted, ("noise: mean",), AUTO_ONLY),
+    Mutant("shares of σ/h", shares_too_small, ("noise: variance", "noise: shape"), MASKED),
+    Mutant("one share left out", one_share_left_out, ("noise: variance", "noise: shape"), COALITION),
+    Mutant("no noise under masks", masks_for_noise, ("noise: variance", "noise: never twice"), MASKED),
+    Mutant(
+        "shares of all rounds the same", noise_reused, ("noise: never twice", "noise: from round to round"), MASKED
+    ),
+    Mutant("shares of two sites the same", seed_shared, ("noise: variance",), COALITION),
+    Mutant("masks left out", masks_left_out, ("masked answers",), MASKED),
+    Mutant("masks of all rounds the same", masks_of_all_rounds_the_same, ("masked answers",), MASKED),
+    Mutant("masks of all studies the same", masks_of_all_studies_the_same, ("masked answers",), MASKED),
+    Mutant("sign of a mask flipped", sign_flipped, ("noise: variance",), MASKED),
+    Mutant("masked for two sets of members", second_members_answered, ("repeated requests",), MASKED),
+    Mutant("quorum not checked", quorum_not_checked, ("repeated requests",), MASKED),
+    Mutant("masked answers recorded after they were sent", spend_after_send, ("recorded before sent",), MASKED),
+    Mutant("shares at the price of all noise", shares_not_charged, ("ledger's sums",), MASKED),
+    Mutant("cap for all others together ignored", cap_alone_ignored, ("nothing beyond the cap",), ALONE),
 )  # fmt: skip
 
 
-def red_gates(inject: Callable[[Patch], None], method: str) -> set[str]:
-    """The gates that turn red with a bug, in an audit of a method's studies."""
+def red_gates(inject: Callable[[Patch], None], game: str) -> set[str]:
+    """The gates that turn red with a bug, in an audit of a game's studies."""
     with pytest.MonkeyPatch.context() as patch:
         inject(patch)
-        return {gate.name for gate in run_audit(replace(SHORT, methods=(method,))).gates if gate.red}
+        return {gate.name for gate in run_audit(replace(SHORT, games=(game,))).gates if gate.red}
 
 
 # --- what several bugs need ---------------------------------------------------------------------------------
@@ -301,17 +402,21 @@ class _Now:
 
 
 def _watch(patch: Patch) -> _Now:
-    now, answer, release = _Now(), Guard.answer, guard.release_sum
+    now, release = _Now(), guard.release_sum
 
-    def answer_and_tell(self: Guard, study: str, round: int, *arguments: Any) -> Any:
-        now.guard, now.study, now.round = id(self), study, round
-        return answer(self, study, round, *arguments)
+    def telling(sound: Callable[..., Any]) -> Callable[..., Any]:
+        def act(self: Guard, study: str, round: int, *arguments: Any) -> Any:
+            now.guard, now.study, now.round = id(self), study, round
+            return sound(self, study, round, *arguments)
+
+        return act
 
     def release_and_tell(total: Floats, grid: Any, z: float, **more: Any) -> Any:
         now.clean[now.guard, now.study, now.round] = exact_noise.quantise(total, grid)
         return release(total, grid, z, **more)
 
-    patch.setattr(Guard, "answer", answer_and_tell)
+    for name in ("answer", "prepare"):
+        patch.setattr(Guard, name, telling(getattr(Guard, name)))
     patch.setattr(guard, "release_sum", release_and_tell)
     return now
 
@@ -347,12 +452,12 @@ def _keep_clean(patch: Patch, *, noise_in_state: bool = True) -> None:
 
 if __name__ == "__main__":
     missed = 0
-    for mutant in (Mutant("none", lambda patch: None, ()), *MUTANTS):
-        for method in mutant.methods:
-            red = red_gates(mutant.inject, method)
+    for mutant in (Mutant("none", lambda patch: None, (), tuple(GAMES)), *MUTANTS):
+        for game in mutant.games:
+            red = red_gates(mutant.inject, game)
             caught = set(mutant.red) <= red and (bool(red) == bool(mutant.red))
             missed += not caught
             word = "ok    " if caught else "MISSED"
-            sys.stdout.write(f"{word}  {method:8} {mutant.name:32} {', '.join(sorted(red))}\n")
+            sys.stdout.write(f"{word}  {game:14} {mutant.name:44} {', '.join(sorted(red))}\n")
             sys.stdout.flush()
     sys.exit(missed > 0)

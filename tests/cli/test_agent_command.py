@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from hashlib import sha256
 from itertools import product
 
 import numpy as np
@@ -32,6 +33,8 @@ n_rounds = 20
 epsilon = 0.3
 delta = 1e-6
 """
+
+MASKED = "allow_missed_rounds = true\nquorum = 5\nmost_rows = 10\n[method]"
 
 
 @pytest.fixture
@@ -173,6 +176,22 @@ def test_review_says_what_it_costs_and_changes_nothing(cli, begun, study_file, c
     assert study.hash in answer.out
     assert "Within your limits" in answer.out
     assert "…" not in answer.out
+
+
+def test_review_says_who_takes_part_and_of_whom_to_be_sure(cli, begun, study_file):
+    begun.write_text(begun.read_text().replace("allow = false", "allow = true"))
+    keys = {"clinic": read_site(begun).make_key()} | {
+        name: public_key(sha256(name.encode()).digest()) for name in "bcdef"
+    }
+    roster = "".join(f'[[roster]]\nname = "{name}"\nkey = "{key.hex()}"\n' for name, key in keys.items())
+    text = STUDY.replace('name = "dp_admm"', 'name = "auto"').replace("[method]", MASKED)
+    study_file.write_text(f'{text}trust = "secure_aggregation"\nhonest = 3\n{roster}')
+    answer = text_of(cli("agent", "review", study_file, "--site", begun).succeeded())
+    assert "Sites that take part: clinic (you), b, c, d, e, f." in answer
+    # All but 5 of 6 are in a sum, and 3 of them are to be honest: of 4 one has to be sure, oneself included
+    assert "at most 2 of these 6 work with the aggregator" in answer
+    assert "at least 3 other owners whom you trust" in answer
+    assert "if all others work together against you" in answer
 
 
 def test_review_as_json(cli, begun, study_file):

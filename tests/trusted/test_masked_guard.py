@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,26 @@ def test_only_the_prepared_request_of_this_round_and_study_is_answered(guard: Gu
     numbers = guard._prepared[HASH].numbers
     assert guard.prepare(HASH, 1, POINT) == request
     assert guard._prepared[HASH].numbers == numbers  # no second draw for the same request
-    assert guard.prepare(HASH, 1, POINT + 1.0) != request
-    assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"  # the last one counts
     assert not guard._ledger.status().spent
+    guard.masked(HASH, 1, request, ALL)
     guard.masked(other.hash, 1, foreign, ALL)
+
+
+def test_rows_are_summed_once_in_a_round_however_often_it_is_asked_for(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What costs nothing could be timed without end."""
+    sums, total = [], TinyRows.total
+    monkeypatch.setattr(TinyRows, "total", lambda *asked: sums.append(asked) or total(*asked))
+    requests = {round: guard.prepare(HASH, round, POINT) for round in (2, 3)}
+    for round, where in product((1, 2, 3), (0.0, 1.0, 2.0)):
+        if (round, where) != (3, 0.0):
+            assert refusal(guard.prepare, HASH, round, POINT + where).code == "round-forked"
+    assert guard.prepare(HASH, 3, POINT) == requests[3]
+    assert len(sums) == 2
+    guard.masked(HASH, 3, requests[3], ALL)
+    guard.prepare(HASH, 4, POINT)
+    assert len(sums) == 3
 
 
 @pytest.mark.parametrize(

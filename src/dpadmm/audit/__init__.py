@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from dpadmm.audit.run import Audit, Plan, run_audit
+from dpadmm.audit.run import Audit, Plan, games_of, run_audit
 
-__all__ = ["Audit", "Plan", "run_audit"]
+__all__ = ["Audit", "Plan", "games_of", "run_audit"]

@@ -11,22 +11,26 @@ the first round of DP-ADMM, at 0, would have half of that.)
 - ``dp_admm``: the row is ``(±cos θ, sin θ)``, and its two gradients are ``2·cos θ`` apart: 0.9988 of the sensitivity.
 - ``auto``: the row is ±a with nine equal entries. Its two shaped gradients are opposite, so all of the sensitivity
   2 apart; of its moments ``(a, a∘a, √3·y·a, y²/2)`` the first and the third change their signs: 0.958 of 4.
+- ``auto_coalition``, ``auto_alone``: the same with secure aggregation, and an active aggregator. It tells each of the
+  two agents of members of its own: the agent, a site beside it, and a third site, in both, that works with the
+  aggregator. In ``alone`` the sites beside do so too. The noise that is left is to be just that of the promise.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm.audit.formulas import FORMULAS, N_FEATURES, Formula
 from dpadmm.optim.shape import Shape
+from dpadmm.study.roster import RosterEntry
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.methods.auto import PublicState
@@ -40,6 +44,8 @@ LABEL = 8.0
 RHO, STEP_SIZE = 0.05, 20.0
 ANGLE = 0.05
 MOMENTS_SHARE = 0.15
+MOST_ROWS = 64
+"""With secure aggregation, what the noise of every agent is for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +84,7 @@ class Round(NamedTuple):
         return FORMULAS[self.statistic]
 
     def noise_multiplier(self, mu: float) -> float:
-        """z of a study that costs μ in all."""
+        """z of all noise that is left in an answer, where a study costs μ."""
         return 1.0 / (mu * math.sqrt(self.share))
 
 
@@ -89,6 +95,22 @@ class Part(NamedTuple):
     rounds: tuple[int, ...]
     mu_share: float
     sharpness: float
+
+
+class Coalition(NamedTuple):
+    """Who works with the aggregator: all sites but so many ``honest`` ones of a sum; the noise is for ``shares``.
+
+    Rosters have the two agents, a site beside each of them, and one that is in the coalition.
+    """
+
+    name: str
+    shares: int
+    honest: int
+
+    @property
+    def exposure(self) -> float:
+        """μ beside that of a study in which enough sites are honest."""
+        return math.sqrt(self.shares / self.honest)
 
 
 class Listener(Protocol):
@@ -107,6 +129,31 @@ class Game:
     rounds: tuple[Round, ...]
     roles: tuple[Role, Role]
     listener: Callable[[], Listener]
+    coalition: Coalition | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}_{self.coalition.name}" if self.coalition else self.method
+
+    @property
+    def trust(self) -> str:
+        return "secure_aggregation" if self.coalition else "local"
+
+    @property
+    def shares(self) -> int:
+        """The noise of an agent is one of so many shares."""
+        return self.coalition.shares if self.coalition else 1
+
+    @property
+    def exposure(self) -> float:
+        """μ of this game beside that of its study."""
+        return self.coalition.exposure if self.coalition else 1.0
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names in the roster: agents, the sites beside them, and a colluding one; none without secure aggregation."""
+        names = [role.name for role in self.roles]
+        return (*names, *(f"beside-{name}" for name in names), "colluding") if self.coalition else ()
 
     @cached_property
     def cuts(self) -> tuple[slice, ...]:
@@ -134,19 +181,28 @@ class Game:
         sharp = sum(self.rounds[k].share * self.rounds[k].sharpness ** 2 for k in rounds)
         return Part(name, rounds, math.sqrt(share), math.sqrt(sharp / share))
 
-    def study(self, name: str, *, mu: float, delta: float) -> Study:
-        """A study of three rounds that costs μ in all."""
+    def study(self, name: str, *, mu: float, delta: float, keys: Mapping[str, bytes] | None = None) -> Study:
+        """A study of three rounds that costs μ in all, by this game; with the private ``keys`` of its sites."""
         training = {
             "method": self.method, "loss": "squared", "regularizer": "none", **self.constants,
-            "noise_multiplier": math.sqrt(N_ROUNDS) / mu, "delta": delta, "n_rounds": N_ROUNDS,
+            "noise_multiplier": math.sqrt(N_ROUNDS) * self.exposure / mu, "delta": delta, "n_rounds": N_ROUNDS,
         }  # fmt: skip
+        agreed: dict[str, Any] = {}
         if self.method == "dp_admm":
             training["schedule"] = "constant"
+        if self.coalition:
+            training |= {"trust": self.trust, "honest": self.shares}
+            agreed = {"most_rows": MOST_ROWS, "allow_missed_rounds": True, "quorum": self.shares + 1}
+        if keys:
+            from dpadmm.trusted.masking import public_key  # needs cryptography, which other games do not
+
+            agreed["roster"] = tuple(RosterEntry(site, public_key(keys[site]).hex()) for site in self.sites)
         return Study(
             name=name,
             features=tuple(f"x{j + 1}" for j in range(N_FEATURES)),
             training=Training(**training),
             provenance=dict.fromkeys(self.constants, "assumed"),
+            **agreed,
         )
 
 
@@ -253,4 +309,7 @@ AUTO = Game(
     AutoListener,
 )  # fmt: skip
 
-GAMES: Mapping[str, Game] = {game.method: game for game in (AUTO, DP_ADMM)}
+AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, honest=2))
+AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, honest=1))
+
+GAMES: Mapping[str, Game] = {game.name: game for game in (AUTO, DP_ADMM, AUTO_COALITION, AUTO_ALONE)}

@@ -123,7 +123,7 @@ class Gate:
     passed: bool | None
     false_alarm: float
     sentence: str
-    method: str | None = None
+    game: str | None = None
     """Whose studies it is about; None: all."""
 
     def __post_init__(self) -> None:
@@ -153,10 +153,9 @@ def judge(played: Played, *, mu: float, delta: float, confidence: float, false_a
         gates += _epsilon(WHOLE, all_guesses(heard, mu), mu, **sure)
         gates += _exact(heard, mu)
     gates += _requests([seen for _, seen in played])
-    n_gates = sum(NOISE_GATES + SCORE_GATES * len(game.parts) for game, _ in heard)
+    level = false_alarm / max(1, sum(statistical_gates(game) for game, _ in heard))
     for game, seen in heard:
-        level = false_alarm / n_gates
-        own = [*_scores(game, seen, mu, level), *_noise(game, seen, level)]
+        own = [*_scores(game, seen, mu, level), *_noise(game, seen, level), *_masks(game, seen, level)]
         for k, part in enumerate(game.parts):
             if part.name != "score" or len(heard) > 1:
                 proof = _epsilon(
@@ -166,8 +165,13 @@ def judge(played: Played, *, mu: float, delta: float, confidence: float, false_a
                     **sure,
                 )
                 own += [gate for gate in proof if gate.passed is not None]
-        gates += [replace(gate, method=game.method) for gate in own]
+        gates += [replace(gate, game=game.name) for gate in own]
     return gates
+
+
+def statistical_gates(game: Game) -> int:
+    """How many gates share the rate of false alarms."""
+    return NOISE_GATES + SCORE_GATES * len(game.parts) + (game.coalition is not None)
 
 
 def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: float, confidence: float) -> list[Gate]:
@@ -247,6 +251,28 @@ def _noise(game: Game, seen: Seen, level: float) -> list[Gate]:
     )  # fmt: skip
 
 
+def _masks(game: Game, seen: Seen, level: float) -> list[Gate]:
+    if game.coalition is None:
+        return []
+    known, (before, last) = seen.veiled + 0.5, game.cuts[-2:]
+    even = len(known) // 2 * 2
+    samples = (
+        known,
+        (known[..., last] - known[..., before]) % 1.0,
+        (known[1:even:2] - known[:even:2]) % 1.0,
+    )
+    worst = max(
+        ks_1samp(each.ravel(), lambda u: u, method="asymp").statistic / kstwo.isf(level / len(samples), each.size)
+        for each in samples
+    )
+    return _between(
+        level,
+        ("masked answers", worst, None, 1.0,
+         "Without the last member's answer all that is known is uniform, and so are differences between rounds and "
+         "between studies (Kolmogorov–Smirnov distance, beside its limit)."),
+    )  # fmt: skip
+
+
 def _means(game: Game, noise: Floats, statistic: str) -> Floats:
     """Means over studies and the rounds of a statistic, of each agent and number, in standard errors."""
     cuts = [cut for each, cut in zip(game.rounds, game.cuts, strict=True) if each.statistic == statistic]
@@ -290,11 +316,11 @@ def _requests(seen: Sequence[Seen]) -> list[Gate]:
     return _between(
         0.0,
         ("repeated requests", sum(int(np.sum(each.repeated == 0)) for each in seen), None, 0.0,
-         "The same request gets the same bytes, also from an agent that was restarted."),
+         "The same request gets the same bytes, also from an agent that was restarted; other members get none."),
         ("recorded before sent", total["unrecorded"], None, 0.0,
          f"The ledger on disk knew of an upload when it arrived ({total['looks']} looked at)."),
         ("ledger's sums", total["misspent"], None, 0.0,
-         "Every study has spent exactly its rounds, and no ledger more than its cap."),
+         "Every study has spent exactly its rounds, and no ledger more than its caps."),
         ("nothing beyond the cap", total["overrun"], None, 0.0, "One more round, and one more study, are refused."),
         ("requests are answered", len(refusals), None, 0.0, refused if refusals else "No study was refused."),
     )  # fmt: skip

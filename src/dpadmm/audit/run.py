@@ -31,10 +31,10 @@ class Plan:
     """What to play, and how sure to be.
 
     A trial is a study of three rounds with two agents, and each agent has one of two worlds, so that there
-    are as many guesses in either world. Trials are shared out among the methods.
+    are as many guesses in either world. Trials are shared out among the games.
     """
 
-    methods: tuple[str, ...] = tuple(GAMES)  # which between them release every statistic
+    games: tuple[str, ...] = tuple(GAMES)  # which between them release every statistic
     trials: int = 10_000
     mu: float = 2.0  # of a whole study
     delta: float = 1e-5  # at which ε is given
@@ -43,10 +43,8 @@ class Plan:
     workers: int = 2  # processes; 1 plays in this one
 
     def __post_init__(self) -> None:
-        if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(GAMES):
-            raise StudyError(
-                f"method must be all or one of {', '.join(GAMES)}, not {', '.join(self.methods) or 'none'}"
-            )
+        if not self.games or len(set(self.games)) < len(self.games) or not set(self.games) <= set(GAMES):
+            raise StudyError(f"games must be some of {', '.join(GAMES)}, not {', '.join(self.games) or 'none'}")
         if type(self.trials) is not int or not LEAST_TRIALS <= self.trials <= 10**7:
             raise StudyError(
                 f"trials must be a whole number of at least {LEAST_TRIALS}, at most ten million, not {self.trials!r}"
@@ -63,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was seen of each method's studies, and how it was judged."""
+    """What was seen of each game's studies, and how it was judged."""
 
     plan: Plan
     seen: dict[str, Seen]
@@ -79,7 +77,7 @@ class Audit:
     @property
     def statistics(self) -> tuple[str, ...]:
         """What was attacked."""
-        return tuple(dict.fromkeys(name for method in self.seen for name in GAMES[method].statistics))
+        return tuple(dict.fromkeys(name for game in self.seen for name in GAMES[game].statistics))
 
     @property
     def guesses(self) -> Guesses:
@@ -114,8 +112,8 @@ class Audit:
                 "rounds": N_ROUNDS,
                 "features": N_FEATURES,
                 "neighbours": "replace-one",
-                "methods": {method: self._game_as_json(GAMES[method], seen) for method, seen in self.seen.items()},
             },
+            "games": {name: self._game_as_json(GAMES[name], seen) for name, seen in self.seen.items()},
             "plan": asdict(plan),
             "epsilon": self.epsilon,
             "epsilon_lower_bound": self.bound.epsilon,
@@ -143,9 +141,26 @@ class Audit:
                 "guesses": asdict(bound),
             }
         rounds = [
-            {"statistic": each.statistic, "noise_multiplier": each.noise_multiplier(plan.mu)} for each in game.rounds
+            {"statistic": each.statistic, "noise_multiplier": game.exposure * each.noise_multiplier(plan.mu)}
+            for each in game.rounds
         ]
-        return {"studies": _count(seen), "statistics": game.statistics, "rounds": rounds, "parts": parts}
+        coalition = game.coalition._asdict() if game.coalition else None
+        about = {"method": game.method, "trust": game.trust, "coalition": coalition, "statistics": game.statistics}
+        return {"studies": _count(seen), **about, "rounds": rounds, "parts": parts}
+
+
+def games_of(method: str, trust: str) -> tuple[str, ...]:
+    """The games with studies of a method and of a kind of trust; ``all`` for either."""
+    for name, asked in (("method", method), ("trust", trust)):
+        known = dict.fromkeys(getattr(game, name) for game in GAMES.values())
+        if asked not in ("all", *known):
+            raise StudyError(f"{name} must be all or one of {', '.join(known)}, not {asked}")
+    found = tuple(
+        name for name, game in GAMES.items() if method in ("all", game.method) and trust in ("all", game.trust)
+    )
+    if not found:
+        raise StudyError(f"there are no studies of {method} with {trust}; choose another method or trust")
+    return found
 
 
 def run_audit(
@@ -154,13 +169,13 @@ def run_audit(
     """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
     start = time.perf_counter()
     run = secrets.token_hex(8)
-    share, more = divmod(plan.trials, len(plan.methods))
+    share, more = divmod(plan.trials, len(plan.games))
     batches = [
-        Batch(method, run, first, min(PER_LEDGER, trials - first), plan.mu, plan.delta)
-        for method, trials in zip(plan.methods, [share + (i < more) for i in range(len(plan.methods))], strict=True)
+        Batch(name, run, first, min(PER_LEDGER, trials - first), plan.mu, plan.delta)
+        for name, trials in zip(plan.games, [share + (i < more) for i in range(len(plan.games))], strict=True)
         for first in range(0, trials, PER_LEDGER)
     ]
-    batches.sort(key=lambda batch: batch.first)  # an audit that is stopped has seen something of each method
+    batches.sort(key=lambda batch: batch.first)  # an audit that is stopped has seen something of each game
     parts: dict[Batch, Seen] = {}
     played = _in_processes(batches, plan.workers, stop) if plan.workers > 1 else _here(batches, stop)
     for batch, part in played:
@@ -169,9 +184,9 @@ def run_audit(
     if not parts:
         raise KeyboardInterrupt
     seen = {}
-    for method in plan.methods:
-        if mine := [parts[batch] for batch in batches if batch in parts and batch.method == method]:
-            seen[method] = Seen.joined(mine)
+    for name in plan.games:
+        if mine := [parts[batch] for batch in batches if batch in parts and batch.name == name]:
+            seen[name] = Seen.joined(mine)
     sure = {"delta": plan.delta, "confidence": plan.confidence}
     bound = lower_bound(all_guesses(_played(seen), plan.mu), **sure)
     gates = judge(_played(seen), mu=plan.mu, **sure, false_alarm=plan.false_alarm)
@@ -184,7 +199,7 @@ def _count(seen: Seen) -> int:
 
 
 def _played(seen: dict[str, Seen]) -> list[tuple[Game, Seen]]:
-    return [(GAMES[method], each) for method, each in seen.items()]
+    return [(GAMES[name], each) for name, each in seen.items()]
 
 
 def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:

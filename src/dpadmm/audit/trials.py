@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,14 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Refusal
+from dpadmm.audit.formulas import Formula
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game, Role
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger, read_ledger
-from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.policy import MaskingLimits, Policy
 from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import ONE_ROW
 
@@ -37,9 +39,9 @@ READ_EVERY = 10
 
 @dataclass(frozen=True)
 class Batch:
-    """Which studies to play: numbers ``first`` to ``first + count − 1`` of a method's in a run."""
+    """Which studies to play: numbers ``first`` to ``first + count − 1`` of a game's in a run."""
 
-    method: str
+    name: str
     run: str
     first: int
     count: int
@@ -48,7 +50,15 @@ class Batch:
 
     @property
     def game(self) -> Game:
-        return GAMES[self.method]
+        return GAMES[self.name]
+
+    def key_of(self, site: str) -> bytes:
+        """The private key of a site in rosters."""
+        return sha256(f"audit {self.run}, key of {site}".encode()).digest()
+
+    def study(self, name: str) -> Study:
+        keys = {site: self.key_of(site) for site in self.game.sites}
+        return self.game.study(f"audit {self.run}, {name}", mu=self.mu, delta=self.delta, keys=keys)
 
 
 @dataclass(frozen=True)
@@ -57,14 +67,16 @@ class Seen:
 
     ``residuals`` are (noisy sum − sum of the agent's world at the public parameters) in σ of its round, to be
     standard normal, all rounds one after the other; ``scores`` the log-likelihood ratio of world 1 to world 0 in the
-    rounds of each of the game's parts, scaled to N(0, 1) in world 0.
+    rounds of each of the game's parts, scaled to N(0, 1) in world 0. ``veiled`` is what is known of a masked answer
+    before the last member has answered, to be uniform in [−1/2, 1/2].
     """
 
     worlds: Integers  # (n, 2)
     residuals: Floats  # (n, 2, numbers)
+    veiled: Floats  # (n, 2, numbers), or none without secure aggregation
     scores: Floats  # (n, 2, parts)
     off_grid: Floats  # (n, 2, t): how far from whole numbers the answers are, in steps
-    repeated: Integers  # (n, 2): whether the same request got the same bytes
+    repeated: Integers  # (n, 2): whether the same request got the same bytes, and other members got nothing
     unrecorded: Integers  # (k,): uploads that came before their record,
     looks: Integers  # (k,): of so many looked at
     misspent: Integers  # (k,): accounts that do not say t rounds, each at its 1/z², and ledgers above their cap
@@ -99,18 +111,20 @@ def play(batch: Batch, folder: Path | None = None) -> Seen:
 
 
 class _Player:
-    """One batch: an owner with a ledger for each role."""
+    """One batch: an owner with a ledger for each role, and for the honest sites beside them."""
 
     def __init__(self, batch: Batch, folder: Path) -> None:
-        self.batch, self.game = batch, batch.game
-        self.sites = tuple(_Site(role, folder / role.name, batch) for role in self.game.roles)
+        self.batch, self.game, self.folder = batch, batch.game, folder
+        self.sites = tuple(self._site(role, role.name) for role in self.game.roles)
+        aside = self.game.roles if self.game.coalition and self.game.coalition.honest > 1 else ()
+        self.beside = tuple(self._site(role, f"beside-{role.name}") for role in aside)
         self.unrecorded = self.looks = self.misspent = self.overrun = 0
 
     def play(self) -> Seen:
         heard: list[list[_Heard]] = []
         refusals: list[str] = []
         with ExitStack() as held:
-            for site in self.sites:
+            for site in (*self.sites, *self.beside):
                 site.open(held)
             for number in range(self.batch.first, self.batch.first + self.batch.count):
                 try:
@@ -119,7 +133,7 @@ class _Player:
                     refusals.append(refusal.code)
             if not refusals:
                 self._one_too_many()
-        for site in self.sites:
+        for site in (*self.sites, *self.beside):
             self.misspent += site.misspent()
 
         def stacked(name: str, *shape: int) -> Floats:
@@ -129,6 +143,7 @@ class _Player:
         return Seen(
             worlds=stacked("world").astype(np.int64),
             residuals=stacked("residuals", self.game.cuts[-1].stop),
+            veiled=stacked("veiled", self.game.cuts[-1].stop if self.game.coalition else 0),
             scores=stacked("scores", len(self.game.parts)),
             off_grid=stacked("off_grid", N_ROUNDS),
             repeated=stacked("repeated").astype(np.int64),
@@ -141,9 +156,9 @@ class _Player:
 
     def _study(self, number: int) -> list[_Heard]:
         """A whole study; every round goes to both agents before the next."""
-        study = self._named(f"study {number}")
+        study = self.batch.study(f"study {number}")
         inspected = number % READ_EVERY == 0
-        members = [_Member(site, study, world_of(number, i)) for i, site in enumerate(self.sites)]
+        members = [self._member(i, study, number) for i in (0, 1)]
         for round in range(1, N_ROUNDS + 1):
             for member in members:
                 member.ask(round)
@@ -154,18 +169,23 @@ class _Player:
             member.ask_again(1 + number % N_ROUNDS, restart=inspected)
         return [member.heard() for member in members]
 
-    def _named(self, name: str) -> Study:
-        return self.game.study(f"audit {self.batch.run}, {name}", mu=self.batch.mu, delta=self.batch.delta)
+    def _site(self, role: Role, name: str) -> _Site:
+        return _Site(role, self.folder / name, self.batch)
+
+    def _member(self, i: int, study: Study, number: int) -> _Member:
+        if self.game.coalition is None:
+            return _Member(self.sites[i], study, world_of(number, i))
+        return _Masked(self.sites[i], study, world_of(number, i), self.beside[i : i + 1])
 
     def _one_too_many(self) -> None:
         """The owner's cap is used up, and the last study's rounds are over: both must be refused."""
         last = self.batch.first + self.batch.count - 1
-        studies = {"round-over": self._named(f"study {last}"), "budget-cap": self._named("one too many")}
-        for i, site in enumerate(self.sites):
+        cap = "policy-alone" if self.game.exposure > 1.0 else "budget-cap"
+        studies = {"round-over": self.batch.study(f"study {last}"), cap: self.batch.study("one too many")}
+        for i in (0, 1):
             for code, study in studies.items():
                 try:
-                    member = _Member(site, study, world_of(last, i))
-                    member.agent.step(N_ROUNDS + 1, site.role.sent[-1])
+                    self._member(i, study, last).ask_beyond()
                     self.overrun += 1
                 except Refusal as refusal:
                     self.overrun += refusal.code != code
@@ -174,6 +194,7 @@ class _Player:
 class _Heard(NamedTuple):
     world: int
     residuals: Floats
+    veiled: Floats
     scores: list[float]
     off_grid: Floats
     repeated: bool
@@ -188,17 +209,21 @@ class _Site:
         self.rows = tuple(role.rows(world) for world in (0, 1))
 
     def open(self, held: ExitStack) -> None:
-        mu, delta = self.batch.mu, self.batch.delta
+        """Limits are for half a study more than there are: that on the promise that the game is about."""
+        game, delta, mu = self.batch.game, self.batch.delta, self.batch.mu * (self.batch.count + 0.5) ** 0.5
+        alone = game.exposure > 1.0
         policy = Policy(
-            epsilon=exact_epsilon(mu * (self.batch.count + 0.5) ** 0.5, delta),
+            epsilon=exact_epsilon(2.0 * mu if alone else mu, delta),
             delta=delta,
-            methods=frozenset({self.batch.method}),
+            methods=frozenset({game.method}),
             losses=frozenset({"squared"}),
             max_rounds=N_ROUNDS,
             min_rows=2,
+            masking=MaskingLimits(exact_epsilon(mu if alone else 2.0 * mu, delta), 2, 1) if game.coalition else None,
         )
-        ledger = held.enter_context(Ledger.open(self.folder, cap=policy.cap, create=True))
-        self.guard = Guard(policy, ledger, self._open_rows)
+        caps = {"cap": policy.cap, "cap_alone": policy.cap_alone}
+        ledger = held.enter_context(Ledger.open(self.folder, **caps, create=True))
+        self.guard = Guard(policy, ledger, self._open_rows, lambda _: self.batch.key_of(self.folder.name))
 
     def _open_rows(self, study: Study) -> CheckedRows:
         return CheckedRows(protect(*self.rows[self.world], ONE_ROW))
@@ -210,13 +235,16 @@ class _Site:
 
     def misspent(self) -> int:
         """How much of the ledger is not as agreed: rounds of every study, their prices, the cap."""
-        state = read_ledger(self.folder)
-        price = sum(each.noise_multiplier(self.batch.mu) ** -2.0 for each in self.batch.game.rounds)
+        state, game = read_ledger(self.folder), self.batch.game
+        price = sum((game.exposure * each.noise_multiplier(self.batch.mu)) ** -2.0 for each in game.rounds)
         wrong = sum(
-            set(account.rounds) != set(range(1, N_ROUNDS + 1)) or not math.isclose(account.spent, price, rel_tol=1e-13)
+            set(account.rounds) != set(range(1, N_ROUNDS + 1))
+            or not math.isclose(account.spent, price, rel_tol=1e-13)
+            or account.shares != game.shares
             for account in state.accounts.values()
         )
-        return wrong + (len(state.accounts) != self.batch.count) + (state.spent > Fraction(state.cap))
+        above = (state.spent > Fraction(state.cap)) + (state.spent_alone > Fraction(state.cap_alone))
+        return wrong + (len(state.accounts) != self.batch.count) + above
 
 
 class _Member:
@@ -228,6 +256,7 @@ class _Member:
         self.agent = Agent(site.guard, study)
         self.listener, self.uploads, self.repeated = self.game.listener(), dict[int, bytes](), False
         self.asked: list[tuple[Floats, Floats]] = []
+        self.veiled: list[Floats] = []
 
     def ask(self, round: int) -> None:
         upload = self._step(round)
@@ -240,6 +269,10 @@ class _Member:
             self.agent = Agent(self.site.guard, self.study)
         self.repeated = self._step(round).tobytes() == self.uploads[round]
 
+    def ask_beyond(self) -> None:
+        """A round that the study does not have."""
+        self.agent.step(N_ROUNDS + 1, self.site.role.sent[-1])
+
     def _step(self, round: int) -> Floats:
         return self.agent.step(round, self.site.role.sent[round - 1])
 
@@ -249,7 +282,7 @@ class _Member:
         for round, (asked, noisy) in zip(self.game.rounds, self.asked, strict=True):
             formula, steps = round.formula, noisy * (self.site.role.n_rows / round.formula.grid_step)
             scale = formula.noise_steps(round.noise_multiplier(self.site.batch.mu))
-            totals = np.array([formula.total(*rows, asked) for rows in self.site.rows])
+            totals = np.array([formula.total(*rows, asked) for rows in self.site.rows]) + self._others(formula, asked)
             answers.append(steps / scale)
             means.append(totals / (formula.grid_step * scale))
             off_grid.append(float(np.abs(steps - np.rint(steps)).max()))
@@ -260,4 +293,57 @@ class _Member:
             toward = np.concatenate([shift[self.game.cuts[k]] for k in part.rounds])
             noise = np.concatenate([(said - by_world[0])[self.game.cuts[k]] for k in part.rounds])
             scores.append(float(noise @ toward / np.linalg.norm(toward)))
-        return _Heard(self.world, said - by_world[self.world], scores, np.array(off_grid), self.repeated)
+        veiled = np.concatenate(self.veiled[:N_ROUNDS]) if self.veiled else np.zeros(0)
+        return _Heard(self.world, said - by_world[self.world], veiled, scores, np.array(off_grid), self.repeated)
+
+    def _others(self, formula: Formula, asked: Floats) -> Floats:
+        """What is known of the sum beside the agent's own part."""
+        return np.zeros(formula.size)
+
+
+class _Masked(_Member):
+    """One agent with secure aggregation, a site beside it, and another that works with the aggregator.
+
+    If the site beside is not ``honest``, the aggregator has its key too.
+    """
+
+    def __init__(self, site: _Site, study: Study, world: int, honest: Sequence[_Site]) -> None:
+        from dpadmm.trusted.masking import Masks, bitmap_of  # needs cryptography, which other games do not
+
+        super().__init__(site, study, world)
+        self.honest, self.beside = honest, [Agent(each.guard, study) for each in honest]
+        roster, names = [bytes.fromhex(each.key) for each in study.roster], [each.name for each in study.roster]
+        members = (site.role.name, f"beside-{site.role.name}", "colluding")
+        self.masks = [Masks(study.hash, site.batch.key_of(name), roster) for name in members[1 + len(honest) :]]
+        self.members, self.few, self.all = (
+            bitmap_of([names.index(name) for name in some], len(names)) for some in (members, members[:2], names)
+        )
+
+    def ask_again(self, round: int, *, restart: bool) -> None:
+        super().ask_again(round, restart=restart)
+        for members, code in ((self.all, "round-forked"), (self.few, "members-few")):
+            try:
+                self._answer(self.agent, round, members)
+                self.repeated = False
+            except Refusal as refusal:
+                self.repeated &= refusal.code == code
+
+    def ask_beyond(self) -> None:
+        self.agent.prepare(N_ROUNDS + 1, self.site.role.sent[-1])
+
+    def _step(self, round: int) -> Floats:
+        """The sum of the honest, as a mean over the agent's rows: all answers, and the masks that are known."""
+        answers = [self._answer(agent, round, self.members) for agent in (self.agent, *self.beside)]
+        (request,) = {answer[0] for answer in answers}
+        sums = [answer[1] for answer in answers]
+        formula = self.game.rounds[round - 1].formula
+        known = np.sum([each.over(round, request, self.members).numbers(formula.size) for each in self.masks], axis=0)
+        self.veiled.append(np.asarray((sums[0] + known if self.honest else sums[0]) * 2.0**-64))
+        return np.asarray((np.sum(sums, axis=0) + known) * (formula.grid_step / self.site.role.n_rows))
+
+    def _answer(self, agent: Agent, round: int, members: bytes) -> tuple[str, Integers]:
+        request = agent.prepare(round, self.site.role.sent[round - 1])
+        return request, agent.masked(round, request, members).ravel()
+
+    def _others(self, formula: Formula, asked: Floats) -> Floats:
+        return np.asarray(sum(formula.total(*each.rows[0], asked) for each in self.honest))

@@ -534,6 +534,20 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     say(f"{text}; Σμ² of several studies adds up, ε does not.")
     if study.public_rows is not None:
         say(f"{start_in_words(study.public_rows).capitalize()}.")
+    if study.roster:
+        say(*_roster_text(study, site))
+
+
+def _roster_text(study: Study, site: Site) -> list[str]:
+    """Who takes part, and of how many an owner has to be sure: a sum leaves out n − q sites, and needs h."""
+    n, honest, quorum = len(study.roster), study.terms.shares, study.terms.quorum
+    names = [f"{name} (you)" if (site.keys / key).exists() else name for name, key in study.roster]
+    return [
+        f"Sites that take part: {', '.join(names)}.",
+        f"The first ε holds if at most {quorum - honest} of these {n} work with the aggregator, which could have made "
+        f"sites up. Compare the hash above with at least {n - quorum + honest - 1} other owners whom you trust, by "
+        "telephone for example, and not through the aggregator.",
+    ]
 
 
 def _cell(limit: str, column: str, value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("un
 
 def audit(
     method: str = Option("all", help="Whose studies to attack: auto, dp_admm, or all in equal parts."),
+    trust: str | None = Option(
+        None, help="Studies with secure_aggregation, local ones, or all.", show_default="all that is installed"
+    ),
     trials: int = Option(10_000, help="Number of studies to attack; each has two agents."),
     mu: float = Option(2.0, help="The guarantee of a study: μ-GDP in total."),
     delta: float = Option(1e-5, help="The δ for which ε is computed."),
@@ -37,16 +41,18 @@ def audit(
 
     Whole studies run through the real guard, noise and ledger, on worst-case
     rows, with an aggregator that tries to infer one row. The studies of all
-    methods release every statistic that agents know. The attack must reach
+    methods release every statistic that agents know. With secure aggregation,
+    other sites work with the aggregator: as many as a study withstands
+    (auto_coalition), or all of them (auto_alone). The attack must reach
     90% of ε, so that it would detect a leak, and never exceed ε; what each
     statistic tells, noise, answers and ledger are checked separately.
 
     Exit code 0: all gates passed. 1: a gate failed. 2: user error.
     """
-    from dpadmm.audit import Plan, run_audit  # statistics take their time
+    from dpadmm.audit import Plan, games_of, run_audit  # statistics take their time
 
-    chosen = Plan.methods if method == "all" else (method,)
-    plan = Plan(methods=chosen, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
+    games = games_of(method, trust or ("all" if find_spec("cryptography") else "local"))
+    plan = Plan(games=games, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
     check_folder(output, overwrite=True)
     with progress_bar(quiet=quiet or as_json) as bar, CtrlC() as ctrl_c:
         task = bar.add_task("studies attacked", total=trials)
@@ -87,7 +93,7 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
     if not verdict_only:
         for about in (None, *result.seen):
             rows: list[Row] = []
-            for gate in (each for each in result.gates if each.method == about):
+            for gate in (each for each in result.gates if each.game == about):
                 word, style = VERDICTS[gate.passed]
                 limits = ("" if limit is None else _number(limit) for limit in (gate.low, gate.high))
                 rows.append((gate.name, _number(gate.measured), *limits, f"[{style}]{word}[/{style}]"))
@@ -95,7 +101,7 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
     for gate in result.gates:
         if not gate.passed:
             say(
-                f"{f'{gate.method}, ' if gate.method else ''}{gate.name}: {gate.sentence}",
+                f"{f'{gate.game}, ' if gate.game else ''}{gate.name}: {gate.sentence}",
                 style=VERDICTS[gate.passed][1],
             )
     if n_red := sum(gate.red for gate in result.gates):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Refusal
 from dpadmm.optim.problem import PublicSizes
 from dpadmm.study.study import Study
@@ -21,12 +21,17 @@ from dpadmm.trusted.guard import Guard
 
 
 class Agent:
-    """Takes part in a study: ``step(round, consensus) -> upload``. Making one enrols the study."""
+    """Takes part in a study: ``step(round, consensus) -> upload``. Making one enrols the study.
+
+    With secure aggregation: ``prepare`` what was asked for, then answer ``masked`` over the members of the round.
+    """
 
     def __init__(self, guard: Guard, study: Study) -> None:
         self._guard, self._study, self._enrolled = guard, study, guard.enrol(study)
         self._method = study.method(self.n_rows)
         self._broadcast = study.broadcast_shape
+        self.tags = self._enrolled.masks.tags if self._enrolled.masks else b""
+        """8 bytes for each site of the roster, by which pairs of sites compare their keys."""
         self._state, self._last = self._state_after(guard.transcript(study.hash))
 
     @property
@@ -38,6 +43,19 @@ class Agent:
     def last_round(self) -> int:
         """The last round that was answered; 0 at first."""
         return self._last
+
+    def prepare(self, round: int, consensus: Floats) -> str:
+        """Hear what is broadcast, and compute the answer without giving it; returns the request's digest."""
+        consensus = self._checked(consensus)
+        with np.errstate(all="ignore"):
+            point = np.array(self._method.parameters(self._state, consensus, round=round)[0])
+            return self._guard.prepare(self._study.hash, round, point, consensus.astype("<f8").tobytes())
+
+    def masked(self, round: int, request: str, members: bytes) -> Integers:
+        """The answer to a request, masked over the members of the round; to the same again, the same."""
+        answer = self._guard.masked(self._study.hash, round, request, members)
+        self._last = max(self._last, round)
+        return answer
 
     def step(self, round: int, consensus: Floats) -> Floats:
         """Hear what is broadcast, float64, and say c_i^k; to the same again, the same is said again."""

@@ -2,7 +2,7 @@
 
 No floating point between the rounded sum and the upload, and no state between two releases: every bit comes
 fresh from the operating system, so a forked or restored process never draws the same noise again.
-Proofs: docs/decisions/0007-exact-noise.md.
+Proofs: docs/decisions/0007-exact-noise.md, and 0017-secure-aggregation.md for shares of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MARGIN = 1e-6
 """Relative extra noise; it pays for the discrete Gaussian not being the continuous one, and for rounding."""
 
 SHARE_MARGIN = 2e-6
-"""The same for a share of the noise: a sum of shares has to be as good as one draw."""
+"""The same for a share of the noise, which is smaller, and has to do alone if all other sites collude."""
 
 LEAST_SHARE = 1000
-"""σ of a share, in steps: below, a sum of few shares would not be a discrete Gaussian to all digits."""
+"""σ of a share, in steps: below, it is too coarse for its margin."""
 
 REACH = 64
 """Noise is below REACH·σ: more has probability < 1e-880 and is drawn again, so that nothing can overflow."""

@@ -204,7 +204,8 @@ class Guard:
     def prepare(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> str:
         """Compute the answer to a request, keep it until its round has members, and tell the request's digest.
 
-        Nothing is spent. A round has one prepared answer, that to the last request.
+        Nothing is spent, so a round has one prepared answer, that to its first request: else whoever asks could have
+        rows summed at any number of points, and time it, for nothing.
         """
         with self._one_at_a_time:
             enrolled, _ = self._with_masks(study)
@@ -213,6 +214,8 @@ class Guard:
             account, ready = self._ledger.status().account(study), self._prepared.get(study)
             if round not in account.rounds and (ready is None or ready[:2] != (round, request)):
                 account.check_round(round)
+                if ready is not None and round <= ready.round:
+                    raise Refusal("round-forked", f"round {ready.round} is prepared, for another request")
                 numbers = _release(enrolled.rows, asked, parameters)
                 self._prepared[study] = Prepared(round, request, numbers, memo)
             return request
