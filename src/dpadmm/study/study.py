@@ -249,6 +249,14 @@ class Study:
         """z of every agent; the smallest, where rounds differ."""
         return min(gaussian(release).noise_multiplier for release, _ in self.terms.plan.tally())
 
+    @property
+    def epsilon(self) -> float:
+        """Total ε of all rounds: as it was set, or what the noise gives."""
+        said, terms = self.training.epsilon, self.terms
+        return (
+            float(said) if isinstance(said, float) else exact_epsilon(math.sqrt(terms.plan.mu_squared()), terms.delta)
+        )
+
     def method(self, *n_rows: int) -> DeployableMethod[Any]:
         """The method, as agents of so many rows run it."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
@@ -433,9 +441,8 @@ def _confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def budget_warnings(study: Study, n_rows: int | None = None) -> list[str]:
     """Where a budget protects little: a large ε, or a δ that is not below 1 / rows (where their number is known)."""
-    plan, delta, found = study.terms.plan, study.terms.delta, []
-    epsilon = study.training.epsilon or exact_epsilon(math.sqrt(plan.mu_squared()), delta)
-    if isinstance(epsilon, float) and epsilon >= LARGE_EPSILON:
+    epsilon, delta, found = study.epsilon, study.terms.delta, []
+    if epsilon >= LARGE_EPSILON:
         found.append(
             f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}"
         )
