@@ -16,6 +16,7 @@ from looping import case
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.data.encoded import encode_table
+from dpadmm.data.schema import Category
 from dpadmm.data.schema_file import ASK
 from dpadmm.study.drafting import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.study.drafting.table import friendly
@@ -62,7 +63,7 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
     assert kept == {
         "age": {"kind": "number", "bounds": (10, 80), "center": 47, "scale": 17},
         "income": {"kind": "number", "bounds": (1000, 3500), "center": 2110, "scale": 650},
-        "ward": {"kind": "category", "values": ("surgery", "medicine")},
+        "ward": {"kind": "category", "values": ("surgery", "medicine"), "unseen": ("other",)},
         "kind": {"kind": "category", "values": ("a", "b")},
         "smoker": {"kind": "boolean"},
         "flag": {"kind": "boolean"},
@@ -87,6 +88,22 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
     assert text.count("public = false  # confirm: public?") == 8  # the rows of the table too
     with pytest.raises(StudyError, match="the label 'ill', column 'age', column 'income', column 'ward'"):
         study_from(tomllib.loads(text))
+
+
+def test_a_value_that_says_other_is_the_catch_all_and_only_an_empty_one_is_unseen(tmp_path: Path) -> None:
+    cells = {"a": ["x", "Other", "y"], "b": ["x", "", "y"], "c": ["x", "y", "x"], "ill": ["no", "yes", "no"]}
+    path = csv_file(tmp_path, {name: each * 20 for name, each in cells.items()})
+    study = confirmed(draft_from_table(path, "ill"))
+    assert study.schema is not None
+    assert study.schema.columns == (
+        Category("a", ("x", "y")),
+        Category("b", ("x", "y")),
+        Category("c", ("x", "y"), ("other",)),
+    )
+    table = encode_table(path, study.schema, study.label)
+    held = dict(zip(study.schema.features, (table.features != 0.0).sum(axis=0).tolist(), strict=True))
+    assert [name for name, n in held.items() if n == 0] == ["c=other"]
+    assert [tally.unknown for tally in table.report.columns.values()] == [0, 0, 0]
 
 
 def test_a_column_that_alone_tells_the_label_waits_for_an_answer(
@@ -142,7 +159,7 @@ def test_parquet_gives_the_same_draft_and_strange_types_are_left_out(tmp_path: P
     assert rest == {
         "born": None,
         "list": None,
-        "coded": {"kind": "category", "values": ("surgery", "medicine")},
+        "coded": {"kind": "category", "values": ("surgery", "medicine"), "unseen": ("other",)},
         "true": {"kind": "boolean"},
     }
 

@@ -568,7 +568,9 @@ def _raised(check: Callable[[], object]) -> list[str]:
 
 def _shown(about: Mapping[str, Any]) -> str:
     """The values that were read off a table."""
-    named = {key: about[key] for key in ("bounds", "center", "scale", "values", "classes", "bins") if key in about}
+    named = {
+        key: about[key] for key in ("bounds", "center", "scale", "values", "unseen", "classes", "bins") if key in about
+    }
     return ", ".join(f"{key} {_first(value) if isinstance(value, list) else value}" for key, value in named.items())
 
 

@@ -28,7 +28,7 @@ from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.leakage import leaky_columns
 from dpadmm.data.reader import column_names, column_types, open_batches, repeated
-from dpadmm.data.schema import MOST_REACH, OTHER, Label
+from dpadmm.data.schema import MOST_REACH, OTHER, OTHERS, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
 from dpadmm.study.public_rows import LEAST_PUBLIC, PublicRows
@@ -93,7 +93,8 @@ def draft_from_table(path: Path, label: str) -> Draft:
     ...     _ = path.write_text("age,ward,ill\\n23,A,no\\n87,B,yes\\n41,A,no\\n")
     ...     draft = draft_from_table(path, "ill")
     >>> [each.about for each in draft.columns]
-    [{'kind': 'number', 'bounds': (20, 90), 'center': 50, 'scale': 27}, {'kind': 'category', 'values': ('A', 'B')}]
+    [{'kind': 'number', 'bounds': (20, 90), 'center': 50, 'scale': 27},
+     {'kind': 'category', 'values': ('A', 'B'), 'unseen': ('other',)}]
     >>> draft.label
     {'column': 'ill', 'classes': ('no', 'yes')}
     """
@@ -253,10 +254,12 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
     if seen.overflow or len(seen.counts) > MOST_CATEGORIES:
         n = f"more than {MOST_DISTINCT:,}" if seen.overflow else f"{len(seen.counts):,}"
         return DraftColumn(name, None, f"text with {n} different values{odd}")
-    values = tuple(value for value, _ in _by_frequency(seen.counts) if value != OTHER)
+    values = tuple(value for value, _ in _by_frequency(seen.counts) if value not in OTHERS)
     _check_values(name, values, path)
-    hint = odd.removeprefix("; ") or order_hint(values)
-    return DraftColumn(name, {"kind": "category", "values": values}, hint)
+    joined = f"{OTHER!r} is everything that is not listed, and so is the table's value of that name"
+    hint = odd.removeprefix("; ") or order_hint(values) or joined * (len(values) < len(seen.counts))
+    unseen = {} if seen.missing or len(values) < len(seen.counts) else {"unseen": (OTHER,)}
+    return DraftColumn(name, {"kind": "category", "values": values, **unseen}, hint)
 
 
 def _useless(name: str, seen: Seen, label: str) -> str:
@@ -455,7 +458,7 @@ def order_hint(values: Iterable[str]) -> str:
     if found is None:
         return ""
     listed = ", ".join(f'"{value}"' for value in found)
-    return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}]'
+    return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}], and no unseen'
 
 
 def grade_hint(whole: list[int]) -> str:
