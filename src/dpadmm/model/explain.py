@@ -27,8 +27,8 @@ NOISE = 2.0
 """A coefficient below so many standard errors may be noise."""
 
 NO_INTERVAL = (
-    "an interval needs a release of its own, and the study has none; coefficients of values that few rows have may be "
-    "noise alone"
+    "an interval needs a release of its own, since how far noise moves a coefficient depends on how the columns go "
+    "together in private rows; coefficients of values that few rows have may be noise alone"
 )
 
 PORTION = 256
