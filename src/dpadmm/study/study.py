@@ -471,13 +471,17 @@ def _constants() -> dict[str, Parameter]:
 
 
 def _tables(training: Training) -> dict[str, dict[str, Any]]:
-    """The tables of a study's file that are about training; unset values are left out."""
+    """The tables of a study's file that are about training; unset values are left out.
+
+    The rounds are always there: a hash that left them to this version's default would name other plans in others.
+    """
     chosen = {name: getattr(training, name) for name in REGISTRIES}
     tables: dict[str, dict[str, Any]] = {
         name: {"name": made.name, **{each.name: getattr(made, each.name) for each in parameters(type(made))}}
         for name, made in chosen.items()
     }
     tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
+    tables["training"]["n_rounds"] = training.planned_rounds
     return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
 
 
