@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -374,6 +375,26 @@ def test_whole_numbers_may_be_codes(tmp_path: Path) -> None:
         with case(cells, name):
             assert ("if these are codes" in drafted(tmp_path, cells, name).comment) == hinted
     assert 'kind = "category", values = ["11", "12", "21"]' in drafted(tmp_path, [11, 12, 21], "code").comment
+
+
+def test_whole_numbers_may_number_persons_with_several_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    n = 900
+    cells: dict[str, list[Any]] = {
+        "subject": rng.integers(40_000, 90_000, n // 3).repeat(3).tolist(),
+        "who": rng.permutation(np.arange(n // 3).repeat(3) + 1).tolist(),
+        "badge": rng.permutation(np.arange(n // 2).repeat(2) + 20_000).tolist(),
+        "age": rng.integers(18, 91, n).tolist(),
+        "days": rng.geometric(0.03, n).tolist(),
+        "income": rng.integers(0, 100_000, n).tolist(),
+        "persons": rng.integers(1, 8, n).tolist(),
+        "ill": rng.choice(["no", "yes"], n).tolist(),
+    }
+    draft = draft_from_table(csv_file(tmp_path, cells), "ill")
+    asked = {each.name: each.comment for each in draft.columns if "number persons or records" in each.comment}
+    assert asked.keys() == {"subject", "who", "badge"}
+    assert '[person] column = "who", rows = 3' in asked["who"]
+    assert all(each.about for each in draft.columns)
 
 
 def test_dates_and_times_are_left_out_as_such(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ CODES = sorted(s * int(d * n) for d in "789" for n in range(1, 7) for s in (-1, 
 """Numbers that often stand for a missing one, where they are far from all others: -9, -99, 999, 8888 ..."""
 
 _CODE = re.compile(r"(?:.*[_\s.-])?(?:code|type|kind|category|zip|(?:zip|post|postal)[_\s.-]?code)s?", re.IGNORECASE)
+_PERSON = re.compile(
+    r"(?:.*[_\s.-])?(?:person|patient|subject|participant|respondent|customer|client|member|user|student|employee|"
+    r"household|account|case|record|mrn)(?:[_\s.-]?(?:no|nr|num|number|key))?",
+    re.IGNORECASE,
+)
 _MONTH = r"(?:\d{1,2}[- ])?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-., ]+(?:\d{1,2},? )?\d{2,4}"
 _DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|(?:19|20)\d\d-?(?:0[1-9]|1[0-2])"
 _DATE = re.compile(rf"(?:{_DAY}|(?:19|20)\d\d(?:0[1-9]|1[0-2])[0-3]\d|{_MONTH})(?:[T ]\d{{1,2}}:\d.*)?", re.IGNORECASE)
@@ -247,7 +252,8 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
     if is_boolean(seen):
         return DraftColumn(name, {"kind": "boolean"})
     if seen.is_number:
-        hints = (missing_codes(seen), code_hint(name, seen) or grade_hint(seen.whole))
+        asked = record_hint(name, seen) or code_hint(name, seen) or grade_hint(seen.whole)
+        hints = (missing_codes(seen), asked)
         return DraftColumn(name, {"kind": "number", **_range(seen), **_usual(seen)}, "; ".join(filter(None, hints)))
     _check_commas(name, seen, path)
     odd = f"; {seen.no_number!r} is not a number" if _is_mostly_numbers(seen) else ""
@@ -479,6 +485,21 @@ def code_hint(name: str, seen: Seen) -> str:
     if not 0 < len(whole) <= MOST_CATEGORIES:
         return "if these are codes and not amounts, leave the column out, or make it a category of fewer public values"
     return f'if these are codes and not amounts: kind = "category", values = {_as_values(whole)}, no bounds'
+
+
+def record_hint(name: str, seen: Seen) -> str:
+    """What to say of whole numbers that may number persons or records which have several rows.
+
+    By the column's name; or they are many, hardly one is left out from the first (0, 1 or a large number) to the
+    last, and all have about equally many rows.
+    """
+    whole, n, most = seen.whole, seen.counts.total(), max(seen.counts.values())
+    named = bool(_PERSON.fullmatch(name)) and (len(whole) > MOST_CLASSES or seen.overflow)
+    first = bool(whole) and (whole[0] in (0, 1) or whole[0] >= 1000)
+    running = first and len(whole) > MOST_CATEGORIES and whole[-1] - whole[0] < 1.2 * len(whole)
+    if most == 1 or not (named or (running and most * len(whole) <= 4 * n)):
+        return ""
+    return f"if these number persons or records and are no amounts, leave the column out{_persons(name, seen)}"
 
 
 def missing_codes(seen: Seen) -> str:
