@@ -1,18 +1,16 @@
-"""Opacus DP-SGD, logistic regression: ``python opacus_lines.py FOLDER EPSILONS DELTA`` prints the suite's lines.
+"""Opacus DP-SGD, logistic regression: 200 steps, each on a twentieth of the rows (Poisson), clipped to 1.
 
-One curator trains on all rows; or every agent on its own, and the models are averaged. 200 steps, each on a twentieth
-of the rows (Poisson), clipped to 1; learning rates 1, 4, 16, of which the suite's page counts the best.
+Learning rates are 1, 4 and 16, of which the suite's page counts the best.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator
+from functools import cache, partial
 
 import numpy as np
 import torch
+from lines import Train, print_lines
 from opacus import PrivacyEngine
 from opacus.accountants import PRVAccountant
 from opacus.accountants.utils import get_noise_multiplier
@@ -36,7 +34,7 @@ def noise(epsilon: float, delta: float) -> tuple[float, float]:
     return sigma, float(accountant.get_epsilon(delta))
 
 
-def train(features: np.ndarray, labels: np.ndarray, sigma: float, learning_rate: float, seed: int) -> np.ndarray:
+def train(features: np.ndarray, labels: np.ndarray, seed: int, *, sigma: float, learning_rate: float) -> np.ndarray:
     torch.manual_seed(seed)
     model = torch.nn.Linear(features.shape[1], 1, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -58,26 +56,12 @@ def train(features: np.ndarray, labels: np.ndarray, sigma: float, learning_rate:
     return model._module.weight.detach().numpy()[0].astype(float)
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    folder, epsilons, delta = Path(sys.argv[1]), [float(each) for each in sys.argv[2].split(",")], float(sys.argv[3])
-    for path in sorted(folder.glob("*.npz")):
-        name, agents, seed = path.stem.rsplit("-", 2)
-        data = np.load(path)
-        parts = list(zip(data["offsets"][:-1], data["offsets"][1:], strict=True))
-        contender = "opacus_curator" if agents == "1" else "opacus_agents"
-        for epsilon in epsilons:
-            sigma, spent = noise(epsilon, delta)
-            for rate in LEARNING_RATES:
-                models = [
-                    train(data["features"][a:b], data["labels"][a:b], sigma, rate, 1000 * int(seed) + k)
-                    for k, (a, b) in enumerate(parts)
-                ]
-                scores = data["test_labels"] * (data["test_features"] @ np.mean(models, axis=0))
-                error, loss = np.mean(scores <= 0), np.mean(np.logaddexp(0.0, -scores))
-                print(f"{name},{contender},{agents},{epsilon:g},{seed},{error:.6g},{loss:.6g},{rate:g},{spent:.4g}")
+def runs(epsilon: float, delta: float) -> Iterator[tuple[str, float, Train]]:
+    sigma, spent = noise(epsilon, delta)
+    for rate in LEARNING_RATES:
+        yield f"{rate:g}", spent, partial(train, sigma=sigma, learning_rate=rate)
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    print_lines("opacus", runs)

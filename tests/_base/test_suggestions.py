@@ -7,6 +7,7 @@ from looping import case
 from dpadmm import Settings
 from dpadmm._base.suggestions import near_name
 from dpadmm.study.settings import flat_parameters
+from dpadmm.study.study import KEYS as STUDY
 
 SETTINGS = tuple(flat_parameters(Settings))
 COLUMNS = (
@@ -28,6 +29,9 @@ def test_a_mistake_finds_its_name():
         ("reg-share", SETTINGS, "reg_share"),
         ("regulariser", SETTINGS, "regularizer"),
         ("radius", SETTINGS, "weight_radius"),
+        ("max_iter", SETTINGS, "n_rounds"),
+        ("random_state", SETTINGS, "seed"),
+        ("data_norm", STUDY, "row_norm"),
         ("Age", COLUMNS, "age"),
         ("agee", COLUMNS, "age"),
         ("sxe", COLUMNS, "sex"),

@@ -29,6 +29,7 @@ def test_a_run_from_waiting_to_done(browser, page, run):
     assert browser.js(text("hash")) == "0123456789ab"
     assert browser.js(text("state-words")) == "Waiting for sites: 0 of 10 sites connected, 7 needed"
     assert sites(browser)["site-03"] == ["– unseen", "0 of 100", "0.000 of 1", "never"]
+    assert "41.7000 in round 1 (moments), 65.5000 from round 2 on" in browser.js(text("facts"))
     browser.js(SHIFTS)
 
     run.arrive()

@@ -6,6 +6,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import mixed_tables
 import numpy as np
 import pytest
 from looping import case
@@ -198,3 +199,23 @@ def test_the_head_breaks_between_its_parts_only():
             assert max(map(len, lines)) <= columns
             assert all(any(part in line for line in lines) for part in parts)
             assert "\u00a0" not in head  # plain spaces, for whoever searches or copies
+
+
+def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tmp_path):
+    table = mixed_tables.write_csv(tmp_path / "rows.csv", mixed_tables.make_cells(300))
+    settings = {"method": "dp_admm", "noise_multiplier": 6.0, "rho": 0.5, "n_rounds": 9}
+    study = replace(mixed_tables.make_study(), training=settings, provenance={"rho": "assumed"})
+    (tmp_path / "study.toml").write_text(mixed_tables.to_toml(study))
+    words = ["compare", tmp_path / "study.toml", "-d", table, "--repeats", "1", "-n", "3"]
+    answer = cli(*words, "-m", "auto,dp_sgd", "-o", tmp_path / "out", "--json").succeeded().json
+    assert answer["study"]["hash"] == study.hash
+    rows = {row["method"]: row for row in answer["rows"]}
+    assert list(rows) == ["centralized", "dp_admm", "auto", "dp_sgd"]
+    for name in ("dp_admm", "auto", "dp_sgd"):
+        assert rows[name]["total_epsilon"] == pytest.approx(study.epsilon, rel=1e-6)
+    lines = read_results(tmp_path / "out").select(method="dp_admm").last()
+    assert lines.column("z")[0] == pytest.approx(6.0, rel=1e-6)
+    assert lines.column("rho")[0] == 0.5
+    refusal = cli(*words, "-e", "1")
+    assert refusal.code == 2
+    assert refusal.err == "dpadmm: epsilon belongs to the study; leave it out here, or change it there\n"

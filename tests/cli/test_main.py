@@ -16,7 +16,7 @@ OPTIONS = {
     "demo": ["--data", "--output", "--json"],
     "simulate": [
         *("--config", "--json", "--overwrite"),
-        *(f"--{name}" for name in RUN_OPTIONS),
+        *(option for _, _, names in RUN_OPTIONS.values() for option in names),
         *(f"--{field.name.replace('_', '-')}" for field in fields(dpadmm.Settings)),
         *("--agents", "--rounds", "-n", "-t", "-e", "-d", "-o", "-c"),
     ],

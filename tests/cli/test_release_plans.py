@@ -80,15 +80,20 @@ def narrow(answer) -> str:
 def test_study_review_and_training_say_what_is_released_with_which_noise(cli, place, planned):
     (_, first, _), (_, later, _) = planned
     cli("agent", "begin", "site.toml").succeeded()
-    noise = f"{first:.4f} (moments, 1 round), {later:.4f} (shaped_gradient, 19 rounds)"
+    noise = f"{first:.4f} in round 1 (moments), {later:.4f} from round 2 on (shaped_gradient)"
     for words in (("study", "show", "study.toml"), ("agent", "review", "study.toml")):
         text = narrow(cli(*words))
         assert noise in text
         assert "in one round the sum of the moments" in text
         assert "once in each of 19 rounds the sum of the shaped_gradient" in text
-    text = narrow(cli("train", "study.toml", "--data", "table.csv", "-o", "model"))
-    assert f"{first:.4f} (moments, 1 round), {later:.4f}" in text
-    assert "(shaped_gradient, 19 rounds)" in text
+    train, plan = (
+        ("train", "study.toml", "--data", "table.csv", "-o", "model"),
+        ("plan", "study.toml", "--repeats", "2"),
+    )
+    for words in (train, (*plan, "--agents", "2", "--rows", "100", "--rounds", "20")):
+        text = narrow(cli(*words))
+        assert f"{first:.4f} in round 1 (moments), {later:.4f}" in text
+        assert "from round 2 on (shaped_gradient)" in text
 
 
 def test_the_statement_of_a_training_lists_both_releases_and_is_verified(cli, place, planned):

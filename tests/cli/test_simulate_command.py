@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
+import mixed_tables
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -857,3 +858,37 @@ def test_a_method_that_does_not_apply_says_why(cli, method):
     assert answer.code == 2
     assert answer.err.startswith(f"dpadmm: {method} does not apply: ")
     assert "use the l2 regularizer" in answer.err
+
+
+# --- of a study --------------------------------------------------------------------------------------------
+
+
+def test_a_study_is_simulated_and_its_folder_runs_again_to_the_same_numbers(cli, tmp_path):
+    table = mixed_tables.write_csv(tmp_path / "rows.csv", mixed_tables.make_cells(300))
+    study = tmp_path / "study.toml"
+    study.write_text(mixed_tables.to_toml(mixed_tables.make_study("squared", method="auto")))
+    words = ["simulate", study, "-d", table, "--by", "site", "--seed", "3", "--repeats", "2"]
+    text = " ".join(cli(*words, "-o", tmp_path / "out").succeeded().out.split())
+    assert "an error of 1 is 50 of price" in text
+    assert "3 agents" in text
+    settings = tomllib.loads((tmp_path / "out" / "settings.toml").read_text())
+    assert settings["study"] == str(study)
+    assert "epsilon" not in settings
+    cli("simulate", "--config", tmp_path / "out" / "settings.toml", "-o", tmp_path / "again").succeeded()
+    for name in ("model-1.npz", "model-2.npz"):
+        one, two = (load_model(tmp_path / folder / name) for folder in ("out", "again"))
+        assert np.array_equal(one.weights, two.weights)
+        assert one.predict_table(table).std() > 0.0  # it takes the table's own columns
+    cli("verify", tmp_path / "out" / "statement-1.json").succeeded()
+
+
+def test_options_that_a_study_answers_are_refused(cli, tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text(mixed_tables.to_toml(mixed_tables.make_study()))
+    for words, complaint in [
+        (["-d", "rows.csv", "-e", "1"], "epsilon belongs to the study"),
+        (["-d", "rows.csv", "--label", "price"], "label belongs to the study; leave --label out"),
+        ([], "a study needs rows: add --data TABLE"),
+    ]:
+        with case(words):
+            refused(cli("simulate", study, *words), complaint)

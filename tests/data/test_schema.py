@@ -46,6 +46,7 @@ def test_what_is_no_schema_is_refused_in_a_sentence() -> None:
         (lambda: Number("age", (1e300, 1.0000000000000002e300), transform="log"), "too close for a log"),
         (lambda: Label("y", bounds=(-1e308, 1e308)), "so far apart or so close"),
         (lambda: Category("sex", ("f", "other")), "leave 'other' out"),
+        (lambda: Category("sex", ("f", "m"), unseen=("x",)), "unseen names 'x', which is none of its values"),
         (lambda: Category("sex", ("f", " m")), "no blanks around"),
         (lambda: Number("age", (0,)), "bounds must be two numbers"),
         (lambda: Number("age", None), "bounds must be two numbers"),

@@ -387,6 +387,11 @@ def test_wrong_parameters_are_a_sentence() -> None:
             DPADMMClassifier(**({**PUBLIC, **FEW} | given)).fit(X, Y)
 
 
+def test_a_parameter_that_is_called_otherwise_here_is_hinted_at() -> None:
+    with pytest.raises(TypeError, match=r"^DPADMMClassifier has no parameter 'n_rounds'; did you mean 'max_iter'\?$"):
+        DPADMMClassifier(epsilon=1.0, n_rounds=20)  # type: ignore[call-arg]
+
+
 def test_no_penalty_is_allowed() -> None:
     assert DPADMMClassifier(C=np.inf, **PUBLIC, **FEW).fit(X, Y).n_iter_ == 5
 

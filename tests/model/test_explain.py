@@ -105,6 +105,17 @@ def test_largest_effect_over_the_range_first():
     assert income.effect == pytest.approx(income.coefficient * math.log2(1000.0))
 
 
+def test_values_that_no_public_row_held_come_last_whatever_their_effect(tmp_path):
+    schema = Schema((Category("race", ("a", "b"), unseen=("b", "other")), Category("ward", ("x", "y")), Boolean("c")))
+    model = replace(random_model("logistic", schema=schema), weights=np.array([[1, 5, -9, 2, 1, 5, 0.5, 1]]).T / 1.0)
+    model.save(tmp_path / "m.dpadmm")
+    found = explain(load_model(tmp_path / "m.dpadmm")).coefficients
+    assert (
+        [each.name for each in found if each.unseen] == [each.name for each in found[-2:]] == ["race=other", "race=b"]
+    )
+    assert found[0].name == "ward=other"  # nobody said that it is unseen
+
+
 def test_small_beside_its_noise_error():
     def may_be_noise(coefficient, error):
         return Coefficient("a", "", "per unit", "", coefficient, error, 1.0).may_be_noise

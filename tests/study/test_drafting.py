@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -16,6 +17,7 @@ from looping import case
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.data.encoded import encode_table
+from dpadmm.data.schema import Category
 from dpadmm.data.schema_file import ASK
 from dpadmm.study.drafting import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.study.drafting.table import friendly
@@ -62,7 +64,7 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
     assert kept == {
         "age": {"kind": "number", "bounds": (10, 80), "center": 47, "scale": 17},
         "income": {"kind": "number", "bounds": (1000, 3500), "center": 2110, "scale": 650},
-        "ward": {"kind": "category", "values": ("surgery", "medicine")},
+        "ward": {"kind": "category", "values": ("surgery", "medicine"), "unseen": ("other",)},
         "kind": {"kind": "category", "values": ("a", "b")},
         "smoker": {"kind": "boolean"},
         "flag": {"kind": "boolean"},
@@ -87,6 +89,22 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
     assert text.count("public = false  # confirm: public?") == 8  # the rows of the table too
     with pytest.raises(StudyError, match="the label 'ill', column 'age', column 'income', column 'ward'"):
         study_from(tomllib.loads(text))
+
+
+def test_a_value_that_says_other_is_the_catch_all_and_only_an_empty_one_is_unseen(tmp_path: Path) -> None:
+    cells = {"a": ["x", "Other", "y"], "b": ["x", "", "y"], "c": ["x", "y", "x"], "ill": ["no", "yes", "no"]}
+    path = csv_file(tmp_path, {name: each * 20 for name, each in cells.items()})
+    study = confirmed(draft_from_table(path, "ill"))
+    assert study.schema is not None
+    assert study.schema.columns == (
+        Category("a", ("x", "y")),
+        Category("b", ("x", "y")),
+        Category("c", ("x", "y"), ("other",)),
+    )
+    table = encode_table(path, study.schema, study.label)
+    held = dict(zip(study.schema.features, (table.features != 0.0).sum(axis=0).tolist(), strict=True))
+    assert [name for name, n in held.items() if n == 0] == ["c=other"]
+    assert [tally.unknown for tally in table.report.columns.values()] == [0, 0, 0]
 
 
 def test_a_column_that_alone_tells_the_label_waits_for_an_answer(
@@ -142,7 +160,7 @@ def test_parquet_gives_the_same_draft_and_strange_types_are_left_out(tmp_path: P
     assert rest == {
         "born": None,
         "list": None,
-        "coded": {"kind": "category", "values": ("surgery", "medicine")},
+        "coded": {"kind": "category", "values": ("surgery", "medicine"), "unseen": ("other",)},
         "true": {"kind": "boolean"},
     }
 
@@ -357,6 +375,26 @@ def test_whole_numbers_may_be_codes(tmp_path: Path) -> None:
         with case(cells, name):
             assert ("if these are codes" in drafted(tmp_path, cells, name).comment) == hinted
     assert 'kind = "category", values = ["11", "12", "21"]' in drafted(tmp_path, [11, 12, 21], "code").comment
+
+
+def test_whole_numbers_may_number_persons_with_several_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    n = 900
+    cells: dict[str, list[Any]] = {
+        "subject": rng.integers(40_000, 90_000, n // 3).repeat(3).tolist(),
+        "who": rng.permutation(np.arange(n // 3).repeat(3) + 1).tolist(),
+        "badge": rng.permutation(np.arange(n // 2).repeat(2) + 20_000).tolist(),
+        "age": rng.integers(18, 91, n).tolist(),
+        "days": rng.geometric(0.03, n).tolist(),
+        "income": rng.integers(0, 100_000, n).tolist(),
+        "persons": rng.integers(1, 8, n).tolist(),
+        "ill": rng.choice(["no", "yes"], n).tolist(),
+    }
+    draft = draft_from_table(csv_file(tmp_path, cells), "ill")
+    asked = {each.name: each.comment for each in draft.columns if "number persons or records" in each.comment}
+    assert asked.keys() == {"subject", "who", "badge"}
+    assert '[person] column = "who", rows = 3' in asked["who"]
+    assert all(each.about for each in draft.columns)
 
 
 def test_dates_and_times_are_left_out_as_such(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
 from dpadmm.study.settings import Training
 from dpadmm.study.study import DEPLOYABLE, FORMAT, Study, origins, read_study, study_from
-from dpadmm.training.methods import DpAdmm, DpAdmmRounds
+from dpadmm.training.methods import Auto, DpAdmm, DpAdmmRounds
 
 CONSTANTS = [each.name for each in origins() if each.name in FIXED]
 ORIGINS = ("public", "assumed", "derived from public data")
@@ -124,6 +124,17 @@ def test_it_goes_round_by_json_and_toml(tmp_path):
     assert again.hash == study.hash == changed().hash
     assert again.as_json() == study.as_json()
     assert again.terms == study.terms
+
+
+def test_the_hash_pins_the_planned_rounds_where_nobody_said_how_many(monkeypatch):
+    study = trained(method="auto")
+    kept, agreed = json.dumps(study.as_json()), study.hash
+    assert study.training.n_rounds is None
+    assert agreed == trained(method="auto", n_rounds=Auto.usual_rounds).hash
+    monkeypatch.setattr(Auto, "usual_rounds", 2 * Auto.usual_rounds)  # a later version
+    assert trained(method="auto").hash != agreed
+    again = study_from(json.loads(kept))
+    assert (again.hash, again.terms) == (agreed, study.terms)
 
 
 @given(

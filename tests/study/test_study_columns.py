@@ -153,7 +153,7 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
         "name": "years", "bounds": (1, 121), "missing": "indicator", "transform": "log", "bins": (30.0,),
         "center": 3.0, "scale": 2.0,
     },
-    "category": {"name": "unit", "values": ("medicine", "surgery")},
+    "category": {"name": "unit", "values": ("medicine", "surgery"), "unseen": ("other",)},
     "ordinal": {"name": "level", "values": ("high", "low"), "missing": "indicator"},
     "boolean": {"name": "smokes", "missing": "indicator"},
     "plain": {"name": "points"},

@@ -7,6 +7,9 @@ from difflib import get_close_matches
 
 from dpadmm._base.errors import StudyError
 
+SAME = (("data_norm", "row_norm"), ("max_iter", "n_rounds"), ("random_state", "seed"))
+"""What estimators, as scikit-learn, and studies call the same thing."""
+
 
 def near_name(name: object, known: Iterable[str]) -> str | None:
     """The known name that a mistyped one stands for, or None: a wrong guess is worse than the list.
@@ -24,6 +27,9 @@ def near_name(name: object, known: Iterable[str]) -> str | None:
     for each in known:
         letters.setdefault(_letters(each), each)
     written = _letters(str(name))
+    for one, other in (*SAME, *(pair[::-1] for pair in SAME)):
+        if written == _letters(one) and _letters(other) in letters:
+            return letters[_letters(other)]
     # In short names one letter of three may be wrong
     if close := get_close_matches(written, letters, n=1, cutoff=0.76):
         return letters[close[0]]

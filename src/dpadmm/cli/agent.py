@@ -20,7 +20,6 @@ from dpadmm.cli.screen import (
     AsJson,
     StudyFile,
     echo_json,
-    noise_text,
     rounded_down,
     rounded_up,
     say,
@@ -510,7 +509,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     policy = site.policy
     say(study.name, style="bold")
     say_path(study.hash)
-    say(in_words(study)[0], f"Noise multiplier z: {noise_text(study.terms.plan.tally())}.")
+    say(in_words(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
     names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
     names |= {"honest": "honest sites", "withstood": "sites that may work with the aggregator"}
     names |= {f"{name}_alone": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}

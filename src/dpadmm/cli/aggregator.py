@@ -289,6 +289,7 @@ def _show(seen: dict[str, Any]) -> None:
         say("No aggregator is running this study: dpadmm aggregator resume continues it.")
     rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}"
     say(f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
+    say(f"noise multiplier z: {study['noise']}")
     rows = [
         (
             site["name"],

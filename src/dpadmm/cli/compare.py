@@ -21,14 +21,25 @@ from dpadmm.cli import reproduce
 from dpadmm.cli.reproduce import RESULTS, Restart, Workers
 from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
 from dpadmm.cli.screen import Row as TableRow
-from dpadmm.cli.simulate_options import RUN_OPTIONS, add_options, check_owners, numbers, open_dataset, parameters
+from dpadmm.cli.simulate_options import (
+    RUN_OPTIONS,
+    add_options,
+    check_owners,
+    label_unit,
+    numbers,
+    open_dataset,
+    open_study,
+    parameters,
+)
 from dpadmm.data import Dataset
 from dpadmm.experiments.grid import DATA_KEYS, grid_from
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
 from dpadmm.optim.losses import LOSSES
 from dpadmm.reporting.series import METHODS, ONE_MODEL
+from dpadmm.runs.simulation import settings_of
 from dpadmm.study import settings as of_runs
 from dpadmm.study.settings import Settings, settings_from
+from dpadmm.study.study import Study
 from dpadmm.training.methods import METHODS as REGISTERED
 from dpadmm.training.metrics import spread
 
@@ -70,7 +81,10 @@ def compare(
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
-    """Compare methods at equal privacy: what does each reach, and what does it cost?"""
+    """Compare methods at equal privacy: what does each reach, and what does it cost?
+
+    With a STUDY, its method beside others on a table (--data), all at the study's total ε and δ.
+    """
     if suite is not None:
         from dpadmm.cli.accuracy import run_suite  # loads tables
 
@@ -94,15 +108,22 @@ def compare(
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     check_owners(about, given)
     shared = {**given, "metrics_every": metrics_every}
-    named = _names(methods)
-    budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
+    study, named = open_study(about), _names(methods)
     if agents is not None and "by" in about:
         raise StudyError("by says who the agents are; leave --agents out")
     counts = list(dict.fromkeys(numbers("agents", agents or "10", int, "whole numbers")))
-    first = _checked(named, budgets, counts, shared)
+    agents_of = {} if "by" in about else {"n_agents": counts}
+    if study is None:
+        budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
+        _check(named, budgets, counts, shared)
+        runs = _runs(named, budgets, agents_of)
+    else:
+        budget = {"epsilon": epsilon, "round_epsilon": round_epsilon}
+        base = settings_of(study, shared | {name: value for name, value in budget.items() if value is not None})
+        named = list(dict.fromkeys([study.training.method.name, *named]))
+        runs, shared = _runs_of_study(study, base, named, shared, agents_of), {}
     if output:
         reproduce.check_results_folder(output, overwrite=overwrite)
-    agents_of = {} if "by" in about else {"n_agents": counts}
     title = f"{', '.join(named)} on {Path(about.get('data', '')).name}"
     grid = grid_from(
         {
@@ -111,11 +132,12 @@ def compare(
             "repeats": repeats,
             "first_seed": seed,
             "shared": shared,
-            "experiments": {EXPERIMENT: {"title": title, "runs": _runs(named, budgets, agents_of)}},
+            "experiments": {EXPERIMENT: {"title": title, "runs": runs}},
         },
         "compare",
     )
-    dataset = open_dataset(about, first)
+    first = grid.cells()[0].settings
+    dataset = open_dataset(about, first, study)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
         run = partial(reproduce.run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
         results = run(grid, dataset, Path(folder), quiet=as_json)
@@ -132,6 +154,7 @@ def compare(
     if as_json:
         answer = {
             "data": results.meta["data"],
+            **({"study": {"name": study.name, "hash": study.hash}} if study else {}),
             "settings": {**shared, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss.name},
             "seeds": [seed + k for k in range(repeats)],
             "rows": as_json_rows(rows),
@@ -140,6 +163,7 @@ def compare(
         echo_json(answer)
     else:
         show(dataset, results, rows)
+        say(*label_unit(study), style="dim")
         for path in written[:2]:
             say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
@@ -174,10 +198,8 @@ def _budgets(names: list[str], **asked: str | None) -> dict[str, list[float]]:
     return given
 
 
-def _checked(
-    names: list[str], budgets: Mapping[str, list[float]], counts: list[int], shared: Mapping[str, Any]
-) -> Settings:
-    """The first settings, after checking all of them, so that errors name the options."""
+def _check(names: list[str], budgets: Mapping[str, list[float]], counts: list[int], shared: Mapping[str, Any]) -> None:
+    """Check all settings, so that errors name the options."""
     first = settings_from({**shared, "method": "centralized"}, "options")
     pairs = [(budget, value) for budget, values in budgets.items() for value in values]
     for name in names:
@@ -185,7 +207,6 @@ def _checked(
             settings_from({**shared, "method": name, budget: value}, "options")
     for count in counts:
         replace(first, n_agents=count)
-    return first
 
 
 def _runs(
@@ -196,6 +217,23 @@ def _runs(
     optimum = {"method": "centralized", **{name: counts[:1] for name, counts in agents.items()}}
     runs = [{"method": private, **agents, **budgets}, {"method": others, **agents}]
     return [optimum, *(run for run in runs if run["method"])]
+
+
+def _runs_of_study(
+    study: Study, base: Settings, names: list[str], given: Mapping[str, Any], agents: Mapping[str, list[int]]
+) -> list[dict[str, Any]]:
+    """The optimum and every method, with the study's settings at its total ε; the rest is usual for the method."""
+    runs = []
+    for name in ("centralized", *names):
+        changes = {**given, **dict.fromkeys(of_runs.BUDGETS), "method": name}
+        if name == study.training.method.name:
+            del changes["method"]  # with its own parameters
+        if name not in NOT_PRIVATE:
+            changes["epsilon"] = study.epsilon
+        said = {key: value for key, value in base.changed(**changes).flat().items() if value is not None}
+        counts = {key: each[:1] if name == "centralized" else each for key, each in agents.items()}
+        runs.append({key: said[key] for key in said if key != "n_agents"} | counts)
+    return runs
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _show(summary: Summary) -> None:
     replay, study = summary.replay, summary.study
     say(study.name, style="bold")
     sites = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
-    say(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.noise_multiplier:.4g}")
+    say(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}")
     intact = f"{summary.n_sites} of {summary.n_sites} intact"
     rows = {
         "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",

@@ -176,6 +176,7 @@ def _short(names: Sequence[str], longest: int) -> list[str]:
 
 
 TOP = 20
+UNSEEN = "* No public row held this value: if no private row does either, its coefficient is noise alone."
 FIGURE = "coefficients"
 STANDARD_ERROR = (
     "± is the noise standard error: it counts the privacy noise only, not how much a sample of people varies "
@@ -213,10 +214,12 @@ def explain(
 def in_words(found: Explanation, top: int) -> list[str]:
     against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
     rest = len(found.coefficients) - top
+    hidden = ", or of values that no public row held" if any(each.unseen for each in found.coefficients[top:]) else ""
     numbered = ", ".join(f"{short} = {name}" for name, short in _class_column(found).items() if short != name)
     return [
         *([f"Classes: {numbered}."] if numbered else []),
-        *([f"{rest:,} more coefficients with smaller effects; --top shows more."] if rest > 0 else []),
+        *([f"{rest:,} more coefficients with smaller effects{hidden}; --top shows more."] if rest > 0 else []),
+        *([UNSEEN] if any(each.unseen for each in found.coefficients[:top]) else []),
         "A coefficient is the change of the score when the column changes as shown and all others stay the "
         "same; the score of a row is the intercept plus coefficient × value over all columns. Sorted by the "
         "change over the whole range of a column.",
@@ -243,7 +246,12 @@ def _class_column(found: Explanation) -> dict[str, str]:
 
 
 def _cells(each: Coefficient, classes: Mapping[str, str], *, intercept: bool = False) -> list[Text]:
-    texts = [each.name, *([classes[each.output]] if classes else []), each.per, f"{each.coefficient:+.3g}"]
+    texts = [
+        f"{each.name}{' *' * each.unseen}",
+        *([classes[each.output]] if classes else []),
+        each.per,
+        f"{each.coefficient:+.3g}",
+    ]
     if each.standard_error is not None:
         texts.append(f"{each.standard_error:.2g}")
     texts.append("" if intercept else f"{each.effect:+.3g}")

@@ -26,6 +26,7 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.leakage import leakage_warnings
+from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
 from dpadmm.runs.planning import plan as planning
@@ -214,7 +215,7 @@ def _write(made: Plan, folder: Path) -> list[Path]:
 def show(plan: Plan) -> None:
     say(f"{plan.study.name}: {plan.agents_in_words}", style="bold")
     say("No private rows were read.")
-    _show_costs(plan.costs)
+    _show_costs(plan.costs, plan.study.terms.plan)
     say(f"Forecast for ε = {plan.grid.own[0]:.4g} and {plan.grid.own[1]} rounds", style="bold")
     say(_source(plan))
     _show_measures(plan)
@@ -226,11 +227,11 @@ def show(plan: Plan) -> None:
     say(f"{verdict.word.upper()}: {verdict.reason}.", style=STYLES[verdict.word])
 
 
-def _show_costs(costs: planning.Costs) -> None:
+def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
     drowned = f", too much to learn from (above {MOST_NOISE:g})" if costs.noise_all > MOST_NOISE else ""
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
-        ("noise multiplier z", f"{costs.noise_multiplier:.4f}"),
+        ("noise multiplier z", releases.noise_in_words()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
         ("one agent in a round", f"hears {in_bytes(costs.bytes_heard)}, says up to {in_bytes(costs.bytes_said)}"),

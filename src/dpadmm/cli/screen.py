@@ -186,14 +186,6 @@ def number_range(values: ArrayLike, form: str = ".4f") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def noise_text(tally: Iterable[tuple[Any, int]]) -> str:
-    """z of the releases of a plan; by statistic, where they differ."""
-    found = [(f"{release.noise_multiplier:.4f}", release.statistic, n) for release, n in tally]
-    if len(found) == 1:
-        return found[0][0]
-    return ", ".join(f"{z} ({statistic}, {n} round{'s' if n > 1 else ''})" for z, statistic, n in found)
-
-
 def trust_rows(report: PrivacyReport) -> list[Row]:
     """What ε rests on with secure aggregation, and what is left of it otherwise."""
     if report.honest is None:

@@ -22,8 +22,9 @@ from dpadmm.reporting import run_folder
 from dpadmm.reporting.run_folder import end_values, finished, measures
 from dpadmm.runs.preparation import prepare
 from dpadmm.runs.run import Result
-from dpadmm.runs.simulation import run_prepared
+from dpadmm.runs.simulation import run_prepared, said_by, settings_of
 from dpadmm.study.settings import BUDGETS, Settings, settings_from
+from dpadmm.study.study import Study
 from dpadmm.training.methods import METHODS
 from dpadmm.training.oracles import fresh_seed
 
@@ -34,24 +35,31 @@ def simulate(
     overwrite: bool = Option(False, "--overwrite", help="Replace the run that is in the output folder."),
     **options: Any,
 ) -> None:
-    """Train across simulated agents: what accuracy costs what privacy."""
+    """Train across simulated agents: what accuracy costs what privacy.
+
+    With a STUDY, its settings on a table (--data), tested on rows that are held out.
+    """
     on_line = {name: value for name, value in options.items() if value is not None}
     given = _line_wins(on_line, from_toml(config)) if config else on_line
     about_run = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
-    settings = _settings(given, about_run)
+    study = simulate_options.open_study(about_run)
+    settings = _settings(given, about_run, study)
     repeats = about_run.get("repeats", 1)
     if type(repeats) is not int or repeats < 1:
         raise StudyError(f"repeats must be a whole number of at least 1, not {repeats!r}")
     folder = Path(about_run["output"]) if "output" in about_run else None
     if folder:
         run_folder.check_folder(folder, overwrite=overwrite)
-    dataset = simulate_options.open_dataset(about_run, settings)
+    dataset = simulate_options.open_dataset(about_run, settings, study)
+    fixed = said_by(study) if study else set()
 
     def about(results: Mapping[str, Result]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What to run again (run options but the output folder, settings of the first run), and what came out."""
         how = {name: value for name, value in about_run.items() if name != "output"}
         used = run_folder.used_settings(results["1"])
-        return {**how, **used}, {"measures": measures(finished(results.values()))}
+        return {**how, **{name: value for name, value in used.items() if name not in fixed}}, {
+            "measures": measures(finished(results.values()))
+        }
 
     def keep(results: Mapping[str, Result]) -> None:
         if folder and results:
@@ -61,13 +69,13 @@ def simulate(
                 run_folder.remove_leftovers(folder, results)
 
     plans = {f"{k + 1}": replace(settings, seed=(settings.seed or 0) + k) for k in range(repeats)}
-    results, interrupted = run_all(dataset, plans, keep=keep, quiet=as_json)
+    results, interrupted = run_all(dataset, plans, study=study, keep=keep, quiet=as_json)
     if folder:
         _draw(folder, results)
     if as_json:
         echo_json(run_folder.summary(results, *about(results)))
     else:
-        _show(dataset, results, folder)
+        _show(dataset, results, folder, study)
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
@@ -81,6 +89,7 @@ def run_all(
     dataset: Dataset,
     plans: Mapping[str, Settings],
     *,
+    study: Study | None = None,
     keep: Callable[[Mapping[str, Result]], None] = lambda results: None,
     quiet: bool,
 ) -> tuple[dict[str, Result], bool]:
@@ -95,7 +104,8 @@ def run_all(
         with screen.progress(sum(plan.planned_rounds for plan in plans.values()), "training", quiet=quiet) as advance:
             for k, (name, plan) in enumerate(plans.items(), 1):
                 try:
-                    result = run_prepared(prepare(dataset, plan), plan, observers=[advance], keep_interrupted=True)
+                    prepared = prepare(dataset, plan)
+                    result = run_prepared(prepared, plan, study=study, observers=[advance], keep_interrupted=True)
                 except Diverged as error:
                     if not others:
                         raise
@@ -125,7 +135,7 @@ def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, An
     return {**{name: value for name, value in file.items() if name not in replaced}, **line}
 
 
-def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any]) -> Settings:
+def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any], study: Study | None) -> Settings:
     chosen = dict(given)
     for name in BUDGETS:
         if isinstance(chosen.get(name), str):
@@ -133,7 +143,7 @@ def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any]) -> Setting
             chosen[name] = values[0] if len(values) == 1 else values
     simulate_options.check_owners(about_run, chosen)
     chosen.setdefault("seed", fresh_seed())
-    return settings_from(chosen, "options")
+    return settings_from(chosen, "options") if study is None else settings_of(study, chosen)
 
 
 def _draw(folder: Path, results: Mapping[str, Result]) -> None:
@@ -146,7 +156,7 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
         save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
-def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) -> None:
+def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, study: Study | None) -> None:
     shown = finished(results.values())
     first = shown[0]
     rows, problem, several = first.rows, first.problem, len(shown) > 1
@@ -178,6 +188,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None) 
     else:
         found += [(), ("privacy", "none")]
     show_table(("", "value"), found)
+    say(*simulate_options.label_unit(study), style="dim")
     if reports[0].private:
         say(
             "The noise is simulated from a seed: this shows what a private run would reach and cost; "

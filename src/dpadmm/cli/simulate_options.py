@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.fields import check_names, choices
 from dpadmm._base.toml import read_toml
 from dpadmm.data import Dataset, read_table
 from dpadmm.runs.preparation import as_dataset
+from dpadmm.runs.simulation import rows_of
 from dpadmm.study.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
+from dpadmm.study.study import Study, read_study
 
 NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
+    "study": (str, "A study's TOML file: its model, method, budget and columns, for a table (--data).", ()),
     "data": (str, "File (.csv .tsv .parquet .npz .svm) or data set: adult, synthetic.", ("--data", "-d")),
     "label": (str, "Name of the label column (tables).", ("--label",)),
     "classes": (str, "Public list of labels, negative first: no,yes", ("--classes",)),
@@ -28,7 +31,7 @@ RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "repeats": (int, "Runs with seeds seed, seed+1, ... (default 1)", ("--repeats",)),
     "output": (str, "Folder for settings, trace, summary, models and figure.", ("--output", "-o")),
 }
-"""What a command needs beside :class:`Settings`: type, help, option names."""
+"""What a command needs beside :class:`Settings`: type, help, option names; none of an argument."""
 
 _SHORT = {"n_agents": ("--agents", "-n"), "n_rounds": ("--rounds", "-t"), "epsilon": ("-e",)}
 _OFF = {"split_regularizer": "--no-split"}  # short, for a narrow screen; the others are turned off by --no-NAME
@@ -58,7 +61,10 @@ def parameters() -> list[inspect.Parameter]:
 
 
 def _option(name: str, kind: type, names: tuple[str, ...], text: str, panel: str) -> inspect.Parameter:
-    option = Option(*names, help=text, show_default=False, rich_help_panel=panel)
+    if names:
+        option = Option(*names, help=text, show_default=False, rich_help_panel=panel)
+    else:
+        option = Argument(help=text, show_default=False, metavar=name.upper())
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -80,7 +86,7 @@ def from_toml(path: Path) -> dict[str, Any]:
             raise StudyError(f"{path}: {name} is set twice, the second time as {spelled!r}")
         given[name] = value
     check_names(given, [*RUN_OPTIONS, *flat_parameters(Settings)], str(path))
-    for name in ("data", "label", "by", "output"):
+    for name in ("study", "data", "label", "by", "output"):
         if name in given and not _is_text(given[name]):
             raise StudyError(f"{path}: {name} must be text, not {given[name]!r}")
     classes = given.get("classes", "")
@@ -109,11 +115,35 @@ def check_owners(about: Mapping[str, Any], chosen: dict[str, Any]) -> None:
         )
 
 
-def open_dataset(about: Mapping[str, Any], settings: Settings) -> Dataset:
-    """The rows that ``data`` (for files with ``label``, ``classes``, ``by``) names, for the loss given."""
+def open_study(about: Mapping[str, Any]) -> Study | None:
+    """The study that is named, if there is one; it says what other options might."""
+    if "study" not in about:
+        return None
+    for name in ("label", "classes"):
+        if name in about:
+            raise StudyError(f"{name} belongs to the study; leave --{name} out")
+    study = read_study(Path(about["study"]))
+    if about.get("data") is None:
+        raise StudyError("a study needs rows: add --data TABLE")
+    return study
+
+
+def label_unit(study: Study | None) -> list[str]:
+    """What an error of 1 is in the label's own units, of a study that predicts a number."""
+    if study is None or study.label is None or study.label.bounds is None:
+        return []
+    low, high = study.label.bounds
+    unit = f"an error of 1 is {(high - low) / 2:g} of {study.label.column}"
+    return [f"Errors and losses are of the label scaled to −1 … 1: {unit}."]
+
+
+def open_dataset(about: Mapping[str, Any], settings: Settings, study: Study | None = None) -> Dataset:
+    """The rows that ``data`` (for files with ``label``, ``classes``, ``by``) names, for the loss given or a study."""
     source = about.get("data")
     if source is None:
         raise StudyError(f"say which data: --data FILE, or one of {', '.join(NAMED)}")
+    if study is not None:
+        return as_dataset(rows_of(study, source, by=about.get("by")), settings)
     if source in NAMED:
         for name in ("label", "classes", "by"):
             if name in about:

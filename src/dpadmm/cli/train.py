@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.encoded import EncodedTable
-from dpadmm.privacy.plan import Tally
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, prior_from, run_study, with_public_table
 from dpadmm.study.study import budget_warnings, read_study
@@ -138,13 +135,6 @@ def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict
     }
 
 
-def _noise(planned: Sequence[Tally]) -> str:
-    """z, by statistic if all agents have the same; else from the smallest to the largest."""
-    if len(different := set(planned)) == 1:
-        return screen.noise_text(planned[0])
-    return screen.number_range([getattr(each, "noise_multiplier", math.nan) for t in different for each, _ in t])
-
-
 def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None:
     plain = _plain(result, found, data, output)
     study, count = result.study, len(result.n_rows)
@@ -156,7 +146,7 @@ def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None
     if plain["epsilon_paper"] is not None:
         rows.append(("total ε, paper's moments bound", screen.rounded_up(plain["epsilon_paper"])))
     rows.append(("δ", f"{result.privacy.delta:g}"))
-    rows.append(("noise multiplier z", _noise(result.privacy.planned)))
+    rows.append(("noise multiplier z", study.terms.plan.noise_in_words()))
     show_table(("privacy loss of a person with one row", ""), rows)
     say(*(f"Warning: {each}." for each in budget_warnings(study, sum(result.n_rows))))
     owner_report.show(found.report, data)

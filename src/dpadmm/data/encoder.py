@@ -18,7 +18,7 @@ from dpadmm._base.arrays import Features
 from dpadmm._base.errors import DataError
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
 from dpadmm.data.matrices import matrix_of
-from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 Values = NDArray[np.float32]
@@ -157,8 +157,9 @@ def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
 
 def _category(column: Category, cells: Any, tally: Tally, words: WordCache) -> Entries:
     # a cell that says "other" means that bucket, and is no unknown value
-    codes, places = tallied(cells, (*column.values, OTHER), column.name, tally, words)
-    return [(np.where(codes < 0, len(column.values), codes)[places], ONE)]
+    named = dict.fromkeys((*column.values, *OTHERS))
+    codes, places = tallied(cells, tuple(named), column.name, tally, words)
+    return [(np.where(codes < 0, len(column.values), np.minimum(codes, len(column.values)))[places], ONE)]
 
 
 def _ordinal(column: Ordinal, cells: Any, tally: Tally, words: WordCache) -> Entries:

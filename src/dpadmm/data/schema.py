@@ -22,6 +22,9 @@ from dpadmm._base.fields import NOT_IN_FILE
 Transform = Literal["none", "log"]
 Missing = Literal["middle", "indicator"]
 OTHER = "other"
+OTHERS = (OTHER, "Other", "OTHER")
+"""Cells that mean what is none of a category's values, where they are no values of it."""
+
 MOST_VALUES = 10_000
 ROW_NORMS = (1e-9, 1e9)
 """Between these, no cell divided by R is too large for a float32: else a cell could make a row unusable."""
@@ -126,10 +129,15 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """One of public values -> one feature each, and one for everything else (and for missing cells)."""
+    """One of public values -> one feature each, and one, ``other``, for everything else (and for missing cells).
+
+    ``unseen`` are those that no row of the public table had which the values come from: what a model learns of
+    them is likely noise.
+    """
 
     name: str
     values: Values
+    unseen: Values = ()
 
     kind: ClassVar[str] = "category"
 
@@ -137,6 +145,10 @@ class Category:
         object.__setattr__(self, "values", _values(self.name, self.values, least=1))
         if OTHER in self.values:
             raise StudyError(f"column {self.name!r}: leave {OTHER!r} out of the values; it is what all others become")
+        object.__setattr__(self, "unseen", _values(self.name, self.unseen, least=0))
+        for each in self.unseen:
+            if each not in (*self.values, OTHER):
+                raise StudyError(f"column {self.name!r}: unseen names {each!r}, which is none of its values")
 
     @cached_property
     def features(self) -> tuple[str, ...]:

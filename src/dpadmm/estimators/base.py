@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import wraps
 from threading import Lock
 from traceback import walk_stack
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
 
 from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
+from dpadmm._base.fields import nearest
 from dpadmm.data import Dataset
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive, validated
 from dpadmm.optim.features import row_norms
@@ -44,6 +47,24 @@ class Checked(NamedTuple):
 
     leaks: Sequence[str]
     train: Callable[[], None]
+
+
+T = TypeVar("T", bound=type)
+
+
+def hinted(made: T) -> T:
+    """The class with a hint, where a parameter is given that it does not have."""
+    init: Any = made.__init__  # type: ignore[misc]  # of this very class
+
+    @wraps(init)
+    def checked(self: Any, *values: Any, **given: Any) -> None:
+        known = list(inspect.signature(init).parameters)[1:]
+        for name in given.keys() - set(known):
+            raise TypeError(f"{made.__name__} has no parameter {name!r}; {nearest(name, known)}")
+        init(self, *values, **given)
+
+    made.__init__ = checked  # type: ignore[misc]
+    return made
 
 
 @dataclass(eq=False, repr=False)

@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
-from dpadmm.estimators.base import Checked, PrivateLinearModel, as_groups, owned
+from dpadmm.estimators.base import Checked, PrivateLinearModel, as_groups, hinted, owned
 from dpadmm.estimators.encoding import label_scale, positive, validated
 from dpadmm.optim.losses.base import Task
 
@@ -27,6 +27,7 @@ def _gives_probabilities(classifier: DPADMMClassifier) -> bool:
     return classifier.loss == "logistic"
 
 
+@hinted
 @dataclass(eq=False, repr=False)
 class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     """Logistic regression (or an SVM) whose whole fit is (ε, δ)-private for every single row.
@@ -184,6 +185,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         return np.asarray(np.log(self.predict_proba(X)))
 
 
+@hinted
 @dataclass(eq=False, repr=False)
 class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     """Ridge regression (or lasso, or Huber's) whose whole fit is (ε, δ)-private for every single row.

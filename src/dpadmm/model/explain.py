@@ -27,8 +27,8 @@ NOISE = 2.0
 """A coefficient below so many standard errors may be noise."""
 
 NO_INTERVAL = (
-    "an interval needs a release of its own, and the study has none; coefficients of values that few rows have may be "
-    "noise alone"
+    "an interval needs a release of its own, since how far noise moves a coefficient depends on how the columns go "
+    "together in private rows; coefficients of values that few rows have may be noise alone"
 )
 
 PORTION = 256
@@ -41,7 +41,7 @@ class Coefficient:
 
     ``output`` is the class whose score it changes, where there is one score for each. The standard error is
     over runs that differ in their noise alone, or None where no release tells it. ``span`` is how far the value
-    can go.
+    can go. ``unseen``: no public row had the value, as the study says.
     """
 
     column: str
@@ -51,6 +51,7 @@ class Coefficient:
     coefficient: float
     standard_error: float | None
     span: float
+    unseen: bool = False
 
     @property
     def name(self) -> str:
@@ -75,12 +76,13 @@ class Coefficient:
             "standard_error": self.standard_error,
             "effect_over_range": self.effect,
             "may_be_noise": self.may_be_noise,
+            "unseen": self.unseen,
         }
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """All coefficients, largest effect over the column's range first.
+    """All coefficients, largest effect over the column's range first; those of unseen values last.
 
     ``score`` says what they change; ``unknown`` says why there is no standard error, where there is none.
     """
@@ -117,6 +119,7 @@ class _Term(NamedTuple):
     place: int
     slope: float
     against: tuple[slice, Floats] | None = None
+    unseen: bool = False
 
 
 def explain(model: Model) -> Explanation:
@@ -143,7 +146,7 @@ def explain(model: Model) -> Explanation:
         if model.noise_std is not None:  # Var(Σ r·w·o) = Σ r²·σ²·o² of independent weights w
             errors = np.sqrt(rows**2 @ model.noise_std**2 @ outputs.T**2)
         return [
-            Coefficient(term.column, term.value, term.per, name, value, error, term.span)
+            Coefficient(term.column, term.value, term.per, name, value, error, term.span, term.unseen)
             for name, of_class, errors_of_class in zip(classes, values.T.tolist(), errors.T.tolist(), strict=True)
             for term, value, error in zip(terms, of_class, errors_of_class, strict=True)
         ]
@@ -154,7 +157,7 @@ def explain(model: Model) -> Explanation:
         every += coefficients(some, _rows(some, len(constant)) / schema.scale)
     return Explanation(
         score=_score(model),
-        coefficients=tuple(sorted(every, key=lambda each: -abs(each.effect))),
+        coefficients=tuple(sorted(every, key=lambda each: (each.unseen, -abs(each.effect)))),
         intercepts=tuple(coefficients([_Term("intercept", "", "", 1.0, 0, 1.0)], constant[None], shift)),
         unknown="" if model.noise_std is not None else NO_INTERVAL,
         shortened=_shortened(model),
@@ -180,7 +183,7 @@ def _terms(column: Column, first: int) -> tuple[list[_Term], Floats]:
         average = known / known.sum()
         against = slice(first, first + len(names)), average
         return [
-            _Term(column.name, name, AGAINST_AVERAGE, 1.0, place, 1.0, against)
+            _Term(column.name, name, AGAINST_AVERAGE, 1.0, place, 1.0, against, name in getattr(column, "unseen", ()))
             for place, name in enumerate(names, first)
         ], average
     slope, offset, span, per = _line(column)

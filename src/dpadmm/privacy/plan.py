@@ -94,6 +94,23 @@ class ReleasePlan:
         prices = ((Fraction((1.0 / gaussian(each).noise_multiplier) ** 2), n) for each, n in self.tally(rounds))
         return Fraction(sum(price * n for price, n in prices))
 
+    def noise_in_words(self) -> str:
+        """The noise multiplier z of every round, for people; where rounds differ, with what they release.
+
+        Examples
+        --------
+        >>> ReleasePlan.of([Release(20.0, statistic="moments"), Release(5.0), Release(5.0)]).noise_in_words()
+        '20.0000 in round 1 (moments), 5.0000 from round 2 on (gradient)'
+        """
+        said, last = [], 0
+        for release, n_rounds in self.runs:
+            first, last = last + 1, last + n_rounds
+            if release is not None:
+                z, statistic = f"{gaussian(release).noise_multiplier:.4f}", gaussian(release).statistic
+                several = f"from round {first} on" if last == self.n_rounds else f"in rounds {first} to {last}"
+                said.append((z, f"{f'in round {first}' if n_rounds == 1 else several} ({statistic})"))
+        return said[0][0] if len(self.runs) == 1 else ", ".join(f"{z} {where}" for z, where in said)
+
     def as_json(self) -> list[dict[str, Any]]:
         """Plain values, for plans of Gaussian releases."""
         return [

@@ -25,7 +25,7 @@ import numpy as np
 import dpadmm
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
-from dpadmm.privacy.statement import canonical, of_report
+from dpadmm.privacy.statement import Statement, canonical, of_report
 from dpadmm.runs.run import Result
 from dpadmm.training.metrics import spread
 
@@ -76,18 +76,22 @@ def remove_leftovers(folder: Path, runs: Iterable[str]) -> None:
 
 def _write_statement(path: Path, result: Result) -> None:
     try:
-        statement = of_report(
-            result.privacy,
-            result.rows.n_rows.tolist(),
-            name=f"simulation of {result.training.method.name}",
-            settings_hash=sha256(canonical(used_settings(result))).hexdigest(),
-            version=dpadmm.__version__,
-        )
+        statement = result.statement if result.of_study else _statement(result)
     except StudyError:  # no noise, or of a kind that a statement has no words for
         path.unlink(missing_ok=True)
     else:
         with atomic_file(path) as out:
             out.write(statement.as_bytes())
+
+
+def _statement(result: Result) -> Statement:
+    return of_report(
+        result.privacy,
+        result.rows.n_rows.tolist(),
+        name=f"simulation of {result.training.method.name}",
+        settings_hash=sha256(canonical(used_settings(result))).hexdigest(),
+        version=dpadmm.__version__,
+    )
 
 
 def finished(runs: Iterable[Result]) -> list[Result]:

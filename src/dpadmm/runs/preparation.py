@@ -30,6 +30,7 @@ class Prepared:
     problem: Problem
     rows: Rows
     test: TestRows | None
+    names: tuple[str, ...] = ()
 
 
 def as_dataset(
@@ -77,7 +78,7 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     rows = make_rows(features, dataset.labels, order=kept[deal.order], offsets=deal.offsets, names=deal.names)
     test = TestRows(features, dataset.labels[held], held) if n_test else None
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
-    return Prepared(dataset, settings.problem(n_classes), rows, test)
+    return Prepared(dataset, settings.problem(n_classes), rows, test, deal.names)
 
 
 def seed_of(settings: Settings) -> int:

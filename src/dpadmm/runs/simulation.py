@@ -1,4 +1,4 @@
-"""All agents in this process: settings + data -> model, trace and privacy report.
+"""All agents in this process: settings (or a study) + data -> model, trace and privacy report.
 
 The noise here is simulated, unless exact noise is asked for: good for experiments, no protection for anyone,
 and the report says so.
@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import check_names
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.fields import check_names, parameters
+from dpadmm.data import Dataset
 from dpadmm.model.model import Model
 from dpadmm.runs.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
 from dpadmm.runs.run import Result, run
-from dpadmm.study.settings import Settings, flat_parameters, settings_from
+from dpadmm.runs.training import encode
+from dpadmm.study.settings import Settings, Training, flat_parameters, settings_from
+from dpadmm.study.study import Study, read_study
 from dpadmm.training.loop import (
     Averages,
     Observer,
@@ -34,10 +39,12 @@ from dpadmm.training.prior import Prior
 
 
 def simulate(
-    data: DataSource,
+    data: DataSource | Study | PathLike[str],
+    table: DataSource | PathLike[str] | None = None,
     *,
     settings: Settings | None = None,
     classes: Sequence[Any] | None = None,
+    by: str | None = None,
     groups: ArrayLike | None = None,
     participation: ArrayLike | None = None,
     observers: Sequence[Observer] = (),
@@ -50,12 +57,18 @@ def simulate(
 
     Parameters
     ----------
-    data : Dataset, (features, labels), "adult" or "synthetic"
-        Rows must have an L2 norm ≤ 1 (or ``clip_rows=True``).
+    data : Dataset, (features, labels), "adult", "synthetic", or a study
+        Rows must have an L2 norm ≤ 1 (or ``clip_rows=True``). A study, or its file, says all about model, method,
+        budget and columns; ``changes`` are then about agents and measurements.
+    table : path, Dataset or (features, labels), optional
+        The rows of a study: a CSV or Parquet file with its columns, or rows in its encoding such as the ``dataset``
+        of an earlier result. Labels that are numbers are scaled to −1 … 1, and errors with them.
     settings : Settings, optional
         A ready value; ``changes`` are applied on top.
     classes : sequence, optional
         Public list of the labels, negative first; needed where labels are not ±1.
+    by : str, optional
+        The column of a study's table that says who owns a row.
     groups : array of one value per row, optional
         Who owns a row: each value is an agent (``partition="groups"``, ``n_agents`` does not count).
     participation : bool array (rounds, agents), optional
@@ -86,9 +99,10 @@ def simulate(
     """
     if participation is not None and np.ndim(participation) == 0:
         changes["participation"], participation = participation, None
-    if groups is not None and settings is None:
+    study = _study(data, table, settings=settings, classes=classes, by=by)
+    if (groups is not None or by is not None) and settings is None:
         changes.setdefault("partition", "groups")
-    settings = _settings(settings, changes)
+    settings = settings_of(study, changes) if study else _settings(settings, changes)
     if exact_noise and settings.partition == "label_skewed":
         raise StudyError(
             "exact noise is for agents whose numbers of rows tell nothing: partition='label_skewed' deals "
@@ -101,12 +115,16 @@ def simulate(
             "warm_start: this model was trained without privacy, or does not say; a private run that starts from "
             "it would give it away (weights that are public can be given as an array)"
         )
-    dataset = as_dataset(data, settings, classes=classes, groups=groups)
+    source: Any = data if study is None else rows_of(study, table, by=by)
+    dataset = as_dataset(source, settings, classes=study.classes if study else classes, groups=groups)
+    if study is not None and dataset.n_features != len(study.features):
+        raise DataError(f"the rows have {dataset.n_features} features, but the study has {len(study.features)}")
     prepared = prepare(dataset, settings)
     noise = ExactNoise() if exact_noise else None
     return run_prepared(
         prepared,
         settings,
+        study=study,
         plan=participation,
         observers=observers,
         noise=noise,
@@ -119,6 +137,7 @@ def run_prepared(
     prepared: Prepared,
     settings: Settings,
     *,
+    study: Study | None = None,
     plan: ArrayLike | None = None,
     observers: Sequence[Observer] = (),
     noise: Noise | None = None,
@@ -126,7 +145,10 @@ def run_prepared(
     prior: Prior | None = None,
     keep_interrupted: bool = False,
 ) -> Result:
-    """Simulate on prepared rows, and measure; ``noise`` is simulated from the seed if left out."""
+    """Simulate on prepared rows, and measure; ``noise`` is simulated from the seed if left out.
+
+    Of a ``study``, the result keeps it, so that its model takes tables.
+    """
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
     settings = settings.with_rounds(problem, rows)
     if settings.method.one_round and settings.participation < 1.0:
@@ -154,7 +176,49 @@ def run_prepared(
         seed=seed,
         voids=_voids(settings, seed),
     )
-    return replace(result, trace=metrics.trace, dataset=prepared.dataset)
+    if study is not None:
+        study = replace(study, training=study.training.changed(n_rounds=settings.n_rounds))
+    return replace(result, trace=metrics.trace, dataset=prepared.dataset, of_study=study, names=prepared.names)
+
+
+def settings_of(study: Study, given: Mapping[str, Any]) -> Settings:
+    """A study's training, with what it leaves open: agents, participation, test rows, measurements and the seed."""
+    check_names(given, flat_parameters(Settings), "a simulated study")
+    for name in given:
+        if name in said_by(study):
+            raise StudyError(f"{name} belongs to the study; leave it out here, or change it there")
+    own = {each.name: getattr(study.training, each.name) for each in parameters(Training)}
+    return Settings(**own, clip_rows=study.schema is None, **given)
+
+
+def said_by(study: Study) -> set[str]:
+    """The settings of a simulation that follow from a study."""
+    return {*study.training.flat(), "clip_rows"}
+
+
+def rows_of(study: Study, table: Any, *, by: str | None = None) -> Dataset | tuple[Any, Any]:
+    """A file by the columns of a study; the constant column comes later, as with all rows. Others as they are."""
+    if isinstance(table, Dataset | tuple):
+        return table
+    rows = encode(study, table, by=by, intercept=False)
+    owners = None if rows.groups is None else np.array(rows.owners, dtype=object)[rows.groups]
+    return Dataset(Path(table).name, rows.features, rows.labels, study.classes, owners, study.features)
+
+
+def _study(data: object, table: object, **others: object) -> Study | None:
+    """The study that is to be simulated, if it is one; it needs a table, and says itself what others might."""
+    if table is None and not isinstance(data, Study):
+        if others["by"] is not None:
+            raise StudyError("by is for the table of a study; for other rows, groups says who owns each")
+        return None
+    if table is None:
+        raise StudyError('a study needs rows: simulate(study, "patients.csv")')
+    if not isinstance(data, Study | str | PathLike):
+        raise StudyError(f"the first of two is a study or its file, not {type(data).__name__}")
+    for name in ("settings", "classes"):
+        if others[name] is not None:
+            raise StudyError(f"{name} belong to the study; leave them out here, or change them there")
+    return data if isinstance(data, Study) else read_study(Path(data))
 
 
 def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:

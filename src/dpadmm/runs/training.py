@@ -48,8 +48,8 @@ def train(
     """
     agreed = study if isinstance(study, Study) else read_study(Path(study))
     agreed, table = with_public_table(agreed, public)
-    prior = None if table is None else prior_from(agreed, table, beside=Path(data))
-    return run_study(agreed, encode(agreed, Path(data), by=by), n_agents=n_agents, seed=seed, prior=prior)
+    prior = None if table is None else prior_from(agreed, table, beside=data)
+    return run_study(agreed, encode(agreed, data, by=by), n_agents=n_agents, seed=seed, prior=prior)
 
 
 def with_public_table(study: Study, given: str | PathLike[str] | Literal[False] | None) -> tuple[Study, Path | None]:
@@ -64,9 +64,9 @@ def with_public_table(study: Study, given: str | PathLike[str] | Literal[False] 
         raise DataError(f"{error}, or leave them out: --no-public (in Python public=False)") from None
 
 
-def prior_from(study: Study, public: Path, *, beside: Path | None = None) -> Prior:
+def prior_from(study: Study, public: Path, *, beside: object = None) -> Prior:
     """What the rows of a public table say; it cannot be the private one that it stands ``beside``."""
-    if beside is not None and _same_bytes(public, beside):
+    if isinstance(beside, str | PathLike) and _same_bytes(public, Path(beside)):
         raise DataError(
             f"{beside} is the public table itself, whose rows are not protected: train on other rows, or leave the "
             "public ones out: --no-public (in Python public=False)"
@@ -81,14 +81,22 @@ def _same_bytes(one: Path, other: Path) -> bool:
     return one.stat().st_size == other.stat().st_size and PublicRows.of(one) == PublicRows.of(other)
 
 
-def encode(study: Study, data: Path, *, by: str | None = None) -> EncodedTable:
-    """Encode a table for a study, which must define its columns."""
+def encode(
+    study: Study, data: str | PathLike[str], *, by: str | None = None, intercept: bool | None = None
+) -> EncodedTable:
+    """Encode a table for a study, which must define its columns; with its constant column, unless told otherwise."""
+    if not isinstance(data, str | PathLike):
+        raise DataError(
+            f"a study's table is the path of a CSV or Parquet file, not a {type(data).__name__}; write it to a file "
+            "first, such as by to_parquet(path)"
+        )
     if study.schema is None:
         raise StudyError(
             "the study only lists features; to train on a table it needs [columns] with public bounds and "
             "values, and a [label] (dpadmm study new drafts them)"
         )
-    return encode_table(data, study.schema, study.label, by=by, intercept=study.training.intercept)
+    constant = study.training.intercept if intercept is None else intercept
+    return encode_table(Path(data), study.schema, study.label, by=by, intercept=constant)
 
 
 def run_study(

@@ -249,6 +249,14 @@ class Study:
         """z of every agent; the smallest, where rounds differ."""
         return min(gaussian(release).noise_multiplier for release, _ in self.terms.plan.tally())
 
+    @property
+    def epsilon(self) -> float:
+        """Total ε of all rounds: as it was set, or what the noise gives."""
+        said, terms = self.training.epsilon, self.terms
+        return (
+            float(said) if isinstance(said, float) else exact_epsilon(math.sqrt(terms.plan.mu_squared()), terms.delta)
+        )
+
     def method(self, *n_rows: int) -> DeployableMethod[Any]:
         """The method, as agents of so many rows run it."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
@@ -433,9 +441,8 @@ def _confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def budget_warnings(study: Study, n_rows: int | None = None) -> list[str]:
     """Where a budget protects little: a large ε, or a δ that is not below 1 / rows (where their number is known)."""
-    plan, delta, found = study.terms.plan, study.terms.delta, []
-    epsilon = study.training.epsilon or exact_epsilon(math.sqrt(plan.mu_squared()), delta)
-    if isinstance(epsilon, float) and epsilon >= LARGE_EPSILON:
+    epsilon, delta, found = study.epsilon, study.terms.delta, []
+    if epsilon >= LARGE_EPSILON:
         found.append(
             f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}"
         )
@@ -464,13 +471,17 @@ def _constants() -> dict[str, Parameter]:
 
 
 def _tables(training: Training) -> dict[str, dict[str, Any]]:
-    """The tables of a study's file that are about training; unset values are left out."""
+    """The tables of a study's file that are about training; unset values are left out.
+
+    The rounds are always there: a hash that left them to this version's default would name other plans in others.
+    """
     chosen = {name: getattr(training, name) for name in REGISTRIES}
     tables: dict[str, dict[str, Any]] = {
         name: {"name": made.name, **{each.name: getattr(made, each.name) for each in parameters(type(made))}}
         for name, made in chosen.items()
     }
     tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
+    tables["training"]["n_rounds"] = training.planned_rounds
     return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
 
 
@@ -561,7 +572,9 @@ def _raised(check: Callable[[], object]) -> list[str]:
 
 def _shown(about: Mapping[str, Any]) -> str:
     """The values that were read off a table."""
-    named = {key: about[key] for key in ("bounds", "center", "scale", "values", "classes", "bins") if key in about}
+    named = {
+        key: about[key] for key in ("bounds", "center", "scale", "values", "unseen", "classes", "bins") if key in about
+    }
     return ", ".join(f"{key} {_first(value) if isinstance(value, list) else value}" for key, value in named.items())
 
 

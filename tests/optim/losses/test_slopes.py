@@ -56,6 +56,13 @@ def test_value_is_convex_and_slope_is_a_subgradient(loss, data):
     assert value_there >= value_here + slope @ (there - here)[0] - rounding
 
 
+def test_no_value_is_negative_however_close_scores_are_to_labels():
+    for loss in LOSS_CASES:
+        with case(loss):
+            labels, scores = grid(loss, [0.0, 1e-20, 2e-16, 1e-12, 1e-8], label_limit=2e-16)
+            assert (loss.value(labels, scores) >= 0.0).all()
+
+
 def test_huge_scores_neither_overflow_nor_give_nan():
     for loss in LOSS_CASES:
         with case(loss):

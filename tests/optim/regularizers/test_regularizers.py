@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cases import REGULARIZER_CASES, SMOOTH_REGULARIZER_CASES, prove, weights_within
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from looping import case
 
@@ -42,6 +42,7 @@ def test_value_is_convex_and_gradient_is_a_subgradient(regularizer, here, there)
 @pytest.mark.parametrize("regularizer", REGULARIZER_CASES, ids=repr)
 @prove
 @given(weights=WEIGHTS, move=WEIGHTS, scale=st.sampled_from([1e-6, 1e-3, 1.0]), step=st.floats(1e-3, 1e3))
+@example(weights=np.full((3, 2), 1e-12), move=np.full((3, 2), 1e-12), scale=1e-6, step=1.0)
 def test_prox_minimises_its_objective(regularizer, weights, move, scale, step):
     def objective(point):
         return 0.5 * ((point - weights) ** 2).sum() + step * regularizer.value(point)

@@ -337,6 +337,7 @@ class Coordinator:
                 "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,
                 "noise_multiplier": study.noise_multiplier,
+                "noise": plan.noise_in_words(),
                 "shape": list(study.shape),
             },
             "state": "done" if self.done else "stopped" if self.stopped else "running" if self.called else "waiting",

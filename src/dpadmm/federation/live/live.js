@@ -68,7 +68,7 @@ function showRun() {
   const [d, p] = study.shape ?? [];
   facts([
     ["Method", study.method], ["Loss", study.loss], ["Parameters", isNumber(d) && isNumber(p) ? (p > 1 ? `${d} × ${p}` : d) : "–"], ["Rounds", total],
-    ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", number(study.noise_multiplier)],
+    ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", study.noise],
     ["Quorum", `${run.quorum} of ${all().length}`],
     ["Median round", pace(run.median_seconds)],
   ]);

@@ -24,7 +24,7 @@ from typing import Any
 from dpadmm._base.errors import DataError
 from dpadmm._base.suggestions import listed, near_name, unknown_name
 from dpadmm.data.reader import column_names, repeated
-from dpadmm.data.schema import OTHER
+from dpadmm.data.schema import OTHERS
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
 
@@ -114,7 +114,7 @@ def _column(line: Mapping[str, str], label: str, path: Path) -> DraftColumn:
         about["bounds"] = _bounds(line, path)
     elif kind in ("category", "ordinal"):
         values = _values(line, path)
-        about["values"] = values if kind == "ordinal" else tuple(each for each in values if each != OTHER)
+        about["values"] = values if kind == "ordinal" else tuple(each for each in values if each not in OTHERS)
     about |= {each: line[each].lower() for each in ("transform", "missing") if line[each]}
     return DraftColumn(name, about, note)
 

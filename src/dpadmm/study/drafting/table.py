@@ -28,7 +28,7 @@ from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.leakage import leaky_columns
 from dpadmm.data.reader import column_names, column_types, open_batches, repeated
-from dpadmm.data.schema import MOST_REACH, OTHER, Label
+from dpadmm.data.schema import MOST_REACH, OTHER, OTHERS, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
 from dpadmm.study.public_rows import LEAST_PUBLIC, PublicRows
@@ -46,6 +46,11 @@ CODES = sorted(s * int(d * n) for d in "789" for n in range(1, 7) for s in (-1, 
 """Numbers that often stand for a missing one, where they are far from all others: -9, -99, 999, 8888 ..."""
 
 _CODE = re.compile(r"(?:.*[_\s.-])?(?:code|type|kind|category|zip|(?:zip|post|postal)[_\s.-]?code)s?", re.IGNORECASE)
+_PERSON = re.compile(
+    r"(?:.*[_\s.-])?(?:person|patient|subject|participant|respondent|customer|client|member|user|student|employee|"
+    r"household|account|case|record|mrn)(?:[_\s.-]?(?:no|nr|num|number|key))?",
+    re.IGNORECASE,
+)
 _MONTH = r"(?:\d{1,2}[- ])?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-., ]+(?:\d{1,2},? )?\d{2,4}"
 _DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|(?:19|20)\d\d-?(?:0[1-9]|1[0-2])"
 _DATE = re.compile(rf"(?:{_DAY}|(?:19|20)\d\d(?:0[1-9]|1[0-2])[0-3]\d|{_MONTH})(?:[T ]\d{{1,2}}:\d.*)?", re.IGNORECASE)
@@ -93,7 +98,8 @@ def draft_from_table(path: Path, label: str) -> Draft:
     ...     _ = path.write_text("age,ward,ill\\n23,A,no\\n87,B,yes\\n41,A,no\\n")
     ...     draft = draft_from_table(path, "ill")
     >>> [each.about for each in draft.columns]
-    [{'kind': 'number', 'bounds': (20, 90), 'center': 50, 'scale': 27}, {'kind': 'category', 'values': ('A', 'B')}]
+    [{'kind': 'number', 'bounds': (20, 90), 'center': 50, 'scale': 27},
+     {'kind': 'category', 'values': ('A', 'B'), 'unseen': ('other',)}]
     >>> draft.label
     {'column': 'ill', 'classes': ('no', 'yes')}
     """
@@ -246,17 +252,20 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
     if is_boolean(seen):
         return DraftColumn(name, {"kind": "boolean"})
     if seen.is_number:
-        hints = (missing_codes(seen), code_hint(name, seen) or grade_hint(seen.whole))
+        asked = record_hint(name, seen) or code_hint(name, seen) or grade_hint(seen.whole)
+        hints = (missing_codes(seen), asked)
         return DraftColumn(name, {"kind": "number", **_range(seen), **_usual(seen)}, "; ".join(filter(None, hints)))
     _check_commas(name, seen, path)
     odd = f"; {seen.no_number!r} is not a number" if _is_mostly_numbers(seen) else ""
     if seen.overflow or len(seen.counts) > MOST_CATEGORIES:
         n = f"more than {MOST_DISTINCT:,}" if seen.overflow else f"{len(seen.counts):,}"
         return DraftColumn(name, None, f"text with {n} different values{odd}")
-    values = tuple(value for value, _ in _by_frequency(seen.counts) if value != OTHER)
+    values = tuple(value for value, _ in _by_frequency(seen.counts) if value not in OTHERS)
     _check_values(name, values, path)
-    hint = odd.removeprefix("; ") or order_hint(values)
-    return DraftColumn(name, {"kind": "category", "values": values}, hint)
+    joined = f"{OTHER!r} is everything that is not listed, and so is the table's value of that name"
+    hint = odd.removeprefix("; ") or order_hint(values) or joined * (len(values) < len(seen.counts))
+    unseen = {} if seen.missing or len(values) < len(seen.counts) else {"unseen": (OTHER,)}
+    return DraftColumn(name, {"kind": "category", "values": values, **unseen}, hint)
 
 
 def _useless(name: str, seen: Seen, label: str) -> str:
@@ -455,7 +464,7 @@ def order_hint(values: Iterable[str]) -> str:
     if found is None:
         return ""
     listed = ", ".join(f'"{value}"' for value in found)
-    return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}]'
+    return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}], and no unseen'
 
 
 def grade_hint(whole: list[int]) -> str:
@@ -476,6 +485,21 @@ def code_hint(name: str, seen: Seen) -> str:
     if not 0 < len(whole) <= MOST_CATEGORIES:
         return "if these are codes and not amounts, leave the column out, or make it a category of fewer public values"
     return f'if these are codes and not amounts: kind = "category", values = {_as_values(whole)}, no bounds'
+
+
+def record_hint(name: str, seen: Seen) -> str:
+    """What to say of whole numbers that may number persons or records which have several rows.
+
+    By the column's name; or they are many, hardly one is left out from the first (0, 1 or a large number) to the
+    last, and all have about equally many rows.
+    """
+    whole, n, most = seen.whole, seen.counts.total(), max(seen.counts.values())
+    named = bool(_PERSON.fullmatch(name)) and (len(whole) > MOST_CLASSES or seen.overflow)
+    first = bool(whole) and (whole[0] in (0, 1) or whole[0] >= 1000)
+    running = first and len(whole) > MOST_CATEGORIES and whole[-1] - whole[0] < 1.2 * len(whole)
+    if most == 1 or not (named or (running and most * len(whole) <= 4 * n)):
+        return ""
+    return f"if these number persons or records and are no amounts, leave the column out{_persons(name, seen)}"
 
 
 def missing_codes(seen: Seen) -> str:

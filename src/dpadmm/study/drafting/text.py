@@ -20,7 +20,10 @@ from dpadmm.study.drafting.draft import Draft
 from dpadmm.study.study import FORMAT, table_parameters
 
 CONFIRM = "# confirm: public?"
-NOTES = {"allow": "  # confirm: say true (without quotes), or leave the column out"}
+NOTES = {
+    "allow": "  # confirm: say true (without quotes), or leave the column out",
+    "unseen": "  # no row of that table is one of these; explain shows them last",
+}
 WIDTH = 100
 
 
