@@ -41,7 +41,7 @@ QUICK_ROWS = 10_000
 
 CHOSE_CONSTANTS = (
     "adult", "cancer", "odd", "affairs", "churn", "crashes", "lending", "vote", "homes", "flights",
-    "digits", "wine", "rodents",
+    "digits", "wine", "rodents", "correlated", "decaying", "compas",
 )  # fmt: skip
 """Data sets that had a say in the constants of ``auto``."""
 
