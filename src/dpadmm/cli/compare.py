@@ -23,9 +23,9 @@ from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, 
 from dpadmm.cli.screen import Row as TableRow
 from dpadmm.cli.simulate_options import (
     RUN_OPTIONS,
+    about_study,
     add_options,
     check_owners,
-    label_unit,
     numbers,
     open_dataset,
     open_study,
@@ -108,7 +108,7 @@ def compare(
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     check_owners(about, given)
     shared = {**given, "metrics_every": metrics_every}
-    study, named = open_study(about), _names(methods)
+    (study, prior), named = open_study(about), _names(methods)
     if agents is not None and "by" in about:
         raise StudyError("by says who the agents are; leave --agents out")
     counts = list(dict.fromkeys(numbers("agents", agents or "10", int, "whole numbers")))
@@ -125,6 +125,7 @@ def compare(
     if output:
         reproduce.check_results_folder(output, overwrite=overwrite)
     title = f"{', '.join(named)} on {Path(about.get('data', '')).name}"
+    title += f", study {study.hash[:12]}" if study else ""  # another study's runs are not these
     grid = grid_from(
         {
             "title": title,
@@ -140,7 +141,7 @@ def compare(
     dataset = open_dataset(about, first, study)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
         run = partial(reproduce.run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
-        results = run(grid, dataset, Path(folder), quiet=as_json)
+        results = run(grid, dataset, Path(folder), prior=prior, quiet=as_json)
     rows = rows_of(results)
     asked = [row for row in rows if row.method != "centralized"]
     if asked and all(row.status != DONE for row in asked):
@@ -163,7 +164,7 @@ def compare(
         echo_json(answer)
     else:
         show(dataset, results, rows)
-        say(*label_unit(study), style="dim")
+        say(*about_study(study, prior), style="dim")
         for path in written[:2]:
             say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
