@@ -228,6 +228,12 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     errors = [[row["measures"]["test_error_global"]["mean"] for row in rows] for rows in (helped, alone)]
     assert errors[0][0] == errors[1][0]  # of the optimum
     assert all(one < other for one, other in zip(errors[0][1:], errors[1][1:], strict=True))
+    trust = text.replace('trust = "local"', 'trust = "secure_aggregation"\nhonest = 2')
+    (tmp_path / "study.toml").write_text(trust)
+    rows = cli(*words, "-m", "dp_admm", "--json").succeeded().json["rows"]
+    assert [(row["method"], row["total_epsilon"]) for row in rows[1:]] == [
+        (name, pytest.approx(0.05, rel=1e-6)) for name in ("auto", "dp_admm")
+    ]
     refusal = cli(*words, "-e", "1")
     assert refusal.code == 2
     assert refusal.err == "dpadmm: epsilon belongs to the study; leave it out here, or change it there\n"

@@ -47,6 +47,7 @@ COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
 NOT_PRIVATE = tuple(name for name, method in REGISTERED.items() if not method.private)
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
 EXPERIMENT = "comparison"
+ALONE = "Methods that need every agent's answer by itself have no secure aggregation: agents add all of their noise."
 _OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "metrics_every")
 """Options of simulate that compare defines differently."""
 
@@ -164,7 +165,7 @@ def compare(
         echo_json(answer)
     else:
         show(dataset, results, rows)
-        say(*about_study(study, prior), style="dim")
+        say(*about_study(study, prior), *([ALONE] if study and study.training.honest else []), style="dim")
         for path in written[:2]:
             say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
@@ -231,6 +232,8 @@ def _runs_of_study(
             del changes["method"]  # with its own parameters
         if name not in NOT_PRIVATE:
             changes["epsilon"] = study.epsilon
+        if name in REGISTERED and not REGISTERED[name].sums_only:
+            changes |= {"trust": "local", "honest": None}
         said = {key: value for key, value in base.changed(**changes).flat().items() if value is not None}
         counts = {key: each[:1] if name == "centralized" else each for key, each in agents.items()}
         runs.append({key: said[key] for key in said if key != "n_agents"} | counts)
