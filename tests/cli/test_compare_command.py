@@ -15,6 +15,7 @@ from printed import printed
 
 from dpadmm.cli.compare import _say_head, rows_of, show
 from dpadmm.experiments.results import read_results
+from dpadmm.study.public_rows import PublicRows
 
 pytestmark = pytest.mark.usefixtures("workers_forked")
 
@@ -216,6 +217,23 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     lines = read_results(tmp_path / "out").select(method="dp_admm").last()
     assert lines.column("z")[0] == pytest.approx(6.0, rel=1e-6)
     assert lines.column("rho")[0] == 0.5
+    public = mixed_tables.write_csv(tmp_path / "public.csv", mixed_tables.make_cells(200, seed=9))
+    sha256 = PublicRows.of(public).sha256
+    text = mixed_tables.to_toml(mixed_tables.make_study(method="auto", n_rounds=5, epsilon=0.05))
+    (tmp_path / "study.toml").write_text(f'{text}\n[public_rows]\nfile = "public.csv"\nsha256 = "{sha256}"\n')
+    helped, alone = (
+        cli(*words, "-m", "auto,dp_admm,admm_pvp", *more, "--json").succeeded().json["rows"]
+        for more in ([], ["--no-public"])
+    )
+    errors = [[row["measures"]["test_error_global"]["mean"] for row in rows] for rows in (helped, alone)]
+    assert errors[0][0] == errors[1][0]  # of the optimum
+    assert all(one < other for one, other in zip(errors[0][1:], errors[1][1:], strict=True))
+    trust = text.replace('trust = "local"', 'trust = "secure_aggregation"\nhonest = 2')
+    (tmp_path / "study.toml").write_text(trust)
+    rows = cli(*words, "-m", "dp_admm", "--json").succeeded().json["rows"]
+    assert [(row["method"], row["total_epsilon"]) for row in rows[1:]] == [
+        (name, pytest.approx(0.05, rel=1e-6)) for name in ("auto", "dp_admm")
+    ]
     refusal = cli(*words, "-e", "1")
     assert refusal.code == 2
     assert refusal.err == "dpadmm: epsilon belongs to the study; leave it out here, or change it there\n"

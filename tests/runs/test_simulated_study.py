@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from looping import case
 from mixed_tables import make_cells, make_study, to_toml, write_csv
 
 from dpadmm import DataError, Study, StudyError, simulate, train
+from dpadmm.study.public_rows import PublicRows
 
 N_ROWS = 600
 
@@ -42,6 +44,23 @@ def test_the_file_of_a_study_owners_and_rows_encoded_before(tmp_path: Path, tabl
     np.testing.assert_array_equal(again.weights, first.weights)
 
 
+def test_public_rows_of_the_study_are_the_start_as_in_training(tmp_path: Path, table: Path) -> None:
+    public = write_csv(tmp_path / "public.csv", make_cells(100, seed=9))
+    plain = make_study(method="auto")
+    study = replace(plain, public_rows=PublicRows.of(public))
+    trained = train(study, table, seed=7)
+    simulated = simulate(study, table, n_agents=1, test_rows=0, seed=7)
+    np.testing.assert_allclose(simulated.weights, trained.weights, rtol=1e-6, atol=1e-9)
+    assert simulated.study.hash == trained.study.hash
+    without = simulate(study, table, public=False, n_agents=1, test_rows=0, seed=7)
+    np.testing.assert_array_equal(without.weights, simulate(plain, table, n_agents=1, test_rows=0, seed=7).weights)
+    assert not np.allclose(without.weights, simulated.weights)
+    with pytest.raises(DataError, match="is the public table itself"):
+        simulate(study, public)
+    with pytest.raises(StudyError, match="two starts"):
+        simulate(study, table, warm_start=without.weights)
+
+
 def test_a_study_of_plain_features_takes_rows_and_shortens_them() -> None:
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(200, 2)), rng.choice(["no", "yes"], 200)
@@ -62,7 +81,7 @@ def test_what_a_study_says_cannot_be_said_beside_it(table: Path) -> None:
         ((study,), {}, "a study needs rows"),
         ((3, table), {}, "the first of two is a study or its file, not int"),
         ((study, (np.eye(2), ["ill", "well"])), {}, "the rows have 2 features, but the study has 40"),
-        (("synthetic",), {"by": "site", "epsilon": 1.0}, "by is for the table of a study"),
+        (("synthetic",), {"by": "site", "epsilon": 1.0}, "by is for a study and its table"),
     ]:
         with case(words, options), pytest.raises((StudyError, DataError), match=complaint):
             simulate(*words, **options)

@@ -223,7 +223,7 @@ def test_a_roster_and_what_it_promises_are_part_of_the_hash(tmp_path):
     several = [masked(), masked(3), masked(most_rows=1001), masked(roster=ROSTER[:3]), masked(roster=ROSTER[::-1])]
     several += [masked(roster=swapped), masked(roster=()), trained(method="auto")]
     assert len({each.hash for each in several}) == len(several)
-    assert all(study_from(json.loads(json.dumps(each.as_json()))) == each for each in several)
+    assert all(study_from(json.loads(json.dumps(each.as_json()))).terms == each.terms for each in several)
     terms = masked(allow_missed_rounds=True, quorum=3).terms.masking
     assert (terms.honest, terms.quorum, terms.most_rows) == (2, 3, 1000)
     assert terms.roster[1] == ("site-2", bytes(31) + b"\x02")

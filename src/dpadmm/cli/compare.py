@@ -23,9 +23,9 @@ from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, 
 from dpadmm.cli.screen import Row as TableRow
 from dpadmm.cli.simulate_options import (
     RUN_OPTIONS,
+    about_study,
     add_options,
     check_owners,
-    label_unit,
     numbers,
     open_dataset,
     open_study,
@@ -47,6 +47,7 @@ COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
 NOT_PRIVATE = tuple(name for name, method in REGISTERED.items() if not method.private)
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
 EXPERIMENT = "comparison"
+ALONE = "Methods that need every agent's answer by itself have no secure aggregation: agents add all of their noise."
 _OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "metrics_every")
 """Options of simulate that compare defines differently."""
 
@@ -108,7 +109,7 @@ def compare(
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     check_owners(about, given)
     shared = {**given, "metrics_every": metrics_every}
-    study, named = open_study(about), _names(methods)
+    (study, prior), named = open_study(about), _names(methods)
     if agents is not None and "by" in about:
         raise StudyError("by says who the agents are; leave --agents out")
     counts = list(dict.fromkeys(numbers("agents", agents or "10", int, "whole numbers")))
@@ -125,6 +126,7 @@ def compare(
     if output:
         reproduce.check_results_folder(output, overwrite=overwrite)
     title = f"{', '.join(named)} on {Path(about.get('data', '')).name}"
+    title += f", study {study.hash[:12]}" if study else ""  # another study's runs are not these
     grid = grid_from(
         {
             "title": title,
@@ -140,7 +142,7 @@ def compare(
     dataset = open_dataset(about, first, study)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
         run = partial(reproduce.run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
-        results = run(grid, dataset, Path(folder), quiet=as_json)
+        results = run(grid, dataset, Path(folder), prior=prior, quiet=as_json)
     rows = rows_of(results)
     asked = [row for row in rows if row.method != "centralized"]
     if asked and all(row.status != DONE for row in asked):
@@ -163,7 +165,7 @@ def compare(
         echo_json(answer)
     else:
         show(dataset, results, rows)
-        say(*label_unit(study), style="dim")
+        say(*about_study(study, prior), *([ALONE] if study and study.training.honest else []), style="dim")
         for path in written[:2]:
             say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
@@ -230,6 +232,8 @@ def _runs_of_study(
             del changes["method"]  # with its own parameters
         if name not in NOT_PRIVATE:
             changes["epsilon"] = study.epsilon
+        if name in REGISTERED and not REGISTERED[name].sums_only:
+            changes |= {"trust": "local", "honest": None}
         said = {key: value for key, value in base.changed(**changes).flat().items() if value is not None}
         counts = {key: each[:1] if name == "centralized" else each for key, each in agents.items()}
         runs.append({key: said[key] for key in said if key != "n_agents"} | counts)

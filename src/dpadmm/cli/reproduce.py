@@ -23,6 +23,7 @@ from dpadmm.experiments.results import REFUSED, Results, read_results
 from dpadmm.experiments.runner import Progress, run_grid
 from dpadmm.paper import paper_grid
 from dpadmm.reporting.run_folder import check_folder, write_text
+from dpadmm.training.prior import Prior
 
 RESULTS = "results.parquet"
 Workers = Annotated[int | None, Option(help="Processes, one core each.", show_default="all cores")]
@@ -131,6 +132,7 @@ def run_with_progress(
     folder: Path,
     *,
     names: Sequence[str] | None = None,
+    prior: Prior | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -153,6 +155,7 @@ def run_with_progress(
             dataset,
             folder / RESULTS,
             names=names,
+            prior=prior,
             workers=workers,
             overwrite=overwrite,
             command=shlex.join(["dpadmm", *sys.argv[1:]]),

@@ -27,6 +27,7 @@ from dpadmm.study.settings import BUDGETS, Settings, settings_from
 from dpadmm.study.study import Study
 from dpadmm.training.methods import METHODS
 from dpadmm.training.oracles import fresh_seed
+from dpadmm.training.prior import Prior
 
 
 def simulate(
@@ -42,7 +43,7 @@ def simulate(
     on_line = {name: value for name, value in options.items() if value is not None}
     given = _line_wins(on_line, from_toml(config)) if config else on_line
     about_run = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
-    study = simulate_options.open_study(about_run)
+    study, prior = simulate_options.open_study(about_run)
     settings = _settings(given, about_run, study)
     repeats = about_run.get("repeats", 1)
     if type(repeats) is not int or repeats < 1:
@@ -69,13 +70,13 @@ def simulate(
                 run_folder.remove_leftovers(folder, results)
 
     plans = {f"{k + 1}": replace(settings, seed=(settings.seed or 0) + k) for k in range(repeats)}
-    results, interrupted = run_all(dataset, plans, study=study, keep=keep, quiet=as_json)
+    results, interrupted = run_all(dataset, plans, study=study, prior=prior, keep=keep, quiet=as_json)
     if folder:
         _draw(folder, results)
     if as_json:
         echo_json(run_folder.summary(results, *about(results)))
     else:
-        _show(dataset, results, folder, study)
+        _show(dataset, results, folder, simulate_options.about_study(study, prior))
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
@@ -90,6 +91,7 @@ def run_all(
     plans: Mapping[str, Settings],
     *,
     study: Study | None = None,
+    prior: Prior | None = None,
     keep: Callable[[Mapping[str, Result]], None] = lambda results: None,
     quiet: bool,
 ) -> tuple[dict[str, Result], bool]:
@@ -105,7 +107,9 @@ def run_all(
             for k, (name, plan) in enumerate(plans.items(), 1):
                 try:
                     prepared = prepare(dataset, plan)
-                    result = run_prepared(prepared, plan, study=study, observers=[advance], keep_interrupted=True)
+                    result = run_prepared(
+                        prepared, plan, study=study, prior=prior, observers=[advance], keep_interrupted=True
+                    )
                 except Diverged as error:
                     if not others:
                         raise
@@ -156,7 +160,7 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
         save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
-def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, study: Study | None) -> None:
+def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, notes: list[str]) -> None:
     shown = finished(results.values())
     first = shown[0]
     rows, problem, several = first.rows, first.problem, len(shown) > 1
@@ -188,7 +192,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, 
     else:
         found += [(), ("privacy", "none")]
     show_table(("", "value"), found)
-    say(*simulate_options.label_unit(study), style="dim")
+    say(*notes, style="dim")
     if reports[0].private:
         say(
             "The noise is simulated from a seed: this shows what a private run would reach and cost; "

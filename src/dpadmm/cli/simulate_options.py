@@ -18,8 +18,10 @@ from dpadmm._base.toml import read_toml
 from dpadmm.data import Dataset, read_table
 from dpadmm.runs.preparation import as_dataset
 from dpadmm.runs.simulation import rows_of
+from dpadmm.runs.training import prior_from, with_public_table
 from dpadmm.study.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
 from dpadmm.study.study import Study, read_study
+from dpadmm.training.prior import Prior
 
 NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
@@ -28,6 +30,7 @@ RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "label": (str, "Name of the label column (tables).", ("--label",)),
     "classes": (str, "Public list of labels, negative first: no,yes", ("--classes",)),
     "by": (str, "Column that says who owns a row (then each value is an agent).", ("--by",)),
+    "no_public": (bool, "Leave the study's public rows out.", ("--no-public",)),
     "repeats": (int, "Runs with seeds seed, seed+1, ... (default 1)", ("--repeats",)),
     "output": (str, "Folder for settings, trace, summary, models and figure.", ("--output", "-o")),
 }
@@ -89,6 +92,8 @@ def from_toml(path: Path) -> dict[str, Any]:
     for name in ("study", "data", "label", "by", "output"):
         if name in given and not _is_text(given[name]):
             raise StudyError(f"{path}: {name} must be text, not {given[name]!r}")
+    if type(given.get("no_public", True)) is not bool:
+        raise StudyError(f"{path}: no_public must be true or false, not {given['no_public']!r}")
     classes = given.get("classes", "")
     listed = isinstance(classes, list) and all(isinstance(each, str | int | float) for each in classes)
     if not listed and not _is_text(classes):
@@ -115,26 +120,30 @@ def check_owners(about: Mapping[str, Any], chosen: dict[str, Any]) -> None:
         )
 
 
-def open_study(about: Mapping[str, Any]) -> Study | None:
-    """The study that is named, if there is one; it says what other options might."""
+def open_study(about: Mapping[str, Any]) -> tuple[Study | None, Prior | None]:
+    """The study that is named, if there is one, and its public rows; it says what other options might."""
     if "study" not in about:
-        return None
+        if about.get("no_public"):
+            raise StudyError("--no-public is for a study; leave it out")
+        return None, None
     for name in ("label", "classes"):
         if name in about:
             raise StudyError(f"{name} belongs to the study; leave --{name} out")
     study = read_study(Path(about["study"]))
     if about.get("data") is None:
         raise StudyError("a study needs rows: add --data TABLE")
-    return study
+    study, public = with_public_table(study, False if about.get("no_public") else None)
+    return study, None if public is None else prior_from(study, public, beside=about["data"])
 
 
-def label_unit(study: Study | None) -> list[str]:
-    """What an error of 1 is in the label's own units, of a study that predicts a number."""
-    if study is None or study.label is None or study.label.bounds is None:
-        return []
-    low, high = study.label.bounds
-    unit = f"an error of 1 is {(high - low) / 2:g} of {study.label.column}"
-    return [f"Errors and losses are of the label scaled to −1 … 1: {unit}."]
+def about_study(study: Study | None, prior: Prior | None) -> list[str]:
+    """What an error of 1 is in the label's own units, if that is a number; and with how many rows runs start."""
+    said = []
+    if study is not None and study.label is not None and study.label.bounds is not None:
+        low, high = study.label.bounds
+        unit = f"an error of 1 is {(high - low) / 2:g} of {study.label.column}"
+        said.append(f"Errors and losses are of the label scaled to −1 … 1: {unit}.")
+    return said if prior is None else [*said, f"Every run starts from the study's {prior.n_rows:,} public rows."]
 
 
 def open_dataset(about: Mapping[str, Any], settings: Settings, study: Study | None = None) -> Dataset:

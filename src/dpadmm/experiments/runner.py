@@ -36,6 +36,7 @@ from dpadmm.runs.preparation import Prepared, prepare
 from dpadmm.runs.run import Result
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
+from dpadmm.training.prior import Prior
 
 WRITE_EVERY = 2.0
 """Seconds between two writes; a kill loses at most what was finished in between."""
@@ -53,6 +54,7 @@ def run_grid(
     path: Path,
     *,
     names: Sequence[str] | None = None,
+    prior: Prior | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     command: str = "",
@@ -61,7 +63,8 @@ def run_grid(
 ) -> Results:
     """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
 
-    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result.
+    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. ``prior`` is what
+    public rows say, with which every run starts; the grid's title has to tell it from others.
     """
     wanted = grid.cells(names)
     with Store(grid, dataset, path, overwrite=overwrite, command=command) as store:
@@ -78,7 +81,7 @@ def run_grid(
             key=lambda cell: (cell.settings.seed or 0, cell.settings.n_agents),
         )
         for cells, alone in ((timed, True), (others, False)):
-            make = partial(cell_runner, dataset, timed=alone)
+            make = partial(cell_runner, dataset, timed=alone, prior=prior)
             size = 1 if alone else workers or n_cores()
             with closing(in_processes(make, cells, workers=size, stop=stop, all_cores=alone)) as finished:
                 for cell, lines in finished:
@@ -237,8 +240,8 @@ _PARTITION = ("seed", "n_agents", "partition", "partition_spread", "intercept", 
 class Bench:
     """A data set and its latest partition, which consecutive cells with the same split share."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset, prior: Prior | None = None) -> None:
+        self._dataset, self._prior = dataset, prior
         self._partitioned_by: tuple[Any, ...] | None = None
         self._prepared: Prepared | None = None
 
@@ -256,7 +259,7 @@ class Bench:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                result = run_prepared(self.prepared(cell.settings), cell.settings)
+                result = run_prepared(self.prepared(cell.settings), cell.settings, prior=self._prior)
         except DpadmmError as error:
             return _table([{**_about(cell), "status": REFUSED, "reason": str(error), "round": 0}])
         said = "; ".join(dict.fromkeys(str(each.message) for each in caught)) or None
@@ -326,13 +329,13 @@ def _table(lines: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(lines, schema=SCHEMA)
 
 
-def cell_runner(dataset: Dataset, *, timed: bool) -> Callable[[Cell], pa.Table]:
+def cell_runner(dataset: Dataset, *, timed: bool, prior: Prior | None = None) -> Callable[[Cell], pa.Table]:
     """The function with which a worker process runs cells.
 
     A warm-up run before the first cell of each kind keeps compilation out of the times; it is a full run
     where times are the purpose (``timed``).
     """
-    bench, warm = Bench(dataset), set[tuple[str, ...]]()
+    bench, warm = Bench(dataset, prior), set[tuple[str, ...]]()
 
     def run(cell: Cell) -> pa.Table:
         chosen = cell.settings.flat()

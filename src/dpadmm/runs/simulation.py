@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from dpadmm.data import Dataset
 from dpadmm.model.model import Model
 from dpadmm.runs.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
 from dpadmm.runs.run import Result, run
-from dpadmm.runs.training import encode
+from dpadmm.runs.training import encode, prior_from, with_public_table
 from dpadmm.study.settings import Settings, Training, flat_parameters, settings_from
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.loop import (
@@ -45,6 +45,7 @@ def simulate(
     settings: Settings | None = None,
     classes: Sequence[Any] | None = None,
     by: str | None = None,
+    public: str | PathLike[str] | Literal[False] | None = None,
     groups: ArrayLike | None = None,
     participation: ArrayLike | None = None,
     observers: Sequence[Observer] = (),
@@ -69,6 +70,8 @@ def simulate(
         Public list of the labels, negative first; needed where labels are not ±1.
     by : str, optional
         The column of a study's table that says who owns a row.
+    public : path or False, optional
+        A table in place of the study's public rows, or none, as for :func:`dpadmm.train`.
     groups : array of one value per row, optional
         Who owns a row: each value is an agent (``partition="groups"``, ``n_agents`` does not count).
     participation : bool array (rounds, agents), optional
@@ -99,7 +102,13 @@ def simulate(
     """
     if participation is not None and np.ndim(participation) == 0:
         changes["participation"], participation = participation, None
-    study = _study(data, table, settings=settings, classes=classes, by=by)
+    study = _study(data, table, settings=settings, classes=classes, by=by, public=public)
+    prior = None
+    if study is not None:
+        study, known = with_public_table(study, public)
+        prior = None if known is None else prior_from(study, known, beside=table)
+    if prior is not None and warm_start is not None:
+        raise StudyError("warm_start and public rows are two starts; leave one of them out (public=False)")
     if (groups is not None or by is not None) and settings is None:
         changes.setdefault("partition", "groups")
     settings = settings_of(study, changes) if study else _settings(settings, changes)
@@ -128,6 +137,7 @@ def simulate(
         plan=participation,
         observers=observers,
         noise=noise,
+        prior=prior,
         warm_start=warm_start.weights if isinstance(warm_start, Model) else warm_start,
         keep_interrupted=keep_interrupted,
     )
@@ -175,6 +185,7 @@ def run_prepared(
         keep_interrupted=keep_interrupted,
         seed=seed,
         voids=_voids(settings, seed),
+        most_rows=study.most_rows if study else None,
     )
     if study is not None:
         study = replace(study, training=study.training.changed(n_rounds=settings.n_rounds))
@@ -208,8 +219,9 @@ def rows_of(study: Study, table: Any, *, by: str | None = None) -> Dataset | tup
 def _study(data: object, table: object, **others: object) -> Study | None:
     """The study that is to be simulated, if it is one; it needs a table, and says itself what others might."""
     if table is None and not isinstance(data, Study):
-        if others["by"] is not None:
-            raise StudyError("by is for the table of a study; for other rows, groups says who owns each")
+        for name in ("by", "public"):
+            if others[name] is not None:
+                raise StudyError(f"{name} is for a study and its table; other rows take groups and warm_start")
         return None
     if table is None:
         raise StudyError('a study needs rows: simulate(study, "patients.csv")')
