@@ -109,6 +109,19 @@ def test_the_same_mask_again_gets_the_same_bytes_also_after_a_restart(folder: Pa
         assert stored == first.tobytes() + b"memo" + FEW
 
 
+@pytest.mark.parametrize("n", [8, 9, 17])
+def test_members_are_kept_apart_from_the_memo_for_any_number_of_sites(folder: Path, n: int) -> None:
+    more = tuple((f"site-{k}", public_key(bytes([k] * 32))) for k in range(N, n))
+    asked = masked_study(roster=(*ROSTER, *more))
+    everybody = bitmap_of(range(n), n)
+    with site(folder, study=asked) as guard:
+        for round, memo in ((1, {"memo": b"heard"}), (2, {})):
+            request = guard.prepare(asked.hash, round, POINT, **memo)
+            answer = guard.masked(asked.hash, round, request, everybody)
+            assert guard._ledger.transcript(asked.hash)[-1][1] == answer.tobytes() + memo.get("memo", b"") + everybody
+        assert [memo for _, _, memo in guard.transcript(asked.hash)] == [b"heard", b""]
+
+
 def test_other_members_or_another_request_for_an_answered_round_are_refused(guard: Guard) -> None:
     request = guard.prepare(HASH, 1, POINT)
     guard.masked(HASH, 1, request, FEW)
@@ -331,15 +344,16 @@ def test_a_study_whose_roster_rows_or_numbers_do_not_fit_is_refused(folder: Path
 
 
 def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One answer would fit, so would those of all sites but for a single step."""
-    for reach, fits in ((2**63 // N, True), (2**63 // N + 1, False)):
-        monkeypatch.setattr(Grid, "reach", lambda self, scale, reach=reach: reach)
-        monkeypatch.setattr(Grid, "noise_scale", lambda self, z, shares=1: 10**4)
+    """One answer would fit, so would those of all four sites but for a single step; reach is that of a share."""
+    four = masked_study(roster=ROSTER[:4])
+    monkeypatch.setattr(Grid, "noise_scale", lambda self, z, shares=1: shares)
+    for reach, fits in ((2**61 - 1, True), (2**61, False)):
+        monkeypatch.setattr(Grid, "reach", lambda self, scale, reach=reach: reach + scale - HONEST)
         with guarded(folder / str(fits), policy=OWNER, key=KEYS[0]) as guard:
             if fits:
-                guard.enrol(MASKED)
+                guard.enrol(four)
             else:
-                assert "63 bits" in str(refusal(guard.enrol, MASKED).__cause__)
+                assert "63 bits" in str(refusal(guard.enrol, four).__cause__)
 
 
 def test_a_site_with_as_many_rows_as_the_study_allows_takes_part(folder: Path) -> None:

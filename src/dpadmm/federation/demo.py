@@ -295,7 +295,7 @@ def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> tuple[dict[in
     It is found by repeating the agent's computation.
     """
     problem, m = study.problem, len(rows.labels)
-    enrolled = Enrolled(study.terms, CheckedRows(rows), prices={})
+    enrolled = Enrolled(study.terms, CheckedRows(rows), prices={}, masks=None)
     method = study.method(m)
     state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
     noise: dict[int, Integers] = {}

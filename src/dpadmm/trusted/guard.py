@@ -90,7 +90,7 @@ class Enrolled(NamedTuple):
     terms: Terms
     rows: PrivateRows
     prices: Mapping[AnyRelease, float]
-    masks: Masks | None = None
+    masks: Masks | None
 
     def question(self, round: int) -> Question:
         """What may be asked in a round."""
