@@ -178,9 +178,8 @@ def _a_study(land: Land) -> None:
     wait_for(lambda: land.status("west")["studies"][0]["last_round"] == ROUNDS)
 
     assert seen["served"] is False
-    assert f"noise multiplier z: {agreed.terms.plan.noise_in_words()}" in land.said(
-        "aggregator", "status", "--folder", "hub"
-    )
+    shown = " ".join(land.said("aggregator", "status", "--folder", "hub").split())
+    assert f"noise multiplier z: {agreed.terms.plan.noise_in_words()}" in shown
     land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
     assert "--overwrite" in land.refused("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
     land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub", "--overwrite")
