@@ -13,8 +13,9 @@ from types import FrameType
 import pytest
 
 import dpadmm
-from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.studies import coordinator_of
 from dpadmm.optim.losses import Logistic
 from dpadmm.runs.run import run
 from dpadmm.training.loop import RoundView
@@ -86,7 +87,7 @@ def test_a_federated_round_goes_through_the_files_of_the_walk(tmp_path: Path) ->
             sites.start(name, agreed)
         Journal.begin(tmp_path / "s" / "journal.sqlite", agreed, NAMES)
         with Journal.open(tmp_path / "s" / "journal.sqlite") as journal:
-            coordinator = Coordinator(journal)
+            coordinator = coordinator_of(journal)
             close = coordinator.close_round
 
             def watched(seconds: float) -> None:

@@ -27,16 +27,18 @@ def processes(folder: Path) -> list[int]:
 
 
 @pytest.mark.adult
-def test_a_small_deployment(tmp_path: Path, process, cli) -> None:
+@pytest.mark.parametrize("trust", ["local", "secure_aggregation"])
+def test_a_small_deployment(tmp_path: Path, process, cli, trust: str) -> None:
     folder = tmp_path / "kept"
     done = process(
-        "federation", "demo", "--sites", 3, "--rounds", 8, "--keep", folder,
+        "federation", "demo", "--sites", 3, "--rounds", 8, "--keep", folder, "--trust", trust,
         env={"COLUMNS": "200"},
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "Identical to a run in one process, bit by bit: yes" in done.out
     assert "3 of 3 intact" in done.out
     assert "d = 104" in done.out
+    assert ("if all other sites collude" in done.out) == (trust != "local")
     assert not processes(folder)
     for i in range(1, 4):
         assert len(read_ledger(folder / f"site-{i}" / "ledger").accounts) == 1
@@ -80,3 +82,14 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
             assert done.code == 2
             assert "Invalid value for" in done.err
             assert not (tmp_path / "new").exists()
+    for words, text in {
+        ("--trust", "blind"): "trust must be",
+        ("--honest", 3): "honest belongs to",
+        ("--trust", "secure_aggregation", "--method", "dp_admm"): "choose auto",
+        ("--trust", "secure_aggregation", "--sites", 2): "at least 3 sites",
+    }.items():
+        with case(words):
+            done = cli("federation", "demo", *words)
+            assert done.code == 2
+            assert text in done.err
+            assert len(done.err.strip().splitlines()) == 1

@@ -44,7 +44,11 @@ def killed_run(all: Federation, chance: random.Random) -> int:
     return IN_A_RUN
 
 
-@pytest.mark.parametrize("more", [WAITS_FOR_ALL, {"quorum": 2, "deadline": 0.5}], ids=["all", "quorum"])
+MASKED = {**WAITS_FOR_ALL, "most_rows": 60}
+KINDS = {"all": WAITS_FOR_ALL, "quorum": {"quorum": 2, "deadline": 0.5}, "masked": MASKED}
+
+
+@pytest.mark.parametrize("more", KINDS.values(), ids=KINDS)
 def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
     tmp_path: Path, more: dict[str, object]
 ) -> None:

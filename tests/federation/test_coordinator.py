@@ -13,7 +13,7 @@ import pytest
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
-from dpadmm.federation.aggregator.coordinator import Coordinator, Stopped
+from dpadmm.federation.aggregator.coordinator import Stopped, Uploads
 from dpadmm.federation.aggregator.journal import Journal, JournalError, result_of
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.privacy.accounting import exact_epsilon
@@ -39,7 +39,7 @@ class Table:
         if not file.exists():
             Journal.begin(file, agreed, ("a", "b", "c"))
         self.journal = Journal.open(file)
-        self.run = Coordinator(self.journal)
+        self.run = Uploads(self.journal)
 
     def upload(self, site: str, value: float, **more: Any) -> bytes:
         values = np.full(self.study.shape, value)
@@ -299,7 +299,7 @@ def test_a_quorum_beyond_the_sites_is_refused(tmp_path: Path) -> None:
         Journal.open(tmp_path / "journal.sqlite") as journal,
         pytest.raises(StudyError, match="quorum = 4, but only 3"),
     ):
-        Coordinator(journal)
+        Uploads(journal)
 
 
 def test_absurd_uploads_stop_the_study_with_a_reason(make: Any) -> None:

@@ -15,8 +15,9 @@ from guards import private
 from in_process import InProcess
 
 from dpadmm._base.arrays import Integers
-from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.studies import coordinator_of
 from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.responder import Responder
 from dpadmm.optim.losses import LOSSES, Logistic
@@ -119,7 +120,7 @@ def run(accepted: Study, sites: Sites, file: Path) -> list[np.ndarray]:
     if not file.exists():
         Journal.begin(file, accepted, NAMES)
     with Journal.open(file) as journal:
-        asyncio.run(run_rounds(Coordinator(journal), sites.transport(accepted)))
+        asyncio.run(run_rounds(coordinator_of(journal), sites.transport(accepted)))
         return list(journal.consensus())
 
 

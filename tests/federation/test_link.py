@@ -106,6 +106,16 @@ def test_waiting_for_mail_can_always_be_cancelled(turns: int) -> None:
     asyncio.run(run())
 
 
+def test_a_request_and_the_mask_after_it_both_wait_for_a_site_that_is_busy() -> None:
+    async def run() -> None:
+        link = nats_link.SiteLink("a", "tls://localhost:1", lambda: None, LOG)  # type: ignore[arg-type,return-value]
+        for data in (b"old", b"request", b"mask"):
+            link._put("dpadmm.x.down", data)
+        assert [await link._mail.take(0.0) for _ in range(3)] == [("x", b"request"), ("x", b"mask"), None]
+
+    asyncio.run(run())
+
+
 def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
     heard = []
 

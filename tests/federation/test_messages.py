@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from cases import prove
@@ -35,24 +37,65 @@ UP = [
 ]
 
 
-def read(data: bytes, from_site: bool) -> Message:
-    return unpacked(data, study=STUDY, shape=lambda _: SHAPE, from_site=from_site)
+N = 10
+"""Sites in the roster of a study with secure aggregation."""
+
+MASKED_DOWN = [*DOWN, Message(Kind.MASK, STUDY, 4, digest="ef" * 32, body=b"\xff\x03")]
+MASKED_UP = [
+    Message(Kind.PRESENT, STUDY, 0, None, "cd" * 32, 12, 2, body=bytes(range(8 * N))),
+    Message(Kind.READY, STUDY, 4, None, "cd" * 32, 12, 2, body=bytes(range(8 * N))),
+    Message(Kind.MASKED, STUDY, 4, None, "cd" * 32, 12, 2, masked=np.array([[2**63 - 1, -(2**63)], [0, 1], [-1, 7]])),
+    UP[2],
+]
+
+
+def read(data: bytes, from_site: bool, n_sites: int = 0) -> Message:
+    return unpacked(data, study=STUDY, shape=lambda _: SHAPE, from_site=from_site, n_sites=n_sites)
+
+
+def of_both() -> Iterator[tuple[Message, bool, int]]:
+    """Every message, whether it is a site's, and the sites of its study's roster."""
+    for n_sites, down, up in ((0, DOWN, UP), (N, MASKED_DOWN, MASKED_UP)):
+        yield from ((message, False, n_sites) for message in down)
+        yield from ((message, True, n_sites) for message in up)
 
 
 def test_what_was_packed_comes_back() -> None:
-    for message in [*DOWN, *UP]:
+    for message, from_site, n_sites in of_both():
         with case(message):
-            back = read(packed(message), message in UP)
-            assert back._replace(values=None) == message._replace(values=None)
-            assert (back.values is None) == (message.values is None)
-            if back.values is not None:
-                assert np.array_equal(back.values, message.values)
+            back = read(packed(message), from_site, n_sites)
+            bare = {"values": None, "masked": None}
+            assert back._replace(**bare) == message._replace(**bare)
+            for got, sent in ((back.values, message.values), (back.masked, message.masked)):
+                assert (got is None) == (sent is None)
+                if got is not None and sent is not None:
+                    assert got.dtype == sent.dtype
+                    assert np.array_equal(got, sent)
 
 
 def test_nobody_speaks_for_the_other_side() -> None:
-    for message in [*DOWN, *UP]:
+    for message, from_site, n_sites in of_both():
         with case(message), pytest.raises(BadMessage, match="is not allowed from this sender"):
-            read(packed(message), message not in UP)
+            read(packed(message), not from_site, n_sites)
+
+
+def test_a_study_has_masked_answers_or_plain_ones() -> None:
+    for message in (MASKED_DOWN[3], MASKED_UP[1], MASKED_UP[2]):
+        with case(message), pytest.raises(BadMessage, match="is not allowed from this sender"):
+            read(packed(message), message.kind > 16)
+    with pytest.raises(BadMessage, match="is not allowed from this sender"):
+        read(packed(UP[1]), True, N)
+
+
+def test_members_and_tags_have_the_length_of_the_roster() -> None:
+    mask, present, ready, _, _ = (MASKED_DOWN[3], *MASKED_UP)
+    for message in (mask, present, ready):
+        for body in (message.body[:-1], message.body + b"\0", b""):
+            with case(message, body), pytest.raises(BadMessage, match="unexpected body"):
+                read(packed(message._replace(body=body)), message is not mask, N)
+    for message in (mask, ready):
+        with case(message), pytest.raises(BadMessage, match="expected a round"):
+            read(packed(message._replace(round=0)), message is not mask, N)
 
 
 def test_another_study_is_refused() -> None:
@@ -103,7 +146,8 @@ def test_codes_are_short_and_plain() -> None:
 def test_the_form_on_the_wire_is_the_one_of_version_1() -> None:
     """Sites and aggregators of different releases talk to each other: nothing here may move by itself."""
     assert {kind.name: kind.value for kind in Kind} == {
-        "CALL": 1, "REQUEST": 2, "END": 3, "PRESENT": 17, "UPLOAD": 18, "REFUSED": 19,
+        "CALL": 1, "REQUEST": 2, "END": 3, "MASK": 4,
+        "PRESENT": 17, "UPLOAD": 18, "REFUSED": 19, "READY": 20, "MASKED": 21,
     }  # fmt: skip
     numbers = (4).to_bytes(4, "little") + (3).to_bytes(4, "little") + (2).to_bytes(4, "little")
     rows = (12).to_bytes(8, "little") + (2).to_bytes(4, "little") + (48).to_bytes(8, "little")
@@ -153,7 +197,7 @@ WRONG = [
 def test_every_field_that_does_not_fit_is_refused() -> None:
     for fields, complaint in WRONG:
         with case(fields, complaint), pytest.raises(BadMessage, match=complaint):
-            read(raw(**fields), fields.get("kind", Kind.CALL) > Kind.END)
+            read(raw(**fields), fields.get("kind", Kind.CALL) > 16)
 
 
 def test_limits_of_messages_include_their_last_value() -> None:
@@ -172,13 +216,13 @@ def test_limits_of_messages_include_their_last_value() -> None:
 @prove
 @given(st.data())
 def test_flips_and_cuts_are_refused_or_are_messages(data: st.DataObject) -> None:
-    message = data.draw(st.sampled_from([*DOWN, *UP]))
+    message, from_site, n_sites = data.draw(st.sampled_from(list(of_both())))
     whole = bytearray(packed(message))
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     cut = bytes(whole[: data.draw(st.integers(0, len(whole)))]) if data.draw(st.booleans()) else bytes(whole)
     try:
-        got = read(cut, message in UP)
+        got = read(cut, from_site, n_sites)
     except BadMessage:
         return
     assert got.study == STUDY
@@ -186,10 +230,10 @@ def test_flips_and_cuts_are_refused_or_are_messages(data: st.DataObject) -> None
 
 
 @prove
-@given(st.binary(max_size=400), st.booleans())
-def test_any_bytes_are_refused_or_are_messages(data: bytes, from_site: bool) -> None:
+@given(st.binary(max_size=400), st.booleans(), st.sampled_from([0, N]))
+def test_any_bytes_are_refused_or_are_messages(data: bytes, from_site: bool, n_sites: int) -> None:
     with pytest.raises(BadMessage):
-        read(data, from_site)
+        read(data, from_site, n_sites)
 
 
 def test_digests_name_the_whole_request() -> None:

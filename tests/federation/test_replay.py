@@ -16,8 +16,9 @@ from federations import NAMES, small_study, write_rows
 from in_process import InProcess
 
 from dpadmm._base.errors import DataError
-from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.coordinator import Uploads, run_rounds
 from dpadmm.federation.aggregator.journal import Journal, result_of
+from dpadmm.federation.aggregator.studies import coordinator_of
 from dpadmm.federation.demo import Replay, new_site, replay
 from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.decisions import accept
@@ -85,7 +86,7 @@ class Killed(Exception):
     """The aggregator's process ended."""
 
 
-class Mortal(Coordinator):
+class Mortal(Uploads):
     """It ends after round 4, once."""
 
     def close_round(self, seconds: float) -> None:
@@ -114,7 +115,7 @@ def run(
             with Journal.open(path) as journal, pytest.raises(Killed):
                 asyncio.run(run_rounds(Mortal(journal), Line(study, responders, **faults)))
         with Journal.open(path) as journal:
-            asyncio.run(run_rounds(Coordinator(journal), Line(study, responders, **faults)))
+            asyncio.run(run_rounds(coordinator_of(journal), Line(study, responders, **faults)))
     finally:
         for responder in responders.values():
             responder.close()

@@ -25,6 +25,7 @@ from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.tables import read_npz
 from dpadmm.experiments.grid import read_grid
 from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.offers import read_offer
 from dpadmm.federation.pki.authority import all_approvals, read_settings
 from dpadmm.federation.pki.joining import read_invitation, read_request
 from dpadmm.federation.protocol import packed, unpacked
@@ -38,7 +39,7 @@ from dpadmm.study.settings import settings_from
 from dpadmm.study.study import confirmations, read_study, study_from, study_problems
 
 CORPUS = Path(__file__).with_name("corpus")
-STUDY, SHAPE = "ab" * 32, (3, 2)
+STUDY, SHAPE, ROSTER = "ab" * 32, (3, 2), 10
 MOST_SECONDS = 10
 """For one input: many times what any takes, and short enough to tell a loop without an end."""
 
@@ -52,9 +53,9 @@ class NotKept(AssertionError):
     """A reader did something else than to return or to refuse in a sentence."""
 
 
-def _message(from_site: bool) -> Reader:
+def _message(from_site: bool, n_sites: int = 0) -> Reader:
     def read(data: bytes, _: Path) -> object:
-        message = unpacked(data, study=STUDY, shape=lambda _: SHAPE, from_site=from_site)
+        message = unpacked(data, study=STUDY, shape=lambda _: SHAPE, from_site=from_site, n_sites=n_sites)
         if packed(message) != data:
             raise NotKept("a message that was accepted is packed to other bytes")
         return message
@@ -160,6 +161,8 @@ def _table(path: Path) -> object:
 READERS: dict[str, Reader] = {
     "messages/from-site": _message(True),
     "messages/to-site": _message(False),
+    "messages/masked-from-site": _message(True, ROSTER),
+    "messages/masked-to-site": _message(False, ROSTER),
     "toml/site": _file("site.toml", read_site),
     "toml/study": _file("study.toml", read_study),
     "toml/study-check": _file("study.toml", _checked),
@@ -171,6 +174,7 @@ READERS: dict[str, Reader] = {
     "json/statement": _file("statement.json", read_statement),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
+    "json/offer": _file("offer.json", read_offer),
     "json/approvals": _approved,
     "json/status": _file("status.json", read_status),
     "json/journal": _journal,

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
+from dpadmm.federation.offers import Offer
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed
 from dpadmm.model.model import Model
 from dpadmm.privacy.statement import EXACT, AgentGroup, StatedRelease, Statement
 from dpadmm.study.study import Study
-from fuzz.parsers import SHAPE, SMALL_STUDY, STUDY
+from fuzz.parsers import ROSTER, SHAPE, SMALL_STUDY, STUDY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _VALUES = np.arange(6.0).reshape(SHAPE) / 7.0
@@ -146,7 +147,16 @@ def _messages() -> dict[str, list[bytes]]:
         Message(Kind.UPLOAD, STUDY, 4, -_VALUES, "cd" * 32, 12, 2),
         Message(Kind.REFUSED, STUDY, digest="cd" * 32, code="round-forked"),
     ]
-    return {"messages/to-site": [*map(packed, down)], "messages/from-site": [*map(packed, up)]}
+    tags = bytes(range(8 * ROSTER))
+    masked_up = [
+        up[0]._replace(body=tags),
+        Message(Kind.READY, STUDY, 4, None, "cd" * 32, 12, 2, body=tags),
+        Message(Kind.MASKED, STUDY, 4, None, "cd" * 32, 12, 2, masked=np.arange(6).reshape(SHAPE) - 2**62),
+        up[2],
+    ]
+    masked_down = [*down, Message(Kind.MASK, STUDY, 4, digest="cd" * 32, body=b"\xff\x03")]
+    kinds = {"to-site": down, "from-site": up, "masked-to-site": masked_down, "masked-from-site": masked_up}
+    return {f"messages/{name}": [*map(packed, kept)] for name, kept in kinds.items()}
 
 
 def edges() -> dict[str, list[bytes]]:
@@ -223,6 +233,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         **texts,
         "json/request": [request.as_bytes()],
         "json/invitation": [invitation.as_bytes()],
+        "json/offer": [Offer("north", "ab" * 32, "cd" * 32).as_bytes()],
         "json/statement": [statement.as_bytes()],
     }
 

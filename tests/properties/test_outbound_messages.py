@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import struct
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ from dpadmm.federation.site.responder import Responder
 from dpadmm.optim.problem import PublicSizes
 from dpadmm.site.agent import Agent
 from dpadmm.site.site import read_site
+from dpadmm.study.roster import RosterEntry
 from dpadmm.trusted.discrete_gaussian import Grid, as_mean
 from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.masking import public_key
 from dpadmm.trusted.private_rows import CheckedRows
 
 ROUNDS, N_ROWS, PERSONS_ROWS = 4, 30, 3
@@ -77,6 +80,8 @@ DECIDED = {
     "n_rows": "the number of rows used, public by the neighbouring relation; 0 in a refusal",
     "rows_per_person": "of the owner's site.toml, at most the number of rows; 0 in a refusal",
     "code": "one of a closed list; empty unless it is a refusal",
+    "body": "tags, of the site's key and those of the roster; empty without secure aggregation",
+    "masked": "what the guard answered and the ledger holds, under its mask",
 }
 HEAD_FIELDS = (
     "magic", "version", "kind", "nothing", "study", "digest", "round", "d", "p", "n_rows", "rows_per_person",
@@ -106,11 +111,13 @@ def expected_head(asked: bytes, said: Message) -> bytes:
 
 def test_there_is_a_decision_for_every_field() -> None:
     assert set(DECIDED) == set(Message._fields)
-    assert {kind.name for kind in Kind} == {"CALL", "REQUEST", "END", "PRESENT", "UPLOAD", "REFUSED"}
+    assert {kind.name for kind in Kind} == {
+        *("CALL", "REQUEST", "END", "MASK", "PRESENT", "UPLOAD", "REFUSED", "READY", "MASKED")
+    }
     fields = re.findall(r"\d*s|[A-Za-z]", HEAD.format.lstrip("<"))
     assert len(fields) == len(HEAD_FIELDS)
     assert HEAD.size == struct.calcsize(HEAD.format) == 104
-    assert Message(Kind.CALL, STUDY.hash) == (Kind.CALL, STUDY.hash, 0, None, NO_DIGEST, 0, 0, "")
+    assert Message(Kind.CALL, STUDY.hash) == (*(Kind.CALL, STUDY.hash, 0, None, NO_DIGEST, 0, 0, "", b"", None),)
     assert HEAD.unpack_from(packed(Message(Kind.REQUEST, STUDY.hash, 7, np.zeros(STUDY.shape))))[6] == 7
 
 
@@ -269,6 +276,65 @@ def test_neighbours_say_the_same_but_for_the_numbers_of_uploads() -> None:
                 else:
                     assert mine == theirs, (when, asked[:8])
             assert differing > 0
+
+
+MASKED = small_study(ROUNDS, quorum=3, most_rows=N_ROWS)
+KEYS = [hashlib.sha256(name.encode()).digest() for name in "abc"]
+MASKED = replace(
+    MASKED, roster=tuple(RosterEntry(name, public_key(key).hex()) for name, key in zip("abc", KEYS, strict=True))
+)
+
+
+def masked_said(row: str) -> list[tuple[bytes, bytes | None]]:
+    """All that a site says to a study with secure aggregation: calls, requests, masks, forks and garbage."""
+    start = MASKED.method(1).start(MASKED.shape)
+    call = packed(Message(Kind.CALL, MASKED.hash))
+    asked = [packed(Message(Kind.REQUEST, MASKED.hash, round, start)) for round in (1, 2)]
+    masks = [
+        packed(Message(Kind.MASK, MASKED.hash, round, digest=digest_of(data), body=body))
+        for round, data in enumerate(asked, 1)
+        for body in (b"\xe0", b"\xc0", b"\x60", b"\xff")
+    ]
+    with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        chance = Chance()
+        for module in ("discrete_gaussian", "guard", "ledger"):
+            patch.setattr(f"dpadmm.trusted.{module}.os", chance)
+        table = [*ROWS[:11], row, *ROWS[12:]]
+        (folder / "table.csv").write_text("\n".join(["age,bmi,sick", *table]) + "\n")
+        site = new_site(folder, MASKED, table="table.csv", epsilon=9.0)
+        patch.setattr(type(site), "key_of", lambda *_: KEYS[0])
+        responder = Responder(site.guard, 1, logging.getLogger("nobody listens"))
+        responder.open()
+        assert responder.accept(MASKED) is None
+        messages = [call, masks[0], asked[0], asked[0], *masks, masks[0], asked[0], call, asked[1], *masks[4:], b"x"]
+        said = [(data, responder.answer(MASKED.hash, data)) for data in messages]
+        responder.close()
+    return said
+
+
+def test_of_masked_studies_neighbours_differ_in_masked_numbers_alone() -> None:
+    def read(data: bytes) -> Message:
+        return unpacked(data, study=MASKED.hash, shape=MASKED.upload_shape, from_site=True, n_sites=3)
+
+    one = masked_said(ROWS[11])
+    kinds = {read(answer).kind for _, answer in one if answer}
+    assert kinds == {Kind.PRESENT, Kind.READY, Kind.MASKED, Kind.REFUSED}
+    for neighbour in ("another label", "beyond all bounds", "empty"):
+        differing = 0
+        for (asked, mine), (_, theirs) in zip(one, masked_said(NEIGHBOURS[neighbour]), strict=True):
+            if mine is None or theirs is None or read(mine).kind is not Kind.MASKED:
+                assert mine == theirs, asked[:8]
+                continue
+            assert mine[: HEAD.size] == theirs[: HEAD.size]
+            a, b = read(mine), read(theirs)
+            assert a.masked is not None
+            assert b.masked is not None
+            statistic = MASKED.terms.statistics[list(MASKED.terms.statistics)[min(a.round, 2) - 1]]
+            grid = Grid(statistic.row_norm, a.masked.size, N_ROWS)
+            moved = (a.masked - b.masked).astype(float) * grid.step  # the masks are the same
+            assert np.linalg.norm(moved) <= grid.sensitivity
+            differing += mine != theirs
+        assert differing > 0
 
 
 CODES = {

@@ -17,7 +17,7 @@ from forked import ForkedProgram
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.server import begin, journal_of
-from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, replay
+from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, replay, with_keys
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.site.decisions import accept
@@ -32,11 +32,14 @@ EPSILON = 3.0
 def small_study(rounds: int = 60, *, name: str = "small", **more: object) -> Study:
     """Two features; sites may be away unless told otherwise."""
     choices: dict[str, object] = {"allow_missed_rounds": True, "quorum": 2, "deadline": 1.0, **more}
+    training = {"method": "dp_admm", "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"}
+    if "most_rows" in choices:  # secure aggregation; the sites make its roster
+        training |= {"method": "auto", "trust": "secure_aggregation", "honest": 2}
     return Study(
         name=name,
         schema=Schema((Number("age", (0, 100)), Number("bmi", (10, 60)))),
         label=Label("sick", classes=("no", "yes")),
-        training={"method": "dp_admm", "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"},
+        training=training,
         **choices,  # type: ignore[arg-type]
     )
 
@@ -82,7 +85,7 @@ class Federation:
         url: str | None = None,
         limit: float = EPSILON,
     ) -> None:
-        self.folder, self.study, self.names = folder, study, names
+        self.folder, self.names = folder, names
         self.authority = authority or Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
         self.broker = Broker(self.authority)
         self.sites: dict[str, Site] = {}
@@ -91,6 +94,7 @@ class Federation:
             write_rows(folder / name / "table.csv", i)
             self.sites[name] = new_site(folder / name, study, table="table.csv", epsilon=limit)
             invite(self.authority, self.sites[name], name, url=url)
+        self.study = study = with_keys(study, self.sites)
         self.journal = journal_of(self.authority.folder, study.hash)
         self.agents: dict[str, AgentProcess] = {}
         self.aggregator: ForkedProgram | None = None
@@ -190,13 +194,13 @@ class Federation:
                 book = read_ledger(site.ledger)
                 assert float(book.spent) <= book.cap
                 account = book.accounts.get(self.study.hash)
-                taken = {each.round for _, each in journal.uploads() if each.site == name}
+                taken = set(journal.answered().get(name, ()))
                 if account is None:
                     assert not taken
                     continue
-                (release, _), *others = self.study.terms.plan.tally()
-                assert not others
-                assert account.spent == len(account.rounds) * Fraction(site.policy.price(release))
+                spent = self.study.terms.plan.tally(account.rounds)
+                assert account.spent == sum(n * Fraction(site.policy.price(release)) for release, n in spent)
+                assert float(book.spent_alone) <= book.cap_alone
                 assert taken <= set(account.rounds)
             if not equal:
                 return None

@@ -20,6 +20,7 @@ class LiveRun:
     done: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     asked: int = 0
+    honest: int | None = None
     lock: Any = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -77,6 +78,19 @@ class LiveRun:
 
     def _told(self) -> dict[str, Any]:
         self.asked += 1
+        told = self._plain()
+        if self.honest is None:
+            return told
+        for i, site in enumerate(told["sites"]):  # secure aggregation
+            site.update(epsilon_alone=2.4 * site["epsilon"], member=i != 1)
+        told["study"]["epsilon_alone"] = 2.4
+        voids = [
+            {"round": 3, "reason": "missing", "sites": ["site-02"]},
+            {"round": 7, "reason": "garbled", "sites": []},
+        ]
+        return told | {"honest": self.honest, "voids": voids[: self.done // 3]}
+
+    def _plain(self) -> dict[str, Any]:
         running = self.state == "running"
         return {
             "study": {

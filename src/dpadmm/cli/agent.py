@@ -19,12 +19,14 @@ from dpadmm._base.errors import Refusal, StudyError
 from dpadmm.cli.screen import (
     AsJson,
     StudyFile,
+    check_new,
     echo_json,
     rounded_down,
     rounded_up,
     say,
     say_path,
     show_table,
+    write,
 )
 from dpadmm.federation.site import decisions
 from dpadmm.site.accounts import broken_promises
@@ -111,6 +113,42 @@ def begin(site_file: SiteFile) -> None:
     say("Never delete it or restore an old copy: it is the only record of the spent budget.")
 
 
+@agent_app.command("offer")
+def offer(
+    draft: Path = Argument(..., help="The draft of a study.", show_default=False, metavar="DRAFT"),
+    site_file: SiteOption = Path("site.toml"),
+    output: Path | None = Option(
+        None, "-o", "--output", help="The offer's file.", metavar="FILE", show_default="NAME.offer.json"
+    ),
+) -> None:
+    """Offer to take part in a study with secure aggregation: creates a key for it, which stays here.
+
+    Nothing is accepted yet: review the study that comes back with the keys of all sites.
+    """
+    from dpadmm.federation.offers import Offer
+    from dpadmm.federation.pki.joining import site_identity
+
+    study, site = read_study(draft), _opened(site_file)
+    if study.training.trust != "secure_aggregation":
+        raise StudyError(f"{draft}: offers are for studies with secure aggregation; review this one as it is")
+    if study.roster or study.most_rows is None:
+        has = "has a roster already: review it" if study.roster else "needs most_rows, which no site exceeds"
+        raise StudyError(f"{draft}: an offer is for a draft, and this one {has}")
+    if site.policy.masking is None:
+        text = "it does not allow secure aggregation; add [secure_aggregation] with allow = true"
+        raise StudyError(f"{site_file}: {text}")
+    if (n_rows := site.rows.persons().n_rows) > study.most_rows:
+        text = f"your table has {n_rows:,} rows, and most_rows of the draft is {study.most_rows:,}"
+        raise StudyError(f"{text}; ask the study coordinators for a larger number")
+    name = site_identity(site.path.parent).name
+    target = output or Path(f"{name}.offer.json")
+    check_new(target)
+    write(target, Offer(name, site.make_key().hex(), study.hash).as_bytes())
+    say_path(f"Send to the aggregator: {target}")
+    say("It is not secret. Next: dpadmm agent review STUDY --accept --hash HASH, with the study that they send")
+    say("back, and the hash that you compared with the other owners, for example by telephone.")
+
+
 @agent_app.command("review")
 def review(
     study_file: StudyFile,
@@ -118,6 +156,9 @@ def review(
     as_json: AsJson = False,
     accepted: bool = Option(False, "--accept", help="Accept the study, like enrol."),
     declined: bool = Option(False, "--decline", help="Decline the study; an enrolled study is left."),
+    expected: str | None = Option(
+        None, "--hash", help="The study's hash, as the other owners have it.", metavar="HASH", show_default=False
+    ),
 ) -> None:
     """Compare the cost of a study with your limits and your ledger; accept or decline it.
 
@@ -129,6 +170,8 @@ def review(
     if accepted and declined:
         raise StudyError("a study can be accepted or declined, not both")
     study, site = read_study(study_file), _opened(site_file)
+    if expected is not None and "".join(expected.split()).lower() != study.hash:
+        raise StudyError(f"{study_file}: the hashes differ: this is not the study that the other owners have")
     state, refusal, rows, n_rows = read_ledger(site.ledger), None, None, None
     try:
         rows = site.rehearse(study, state).rows

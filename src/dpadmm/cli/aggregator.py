@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import AsJson, echo_json, progress_bar, say, say_path, show_table, write
+from dpadmm.cli.screen import AsJson, check_new, echo_json, progress_bar, say, say_path, show_table, write
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -120,6 +120,24 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
     return show_table(("site", "state", "valid until"), rows)
 
 
+@aggregator_app.command("roster")
+def roster(
+    draft: Path = Argument(..., help="The draft that sites made offers for.", show_default=False, metavar="DRAFT"),
+    offers: list[Path] = Argument(..., help="The offers of all sites.", show_default=False, metavar="OFFER..."),
+    output: Path = Option(..., "-o", "--output", help="The study's file.", metavar="STUDY"),
+) -> None:
+    """Write a study with secure aggregation: its draft, with the keys that the sites offered."""
+    from dpadmm.federation.offers import with_roster
+    from dpadmm.study.study import read_study
+
+    check_new(output)
+    write(output, with_roster(draft, offers).encode())
+    say_path(f"Written: {output}. Send it to all sites: {len(offers)} are in its roster.")
+    say("Hash of the study, which the owners compare with each other, for example by telephone:")
+    say_path(read_study(output).hash)
+    say("Next, at each site: dpadmm agent review STUDY --accept --hash HASH")
+
+
 @aggregator_app.command("serve")
 def serve(
     study_file: Path = Argument(..., help="The study's file.", show_default=False, metavar="STUDY"),
@@ -166,8 +184,8 @@ def resume(
 @aggregator_app.command("status")
 def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
     """Show the progress of a study: its rounds, its sites, and what each has released."""
-    from dpadmm.federation.aggregator.coordinator import snapshot_of_journal
     from dpadmm.federation.aggregator.journal import Journal
+    from dpadmm.federation.aggregator.studies import snapshot_of_journal
 
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         seen = snapshot_of_journal(journal) | {"served": journal.is_held()}
@@ -297,9 +315,15 @@ def _show(seen: dict[str, Any]) -> None:
             "" if site["rows"] is None else f"{site['rows']:,}",
             str(site["answered"]),
             f"{site['epsilon']:.4f}",
+            *([f"{site['epsilon_alone']:.4f}"] if "honest" in seen else []),
         )
         for site in seen["sites"]
     ]
-    show_table(("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}"), rows)
+    head = ("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}")
+    show_table((*head, "if all others collude") if "honest" in seen else head, rows)
+    if voids := seen.get("voids"):
+        say(
+            f"Void rounds: {', '.join(str(void['round']) for void in voids)}; they are charged, and nothing was learnt."
+        )
     said = [event for event in seen["events"] if event["level"] != "info"][-5:]
     say(*(f"{event['at'][:19]} {event['text']}" for event in said))

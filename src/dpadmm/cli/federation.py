@@ -31,6 +31,10 @@ def demo(
         None, min=1, max=100_000, help="Number of rounds.", show_default="25, or 100 (dp_admm)"
     ),
     epsilon: float = Option(1.0, min=0.01, max=50.0, help="Total ε of the study, for every site."),
+    trust: str = Option("local", help="local, or secure_aggregation: the aggregator sees sums of masked answers only."),
+    honest: int | None = Option(
+        None, min=2, help="With secure_aggregation: sites of a round that are honest.", show_default="half of them"
+    ),
     keep: Path | None = Option(None, help="A new folder for all files.", show_default=False, metavar="FOLDER"),
     quiet: bool = Option(False, "--quiet", help="Show the summary only."),
 ) -> None:
@@ -38,8 +42,12 @@ def demo(
     from dpadmm.federation.demo import DemoPlan
     from dpadmm.study.settings import Training
 
-    rounds = Training(method=method, epsilon=epsilon, n_rounds=rounds).planned_rounds
-    plan, began = DemoPlan(sites, rounds, epsilon, method), time.monotonic()
+    if trust == "secure_aggregation" and honest is None:
+        honest = max(2, sites // 2)
+    if honest is not None and sites <= honest:
+        raise StudyError(f"secure aggregation with {honest} honest sites takes at least {honest + 1} sites")
+    about = Training(method=method, epsilon=epsilon, n_rounds=rounds, trust=trust, honest=honest)
+    plan, began = DemoPlan(sites, about.planned_rounds, epsilon, method, about.honest), time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")
     if keep is not None:
@@ -82,10 +90,17 @@ def _show(summary: Summary) -> None:
     sites = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
     say(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}")
     intact = f"{summary.n_sites} of {summary.n_sites} intact"
+    alone = {}
+    if study.training.honest is not None:
+        holds = (
+            f"ε = {epsilon_text(summary.epsilon_alone)} (the ε above relies on {study.training.honest} honest sites)"
+        )
+        alone = {"if all other sites collude": holds}
     rows = {
         "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
         "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
         f"at δ = {study.training.delta:g}",
+        **alone,
         "ledgers": f"{intact}: {summary.records:,} records, {summary.releases:,} releases, none over budget",
         "set-up": f"{summary.set_up:.1f} s",
         "start of the agents, until the first round": f"{summary.started:.1f} s",

@@ -27,7 +27,7 @@ from fractions import Fraction
 from itertools import pairwise
 from logging import Logger
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from scipy.sparse import csr_array, vstack
@@ -50,16 +50,20 @@ from dpadmm.model.file import load_model
 from dpadmm.model.model import model_of
 from dpadmm.optim.features import clip_rows
 from dpadmm.optim.problem import PublicSizes, Rows, make_rows
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.privacy.statement import cross_checks, read_statement
 from dpadmm.site.site import Site, read_site
+from dpadmm.study.roster import RosterEntry
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
 from dpadmm.training.methods.base import Gathered, Method, Round
-from dpadmm.training.oracles import ExactNoise
+from dpadmm.training.oracles import ExactNoise, Noise, Pooled
 from dpadmm.trusted.discrete_gaussian import as_mean, quantise
 from dpadmm.trusted.guard import Enrolled
 from dpadmm.trusted.ledger import Ledger, read_ledger
+from dpadmm.trusted.masking import Mask, Masks, members_of
 from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows
 
 SITE_TOML = """\
@@ -82,12 +86,23 @@ max_rounds = {max_rounds}
 min_rows = 20
 """
 
+SECURE_AGGREGATION = """
+[secure_aggregation]
+allow = true
+min_honest = 2
+min_withstood = 1
+epsilon_alone = {epsilon!r}
+"""
+
 
 def new_site(folder: Path, study: Study, *, table: str, epsilon: float) -> Site:
     """Create the ``site.toml`` and the ledger of a site in a folder with a table, with limits for a study."""
     assert study.label is not None
     label, delta, rounds = study.label.column, float(study.training.delta), study.training.planned_rounds
     text = SITE_TOML.format(table=table, label=label, epsilon=float(epsilon), delta=delta, max_rounds=rounds)
+    if study.training.honest is not None:  # √h times the μ, and some ε to spare
+        alone = exact_epsilon(math.sqrt(study.training.honest) * mu_from_epsilon(epsilon, delta), delta)
+        text += SECURE_AGGREGATION.format(epsilon=min(100.0, round(1.01 * float(alone), 4)))
     (folder / "site.toml").write_text(text, encoding="utf-8")
     site = read_site(folder / "site.toml")
     site.begin()
@@ -182,6 +197,8 @@ class DemoPlan:
     n_rounds: int
     epsilon: float
     method: str = "auto"
+    honest: int | None = None
+    """With secure aggregation."""
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -200,8 +217,24 @@ def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
-        training=Training(method=plan.method, epsilon=plan.epsilon, delta=DELTA, n_rounds=plan.n_rounds),
+        training=Training(
+            method=plan.method,
+            epsilon=plan.epsilon,
+            delta=DELTA,
+            n_rounds=plan.n_rounds,
+            trust="local" if plan.honest is None else "secure_aggregation",
+            honest=plan.honest,
+        ),
+        most_rows=None if plan.honest is None else (len(rows) - HELD_OUT) // plan.n_sites,
     )
+
+
+def with_keys(draft: Study, sites: Mapping[str, Site]) -> Study:
+    """A study of a draft: with secure aggregation, with keys that its sites made."""
+    if draft.training.honest is None:
+        return draft
+    keys = {name: site.make_key().hex() for name, site in sites.items()}
+    return replace(draft, roster=tuple(RosterEntry(name, key) for name, key in keys.items()))
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
@@ -247,20 +280,23 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     """
     study, names = journal.study, journal.members
     parts = [sites[name].rows.encoded(study) for name in names]
-    answers = [_answers(sites[name], study) for name in names]
-    noise, scaled = zip(*(_noise(study, part, said) for part, said in zip(parts, answers, strict=True)), strict=True)
-    entered = {(each.site, each.round): k for k, each in journal.uploads()}
+    said = {name: _said(sites[name], study, part) for name, part in zip(names, parts, strict=True)}
+    entered = _entered(journal)
     for name, round in entered:
-        if round not in answers[names.index(name)]:
+        if round not in said[name].answers:
             text = f"an upload of {name} for round {round} that is not in its ledger"
             raise DataError(f"the journal has {text}")
-    reached, done = list(journal.consensus()), journal.rounds_done
+    reached, done, noise = list(journal.consensus()), journal.rounds_done, [each.noise for each in said.values()]
     run = _Run(journal, _cohort(parts), noise)
-    said = {(names[i], k) for i, each in enumerate(noise) for k in each if k <= done}
-    plain = said == set(entered) and all(k == round for (_, round), k in entered.items())
-    again = run.as_trained(done) if plain else run.with_delays(done, entered)
+    if study.terms.masking is None:
+        spoken = {(name, k) for name, each in said.items() for k in each.noise if k <= done}
+        plain = spoken == set(entered) and all(k == round for (_, round), k in entered.items())
+        again = run.as_trained(done) if plain else run.with_delays(done, entered)
+    else:
+        _check_sums(journal, said)
+        again = run.as_summed(done, journal)
     wrong = [k for k, (a, b) in enumerate(zip(again, reached, strict=True), 1) if a.tobytes() != b.tobytes()]
-    every = np.concatenate([np.zeros(0), *(numbers.ravel() for each in scaled for numbers in each)])
+    every = np.concatenate([np.zeros(0), *(numbers.ravel() for each in said.values() for numbers in each.scaled)])
     return Replay(
         first_difference=wrong[0] if wrong else 0,
         n_rounds=done,
@@ -272,43 +308,69 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     )
 
 
+def _entered(journal: Journal) -> dict[tuple[str, int], int]:
+    """Site and round of every answer -> the round whose mean or sum it first entered."""
+    if journal.study.terms.masking is not None:
+        return {(site, k): k for site, rounds in journal.answered().items() for k in rounds}
+    return {(each.site, each.round): k for k, each in journal.uploads()}
+
+
 Answers = dict[int, tuple[Integers, Floats]]
-"""Round -> the answer of the guard, and the consensus that was requested."""
+"""Round -> the answer of the guard, before it was masked, and the consensus that was requested."""
 
 
 def _answers(site: Site, study: Study) -> Answers:
+    """What a site said, by its ledger, and by its private key where that is masked."""
+    masking = study.terms.masking
+    keys = [] if masking is None else [key for _, key in masking.roster]
+    masks = None if masking is None else Masks(study.hash, site.key_of(masking), keys)
     with Ledger.open(site.ledger, cap=site.policy.cap, cap_alone=site.policy.cap_alone) as ledger:
         past = ledger.transcript(study.hash) if study.hash in ledger.status().accounts else []
-    found: Answers = {}
+    found = {}
     for record, stored in past:
         shape = study.upload_shape(record.round)
-        count = math.prod(shape)
-        heard = np.frombuffer(stored, "<f8", offset=8 * count).astype(np.float64)
-        answer = np.frombuffer(stored, "<i8", count).astype(np.int64)
-        found[record.round] = answer.reshape(shape), heard.reshape(study.broadcast_shape)
+        size, end = math.prod(shape), len(stored) - (len(keys) + 7) // 8
+        numbers = np.frombuffer(stored, "<i8", size).astype(np.int64)
+        if masks is not None:  # x = y − mask; the ledger names a masked answer by the context of its mask
+            numbers -= Mask(masks, members_of(stored[end:], len(keys)), bytes.fromhex(record.digest)).numbers(size)
+        heard = np.frombuffer(stored[8 * size : end], "<f8").astype(np.float64)
+        found[record.round] = numbers.reshape(shape), heard.reshape(study.broadcast_shape)
     return found
 
 
-def _noise(study: Study, rows: ProtectedRows, answers: Answers) -> tuple[dict[int, Integers], list[Floats]]:
-    """The noise in every answer of a site by round, and in units of its promised standard deviation.
+class Said(NamedTuple):
+    """What a site's guard said by round, the noise in it, and that over its promised standard deviation."""
 
-    It is found by repeating the agent's computation.
-    """
+    answers: dict[int, Integers]
+    noise: dict[int, Integers]
+    scaled: list[Floats]
+
+
+def _said(site: Site, study: Study, rows: ProtectedRows) -> Said:
+    """The noise is found by repeating the agent's computation."""
     problem, m = study.problem, len(rows.labels)
     enrolled = Enrolled(study.terms, CheckedRows(rows), prices={}, masks=None)
     method = study.method(m)
     state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
-    noise: dict[int, Integers] = {}
-    scaled: list[Floats] = []
-    for round, (answer, heard) in answers.items():
+    said = Said({}, {}, [])
+    for round, (answer, heard) in _answers(site, study).items():
         point = np.array(method.parameters(state, heard, round=round)[0])
         asked = enrolled.question(round)
         total = enrolled.rows.total(asked.statistic, point, asked.grid.row_bound)
-        noise[round] = answer - quantise(total, asked.grid)
-        scaled.append(noise[round] / asked.grid.noise_scale(asked.release.noise_multiplier))
+        said.answers[round], said.noise[round] = answer, answer - quantise(total, asked.grid)
+        said.scaled.append(said.noise[round] / asked.grid.noise_scale(asked.release.noise_multiplier, asked.shares))
         mean = as_mean(answer, asked.grid)[None]
         state, _ = method.advance(state, mean, heard, round=round, problem=problem)
-    return noise, scaled
+    return said
+
+
+def _check_sums(journal: Journal, said: Mapping[str, Said]) -> None:
+    """The sum of a round is that of what its members said."""
+    answered = journal.answered()
+    for round, total in journal.sums().items():
+        members = [said[name].answers[round] for name, rounds in answered.items() if round in rounds]
+        if not np.array_equal(total, np.sum(members, axis=0)):
+            raise DataError(f"the sum of round {round} in the journal is not that of its members' answers")
 
 
 def _cohort(parts: list[ProtectedRows]) -> Rows:
@@ -326,7 +388,11 @@ class _Run:
     def __init__(self, journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> None:
         self._method = cast(Method[Any], journal.method(*rows.n_rows.tolist()))
         self._study, self._names, self._rows, self._said = journal.study, journal.members, rows, noise
-        self._noise = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
+        self._noise = ExactNoise(lambda agent, round: lambda scale, count: self._drawn(agent, round, count))
+
+    def _drawn(self, agent: int, round: int, count: int) -> Integers:
+        """The noise of a site; zeros if it vanished from a round, which is void."""
+        return self._said[agent].get(round, np.zeros(count, np.int64)).ravel()
 
     def _active(self, round: int) -> Integers:
         return np.flatnonzero([round in each for each in self._said])
@@ -334,17 +400,37 @@ class _Run:
     def as_trained(self, rounds: int) -> list[Floats]:
         """Repeat with ``train``, the round loop of simulations."""
         mask = np.array([np.isin(np.arange(self._rows.n_agents), self._active(k + 1)) for k in range(rounds)])
+        return self._trained(rounds, self._noise, None if mask.all() else PlannedParticipation(mask))
+
+    def _trained(
+        self,
+        rounds: int,
+        noise: Noise,
+        participation: PlannedParticipation | None,
+        voids: Callable[[int], bool] | None = None,
+    ) -> list[Floats]:
         history: list[Floats] = []
         train(
             self._method,
             self._study.problem,
             self._rows,
             n_rounds=rounds,
-            noise=self._noise,
-            participation=None if mask.all() else PlannedParticipation(mask),
+            noise=noise,
+            participation=participation,
             observers=[lambda view: history.append(np.array(view.broadcast))],
+            voids=voids,
         )
         return history
+
+    def as_summed(self, rounds: int, journal: Journal) -> list[Floats]:
+        """Repeat rounds of secure aggregation with ``train``: their members, and which were void."""
+        terms, voids = self._study.terms.masking, {void.round for void in journal.voids()}
+        assert terms is not None
+        mask = np.zeros((rounds, len(terms.roster)), dtype=bool)
+        for opening in journal.openings()[:rounds]:
+            mask[opening.round - 1, list(members_of(opening.members, len(terms.roster)))] = True
+        noise = Pooled(self._noise, terms.honest, self._rows.n_rows, terms.most_rows)
+        return self._trained(rounds, noise, PlannedParticipation(mask), lambda round: round in voids)
 
     def with_delays(self, rounds: int, entered: Mapping[tuple[str, int], int]) -> list[Floats]:
         """The same loop with uploads that were late or lost."""
@@ -386,6 +472,7 @@ class Summary:
     accuracy: float = 0.0
     most_frequent: float = 0.0
     epsilon: float = 0.0
+    epsilon_alone: float = 0.0
     releases: int = 0
     records: int = 0
     replay: Replay | None = None
@@ -404,8 +491,7 @@ async def demonstrate(
     began = time.monotonic()
     rows = adult_rows()
     held_out, parts = split_rows(rows, plan.n_sites)
-    study = adult_study(rows, plan)
-    summary = Summary(study, plan.n_sites, len(parts[0]))
+    draft = adult_study(rows, plan)
     write_table(folder / "held_out.csv", held_out)
     authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
     async with AsyncExitStack() as resources:
@@ -414,10 +500,13 @@ async def demonstrate(
             name = f"site-{i + 1:0{len(str(plan.n_sites))}d}"
             (folder / name).mkdir(mode=0o700)
             write_table(folder / name / "table.csv", part)
-            site = new_site(folder / name, study, table="table.csv", epsilon=plan.epsilon)
-            invite(authority, site, name)
+            sites[name] = new_site(folder / name, draft, table="table.csv", epsilon=plan.epsilon)
+            invite(authority, sites[name], name)
+            await asyncio.sleep(0)
+        study = with_keys(draft, sites)
+        summary = Summary(study, plan.n_sites, len(parts[0]))
+        for site in sites.values():
             accept(site, study)
-            sites[name] = site
             await asyncio.sleep(0)
         journal = begin(authority, study, None)
         broker = Broker(authority)
@@ -474,7 +563,7 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
     with atomic_file(folder / "model.statement.json") as out:
         out.write(result.statement.as_bytes())
     cross_checks(read_statement(folder / "model.statement.json"))
-    summary.epsilon = result.privacy.epsilon
+    summary.epsilon, summary.epsilon_alone = result.privacy.epsilon, result.privacy.epsilon_alone
     for name, site in sites.items():
         ledger = read_ledger(site.ledger)  # verifies every record
         account = ledger.accounts[summary.study.hash]

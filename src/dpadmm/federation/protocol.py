@@ -1,8 +1,9 @@
 """The protocol: names and subjects, messages, and the transport that carries them.
 
 A message is a header of ``HEAD.size`` bytes and a body of exactly the length that the header states: float64
-numbers (little-endian) of a consensus or an upload, the code of a refusal, or nothing. There is no other kind
-of message, so nothing can ask a site to run, read or configure anything. Sizes are checked before allocation.
+numbers (little-endian) of a consensus or an upload, the code of a refusal, or nothing; with secure aggregation
+also masked int64 numbers, the members of a round, or tags of pairs. There is no other kind of message, so
+nothing can ask a site to run, read or configure anything. Sizes are checked before allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DpadmmError, StudyError
 
 AGGREGATOR = "aggregator"
@@ -83,14 +84,30 @@ class BadMessage(DpadmmError):
 
 
 class Kind(IntEnum):
-    """The aggregator sends the first three kinds, sites send the others."""
+    """The aggregator sends the kinds below 16, sites send the others."""
 
     CALL = 1
     REQUEST = 2
     END = 3
+    MASK = 4
     PRESENT = 17
     UPLOAD = 18
     REFUSED = 19
+    READY = 20
+    MASKED = 21
+
+
+MASKING = (Kind.MASK, Kind.READY, Kind.MASKED)
+"""Kinds of studies with secure aggregation, which have no ``UPLOAD``."""
+
+NUMBERS = {Kind.REQUEST: "<f8", Kind.UPLOAD: "<f8", Kind.MASKED: "<i8"}
+"""Kinds whose body is numbers."""
+
+COUNTED = (Kind.PRESENT, Kind.UPLOAD, Kind.READY, Kind.MASKED)
+"""Kinds that say how many rows a site has."""
+
+TAG = 8
+"""Bytes of the tag by which two sites show that they have the same key in common."""
 
 
 class Message(NamedTuple):
@@ -99,6 +116,10 @@ class Message(NamedTuple):
     ``CALL`` asks which sites are present, ``REQUEST`` carries w^{k−1} for round k, ``END`` the number of
     rounds. ``PRESENT`` answers a call with the number of rows, ``UPLOAD`` carries c_i^k, ``REFUSED`` the code
     of a refusal. Messages of sites carry the digest of the message that they answer.
+
+    With secure aggregation ``READY`` answers a request, ``MASK`` has the digest of that request and, as its
+    body, the bitmap of the round's members, and ``MASKED`` carries the masked numbers. The body of ``PRESENT``
+    and ``READY`` is the site's tag with each site of the roster.
     """
 
     kind: Kind
@@ -109,6 +130,8 @@ class Message(NamedTuple):
     n_rows: int = 0
     rows_per_person: int = 0
     code: str = ""
+    body: bytes = b""
+    masked: Integers | None = None
 
 
 def digest_of(data: bytes) -> str:
@@ -117,10 +140,10 @@ def digest_of(data: bytes) -> str:
 
 
 def packed(message: Message) -> bytes:
-    values = message.values
-    shape, body = (0, 0), message.code.encode("ascii")
-    if values is not None:
-        shape, body = _on_wire(values.shape), values.astype("<f8").tobytes()
+    numbers = message.values if message.masked is None else message.masked
+    shape, body = (0, 0), message.body or message.code.encode("ascii")
+    if numbers is not None:
+        shape, body = _on_wire(numbers.shape), numbers.astype(NUMBERS[message.kind]).tobytes()
     if len(body) > MAX_BODY:
         raise BadMessage(f"an array of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB")
     ids = (bytes.fromhex(message.study), bytes.fromhex(message.digest))
@@ -133,10 +156,13 @@ def _on_wire(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0], prod(shape[1:])
 
 
-def unpacked(data: bytes, *, study: str, shape: Callable[[int], tuple[int, ...]], from_site: bool) -> Message:
+def unpacked(
+    data: bytes, *, study: str, shape: Callable[[int], tuple[int, ...]], from_site: bool, n_sites: int = 0
+) -> Message:
     """Decode a message of this study with finite numbers of the round's shape, or raise ``BadMessage``.
 
-    Nothing is allocated before all lengths are checked.
+    ``n_sites`` are in the roster of a study with secure aggregation; 0 in others. Nothing is allocated before
+    all lengths are checked.
     """
     if not HEAD.size <= len(data) <= HEAD.size + MAX_BODY:
         raise BadMessage(f"a message cannot have {len(data):,} bytes")
@@ -145,29 +171,50 @@ def unpacked(data: bytes, *, study: str, shape: Callable[[int], tuple[int, ...]]
         raise BadMessage("unknown format or version")
     if study_bytes.hex() != study:
         raise BadMessage("it belongs to another study")
-    if number not in iter(Kind) or (number > Kind.END) != from_site:
+    if number not in _kinds(from_site, masked=n_sites > 0):
         raise BadMessage(f"kind {number} is not allowed from this sender")
     if length != len(data) - HEAD.size:
         raise BadMessage("its length does not match its header")
-    kind, values, code = Kind(number), None, ""
-    if kind in (Kind.REQUEST, Kind.UPLOAD):
+    kind, values, masked, code, body = Kind(number), None, None, "", b""
+    if kind in NUMBERS:
         wanted = shape(round)
-        if (d, p) != _on_wire(wanted) or length != 8 * d * p or round < 1:
+        if (d, p) != _on_wire(wanted) or length != 8 * d * p:
             raise BadMessage(f"expected a round and numbers of shape {wanted}")
-        values = np.frombuffer(data, "<f8", d * p, HEAD.size).astype(np.float64).reshape(wanted)
-        if not np.isfinite(values).all():
-            raise BadMessage("it contains numbers that are not finite")
+        numbers = np.frombuffer(data, NUMBERS[kind], d * p, HEAD.size).reshape(wanted)
+        if kind is Kind.MASKED:
+            masked = numbers.astype(np.int64)
+        else:
+            values = numbers.astype(np.float64)
+            if not np.isfinite(values).all():
+                raise BadMessage("it contains numbers that are not finite")
     elif kind is Kind.REFUSED:
         code = data[HEAD.size :].decode("ascii", "replace")
         if not _CODE.fullmatch(code):
             raise BadMessage("invalid refusal code")
-    elif length:
+    elif length != _body_length(kind, n_sites):
         raise BadMessage("unexpected body")
-    if values is None and (d, p) != (0, 0):
+    else:
+        body = data[HEAD.size :]
+    if (kind in NUMBERS or kind in MASKING) and round < 1:
+        raise BadMessage("expected a round")
+    if kind not in NUMBERS and (d, p) != (0, 0):
         raise BadMessage("it has a shape but no numbers")
-    counted = kind in (Kind.PRESENT, Kind.UPLOAD)
+    counted = kind in COUNTED
     if counted != bool(n_rows) or counted != bool(k) or n_rows > MAX_ROWS:
         raise BadMessage("invalid number of rows")
-    if not from_site and digest.hex() != NO_DIGEST:
+    if not from_site and kind is not Kind.MASK and digest.hex() != NO_DIGEST:
         raise BadMessage("unexpected digest")
-    return Message(kind, study, round, values, digest.hex(), n_rows, k, code)
+    return Message(kind, study, round, values, digest.hex(), n_rows, k, code, body, masked)
+
+
+def _kinds(from_site: bool, *, masked: bool) -> set[Kind]:
+    """What a side may send."""
+    others = {Kind.UPLOAD} if masked else set(MASKING)
+    return {kind for kind in Kind if (kind > 16) == from_site} - others
+
+
+def _body_length(kind: Kind, n_sites: int) -> int:
+    """Bytes of the members of a round, of a site's tags, or none."""
+    if kind is Kind.MASK:
+        return (n_sites + 7) // 8
+    return TAG * n_sites if kind in (Kind.PRESENT, Kind.READY) else 0

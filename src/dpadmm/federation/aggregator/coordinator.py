@@ -1,15 +1,15 @@
 """The aggregator's side of a study without any network: requests, answers, the round loop, and its status.
 
-The coordinator receives messages and the time, and stores everything that must survive it in the journal. The
-last upload of an absent site stays in the mean, and one that arrives after its round enters the next mean; except
-in server-side methods, which use the answers of a round alone.
+A coordinator receives messages and the time, and stores everything that must survive it in the journal. What a
+round is differs: ``Uploads`` takes answers with all of their noise, ``sums.py`` the sum of masked ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from logging import Logger, getLevelNamesMapping
@@ -47,7 +47,7 @@ class Member:
 
     name: str
     state: str = "unseen"
-    """unseen, present, late, absent, refused or revoked."""
+    """unseen, present, late, absent, refused, excluded or revoked."""
     answered: list[int] = field(default_factory=list)
     """The rounds whose answers arrived."""
     last_seen: float | None = None
@@ -57,8 +57,11 @@ class Member:
     sizes: tuple[int, int] | None = None
 
 
-class Coordinator:
-    """One study: send ``request`` to all sites, ``take`` answers, ``close_round`` when it is ``over``."""
+class Coordinator(ABC):
+    """One study: send ``messages`` to all sites, ``take`` answers, ``proceed`` when the phase is ``over``."""
+
+    n_masked = 0
+    """Sites in the roster of a study with secure aggregation."""
 
     def __init__(self, journal: Journal, log: Logger | None = None) -> None:
         self._journal, self._log = journal, log
@@ -76,21 +79,14 @@ class Coordinator:
         """Last rounds of what is asked in a row, and the shape of its uploads."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
-        self._uploads: dict[str, Floats] = {}
-        self._rounds = dict.fromkeys(self._names, 0)
-        for name, received in journal.last_uploads().items():
-            self._uploads[name] = received.values
-            self._rounds[name] = received.round
         for name, sizes in journal.sizes().items():
             self.members[name].sizes = sizes
         for name, rounds in journal.answered().items():
             self.members[name].answered = rounds
         self.seconds = journal.seconds()
         self.opened: float | None = None
-        """When the open round was first requested, by the clock of the event loop."""
+        """When the open phase was first requested, by the clock of the event loop."""
         self._events: dict[str, set[str]] = {}
-        self._new: dict[str, Received] = {}
-        self._late: list[Received] = []
         self._present: set[str] = set()
         self._digests: dict[int, str] = {}
         """The digest of the request of every round, to recognise late answers."""
@@ -137,29 +133,32 @@ class Coordinator:
             self._digests[message.round] = self._digest
         return data
 
+    def messages(self, *, again: bool) -> Sequence[bytes]:
+        """What to send now; ``again`` if some sites may have missed it."""
+        return [self.request]
+
     # Answers
 
     def take(self, site: str, data: bytes, now: float) -> None:
         """Process a message of a site, whose name the broker guarantees; problems are recorded as events."""
         member = self.members.get(site)
-        if member is None or member.state == "revoked":
+        if member is None or member.state in ("revoked", "excluded"):
             return self.note(
                 "warning", site, "its message was ignored: it is not a member of this study, or was revoked"
             )
         first = member.last_seen is None and not member.answered
         member.last_seen = now
         try:
-            answer = unpacked(data, study=self.study.hash, shape=self._shape, from_site=True)
+            answer = unpacked(data, study=self.study.hash, shape=self._shape, from_site=True, n_sites=self.n_masked)
             if answer.kind is Kind.REFUSED:
                 return self._refused(member, answer)
             sizes = (answer.n_rows, answer.rows_per_person)
             self._check_sizes(member, *sizes)
-            if answer.kind is Kind.UPLOAD:
-                self._uploaded(member, answer)
-            elif self.called:
+            if answer.kind is Kind.PRESENT and self.called:
                 return None  # answers an earlier call; rounds wait only for sites that answer rounds
-            elif answer.digest != self._digest:
+            if answer.kind is Kind.PRESENT and answer.digest != self._digest:
                 raise BadMessage("it answers a different call")
+            self._answered(member, answer)
         except BadMessage as problem:
             return self.note("warning", site, f"its message was refused: {problem}")
         if member.sizes is None:
@@ -178,34 +177,23 @@ class Coordinator:
         if k > n_rows or k * self._mu > MAX_MU:
             raise BadMessage(f"this study cannot protect {k:,} rows per person among {n_rows:,} rows")
 
-    def _uploaded(self, member: Member, answer: Message) -> None:
-        assert answer.values is not None
-        sizes = (answer.n_rows, answer.rows_per_person)
-        received = Received(member.name, answer.round, answer.values, *sizes)
-        if answer.round > self.round or self.done:
-            raise BadMessage(f"it answers round {answer.round}, which was not requested")
-        if answer.digest != self._digests[answer.round]:
-            raise BadMessage(f"it answers a different request for round {answer.round}")
-        known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
-        if not known and answer.round == self._rounds[member.name]:  # already in a mean
-            known = [self._uploads[member.name]]
-        if known:
-            if known[0].tobytes() != answer.values.tobytes():
-                raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
-        elif answer.round == self.round:
-            self._new[member.name] = received
-        elif answer.round > self._rounds[member.name]:  # late for its own round: it enters the next mean
-            if sum(each.site == member.name for each in self._late) >= MAX_LATE:
-                raise BadMessage("too many late answers")
-            self._rounds[member.name] = answer.round
-            self._late.append(received)
+    @abstractmethod
+    def _answered(self, member: Member, answer: Message) -> None:
+        """Take an answer to what is asked now, or an old one; raise ``BadMessage`` if it is neither."""
 
     def _refused(self, member: Member, answer: Message) -> None:
-        if answer.digest != self._digest:
+        if answer.digest not in self._digests_now():
             return  # to an earlier request
-        member.state, member.code, member.out = "refused", answer.code, answer.code in PERMANENT
+        member.state, member.code, member.out = "refused", answer.code, self._is_final(answer.code)
         self._present.discard(member.name)
         self.note("warning", member.name, f"refused: {answer.code}")
+
+    def _digests_now(self) -> set[str]:
+        return {self._digest}
+
+    def _is_final(self, code: str) -> bool:
+        """Whether a site that refused with this code cannot answer any more."""
+        return code in PERMANENT
 
     def revoke(self, site: str) -> None:
         """Exclude a site whose certificate is no longer valid."""
@@ -224,20 +212,25 @@ class Coordinator:
 
     # Rounds
 
+    @abstractmethod
     def answered_now(self) -> set[str]:
-        if not self.called:
-            return set(self._present)
-        return {name for name, received in self._new.items() if received.round == self.round}
+        """The sites that answered what is asked now."""
+
+    def able(self) -> set[str]:
+        """The sites that can still answer."""
+        return {each.name for each in self.members.values() if not each.out}
 
     def missing(self) -> set[str]:
         """The sites to wait for: all that can answer and did not miss the previous round."""
+        return self._waited_for() - self.answered_now()
+
+    def _waited_for(self) -> set[str]:
         skipped = ("absent", "refused") if self.study.allow_missed_rounds else ()
-        able = {each.name for each in self.members.values() if not each.out and each.state not in skipped}
-        return able - self.answered_now()
+        return {name for name in self.able() if self.members[name].state not in skipped}
 
     def over(self, waited: float) -> bool:
         """Whether all sites have answered, or the quorum has and the deadline has passed."""
-        able = sum(not member.out for member in self.members.values())
+        able = len(self.able())
         if able < self.quorum:
             raise Stopped(
                 f"the study stops before round {self.rounds_done + 1}: only {able} of {len(self._names)} "
@@ -245,10 +238,15 @@ class Coordinator:
             )
         if len(self.answered_now()) < self.quorum:
             return False
-        if not self.missing():
-            return True
+        return not self.missing() or self._too_late(waited)
+
+    def _too_late(self, waited: float) -> bool:
         limit = self.study.deadline
         return self.study.allow_missed_rounds and limit is not None and waited >= limit
+
+    @abstractmethod
+    def proceed(self, seconds: float) -> None:
+        """Store what this phase of so many seconds gave, and go on to the next."""
 
     def begin(self) -> None:
         self.called = True
@@ -258,42 +256,29 @@ class Coordinator:
         self.note("info", "", f"round 1 starts with {len(self._present)} of {len(self._names)} sites")
         self._next()
 
-    def close_round(self, seconds: float) -> None:
-        """Compute w^k from the latest upload of every site, or from the answers of this round alone; record it."""
-        new = [*self._late, *self._new.values()]
-        uploads = self._uploads | {received.site: received.values for received in new}
-        current = {received.site: received.values for received in self._new.values()}
-        used = current if self._method.server_side else uploads
-        nothing = np.zeros(self._shape(self.round))
-        gathered = Gathered(
-            uploads=np.array([used.get(name, nothing) for name in self._names]),
-            consensus=self.consensus,
-            round=self.round,
-            problem=self.study.problem,
-            n_rows=np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()]),
-            active=np.flatnonzero([name in current for name in self._names]),
-        )
-        consensus = self._method.aggregate(gathered)
-        if not np.isfinite(consensus).all():
-            raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
-        self._journal.close_round(self.round, consensus, new, seconds)
-        answered = self.answered_now()
+    def _close(self, consensus: Floats, seconds: float) -> None:
+        """Go on to the next round with what is broadcast in it, which is in the journal."""
         self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
-        self._uploads, self.consensus, self.rounds_done = uploads, consensus, self.round
-        for received in new:
-            self._rounds[received.site] = received.round
-            self.members[received.site].answered.append(received.round)
-        for member in self.members.values():
-            if member.name not in answered and member.state in ("present", "late"):
-                member.state = "absent"
-                self.note("warning", member.name, f"missed the deadline of round {self.rounds_done}")
+        self.consensus, self.rounds_done = consensus, self.round
         self._next()
         if self.done:
             self.note("info", "", f"done after {self.rounds_done} rounds")
 
+    def _aggregated(self, gathered: Gathered) -> Floats:
+        consensus = self._method.aggregate(gathered)
+        if not np.isfinite(consensus).all():
+            raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
+        return consensus
+
+    def _missed(self, sites: Collection[str]) -> None:
+        for name in sorted(sites):
+            if self.members[name].state in ("present", "late"):
+                self.members[name].state = "absent"
+                self.note("warning", name, f"missed the deadline of round {self.round}")
+
     def _next(self) -> None:
-        self._new, self._late, self._present, self._events = {}, [], set(), {}
+        self._present, self._events = set(), {}
         self.request = self._request()
 
     # Events
@@ -316,6 +301,16 @@ class Coordinator:
 
     # Status
 
+    def _charged(self, member: Member) -> Sequence[int]:
+        """The rounds that a site may have spent budget on."""
+        return list(member.answered)
+
+    def _mu_so_far(self) -> Floats:
+        """μ of a person at every site."""
+        plan, members = self.study.terms.plan, list(self.members.values())
+        spent = [float(plan.mu_squared(self._charged(each))) ** 0.5 for each in members]
+        return np.array([(each.sizes or (0, 1))[1] * mu for each, mu in zip(members, spent, strict=True)])
+
     def snapshot(self) -> dict[str, Any]:
         """The state of the study for people, as plain values; may be called from any thread."""
         study, now, training = self.study, monotonic(), self.study.training
@@ -324,9 +319,7 @@ class Coordinator:
             deadline_in = max(0.0, self.opened + study.deadline - now)
         usual = median(self.seconds[-50:]) if self.seconds else None
         delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
-        spent = [plan.mu_squared(list(each.answered)) for each in members]
-        mu = [(each.sizes or (0, 1))[1] * float(part) ** 0.5 for each, part in zip(members, spent, strict=True)]
-        epsilons = exact_epsilon(np.array(mu), np.full(len(mu), delta)).tolist()
+        epsilons = exact_epsilon(self._mu_so_far(), np.full(len(members), delta)).tolist()
         return {
             "study": {
                 "name": study.name,
@@ -368,12 +361,80 @@ def _time(seconds_ago: float) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
 
 
-def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
-    """A snapshot from the journal alone, of a run that may be active in another process."""
-    run = Coordinator(journal)
-    for name, received in journal.last_uploads().items():
-        run.members[name].state = "present" if received.round == run.rounds_done else "absent"
-    return run.snapshot() | {"round": 0 if run.done else run.rounds_done + 1}
+class Uploads(Coordinator):
+    """Rounds of answers that carry all of their noise: local trust. ``close_round`` when it is over.
+
+    The last upload of an absent site stays in the mean, and one that arrives after its round enters the next mean;
+    except in server-side methods, which use the answers of a round alone.
+    """
+
+    def __init__(self, journal: Journal, log: Logger | None = None) -> None:
+        super().__init__(journal, log)
+        self._uploads: dict[str, Floats] = {}
+        self._rounds = dict.fromkeys(self._names, 0)
+        for name, received in journal.last_uploads().items():
+            self._uploads[name] = received.values
+            self._rounds[name] = received.round
+        self._new: dict[str, Received] = {}
+        self._late: list[Received] = []
+
+    def answered_now(self) -> set[str]:
+        if not self.called:
+            return set(self._present)
+        return {name for name, received in self._new.items() if received.round == self.round}
+
+    def proceed(self, seconds: float) -> None:
+        if self.called:
+            self.close_round(seconds)
+        else:
+            self.begin()
+
+    def _answered(self, member: Member, answer: Message) -> None:
+        if answer.values is None:  # present
+            return
+        sizes = (answer.n_rows, answer.rows_per_person)
+        received = Received(member.name, answer.round, answer.values, *sizes)
+        if answer.round > self.round or self.done:
+            raise BadMessage(f"it answers round {answer.round}, which was not requested")
+        if answer.digest != self._digests[answer.round]:
+            raise BadMessage(f"it answers a different request for round {answer.round}")
+        known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
+        if not known and answer.round == self._rounds[member.name]:  # already in a mean
+            known = [self._uploads[member.name]]
+        if known:
+            if known[0].tobytes() != answer.values.tobytes():
+                raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
+        elif answer.round == self.round:
+            self._new[member.name] = received
+        elif answer.round > self._rounds[member.name]:  # late for its own round: it enters the next mean
+            if sum(each.site == member.name for each in self._late) >= MAX_LATE:
+                raise BadMessage("too many late answers")
+            self._rounds[member.name] = answer.round
+            self._late.append(received)
+
+    def close_round(self, seconds: float) -> None:
+        """Compute w^k from the latest upload of every site, or from the answers of this round alone; record it."""
+        new = [*self._late, *self._new.values()]
+        uploads = self._uploads | {received.site: received.values for received in new}
+        current = {received.site: received.values for received in self._new.values()}
+        used = current if self._method.server_side else uploads
+        nothing = np.zeros(self._shape(self.round))
+        gathered = Gathered(
+            uploads=np.array([used.get(name, nothing) for name in self._names]),
+            consensus=self.consensus,
+            round=self.round,
+            problem=self.study.problem,
+            n_rows=np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()]),
+            active=np.flatnonzero([name in current for name in self._names]),
+        )
+        consensus = self._aggregated(gathered)
+        self._journal.close_round(self.round, consensus, new, seconds)
+        for received in new:
+            self._rounds[received.site] = received.round
+            self.members[received.site].answered.append(received.round)
+        self._missed(set(self._names) - self.answered_now())
+        self._uploads, self._new, self._late = uploads, {}, []
+        self._close(consensus, seconds)
 
 
 FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
@@ -390,10 +451,7 @@ async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
     while not coordinator.done:
         opened = clock()
         await _gather(coordinator, transport, opened)
-        if coordinator.called:
-            coordinator.close_round(clock() - opened)
-        else:
-            coordinator.begin()
+        coordinator.proceed(clock() - opened)
     await transport.send(coordinator.request)
 
 
@@ -408,7 +466,8 @@ async def _gather(coordinator: Coordinator, transport: Transport, opened: float)
         if now >= ask_at:
             if asked:
                 coordinator.mark_late(coordinator.missing())
-            await transport.send(coordinator.request)
+            for message in coordinator.messages(again=asked > 0):
+                await transport.send(message)
             ask_at, asked = now + patience, asked + 1
         wait = ask_at - now
         if coordinator.study.deadline is not None:

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.privacy.plan import Tally
@@ -44,6 +44,17 @@ CREATE TABLE sites (site TEXT PRIMARY KEY, n_rows INTEGER NOT NULL, rows_per_per
 CREATE TABLE events (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, level TEXT NOT NULL, text TEXT NOT NULL);
 """
 
+MASKED_SCHEMA = """
+CREATE TABLE openings (round INTEGER PRIMARY KEY, at TEXT NOT NULL, request TEXT NOT NULL, members BLOB NOT NULL);
+CREATE TABLE sums (round INTEGER PRIMARY KEY, sum BLOB NOT NULL);
+CREATE TABLE answers (round INTEGER NOT NULL, site TEXT NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (site, round));
+CREATE TABLE voids (round INTEGER PRIMARY KEY, reason TEXT NOT NULL, sites TEXT NOT NULL);
+"""
+"""With secure aggregation: who takes part in a round, the sum, SHA-256 of each masked answer, and void rounds.
+
+Masked answers themselves are never stored.
+"""
+
 
 class JournalError(DpadmmError):
     """The journal cannot be read or written."""
@@ -57,6 +68,22 @@ class Received(NamedTuple):
     values: Floats
     n_rows: int
     rows_per_person: int
+
+
+class Opening(NamedTuple):
+    """A round whose members may be asked to mask: the digest of its request, and the bitmap of the members."""
+
+    round: int
+    request: str
+    members: bytes
+
+
+class Void(NamedTuple):
+    """A round of which nothing was learnt: ``missing`` answers of these sites, or a ``garbled`` sum."""
+
+    round: int
+    reason: str
+    sites: tuple[str, ...]
 
 
 class Event(NamedTuple):
@@ -107,7 +134,7 @@ class Journal(AbstractContextManager["Journal"]):
         with _as_journal_errors(path):
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             with closing(sqlite3.connect(new, isolation_level=None)) as database:
-                database.executescript(SCHEMA)
+                database.executescript(SCHEMA if study.terms.masking is None else SCHEMA + MASKED_SCHEMA)
                 database.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             try:
                 os.link(new, path)  # never replaces a journal
@@ -190,8 +217,10 @@ class Journal(AbstractContextManager["Journal"]):
         self._rows("INSERT INTO sites VALUES (?, ?, ?)", (site, n_rows, rows_per_person))
 
     def answered(self) -> dict[str, list[int]]:
+        """The rounds whose answers arrived, and entered a sum."""
         rounds: dict[str, list[int]] = {}
-        for site, round in self._rows("SELECT site, round FROM uploads ORDER BY round"):
+        table = "uploads" if self.study.terms.masking is None else "answers"
+        for site, round in self._rows(f"SELECT site, round FROM {table} ORDER BY round"):
             rounds.setdefault(site, []).append(round)
         return rounds
 
@@ -207,14 +236,58 @@ class Journal(AbstractContextManager["Journal"]):
 
     def close_round(self, round: int, consensus: Floats, uploads: Sequence[Received], seconds: float) -> None:
         """Record w^k and its new uploads in one durable transaction."""
-        with _as_journal_errors(self._path), self._database as database:  # commits, or rolls back
-            database.execute("BEGIN IMMEDIATE")
+        with self._closing(round, consensus, seconds) as database:
             database.executemany(
                 "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?)",
                 ((round, each.site, each.round, *each[3:], _blob(each.values)) for each in uploads),
             )
+
+    @contextmanager
+    def _closing(self, round: int, consensus: Floats, seconds: float) -> Iterator[sqlite3.Connection]:
+        with _as_journal_errors(self._path), self._database as database:  # commits, or rolls back
+            database.execute("BEGIN IMMEDIATE")
             row = (round, _now(), seconds, _blob(consensus))
             database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", row)
+            yield database
+
+    # Secure aggregation
+
+    def open_round(self, opening: Opening) -> None:
+        """Record the members of a round; once this has returned, they may be asked to mask."""
+        values = (opening.round, _now(), opening.request, opening.members)
+        self._rows("INSERT INTO openings VALUES (?, ?, ?, ?)", values)
+
+    def openings(self) -> list[Opening]:
+        return [Opening(*row) for row in self._rows("SELECT round, request, members FROM openings ORDER BY round")]
+
+    def close_sum(
+        self, round: int, consensus: Floats, total: Integers, answers: Mapping[str, str], seconds: float
+    ) -> None:
+        """Record a sum, the SHA-256 of every masked answer in it, and w^k."""
+        with self._closing(round, consensus, seconds) as database:
+            database.execute("INSERT INTO sums VALUES (?, ?)", (round, total.astype("<i8").tobytes()))
+            rows = ((round, site, digest) for site, digest in answers.items())
+            database.executemany("INSERT INTO answers VALUES (?, ?, ?)", rows)
+
+    def sums(self) -> dict[int, Integers]:
+        """The sum of every closed round, in steps of its grid."""
+        found = {}
+        for round, blob in self._rows("SELECT round, sum FROM sums ORDER BY round"):
+            shape = self.study.upload_shape(round)
+            if len(blob) != 8 * prod(shape):
+                raise JournalError(f"{self._path} is damaged: expected a sum of shape {shape}")
+            found[round] = np.frombuffer(blob, "<i8").astype(np.int64).reshape(shape)
+        return found
+
+    def close_void(self, void: Void, consensus: Floats, seconds: float) -> None:
+        """Record a void round, which is final, and what is broadcast after it."""
+        with self._closing(void.round, consensus, seconds) as database:
+            row = (void.round, void.reason, json.dumps(void.sites))
+            database.execute("INSERT INTO voids VALUES (?, ?, ?)", row)
+
+    def voids(self) -> list[Void]:
+        rows = self._rows("SELECT round, reason, sites FROM voids ORDER BY round")
+        return [Void(round, reason, tuple(json.loads(sites))) for round, reason, sites in rows]
 
     def seconds(self) -> list[float]:
         return [each for (each,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
@@ -269,10 +342,10 @@ def result_of(journal: Journal) -> FederatedResult:
     Every site that ever took part is charged for all planned rounds, because a site may have given an answer
     that did not arrive. ``released`` counts the answers that arrived; a site's ledger has what it spent.
     """
-    study, sites = journal.study, journal.sizes()
-    if not journal.rounds_done:
+    study, sites, answered = journal.study, journal.sizes(), journal.answered()
+    if not journal.rounds_done or (study.terms.masking is not None and not answered):
         raise StudyError("no round is complete yet: there is nothing to export")
-    rounds, answered = study.training.planned_rounds, journal.answered()
+    rounds = study.training.planned_rounds
     averages, done, method = Averages(), 0, journal.method(1)
     history = [method.model(method.start(study.shape))]
     for done, consensus in enumerate(map(method.model, journal.consensus()), 1):
@@ -289,30 +362,52 @@ def result_of(journal: Journal) -> FederatedResult:
     groups = tuple(AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items())
     delta = float(study.training.delta)
     released, whole = [arrived[name] for name in names], [planned] * len(names)
-    privacy = PrivacyReport(released, whole, delta, method.name, ended_by_result=True, exact_noise=True)
+    honest = study.training.honest
+    privacy = PrivacyReport(released, whole, delta, method.name, ended_by_result=True, exact_noise=True, honest=honest)
     return FederatedResult(
         study=study,
         weights=averages.model(study.training.average, history[-1]),
         history=np.array(history),
         privacy=privacy,
-        statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION),
+        statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, honest),
         rounds_done=done,
     )
 
 
 def write_transcript(journal: Journal, path: Path) -> None:
-    """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and the numbers of every upload."""
-    study, uploads = journal.study, list(journal.uploads())
-    received, method = [each for _, each in uploads], journal.method(1)
+    """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and the numbers of every upload or sum."""
+    study, method = journal.study, journal.method(1)
     sent = [method.start(study.shape), *journal.consensus()]
     arrays = {
         "study": np.array(study.hash),
         "consensus": np.array([method.model(each) for each in sent]),
+        **(_uploads(journal) if study.terms.masking is None else _sums(journal)),
+    }
+    with atomic_file(path) as out:
+        np.savez_compressed(out, allow_pickle=False, **arrays)
+
+
+def _uploads(journal: Journal) -> dict[str, Any]:
+    uploads = list(journal.uploads())
+    received = [each for _, each in uploads]
+    return {
         "upload": np.concatenate([each.values.ravel() for each in received]) if received else np.zeros(0),
         "upload_size": np.array([each.values.size for each in received], dtype=np.int64),
         "site": np.array([each.site for each in received]),
         "round": np.array([each.round for each in received], dtype=np.int64),
         "entered": np.array([entered for entered, _ in uploads], dtype=np.int64),
     }
-    with atomic_file(path) as out:
-        np.savez_compressed(out, allow_pickle=False, **arrays)
+
+
+def _sums(journal: Journal) -> dict[str, Any]:
+    """Sums in steps of their grids, their rounds, and who was in each; and void rounds."""
+    sums, answered = journal.sums(), journal.answered()
+    members = [[round in answered.get(name, ()) for name in journal.members] for round in sums]
+    return {
+        "sum": np.concatenate([np.zeros(0, np.int64), *(each.ravel() for each in sums.values())]),
+        "sum_size": np.array([each.size for each in sums.values()], dtype=np.int64),
+        "round": np.array(list(sums), dtype=np.int64),
+        "site": np.array(journal.members),
+        "members": np.array(members, dtype=bool).reshape(len(sums), len(journal.members)),
+        "void": np.array([void.round for void in journal.voids()], dtype=np.int64),
+    }

@@ -15,6 +15,7 @@ from pathlib import Path
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.studies import coordinator_of
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
@@ -37,11 +38,17 @@ def _usable_sites(authority: Authority) -> set[str]:
     return {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
 
 
-def _members(authority: Authority, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The members of a study, sorted: the requested sites, or all approved ones."""
-    usable = _usable_sites(authority)
+def _members(authority: Authority, study: Study, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The members of a study, sorted: the requested sites, or all approved ones; those of its roster, if it has one."""
+    usable, roster = _usable_sites(authority), [each.name for each in study.roster]
+    if study.training.trust == "secure_aggregation":
+        if not roster:
+            text = "the study has no roster yet: dpadmm agent offer DRAFT at each site, then dpadmm aggregator roster"
+            raise StudyError(text)
+        if wanted is not None and set(wanted) != set(roster):
+            raise StudyError(f"the sites of this study are those of its roster: {', '.join(roster)}; leave --sites out")
     if wanted is None:
-        wanted = sorted(usable)
+        wanted = roster or sorted(usable)
     if len(set(wanted)) != len(wanted):
         raise StudyError("a site is listed twice")
     if unknown := sorted(set(wanted) - usable):
@@ -51,14 +58,14 @@ def _members(authority: Authority, wanted: Sequence[str] | None) -> tuple[str, .
         )
     if not wanted:
         raise StudyError("no site is approved yet: dpadmm aggregator approve REQUEST")
-    return tuple(sorted(wanted))
+    return tuple(roster or sorted(wanted))
 
 
 def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> Path:
     """Create the journal of a study unless it exists; its members do not change afterwards."""
     path = journal_of(authority.folder, study.hash)
     if not path.exists():
-        members = _members(authority, wanted)
+        members = _members(authority, study, wanted)
         study.quorum_of(len(members))
         prior = None if study.public_rows is None else prior_from(study, study.public_rows.verified())
         Journal.begin(path, study, members, prior)
@@ -82,7 +89,7 @@ class Server:
         """Run to the end and return the coordinator, which ``on_start`` receives at the start."""
         async with AsyncExitStack() as resources:
             journal = resources.enter_context(Journal.open(self.journal))
-            coordinator = Coordinator(journal, self.log)
+            coordinator = coordinator_of(journal, self.log)
             broker = self._broker(resources)
             url, context = self.broker_url or self.authority.own_url(self.port), self.authority.client_context
             transport = NatsTransport(coordinator.study.hash, url, context, self.log)

@@ -71,7 +71,17 @@ function showRun() {
     ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", study.noise],
     ["Quorum", `${run.quorum} of ${all().length}`],
     ["Median round", pace(run.median_seconds)],
+    ...(isNumber(run.honest) ? summed(run) : []),
   ]);
+}
+
+function summed(run) { // secure aggregation
+  const members = all().filter(site => site.member).map(site => site.name);
+  return [
+    ["Planned ε alone, if all others collude", number(run.study.epsilon_alone)], ["Honest sites in every round, at least", run.honest],
+    ["Members of the round", members.length ? members.join(", ") : "–"],
+    ["Void rounds", run.voids.length ? run.voids.map(({ round, reason }) => `${round} (${reason})`).join(", ") : "none"],
+  ];
 }
 
 function facts(pairs) {
@@ -128,7 +138,8 @@ function showSites() {
     if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
     put(row.answered, `${site.answered} of ${run.study.n_rounds}`);
     put(row.spent, fixed(site.epsilon));
-    put(row.planned, `of ${number(planned)}`);
+    const alone = isNumber(site.epsilon_alone) ? `; ${fixed(site.epsilon_alone)} alone` : "";
+    put(row.planned, `of ${number(planned)}${alone}`);
     row.fill.style.width = isNumber(site.epsilon) && planned > 0 ? `${Math.min(100, 100 * site.epsilon / planned)}%` : "0";
     mark(row.seenCell, "title", site.last_seen ?? "");
     tally.set("all", tally.get("all") + 1);

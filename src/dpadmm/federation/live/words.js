@@ -49,7 +49,7 @@ function clock(iso) {
 const counted = (n, one, many = one + "s") => `${n} ${n === 1 ? one : many}`;
 
 const SITE_STATES = new Map([
-  ["present", "✓"], ["late", "◐"], ["absent", "○"], ["refused", "✗"], ["revoked", "⊘"], ["unseen", "–"],
+  ["present", "✓"], ["late", "◐"], ["absent", "○"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"], ["unseen", "–"],
 ]);
 const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["done", "✓"], ["stopped", "■"]]);
 const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);

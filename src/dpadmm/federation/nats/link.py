@@ -218,7 +218,7 @@ class SiteLink(Link):
 
     def __init__(self, name: str, url: str, context: Context, log: Logger) -> None:
         super().__init__(url, context, self._put, log, name=name)
-        self._mail = Mailbox(most=1)  # a newer request of a study replaces an older one
+        self._mail = Mailbox(most=2)  # a newer request of a study, and to mask its answer, replace older ones
 
     def _put(self, subject: str, data: bytes) -> None:
         self._mail.put(subject.removeprefix("dpadmm.").removesuffix(".down"), data)

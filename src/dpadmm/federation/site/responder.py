@@ -30,12 +30,17 @@ REOPEN_AFTER = 2.0
 
 @dataclass
 class ActiveStudy:
-    """A study with its agent, the shape of what it hears, and its last reply with the digest of the request."""
+    """A study with its agent, the shape of what it hears, and its last replies with the digests of the messages.
+
+    With secure aggregation ``ready`` has the digest of the guard's request, by that of the message which asked it.
+    """
 
     study: Study
     agent: Agent
     heard: tuple[int, ...]
+    n_masked: int
     last: dict[str, bytes | None] = field(default_factory=dict)
+    ready: dict[str, str] = field(default_factory=dict)
 
 
 class Responder:
@@ -112,6 +117,9 @@ class Responder:
                 self._log_limited(study, f"refused an invalid message: {problem}")
                 return _refusal(study, data, "request-malformed")
             except Refusal as refusal:
+                if refusal.code == "members-without-me":  # a round of others
+                    return None
+                active.last = {}  # what was ready may be no more
                 self._log_limited(study, f"refused ({refusal.code}): {refusal}")
                 if refusal.code in ("ledger-failed", "ledger-damaged"):
                     self._close_failed_ledger(refusal)
@@ -119,23 +127,21 @@ class Responder:
             except Exception as error:  # its text could reveal something about rows
                 self._log_limited(study, f"the request could not be answered ({type(error).__name__})")
                 return _refusal(study, data, "release-failed")
-            active.last = {digest: reply}
+            active.last = dict([*list(active.last.items())[-1:], (digest, reply)])  # ready, and masked
             return reply
 
     def _reply(self, active: ActiveStudy, digest: str, data: bytes) -> bytes | None:
         study = active.study
-        asked = unpacked(data, study=study.hash, shape=lambda _: active.heard, from_site=False)
-        n_rows = active.agent.n_rows
-        k = min(self._rows_per_person, n_rows)
-        answer = Message(Kind.PRESENT, study.hash, digest=digest, n_rows=n_rows, rows_per_person=k)
-        if asked.kind is Kind.CALL:
-            return packed(answer)
-        if asked.values is None:  # the study has ended
+        asked = unpacked(data, study=study.hash, shape=lambda _: active.heard, from_site=False, n_sites=active.n_masked)
+        if asked.kind is Kind.END:
             text = f"the aggregator ended the study after {asked.round} rounds"
             self._log_limited(study.hash, text, INFO)
             return None
-        upload = active.agent.step(asked.round, asked.values)
-        return packed(answer._replace(kind=Kind.UPLOAD, round=asked.round, values=upload))
+        n_rows = active.agent.n_rows
+        k = min(self._rows_per_person, n_rows)
+        answer = Message(Kind.PRESENT, study.hash, asked.round, digest=digest, n_rows=n_rows, rows_per_person=k)
+        reply = _masked_reply if active.n_masked else _plain_reply
+        return packed(reply(active, asked, answer))
 
     def _enrol(self, study: Study) -> Refusal | None:
         if self._guard is None:
@@ -150,7 +156,9 @@ class Responder:
         except Exception as error:
             self._log.error("%s: enrolment failed (%s)", _short(study.hash), type(error).__name__)
             return Refusal("study-unfit", "the study could not be enrolled")
-        self._active[study.hash] = ActiveStudy(study, agent, study.broadcast_shape)
+        masking = study.terms.masking
+        n_masked = 0 if masking is None else len(masking.roster)
+        self._active[study.hash] = ActiveStudy(study, agent, study.broadcast_shape, n_masked)
         self._log.info("%s: enrolled, %d rounds answered", _short(study.hash), agent.last_round)
         return None
 
@@ -179,6 +187,25 @@ class Responder:
             return
         for study in self._accepted.values():
             self._enrol(study)
+
+
+def _plain_reply(active: ActiveStudy, asked: Message, answer: Message) -> Message:
+    if asked.values is None:
+        return answer
+    return answer._replace(kind=Kind.UPLOAD, values=active.agent.step(asked.round, asked.values))
+
+
+def _masked_reply(active: ActiveStudy, asked: Message, answer: Message) -> Message:
+    if asked.kind is Kind.MASK:
+        if asked.digest not in active.ready:
+            text = "asked to mask an answer that was not asked for before, or before a restart"
+            raise Refusal("round-not-ready", text)
+        masked = active.agent.masked(asked.round, active.ready[asked.digest], asked.body)
+        return answer._replace(kind=Kind.MASKED, masked=masked)
+    if asked.values is not None:
+        active.ready = {answer.digest: active.agent.prepare(asked.round, asked.values)}
+        answer = answer._replace(kind=Kind.READY)
+    return answer._replace(body=active.agent.tags)
 
 
 def _refusal(study: str, data: bytes, code: str) -> bytes:

@@ -1,0 +1,136 @@
+"""Secure aggregation by commands: offers, the roster, one hash that owners compare, a run of real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpadmm.federation.demo import SECURE_AGGREGATION
+from dpadmm.study.study import read_study
+from dpadmm.trusted.ledger import read_ledger
+from federation.test_commands import SITES, STUDY, Land, wait_for
+
+DRAFT = "most_rows = 100\n" + STUDY.replace("quorum = 2", "quorum = 3").replace(
+    "epsilon = 3.0", 'epsilon = 3.0\ntrust = "secure_aggregation"\nhonest = 2'
+)
+
+
+@pytest.fixture
+def land(tmp_path: Path) -> Iterator[Land]:
+    made = Land(tmp_path)
+    (tmp_path / "draft.toml").write_text(DRAFT)
+    for name in SITES:
+        with (tmp_path / name / "site.toml").open("a") as out:
+            out.write(SECURE_AGGREGATION.format(epsilon=8.0))
+    yield made
+    made.end()
+
+
+def sentence(text: str) -> str:
+    """One sentence for a mistake, without a traceback."""
+    assert text.startswith("dpadmm: ")
+    assert len(text.strip().splitlines()) == 1
+    return text
+
+
+def test_from_offers_to_the_model(land: Land) -> None:
+    """One test for all: starting the processes is what takes time."""
+    _offers_and_mistakes(land)
+    _roster_and_mistakes(land)
+    _one_hash(land)
+    agreed = read_study(land.folder / "agreed.toml")
+    for name in SITES:
+        land.start_agent(name)
+    wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
+    told = land.refused("aggregator", "serve", "agreed.toml", "--folder", "hub", "--sites", "east,west")
+    assert "those of its roster: east, north, west; leave --sites out" in sentence(told)
+    assert "no roster yet" in sentence(land.refused("aggregator", "serve", "draft.toml", "--folder", "hub"))
+    assert land.start("aggregator", "serve", "agreed.toml", "--folder", "hub", "--no-page").wait(90) == 0
+    seen = json.loads(land.said("aggregator", "status", "agreed.toml", "--folder", "hub", "--json"))
+    assert (seen["honest"], seen["voids"], seen["rounds_done"]) == (2, [], agreed.training.planned_rounds)
+    assert "if all others" in land.said("aggregator", "status", "--folder", "hub")
+    land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
+    land.said("verify", "m.statement.json")
+    worst = json.loads((land.folder / "m.statement.json").read_text())["worst"]
+    assert worst["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
+    assert worst["epsilon_alone"] > 4.0
+    for name in SITES:
+        account = read_ledger(land.folder / name / "ledger").accounts[agreed.hash]
+        assert len(account.rounds) == agreed.training.planned_rounds
+
+
+def _offers_and_mistakes(land: Land) -> None:
+    (land.folder / "small.toml").write_text(DRAFT.replace("most_rows = 100", "most_rows = 59"))
+    told = sentence(land.refused("agent", "offer", "small.toml", "--site", "east/site.toml"))
+    assert "your table has 60 rows, and most_rows of the draft is 59; ask the study coordinators" in told
+    site = land.folder / "east" / "site.toml"
+    allowed = site.read_text()
+    site.write_text(allowed.replace("allow = true", "allow = false"))
+    told = sentence(land.refused("agent", "offer", "draft.toml", "--site", "east/site.toml"))
+    assert "it does not allow secure aggregation" in told
+    site.write_text(allowed)
+    assert "with secure aggregation" in sentence(
+        land.refused("agent", "offer", "study.toml", "--site", "east/site.toml")
+    )
+    for name in SITES:
+        said = land.said("agent", "offer", "draft.toml", "--site", f"{name}/site.toml")
+        assert f"{name}.offer.json" in said
+        (key,) = (land.folder / name / "keys").iterdir()
+        assert key.stat().st_mode & 0o777 == 0o600
+    told = land.refused("agent", "offer", "draft.toml", "--site", "east/site.toml")
+    assert "east.offer.json exists" in sentence(told)
+
+
+def _roster_and_mistakes(land: Land) -> None:
+    offers = [f"{name}.offer.json" for name in SITES]
+    roster = ("aggregator", "roster", "draft.toml")
+    land.said("agent", "offer", "draft.toml", "--site", "east/site.toml", "-o", "again.json")
+    told = land.refused(*roster, *offers, "again.json", "-o", "x.toml")
+    assert "there are two offers of east" in sentence(told)
+    stolen = json.loads((land.folder / "west.offer.json").read_text())
+    stolen["name"] = "south"
+    (land.folder / "stolen.json").write_text(json.dumps(stolen))
+    told = land.refused(*roster, *offers, "stolen.json", "-o", "x.toml")
+    assert "two entries have the same key (south and west)" in sentence(told)
+    (land.folder / "other.toml").write_text(DRAFT.replace("most_rows = 100", "most_rows = 101"))
+    told = land.refused("aggregator", "roster", "other.toml", *offers, "-o", "x.toml")
+    assert "the offer of east was made for another draft" in sentence(told)
+    told = land.refused(*roster, *offers[:2], "-o", "x.toml")
+    assert "quorum = 3, but only 2 sites" in sentence(told)
+    (land.folder / "broken.json").write_text("{}")
+    assert "not an offer" in sentence(land.refused(*roster, "broken.json", "-o", "x.toml"))
+    for wrong, text in (("honest = 3", "honest = 3, but a round may have 3 sites"), ("honest = 1", "honest")):
+        (land.folder / "h.toml").write_text(DRAFT.replace("honest = 2", wrong))
+        assert text in sentence(land.refused("agent", "offer", "h.toml", "--site", "east/site.toml"))
+    assert not (land.folder / "x.toml").exists()
+    said = land.said(*roster, *offers, "-o", "agreed.toml")
+    assert read_study(land.folder / "agreed.toml").hash in said.replace("\n", "")
+    assert "exists" in sentence(land.refused(*roster, *offers, "-o", "agreed.toml"))
+    told = land.refused("aggregator", "roster", "agreed.toml", *offers, "-o", "x.toml")
+    assert "has a roster already" in sentence(told)
+
+
+def _one_hash(land: Land) -> None:
+    """Owners compare it by telephone; a study with another key in its roster has another."""
+    agreed = read_study(land.folder / "agreed.toml")
+    east = ("--site", "east/site.toml")
+    text = (land.folder / "agreed.toml").read_text()
+    (land.folder / "swapped.toml").write_text(text.replace(agreed.roster[1].key, "ab" * 32))
+    told = land.refused("agent", "review", "swapped.toml", *east, "--accept", "--hash", agreed.hash)
+    assert "the hashes differ" in sentence(told)
+    mine = {each.name: each.key for each in agreed.roster}["east"]
+    (land.folder / "without.toml").write_text(text.replace(mine, "ab" * 32))
+    assert "roster" in sentence(land.refused("agent", "enrol", "without.toml", *east))
+    key = land.folder / "east" / "keys" / mine
+    key.chmod(0o644)
+    assert "chmod 600" in sentence(land.refused("agent", "enrol", "agreed.toml", *east))
+    key.chmod(0o600)
+    moved = key.rename(land.folder / "kept")
+    assert "keys" in sentence(land.refused("agent", "enrol", "agreed.toml", *east))
+    moved.rename(key)
+    for name in SITES:
+        words = ("agent", "review", "agreed.toml", "--site", f"{name}/site.toml", "--accept", "--hash")
+        assert "Enrolled since" in land.said(*words, agreed.hash.upper())

@@ -1,0 +1,154 @@
+"""Secure aggregation with a process for every site, over a broker; and what a second run and the disk say of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Federation, small_study, write_rows
+from in_process import InProcess
+
+from dpadmm._base.errors import DataError
+from dpadmm.federation.aggregator.coordinator import run_rounds
+from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
+from dpadmm.federation.aggregator.studies import coordinator_of
+from dpadmm.federation.demo import Replay, _answers, new_site, replay, with_keys
+from dpadmm.federation.protocol import Kind, unpacked
+from dpadmm.federation.site.decisions import accept
+from dpadmm.federation.site.responder import Responder
+from dpadmm.privacy.statement import cross_checks, read_statement
+from dpadmm.study.study import Study
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted.ledger import Ledger, read_ledger
+
+NAMES, ROUNDS = ("a", "b", "c", "d"), 10
+MASKED = {"most_rows": 60, "quorum": 3}
+
+
+def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) -> None:
+    with Federation(tmp_path, small_study(40, **MASKED, deadline=2.0), NAMES) as all:
+        all.accept()
+        all.begin()
+        all.start()
+        all.all_connected()
+        all.serve()
+        all.after_round(3)
+        all.agents["d"].kill()
+        all.after_round(8)
+        all.agents["b"].kill()
+        all.start("b")
+        assert all.finished(120) == 0, all.said
+        found = all.check()
+        assert found is not None
+        on_disk = b"".join(path.read_bytes() for path in (tmp_path / "aggregator").rglob("*") if path.is_file())
+        with Journal.open(all.journal, read_only=True) as journal:
+            sums, answered = journal.sums(), journal.answered()
+            assert len(answered["d"]) < len(answered["a"])
+            assert {name for void in journal.voids() for name in void.sites} <= {"b", "d"}
+        for total in sums.values():
+            assert total.astype("<i8").tobytes() in on_disk
+        for name, site in all.sites.items():
+            said = _answers(site, all.study)
+            assert said
+            for numbers, _ in said.values():  # x_i; and then y_i, as its ledger has it
+                assert not any(each.astype("<i8").tobytes() in on_disk for each in numbers.ravel())
+            with Ledger.open(site.ledger, cap=site.policy.cap, cap_alone=site.policy.cap_alone) as ledger:
+                masked = [stored[:8] for _, stored in ledger.transcript(all.study.hash)]
+            assert not any(each in on_disk for each in masked), name
+
+
+class Line(InProcess):
+    """Sites whose answers to a request or to a mask are lost in some rounds."""
+
+    def __init__(self, study: Study, responders: dict[str, Responder], lost: set[tuple[str, int, Kind]]) -> None:
+        self._study, self._lost = study, lost
+
+        def answer(name: str, data: bytes) -> bytes | None:
+            shape = study.broadcast_shape
+            asked = unpacked(data, study=study.hash, shape=lambda _: shape, from_site=False, n_sites=len(NAMES))
+            reply = responders[name].answer(study.hash, data)
+            return None if (name, asked.round, asked.kind) in lost else reply
+
+        super().__init__({name: lambda data, name=name: answer(name, data) for name in responders})  # type: ignore[misc]
+
+
+class Run:
+    """A run of all its rounds, with lost messages; its sites and its journal."""
+
+    def __init__(self, folder: Path, lost: set[tuple[str, int, Kind]] = frozenset()) -> None:  # type: ignore[assignment]
+        self.sites = {}
+        draft = small_study(ROUNDS, **MASKED, deadline=0.3)
+        for i, name in enumerate(NAMES):
+            (folder / name).mkdir()
+            write_rows(folder / name / "table.csv", i, 60 - i)
+            self.sites[name] = new_site(folder / name, draft, table="table.csv", epsilon=3.0)
+        self.study = with_keys(draft, self.sites)
+        self.path = folder / "journal" / "journal.sqlite"
+        Journal.begin(self.path, self.study, NAMES)
+        responders = {}
+        for name, site in self.sites.items():
+            accept(site, self.study)
+            responders[name] = Responder(site.guard, 1, logging.getLogger("test"))
+            responders[name].open()
+            assert responders[name].accept(self.study) is None
+        with Journal.open(self.path) as journal:
+            asyncio.run(run_rounds(coordinator_of(journal), Line(self.study, responders, lost)))
+        for responder in responders.values():
+            responder.close()
+
+    def replayed(self) -> Replay:
+        with Journal.open(self.path, read_only=True) as journal:
+            return replay(journal, self.sites)
+
+
+def test_the_same_without_masks_in_one_process(tmp_path: Path) -> None:
+    """Also if a site was not ready, and if one vanished."""
+    run = Run(tmp_path, {("b", 3, Kind.REQUEST), ("c", 5, Kind.MASK), ("d", 1, Kind.MASK)})
+    seen = run.replayed()
+    assert seen.equal
+    with Journal.open(run.path, read_only=True) as journal:
+        assert [void.round for void in journal.voids()] == [1, 5]
+        members = 4 * ROUNDS - 3  # not ready; d and c sit out a round each
+        assert (seen.n_releases, seen.n_lost) == (members, 8)
+        result = result_of(journal)
+        write_transcript(journal, tmp_path / "t.npz")
+    assert 0.5 < seen.noise_scale < 1.5
+    assert result.statement.honest == 2
+    assert {sum(each.charged for each in group.releases) for group in result.statement.groups} == {ROUNDS}
+    (tmp_path / "s.json").write_bytes(result.statement.as_bytes())
+    cross_checks(read_statement(tmp_path / "s.json"))
+    with np.load(tmp_path / "t.npz", allow_pickle=False) as transcript:
+        assert transcript["void"].tolist() == [1, 5]
+        assert transcript["members"].sum() == members - 8
+        assert transcript["sum"].size == transcript["sum_size"].sum()
+    for name, site in run.sites.items():
+        account = read_ledger(site.ledger).accounts[run.study.hash]
+        assert account.shares == 2, name
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_sum_that_is_not_that_of_the_answers_is_found(run: Run) -> None:
+    with closing(sqlite3.connect(run.path, isolation_level=None)) as database:
+        ((blob,),) = database.execute("SELECT sum FROM sums WHERE round = 4").fetchall()
+        changed = np.frombuffer(blob, "<i8").copy()
+        changed[0] += 1
+        database.execute("UPDATE sums SET sum = ? WHERE round = 4", (changed.tobytes(),))
+    with pytest.raises(DataError, match="the sum of round 4 in the journal is not that of its members' answers"):
+        run.replayed()
+
+
+def test_shares_of_noise_that_are_too_small_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = exact_noise.discrete_gaussian
+    monkeypatch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: drawn(scale, count) // 10)
+    seen = Run(tmp_path).replayed()
+    assert seen.first_difference == 0
+    assert not seen.equal

@@ -1,0 +1,234 @@
+"""Secure aggregation with real guards and ledgers: a run, its faults, and an aggregator that tries to learn more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guards import rows as made_rows
+from in_process import InProcess
+from masked import MOST_ROWS, NAMES, ROUNDS, ROWS, D, MaskedSite, masked_study
+
+from dpadmm._base.arrays import Integers
+from dpadmm.federation.aggregator.coordinator import run_rounds
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.studies import coordinator_of
+from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
+from dpadmm.optim.features import clip_rows
+from dpadmm.optim.problem import make_rows
+from dpadmm.study.study import Study
+from dpadmm.training.loop import PlannedParticipation, train
+from dpadmm.training.oracles import ExactNoise, Pooled
+from dpadmm.trusted import discrete_gaussian as exact_noise
+from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.masking import bitmap_of
+
+QUICK = masked_study(deadline=0.3)
+
+
+def seeded(agent: int, round: int) -> Callable[[int, int], Integers]:
+    def draw(scale: int, count: int) -> Integers:
+        return np.rint(scale * np.random.default_rng([agent, round]).normal(size=count)).astype(np.int64)
+
+    return draw
+
+
+class Sites:
+    """All sites of a study, and a line on which messages of some sites in some rounds get lost."""
+
+    def __init__(self, folder: Path, study: Study = QUICK) -> None:
+        self.study = study
+        self.sites = {name: MaskedSite(folder, name, study) for name in NAMES}
+        for site in self.sites.values():
+            site.start()
+        self.lost: set[tuple[str, int, Kind]] = set()
+        """Answers that do not arrive, by the kind of the message that asks for them."""
+        self.crash: set[tuple[str, int]] = set()
+        """Sites that start again when they are asked to mask."""
+        self.turn = [0, 0]
+        self.seen: list[tuple[str, bytes, bytes | None]] = []
+
+    def read(self, data: bytes, *, from_site: bool = False) -> Message:
+        shape = self.study.upload_shape if from_site else lambda _: self.study.broadcast_shape
+        return unpacked(data, study=self.study.hash, shape=shape, from_site=from_site, n_sites=len(NAMES))
+
+    def ask(self, name: str, data: bytes) -> bytes | None:
+        message = self.read(data)
+        if message.kind is Kind.MASK and (name, message.round) in self.crash:
+            self.crash.discard((name, message.round))
+            self.sites[name].start()
+        self.turn[:] = [NAMES.index(name), message.round]
+        reply = self.sites[name](data)
+        self.seen.append((name, data, reply))
+        return None if (name, message.round, message.kind) in self.lost else reply
+
+    def code(self, name: str, data: bytes) -> str:
+        reply = self.sites[name](data)
+        assert reply is not None
+        return self.read(reply, from_site=True).code
+
+    def run(self, file: Path) -> list[np.ndarray]:
+        if not file.exists():
+            Journal.begin(file, self.study, NAMES)
+        transport = InProcess({name: lambda data, name=name: self.ask(name, data) for name in NAMES})  # type: ignore[misc]
+        with Journal.open(file) as journal:
+            asyncio.run(run_rounds(coordinator_of(journal), transport))
+            return list(journal.consensus())
+
+    def ledger_rounds(self, name: str) -> list[int]:
+        self.sites[name].close()
+        return list(read_ledger(self.sites[name].folder).accounts[self.study.hash].rounds)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[Sites]:
+    made = Sites(tmp_path)
+    yield made
+    for site in made.sites.values():
+        site.close()
+
+
+def reference(study: Study, mask: np.ndarray, voids: set[int]) -> np.ndarray:
+    """The same study in one process, with who took part and which rounds are void."""
+    parts = [made_rows(ord(name), ROWS[name], D) for name in NAMES]
+    offsets = np.cumsum([0, *ROWS.values()])
+    features, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+    rows = make_rows(clip_rows(features), labels, offsets=offsets)
+    history: list[np.ndarray] = []
+    train(
+        study.method(*ROWS.values()), study.problem, rows, n_rounds=ROUNDS,
+        noise=Pooled(ExactNoise(seeded), 2, rows.n_rows, MOST_ROWS),
+        participation=PlannedParticipation(mask), voids=lambda round: round in voids,
+        observers=[lambda view: history.append(np.array(view.broadcast))],
+    )  # fmt: skip
+    return np.array(history)
+
+
+def test_the_same_bits_as_in_one_process_with_absent_sites_and_void_rounds(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = lambda scale, count: seeded(*sites.turn)(scale, count)  # noqa: E731
+    monkeypatch.setattr(exact_noise, "discrete_gaussian", draw)
+    sites.lost = {("b", 2, Kind.REQUEST), ("c", 3, Kind.MASK)}
+    got = sites.run(tmp_path / "s" / "journal.sqlite")
+    mask = np.ones((ROUNDS, 4), bool)
+    mask[1, 1] = mask[3, 2] = False  # not ready; sits out after the void round
+    assert np.array_equal(got, reference(QUICK, mask, {3}))
+    with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
+        assert [(each.round, each.sites) for each in journal.voids()] == [(3, ("c",))]
+    assert [sites.ledger_rounds(name) for name in NAMES] == [
+        [1, 2, 3, 4, 5], [1, 3, 4, 5], [1, 2, 3, 5], [1, 2, 3, 4, 5],
+    ]  # fmt: skip
+
+
+def test_a_site_that_restarts_after_it_was_ready_answers_the_repeated_request(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, masked_study(deadline=30.0))
+    sites.crash = {("a", 2), ("d", 4)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpadmm.federation.aggregator.coordinator.FIRST_REPEAT", 0.05)
+        sites.run(tmp_path / "s" / "journal.sqlite")
+    with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
+        assert journal.voids() == []
+        assert "a: refused: round-not-ready" in [event.text for event in journal.events()]
+    assert all(sites.ledger_rounds(name) == [1, 2, 3, 4, 5] for name in NAMES)
+
+
+def test_an_aggregator_that_dies_goes_on_with_the_same_members(sites: Sites, tmp_path: Path) -> None:
+    file = tmp_path / "s" / "journal.sqlite"
+    Journal.begin(file, QUICK, NAMES)
+    closed = 0
+    for _ in range(40):  # one message of the aggregator, then it is killed
+        with Journal.open(file) as journal:
+            run = coordinator_of(journal)
+            if run.done:
+                break
+            while not run.over(0.0):
+                for message in run.messages(again=True):
+                    for name in NAMES:
+                        reply = sites.ask(name, message)
+                        if reply is not None:
+                            run.take(name, reply, 0.0)
+            run.proceed(0.0)
+            if not run.round:
+                continue
+            if run.round == 1 and not journal.openings():  # called: the next process calls again
+                for message in run.messages(again=True):
+                    for name in NAMES:
+                        run.take(name, sites.ask(name, message) or b"", 0.0)
+                run.proceed(0.0)
+            closed = journal.rounds_done
+    assert closed == ROUNDS
+    with Journal.open(file, read_only=True) as journal:
+        assert journal.voids() == []
+        assert len(journal.openings()) == ROUNDS
+    masked = {(name, data): reply for name, data, reply in sites.seen if sites.read(data).kind is Kind.MASK}
+    for name, data, reply in sites.seen:
+        if sites.read(data).kind is Kind.MASK:
+            assert masked[name, data] == reply, "to the same, the same"
+    assert all(len(sites.ledger_rounds(name)) == ROUNDS for name in NAMES)
+
+
+def request(study: Study, round: int = 1, value: float = 0.0) -> bytes:
+    start = study.method(1).start(study.shape)
+    return packed(Message(Kind.REQUEST, study.hash, round, start + value))
+
+
+def mask(study: Study, asked: bytes, members: str, round: int = 1) -> bytes:
+    body = bitmap_of([NAMES.index(each) for each in members], len(NAMES))
+    return packed(Message(Kind.MASK, study.hash, round, digest=digest_of(asked), body=body))
+
+
+def test_an_aggregator_that_tells_two_stories_gets_numbers_that_do_not_cancel(sites: Sites) -> None:
+    """It asks some for the sum over abcd, others for that over abc; or for another point: no subset is readable."""
+    for name in NAMES:
+        sites.ask(name, request(QUICK))
+    said = {}
+    for name, members in {"a": "abcd", "b": "abcd", "c": "abc", "d": "abcd"}.items():
+        reply = sites.ask(name, mask(QUICK, request(QUICK), members))
+        assert reply is not None
+        said[name] = sites.read(reply, from_site=True).masked
+    for chosen in ("abcd", "abc", "abd", "ab", "cd", "a"):
+        total = sum((said[name] for name in chosen), np.zeros(1, np.int64))  # type: ignore[misc]
+        assert np.abs(total.astype(float)).max() > 2.0**58, chosen
+
+
+def test_one_answer_to_one_set_of_members_in_a_round(sites: Sites, tmp_path: Path) -> None:
+    asked = request(QUICK)
+    assert sites.code("a", mask(QUICK, asked, "abcd")) == "round-not-ready", "before it was asked for anything"
+    sites.ask("a", asked)
+    first = sites.ask("a", mask(QUICK, asked, "abcd"))
+    assert sites.ask("a", mask(QUICK, asked, "abcd")) == first
+    assert sites.code("a", mask(QUICK, asked, "abc")) == "round-forked"
+    other = request(QUICK, value=1e-9)
+    sites.ask("a", other)
+    assert sites.code("a", mask(QUICK, other, "abcd")) == "round-forked"
+    sites.sites["a"].start()
+    sites.ask("a", asked)
+    assert sites.ask("a", mask(QUICK, asked, "abcd")) == first, "also after a restart"
+    assert sites.code("b", mask(QUICK, asked, "abcd")) == "round-not-ready"
+    sites.ask("b", asked)
+    assert sites.ask("b", mask(QUICK, asked, "acd")) is None, "a round of others"
+    assert sites.code("b", mask(QUICK, asked, "ab")) == "members-few"
+    padded = packed(Message(Kind.MASK, QUICK.hash, 1, digest=digest_of(asked), body=b"\xf8"))
+    assert sites.code("b", padded) == "members-malformed"
+    assert sites.ledger_rounds("b") == []
+
+
+def test_a_site_that_is_asked_for_another_point_in_between_answers_the_first(sites: Sites) -> None:
+    asked, other = request(QUICK), request(QUICK, value=1e-9)
+    assert [sites.code("a", data) for data in (asked, other, asked)] == ["", "round-forked", ""]
+    assert sites.code("a", mask(QUICK, other, "abcd")) == "round-not-ready"
+    assert sites.code("a", mask(QUICK, asked, "abcd")) == ""
+    assert sites.ledger_rounds("a") == [1]
+
+
+def test_a_mask_of_another_round_or_study_is_not_answered(sites: Sites, tmp_path: Path) -> None:
+    asked = request(QUICK)
+    sites.ask("a", asked)
+    assert sites.code("a", mask(QUICK, asked, "abcd", round=2)) != ""
+    other = masked_study(deadline=7.0)
+    assert sites.code("a", mask(other, request(other), "abcd")) == "request-malformed"
+    assert sites.ledger_rounds("a") == []

@@ -1,0 +1,72 @@
+"""A study with secure aggregation: its keys, and sites in this process with real guards and ledgers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from guards import private, rows
+
+from dpadmm.federation.site.responder import Responder
+from dpadmm.study.roster import RosterEntry
+from dpadmm.study.study import Study
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.masking import public_key
+from dpadmm.trusted.policy import MaskingLimits, Policy
+
+NAMES = ("a", "b", "c", "d")
+ROUNDS, MOST_ROWS, D = 5, 100, 3
+ROWS = {"a": 20, "b": 37, "c": 60, "d": 95}
+LIMITS = MaskingLimits(1e3, 2, 1)
+POLICY = Policy(1e3, 1e-5, frozenset({"auto"}), frozenset({"logistic"}), 1000, 2, masking=LIMITS)
+LOG = logging.getLogger("masked")
+
+
+def key(name: str) -> bytes:
+    """The private key of a site."""
+    return sha256(f"key of {name}".encode()).digest()
+
+
+def masked_study(names: Sequence[str] = NAMES, **more: Any) -> Study:
+    """May lose one site, unless told otherwise; at least two are honest."""
+    training = {"noise_multiplier": 30.0, "n_rounds": ROUNDS, "intercept": False, "trust": "secure_aggregation"}
+    choices: dict[str, Any] = {"allow_missed_rounds": True, "quorum": 3, "deadline": 10.0, **more}
+    return Study(
+        name="masked", features=("x", "y", "z"), classes=(-1, 1), most_rows=MOST_ROWS,
+        training={**training, "honest": 2}, **choices,
+        roster=tuple(RosterEntry(name, public_key(key(name)).hex()) for name in names),
+    )  # fmt: skip
+
+
+class MaskedSite:
+    """A responder over a guard with a ledger in a folder; ``start`` it again after a crash."""
+
+    def __init__(self, folder: Path, name: str, study: Study, private_key: bytes | None = None) -> None:
+        self.folder, self.name, self.study = folder / name, name, study
+        self.key = key(name) if private_key is None else private_key
+        self.rows = private(*rows(ord(name), ROWS[name], D))
+        self.responder: Responder | None = None
+
+    @contextmanager
+    def guard(self) -> Iterator[Guard]:
+        with Ledger.open(self.folder, cap=POLICY.cap, cap_alone=POLICY.cap_alone, create=True) as ledger:
+            yield Guard(POLICY, ledger, lambda _: self.rows, lambda _: self.key)
+
+    def start(self) -> None:
+        self.close()
+        self.responder = Responder(self.guard, 1, LOG)
+        self.responder.open()
+        assert self.responder.accept(self.study) is None
+
+    def close(self) -> None:
+        if self.responder is not None:
+            self.responder.close()
+
+    def __call__(self, data: bytes) -> bytes | None:
+        assert self.responder is not None
+        return self.responder.answer(self.study.hash, data)
