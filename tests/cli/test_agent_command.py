@@ -232,7 +232,8 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     assert (limits["honest"], limits["withstood"]) == ((2, 2), (1, 1))
     assert limits["mu_squared_alone"][0] == 2 * limits["mu_squared"][0]
     assert limits["epsilon_alone"][1] == pytest.approx(2.0)
-    enrolled = text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded())
+    compared = ("--hash", read_study(study_file).hash)
+    enrolled = text_of(cli("agent", "enrol", study_file, "--site", begun, *compared).succeeded())
     assert f"Reserved: ε {epsilon} ({alone} if all other sites work together) of 1.0000" in enrolled
     checked = text_of(cli("agent", "check", begun).succeeded())
     assert f"If all other sites work together, ε 0.0000 is spent, {alone} spent or reserved." in checked

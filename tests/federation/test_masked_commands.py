@@ -123,13 +123,17 @@ def _one_hash(land: Land) -> None:
     assert "the hashes differ" in sentence(told)
     mine = {each.name: each.key for each in agreed.roster}["east"]
     (land.folder / "without.toml").write_text(text.replace(mine, "ab" * 32))
-    assert "roster" in sentence(land.refused("agent", "enrol", "without.toml", *east))
+    theirs = ("--hash", read_study(land.folder / "without.toml").hash)
+    assert "roster" in sentence(land.refused("agent", "enrol", "without.toml", *east, *theirs))
+    for words in (("enrol", "agreed.toml"), ("review", "agreed.toml", "--accept")):
+        assert "--hash HASH" in sentence(land.refused("agent", *words, *east))
+    theirs = ("--hash", agreed.hash)
     key = land.folder / "east" / "keys" / mine
     key.chmod(0o644)
-    assert "chmod 600" in sentence(land.refused("agent", "enrol", "agreed.toml", *east))
+    assert "chmod 600" in sentence(land.refused("agent", "enrol", "agreed.toml", *east, *theirs))
     key.chmod(0o600)
     moved = key.rename(land.folder / "kept")
-    assert "keys" in sentence(land.refused("agent", "enrol", "agreed.toml", *east))
+    assert "keys" in sentence(land.refused("agent", "enrol", "agreed.toml", *east, *theirs))
     moved.rename(key)
     for name in SITES:
         words = ("agent", "review", "agreed.toml", "--site", f"{name}/site.toml", "--accept", "--hash")

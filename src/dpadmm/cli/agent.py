@@ -149,6 +149,23 @@ def offer(
     say("back, and the hash that you compared with the other owners, for example by telephone.")
 
 
+TheirHash = Annotated[
+    str | None,
+    Option("--hash", help="The study's hash, as the other owners have it.", metavar="HASH", show_default=False),
+]
+
+
+def _compare(study: Study, path: Path, expected: str | None, *, needed: bool) -> None:
+    """Secure aggregation protects from an aggregator that made sites up only where owners compared the hash."""
+    if expected is not None and "".join(expected.split()).lower() != study.hash:
+        raise StudyError(f"{path}: the hashes differ: this is not the study that the other owners have")
+    if expected is None and needed and study.terms.masking is not None:
+        raise StudyError(
+            f"{path}: with secure aggregation, compare the study's hash with the other owners, not through the "
+            "aggregator, and give it: --hash HASH (dpadmm agent review shows it)"
+        )
+
+
 @agent_app.command("review")
 def review(
     study_file: StudyFile,
@@ -156,9 +173,7 @@ def review(
     as_json: AsJson = False,
     accepted: bool = Option(False, "--accept", help="Accept the study, like enrol."),
     declined: bool = Option(False, "--decline", help="Decline the study; an enrolled study is left."),
-    expected: str | None = Option(
-        None, "--hash", help="The study's hash, as the other owners have it.", metavar="HASH", show_default=False
-    ),
+    expected: TheirHash = None,
 ) -> None:
     """Compare the cost of a study with your limits and your ledger; accept or decline it.
 
@@ -170,8 +185,7 @@ def review(
     if accepted and declined:
         raise StudyError("a study can be accepted or declined, not both")
     study, site = read_study(study_file), _opened(site_file)
-    if expected is not None and "".join(expected.split()).lower() != study.hash:
-        raise StudyError(f"{study_file}: the hashes differ: this is not the study that the other owners have")
+    _compare(study, study_file, expected, needed=accepted)
     state, refusal, rows, n_rows = read_ledger(site.ledger), None, None, None
     try:
         rows = site.rehearse(study, state).rows
@@ -199,12 +213,18 @@ def review(
 
 
 @agent_app.command("enrol")
-def enrol(study_file: StudyFile, site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -> None:
+def enrol(
+    study_file: StudyFile,
+    site_file: SiteOption = Path("site.toml"),
+    as_json: AsJson = False,
+    expected: TheirHash = None,
+) -> None:
     """Accept a study: fix its rows as they are now, and reserve its budget.
 
     Repeating the command is harmless. The rows must not change until the study has ended.
     """
     study, site = read_study(study_file), _opened(site_file)
+    _compare(study, study_file, expected, needed=True)
     before = read_ledger(site.ledger).accounts
     state = decisions.accept(site, study)
     account = state.accounts[study.hash]
