@@ -332,11 +332,13 @@ def synthetic_labels(study: Study, features: Features, strength: str, rng: np.ra
 def run(training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int) -> Floats:
     """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's.
 
-    ``auto`` uses nothing but the mean over all rows, whose noise is that of one agent with ``Σm/√n`` rows.
+    ``auto`` uses nothing but the mean over all rows, whose noise is that of one agent with ``Σm/√n`` rows, or
+    ``Σm/√(n/h)`` where secure aggregation relies on h honest agents.
     """
     rng, total = np.random.default_rng(seed), int(sizes.sum())
     if isinstance(training.method, Auto):
-        chosen, scale = np.array([max(1, round(total / math.sqrt(len(sizes))))]), 1.0
+        chosen, scale = np.array([max(1, round(total * math.sqrt((training.honest or 1) / len(sizes))))]), 1.0
+        training = training.changed(trust="local", honest=None)
         counts = np.array([min(total, len(pool), max(LEAST_ROWS, int(MOST_POOLED / _entries(pool))))])
     else:
         chosen = stand_ins(sizes, pool.features.shape[1] * problem.loss.n_outputs)
