@@ -6,7 +6,7 @@ and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from dpadmm.training.loop import (
     Participation,
     PlannedParticipation,
     RandomParticipation,
+    RandomVoids,
     StopWhenStill,
 )
 from dpadmm.training.metrics import Metrics
@@ -164,13 +165,13 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
     return settings.changed(**changes)
 
 
-def _voids(settings: Settings, seed: int) -> Callable[[int], bool] | None:
+def _voids(settings: Settings, seed: int) -> RandomVoids | None:
     """Which rounds are void."""
     if not settings.void_rounds:
         return None
     if settings.trust == "local":
         raise StudyError('void_rounds belongs to trust = "secure_aggregation"; leave it out')
-    return lambda round: bool(np.random.default_rng([seed, 3, round]).random() < settings.void_rounds)
+    return RandomVoids(settings.void_rounds, seed)
 
 
 def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int) -> Participation | None:
