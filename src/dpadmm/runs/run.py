@@ -296,7 +296,7 @@ def _pooled(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) 
     """Noise in shares, of which only the sum is used."""
     largest, n = int(n_rows.max()), len(n_rows)
     if honest > n:
-        raise StudyError(f"honest = {honest}, but there are {n} agents; fewer honest ones mean more noise")
+        raise StudyError(f"honest = {honest}, but there are {n} agents; take at most {n}")
     if most_rows is not None and most_rows < largest:
         raise StudyError(f"most_rows = {most_rows:,}, but an agent has {largest:,} rows; agree on a larger number")
     return Pooled(noise, honest, n_rows, most_rows or largest)

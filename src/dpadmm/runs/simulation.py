@@ -153,7 +153,7 @@ def run_prepared(
         prior=prior,
         keep_interrupted=keep_interrupted,
         seed=seed,
-        voids=_voids(settings, seed),
+        voids=RandomVoids(settings.void_rounds, seed) if settings.void_rounds else None,
     )
     return replace(result, trace=metrics.trace, dataset=prepared.dataset)
 
@@ -163,15 +163,6 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
         return settings_from(changes, "simulate()")
     check_names(changes, flat_parameters(Settings), "simulate()")
     return settings.changed(**changes)
-
-
-def _voids(settings: Settings, seed: int) -> RandomVoids | None:
-    """Which rounds are void."""
-    if not settings.void_rounds:
-        return None
-    if settings.trust == "local":
-        raise StudyError('void_rounds belongs to trust = "secure_aggregation"; leave it out')
-    return RandomVoids(settings.void_rounds, seed)
 
 
 def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int) -> Participation | None:
