@@ -25,6 +25,7 @@ def without_exceptions(estimator: object) -> dict[str, str]:
         DPADMMClassifier(),
         DPADMMRegressor(),
         DPADMMClassifier(method="dp_admm", max_iter=20),
+        DPADMMClassifier(n_agents=2, trust="secure_aggregation", honest=2),
         PublicScaler(1.0, 2.0),
         PublicScaler(scale=2.0),
     ],
