@@ -8,7 +8,7 @@ import pytest
 from looping import case
 
 from dpadmm.experiments import accuracy
-from dpadmm.experiments.results import read_results
+from dpadmm.experiments.results import ADDED, read_results, write_results
 
 pytestmark = pytest.mark.usefixtures("workers_forked")
 
@@ -32,7 +32,8 @@ def test_the_suite_writes_its_lines_and_its_page(cli, few, tmp_path):
     answer = suite(cli, tmp_path, "--json", sets="correlated,separable").succeeded()
     assert answer.json["cells"] == 4
     lines = accuracy.read_lines(tmp_path / "accuracy.csv")
-    assert len(lines) == 2 * 2 * (2 * 9 + 1)  # three learning rates are tuned
+    # three learning rates are tuned; secure aggregation is for several agents
+    assert len(lines) == 2 * 2 * (2 * 9 + 1 + 1)
     spent = [line.total_epsilon for line in lines if line.contender != "optimum"]
     assert spent == pytest.approx([1.0] * len(spent), abs=1e-3)
     text = (tmp_path / "accuracy.md").read_text()
@@ -53,6 +54,22 @@ def test_only_makes_one_method_s_runs_again(cli, few, tmp_path):
             old, new = (each.select(name).column("wall_seconds").tolist() for each in (before, after))
             assert len(old) == len(new)
             assert (old == new) == same
+
+
+def test_a_folder_from_before_a_contender_and_its_settings_is_resumed(cli, few, tmp_path):
+    suite(cli, tmp_path).succeeded()
+    path = tmp_path / "correlated" / "results.parquet"
+    made = read_results(path)
+    grid = {**made.grid, "experiments": {k: v for k, v in made.grid["experiments"].items() if k != "auto_secure"}}
+    old = made.select(cell=[key for each in grid["experiments"].values() for key in each["cells"]])
+    assert len(old.cells) == len(made.cells) - 2
+    about = {"grid": grid, "data": made.meta["data"], "command": made.meta["command"]}
+    write_results(path, old.table.drop_columns(list(ADDED)), **about)
+    suite(cli, tmp_path).succeeded()
+    new = read_results(path)
+    assert new.select(cell=old.cells).table.equals(old.table)  # nothing of it was run again
+    assert new.select("auto_secure").last().column("honest").tolist() == [2, 2]
+    assert {line.contender for line in accuracy.read_lines(tmp_path / "accuracy.csv")} == set(accuracy.CONTENDERS)
 
 
 def test_more_splits_extend_a_folder(cli, few, tmp_path):

@@ -13,6 +13,7 @@ from looping import case
 from paper_runs import rows as dataset_rows
 from printed import printed
 
+from dpadmm import simulate
 from dpadmm.cli.compare import _say_head, rows_of, show
 from dpadmm.experiments.results import read_results
 from dpadmm.study.public_rows import PublicRows
@@ -107,6 +108,30 @@ def test_tables_for_people_fit_and_show_what_does_not_apply(cli, rows_csv, tmp_p
         assert " ± " in text
 
 
+def test_secure_aggregation_stands_beside_local_trust(cli, rows_csv, tmp_path):
+    words = ["--methods", "auto,dp_admm", "--epsilon", "1", "--agents", "3,4", "-o", tmp_path / "out"]
+    words += ["--trust", "secure_aggregation", "--honest", "4"]
+    rows = compare(cli, rows_csv, *words, "--json").succeeded().json["rows"]
+    told = [(row["n_agents"], row["method"], row["honest"], row["status"]) for row in rows[1:]]
+    three = [(3, "auto", None, "done"), (3, "auto", 4, "refused"), (3, "dp_admm", None, "done")]
+    assert told == [*three, *((4, method, honest, "done") for _, method, honest, _ in three)]
+    masked = rows[5]
+    same = simulate("synthetic", method="auto", epsilon=1.0, delta=1e-3, n_agents=4, n_rounds=5, metrics_every=0,
+                    trust="secure_aggregation", honest=4, seed=1).privacy  # fmt: skip
+    assert masked["total_epsilon"] == pytest.approx(same.epsilon)
+    assert masked["epsilon_alone"] == pytest.approx(same.epsilon_alone, rel=1e-6)
+    assert "auto, secure aggregation, h = 4" in (tmp_path / "out" / "comparison.svg").read_text()
+    for columns in (80, 120):
+        answer = compare(cli, rows_csv, *words, columns=columns).succeeded()
+        shown = [line for line in answer.out.splitlines() if not line.startswith(("Results:", "Figure:"))]
+        assert max(map(len, shown)) <= columns
+        text = " ".join(answer.out.split())
+        assert f"4 agents, total ε = 1; h = 4: {same.epsilon_alone:.4f} if all others work together" in text
+        assert all(f" {each} " in text for each in ("auto local", "auto h = 4", "DP-ADMM local"))
+        assert "auto: honest = 4, but there are 3 agents" in text
+        assert "total ε holds if 4 agents or more of every round are honest" in text
+
+
 def test_when_nothing_applies_it_is_an_error(cli, rows_csv):
     answer = compare(cli, rows_csv, "--methods", "admm_pvp,admm_dvp", "--regularizer", "l1", "--epsilon", "1")
     assert answer.code == 2
@@ -141,6 +166,13 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
         (["--epsilon", "1", "--rho", "-1"], "rho must be a positive number"),
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
+        (["--epsilon", "1", "--trust", "secure_aggregation"], "secure_aggregation needs honest"),
+        (["--epsilon", "1", "--honest", "3"], "honest belongs to trust"),
+        (["--epsilon", "1", "--void-rounds", "0.1"], "void_rounds belongs to trust"),
+        (
+            ["--epsilon", "1", "-m", "dp_sgd", "--trust", "secure_aggregation", "--honest", "3"],
+            "only the sum of all answers is seen; add a method for that: auto",
+        ),
         (["--epsilon", "1", "--data", "nothing"], "there is no data set and no file 'nothing'"),
     ]:
         with case(words, says):

@@ -18,7 +18,7 @@ from dpadmm.model.file import load_model
 module = importlib.import_module("dpadmm.cli.demo")  # the name in the package is the command
 
 CLOSED = "http://127.0.0.1:9"  # nothing listens there
-RUNS = [f"{kind}-{e}-{k}" for kind in ("paper", "auto") for e in ("0.05", "0.1") for k in (1, 2, 3)]
+RUNS = [f"{kind}-{e}-{k}" for kind in ("paper", "auto", "secure") for e in ("0.05", "0.1") for k in (1, 2, 3)]
 MODELS = {f"model-{run}.npz" for run in RUNS}
 STATEMENTS = {f"statement-{run}.json" for run in RUNS}
 
@@ -61,12 +61,15 @@ def check_table(text: str) -> dict[str, list[str]]:
     assert max(map(len, lines)) <= 80
     assert "…" not in text
     starts = (" opt", " DP-", " auto")
-    rows = {" ".join(line.split()[:2]): line.split() for line in lines if line.startswith(starts)}
-    named = [f"{name} {epsilon}" for epsilon in ("0.2772", "0.6339") for name in ("DP-ADMM", "auto")]
+    shown = [line.replace("auto, secure aggregation", "masked") for line in lines if line.startswith(starts)]
+    rows = {" ".join(line.split()[:2]): line.split() for line in shown}
+    named = [f"{name} {epsilon}" for epsilon in ("0.2772", "0.6339") for name in ("DP-ADMM", "auto", "masked")]
     assert list(rows)[1:] == named
     assert next(iter(rows)).startswith("optimum ")
     assert [int(rows[name][2]) for name in named if name.startswith("DP")] == [100, 100]
-    assert "0.5009 and 1.0193" in " ".join(text.split())
+    assert "0.5009 and 1.0193. With DP-ADMM and auto an agent relies on nobody." in " ".join(text.split())
+    promise = "ε holds if at least 50 agents are honest; if all others work together it is 2.8934 and 6.9539."
+    assert promise in " ".join(text.split())
     return rows
 
 
@@ -168,7 +171,7 @@ def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
         assert (answer.out, answer.err) == ("", "dpadmm: interrupted\n")
         assert not (tmp_path / "out").exists()
         return
-    assert "dpadmm: interrupted in run 3 of " in answer.err
+    assert "dpadmm: interrupted in run 4 of " in answer.err
     runs = read_summary(tmp_path / "out")["runs"]
     assert [run["rounds"] for name, run in runs.items() if name.startswith("paper")] == [100, 4]
 
@@ -185,5 +188,7 @@ def test_the_demo_on_adult(process, tmp_path):
     assert float(rows["DP-ADMM 0.6339"][3]) == pytest.approx(0.418, abs=0.006)
     assert float(rows["auto 0.2772"][3]) < 0.425
     assert float(rows["auto 0.6339"][3]) < 0.405
+    assert float(rows["masked 0.2772"][3]) < 0.36
+    assert float(rows["masked 0.6339"][3]) < 0.345
     check_folder(tmp_path / "out")
     assert os.path.getsize(tmp_path / "out" / "convergence.png") > 10_000

@@ -180,6 +180,44 @@ def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, stud
     assert "these rows and this ε will not beat a constant guess" in " ".join(noisy.split())
 
 
+def masked(given: str) -> str:
+    """The study with auto, few rows' worth of ε and secure aggregation."""
+    given = given.replace('name = "dp_admm"', 'name = "auto"').replace("n_rounds = 20\n", "")
+    return given.replace("epsilon = 1.0", 'epsilon = 0.2\ntrust = "secure_aggregation"\nhonest = 3')
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_secure_aggregation_is_planned_for_more_and_fewer_honest_agents(cli, study_file, public, columns):
+    study_file.write_text(masked(planned.STUDY))
+    call = ["plan", study_file, "--agents", 8, "--rows", 150, "--repeats", 2, "--epsilon", "0.2", "--public", public]
+    answer = cli(*call, columns=columns).succeeded()
+    assert max(map(len, answer.out.splitlines())) <= columns
+    text = " ".join(answer.out.split())
+    assert "total ε at δ = 1e-05, exact 0.2000 with at least 3 honest agents if all others work together 0.36" in text
+    assert re.search(r"2 0% 13 [^*]* 3\* 0% 13 [^*]* 4 0% 13 [^*]* 7 0% 13 [^*]* 3 10% 13 ", text)
+    assert "A void round is charged in full." in text
+    assert "With secure aggregation" not in text
+    found = cli(*call, "--json").succeeded().json
+    assert (found["costs"]["honest"], round(found["costs"]["epsilon_alone"], 2)) == (3, 0.36)
+    told = found["secure_aggregation"]
+    assert [(each["honest"], each["void_rounds"]) for each in told] == [(2, 0), (3, 0), (4, 0), (7, 0), (3, 0.1)]
+    assert told[1]["scenarios"][0] == found["scenarios"][0]["own"]  # the same noise
+    refused = cli("plan", study_file, "--agents", 3, "--rows", 150)
+    assert refused.code == 2
+    assert "honest = 3, but a round may have 3 sites" in refused.err
+
+
+def test_a_study_that_would_gain_from_secure_aggregation_is_told(cli, study_file, public):
+    local = masked(planned.STUDY).replace('trust = "secure_aggregation"\nhonest = 3\n', "")
+    study_file.write_text(local)
+    call = ["plan", study_file, "--agents", 8, "--repeats", 2, "--epsilon", "0.2", "--public", public]
+    text = " ".join(cli(*call, "--rows", 150).succeeded().out.split())
+    assert "With secure aggregation and at least 4 honest agents the same ε is forecast to reach " in text
+    assert "(docs/secure-aggregation.md)" in text
+    assert "void" not in text
+    assert "secure aggregation" not in cli(*call, "--rows", 10**6).succeeded().out
+
+
 def test_a_rare_outcome_is_judged_by_how_well_rows_are_ranked(cli, study_file, tmp_path):
     """One row in twenty is ill: always saying no is right in 95% of rows, and ranks none."""
     header, *rows = planned.table(tmp_path / "all.csv", 6000).read_text().splitlines()

@@ -228,6 +228,39 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     assert (again.code, path.read_bytes()) == (2, before)
 
 
+def test_a_study_with_secure_aggregation_says_what_its_epsilon_rests_on(cli, tmp_path, table_file):
+    words = ["--trust", "secure_aggregation", "--honest", "5", "--most-rows", "100000"]
+    drafted, example, local = (tmp_path / name for name in ("drafted.toml", "example.toml", "local.toml"))
+    cli("study", "new", drafted, "--from", table_file, "--label", "repaid", *words).succeeded()
+    cli("study", "confirm", drafted, "--all").succeeded()
+    cli("study", "new", example, *words).succeeded()
+    cli("study", "new", local).succeeded()
+    for path in (drafted, example):
+        study = read_study(path)
+        assert (study.training.trust, study.training.honest, study.most_rows) == ("secure_aggregation", 5, 100_000)
+        mu = math.sqrt(study.terms.plan.mu_squared())
+        alone = exact_epsilon(math.sqrt(5.0) * mu, study.training.delta)
+        promise = "if at least 5 of the sites that take part in a round are honest: ε 1.0000; if all others work "
+        for verb in ("check", "show"):
+            answer = cli("study", verb, path, columns=80).succeeded()
+            assert max(map(len, answer.out.splitlines())) <= 80
+            told = re.search(re.escape(promise) + r"together against you: ε ([0-9.]+)\.", text_of(answer))
+            assert told is not None
+            assert alone <= float(told[1]) <= alone + 1e-4
+        assert cli("study", "show", path, "--json").succeeded().json["epsilon_alone"] == pytest.approx(alone)
+    assert "honest" not in cli("study", "show", local).succeeded().out
+    for given, complaint in (
+        (words[:4], "needs --honest, how many sites"),
+        (words[2:], "are for --trust secure_aggregation"),
+        (["--trust", "secure"], "trust must be one of local, secure_aggregation"),
+        ([*words[:2], "--honest", "1", *words[4:]], "honest must be a whole number of at least 2"),
+    ):
+        refused = cli("study", "new", tmp_path / "refused.toml", *given)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert complaint in refused.err
+        assert not (tmp_path / "refused.toml").exists()
+
+
 def test_from_a_dictionary(cli, tmp_path):
     words = tmp_path / "words.csv"
     words.write_text("name,kind,low,high,values\nage,number,0,120,\nill,category,,,no|yes\n")

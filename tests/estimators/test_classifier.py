@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 import warnings
@@ -14,13 +15,16 @@ import pytest
 from looping import case
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state, get_tags
 
-from dpadmm import DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
+from dpadmm import BudgetAccountant, DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.estimators.base import PrivateLinearModel
+from dpadmm.privacy import exact_epsilon
+from dpadmm.privacy.calibration import total_noise_multiplier
 from dpadmm.runs import simulation
 from dpadmm.study.settings import Settings
 from dpadmm.training.prior import RIDGE
@@ -160,6 +164,52 @@ def test_groups_are_the_agents() -> None:
     same = DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y, groups=owners.tolist())
     assert_array_equal(model.coef_, same.coef_)
     assert not np.array_equal(model.coef_, DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y).coef_)
+
+
+MASKED = {"n_agents": 8, "trust": "secure_aggregation", "honest": 5}
+
+
+def test_secure_aggregation_is_simulated_and_says_so() -> None:
+    """The noise is exact, and that of a sum: with h honest of n agents √h times less than what each adds alone."""
+    model = DPADMMClassifier(0.5, **MASKED, **PUBLIC, **FEW)
+    assert {name: model.get_params()[name] for name in MASKED} == MASKED
+    model = clone(model).fit(X, Y)
+    told = model.privacy_
+    assert (round(told["epsilon"], 6), told["trust"], told["honest"]) == (0.5, "secure_aggregation", 5)
+    assert told["noise"].startswith("exact")
+    assert "at least 5 agents of every round are honest" in told["guarantee"]
+    assert told["agents"] == "8 simulated in one process, which sees the rows of all"
+    mu = 1.0 / total_noise_multiplier(0.5, 1e-5, 1)
+    assert told["epsilon_alone"] == pytest.approx(exact_epsilon(math.sqrt(5.0) * mu, 1e-5))
+    alone = DPADMMClassifier(0.5, **PUBLIC, **FEW).fit(X, Y).privacy_
+    assert (alone["trust"], "agents" in alone) == ("local", False)
+
+
+@SEEDED
+def test_secure_aggregation_is_better_than_local_trust_and_one_place_better_still() -> None:
+    kinds: list[dict[str, Any]] = [{"n_agents": 8}, MASKED, {}]
+    local, masked, pooled = (
+        np.mean(
+            [DPADMMClassifier(0.5, random_state=k, **how, **PUBLIC, **FEW).fit(X, Y).score(X, Y) for k in range(30)]
+        )
+        for how in kinds
+    )
+    assert local + 0.03 < masked < pooled
+
+
+def test_agents_that_cannot_be_are_refused_before_anything_is_charged() -> None:
+    accountant = BudgetAccountant(epsilon=1.0, delta=1e-5)
+    for given, groups, words in (
+        ({"n_agents": 4, "trust": "secure_aggregation", "honest": 5}, None, "honest = 5, but there are 4 agents"),
+        ({"n_agents": 4, "trust": "secure_aggregation"}, None, "secure_aggregation needs honest"),
+        ({**MASKED, "method": "dp_admm"}, None, "only their sum is seen"),
+        ({"n_agents": 4}, THREE, "groups say who the agents are"),
+        ({"n_agents": 0}, None, "n_agents must be a whole number of at least 1"),
+        ({**MASKED, "honest": 1.5}, None, "honest must be a whole number of at least 2"),
+    ):
+        with pytest.raises(StudyError, match=words):
+            DPADMMClassifier(accountant=accountant, **given, **PUBLIC).fit(X, Y, groups=groups)
+    assert accountant.spent == BudgetAccountant(epsilon=1.0, delta=1e-5).spent
 
 
 def test_a_declared_class_without_rows_is_a_class() -> None:
@@ -434,7 +484,7 @@ def test_defaults_are_a_promise() -> None:
     shared = {
         "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "center": None, "scale": None,
         "l1_ratio": 0.0, "fit_intercept": True, "method": "auto", "max_iter": None, "rho": 0.1, "random_state": None,
-        "accountant": None,
+        "accountant": None, "n_agents": None, "trust": "local", "honest": None,
     }  # fmt: skip
     classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0}
     regressor = {"alpha": 1.0, "y_bounds": None, "loss": "squared", "gradient_bound": 1.0, "weight_radius": 3.0}

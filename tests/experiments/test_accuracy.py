@@ -11,7 +11,7 @@ import pytest
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.experiments import accuracy
 from dpadmm.experiments.accuracy import CONTENDERS, REST, Line, Place
-from dpadmm.reporting.accuracy import page
+from dpadmm.reporting.accuracy import ANY_CLASSES, page
 
 
 def lines(contender: str, errors: list[float], *, losses: list[float] | None = None, **changes: object) -> list[Line]:
@@ -32,6 +32,8 @@ def test_every_data_set_meets_every_contender_at_the_same_privacy() -> None:
         assert {each.seed for each in private} == set(range(1, 11))
         (optimum,) = {cell.settings.reg_share for cell in grid.cells(["optimum"])}
         assert optimum == 1e-6
+        relied_on = {(each.n_agents, each.honest) for each in private if each.trust == "secure_aggregation"}
+        assert relied_on == ({(10, 5)} if entry.name == "wine" else {(10, 5), (100, 50)})
         n_agents = {each.n_agents for each in private}
         assert n_agents == ({1, 10} if entry.name == "wine" else {1, 10, 100})
     assert accuracy.grid(entries[0], splits=3).digest != accuracy.grid(entries[0]).digest
@@ -88,6 +90,17 @@ def test_behind_is_judged_on_the_same_splits() -> None:
     tuned = accuracy.scores([*mine, *lines("dp_sgd_tuned", [0.1, 0.1, 0.1])])
     assert accuracy.behind(tuned) == []  # it had the test rows
     assert "dp_sgd_tuned" not in REST
+
+
+def test_secure_aggregation_stands_beside_the_rest_and_is_no_part_of_them() -> None:
+    shown = [*lines("auto", [0.31, 0.41]), *lines("dp_sgd", [0.40, 0.49]), *lines("optimum", [0.2, 0.2])]
+    text = page([*shown, *lines("auto_secure", [0.21, 0.31])])
+    assert "| 10, 1 | 36.0 ± 5.0 (0.360) | 26.0 ± 5.0 (0.260) | – |" in text
+    assert "0 of 1 cells" in text  # nothing is lost to it
+    assert "if all others work together, an ε of 1\n  is 2.4 with 10, 9.4 with 100 agents" in text
+    every = [*shown, *(line for name in ANY_CLASSES for line in lines(name, [0.3]) if name not in ("auto", "dp_sgd"))]
+    assert "| 36.0 | – | 30.0 |" in page(every)  # means are there without it
+    assert "| 36.0 | 26.0 | 30.0 |" in page([*every, *lines("auto_secure", [0.26])])
 
 
 def test_the_page_says_what_auto_loses_and_what_was_left_out() -> None:

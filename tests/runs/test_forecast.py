@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import planned
@@ -30,13 +31,14 @@ from dpadmm.runs.planning.forecast import (
     n_runs,
     outlook,
     public_scenario,
+    reached,
     resampled,
     run,
     synthetic_scenarios,
     way_to_own_rows,
 )
 from dpadmm.runs.planning.forecast import _values as values_of
-from dpadmm.runs.planning.plan import costs_of, for_sizes, measured_seconds
+from dpadmm.runs.planning.plan import VOIDS, alternatives, costs_of, for_sizes, measured_seconds
 from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.metrics import error
@@ -247,6 +249,19 @@ def auto(study):
 
 def test_auto_is_forecast_as_one_agent_with_the_noise_of_the_mean(auto, pool):
     sizes = np.array([60, 240, 150, 150])
+    is_forecast_as_it_is_trained(auto, pool, sizes)
+
+
+def test_secure_aggregation_is_forecast_with_the_noise_of_the_sum(auto, pool):
+    masked = replace(auto, training=auto.training.changed(trust="secure_aggregation", honest=3))
+    is_forecast_as_it_is_trained(masked, pool, np.array([60, 240, 150, 150]))
+    honest_and_fewer = [costs_of(each, np.full(4, 50)).noise for each in (masked, auto)]
+    assert honest_and_fewer[1] == pytest.approx(math.sqrt(3) * honest_and_fewer[0])
+    with pytest.raises(StudyError, match="a round may have 3 sites"):
+        for_sizes(masked, np.full(3, 50))
+
+
+def is_forecast_as_it_is_trained(auto, pool, sizes):
     resolved = for_sizes(auto, sizes)
     assert resolved.training.n_rounds == resolved.training.planned_rounds >= 13
     assert for_sizes(resolved, sizes) is resolved
@@ -329,3 +344,32 @@ def test_costs_follow_from_public_numbers(study, auto, pool):
     asked, moments = math.prod(auto.broadcast_shape), math.prod(auto.upload_shape(1))
     assert (other.bytes_heard, other.bytes_said) == (8 * asked, 8 * moments)
     assert other.bytes_total == 8 * (other.n_rounds * asked + moments + (other.n_rounds - 1) * 7)
+    terms = {"trust": "secure_aggregation", "honest": 2, "n_rounds": other.n_rounds}
+    masked = costs_of(replace(auto, training=auto.training.changed(**terms)), sizes)
+    assert (masked.epsilon, masked.honest) == (other.epsilon, 2)
+    assert masked.epsilon_alone == exact_epsilon(math.sqrt(2 * 20) / z, 1e-5)
+    # three sites: a byte of members, and a tag for each when called and when ready
+    assert (masked.bytes_heard, masked.bytes_said) == (other.bytes_heard + 1, other.bytes_said + 24)
+    assert masked.bytes_total == other.bytes_total + 25 * other.n_rounds + 24
+
+
+def test_alternatives_are_other_numbers_of_honest_agents_and_void_rounds(auto, study):
+    def told(training, n, **more):
+        found = alternatives(replace(auto, training=training, **more), np.full(n, 50), 1.0)
+        return [(each.training.honest, each.void_rounds) for each in found]
+
+    masked = auto.training.changed(trust="secure_aggregation", honest=3)
+    assert told(masked, 20) == [(2, 0.0), (3, 0.0), (5, 0.0), (10, 0.0), (19, 0.0), (3, VOIDS)]
+    assert told(masked, 20, allow_missed_rounds=True, quorum=8) == [(2, 0.0), (3, 0.0), (5, 0.0), (7, 0.0), (3, VOIDS)]
+    assert told(auto.training, 7) == [(4, 0.0)]
+    assert told(auto.training, 2) == told(study.training, 7) == []
+    sizes = np.full(50, 400)
+    (other,) = alternatives(auto, sizes, 1.0)
+    assert other.training.n_rounds > for_sizes(auto, sizes).training.n_rounds
+
+
+def test_void_rounds_cost_accuracy(auto, pool):
+    scenario, sizes = Scenario("public rows", ((pool, pool),) * 3, public=True), np.full(4, 1000)
+    masked = auto.training.changed(trust="secure_aggregation", honest=3, n_rounds=13)
+    whole, most = (reached(auto, masked, scenario, sizes, seed=1, void_rounds=share) for share in (0.0, 0.7))
+    assert most["log_loss"].mean > whole["log_loss"].mean + 0.01

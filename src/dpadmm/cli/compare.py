@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ from dpadmm.data import Dataset
 from dpadmm.experiments.grid import DATA_KEYS, grid_from
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
 from dpadmm.optim.losses import LOSSES
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.calibration import total_noise_multiplier
 from dpadmm.reporting.series import METHODS, ONE_MODEL
 from dpadmm.runs.simulation import settings_of
 from dpadmm.study import settings as of_runs
@@ -116,12 +119,14 @@ def compare(
     agents_of = {} if "by" in about else {"n_agents": counts}
     if study is None:
         budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
-        _check(named, budgets, counts, shared)
-        runs = _runs(named, budgets, agents_of)
+        masked = _of_sums(named, shared)
+        _check(named, budgets, counts, shared, masked)
+        runs = _runs(named, budgets, agents_of, masked)
     else:
         budget = {"epsilon": epsilon, "round_epsilon": round_epsilon}
         base = settings_of(study, shared | {name: value for name, value in budget.items() if value is not None})
         named = list(dict.fromkeys([study.training.method.name, *named]))
+        masked = {}
         runs, shared = _runs_of_study(study, base, named, shared, agents_of), {}
     if output:
         reproduce.check_results_folder(output, overwrite=overwrite)
@@ -157,7 +162,7 @@ def compare(
         answer = {
             "data": results.meta["data"],
             **({"study": {"name": study.name, "hash": study.hash}} if study else {}),
-            "settings": {**shared, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss.name},
+            "settings": {**shared, **masked, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss.name},
             "seeds": [seed + k for k in range(repeats)],
             "rows": as_json_rows(rows),
             "files": [str(path) for path in written],
@@ -191,6 +196,20 @@ def _names(text: str) -> list[str]:
     return others
 
 
+def _of_sums(names: list[str], shared: dict[str, Any]) -> dict[str, Any]:
+    """What belongs to secure aggregation, taken out of ``shared``: methods are local too, or only."""
+    if shared.get("trust") != "secure_aggregation":
+        return {}
+    if not any(_sums_only(name) for name in names):
+        able = ", ".join(filter(_sums_only, REGISTERED))
+        raise StudyError(f"with secure_aggregation only the sum of all answers is seen; add a method for that: {able}")
+    return {name: shared.pop(name) for name in ("trust", "honest", "void_rounds") if name in shared}
+
+
+def _sums_only(name: str) -> bool:
+    return name in REGISTERED and REGISTERED[name].sums_only
+
+
 def _budgets(names: list[str], **asked: str | None) -> dict[str, list[float]]:
     """``{"epsilon": [0.5, 1.0]}`` or ``{"round_epsilon": [...]}``; nothing where no method is private."""
     given = {name: list(dict.fromkeys(numbers(name, text))) for name, text in asked.items() if text is not None}
@@ -200,24 +219,37 @@ def _budgets(names: list[str], **asked: str | None) -> dict[str, list[float]]:
     return given
 
 
-def _check(names: list[str], budgets: Mapping[str, list[float]], counts: list[int], shared: Mapping[str, Any]) -> None:
+def _check(
+    names: list[str],
+    budgets: Mapping[str, list[float]],
+    counts: list[int],
+    shared: Mapping[str, Any],
+    masked: Mapping[str, Any],
+) -> None:
     """Check all settings, so that errors name the options."""
     first = settings_from({**shared, "method": "centralized"}, "options")
     pairs = [(budget, value) for budget, values in budgets.items() for value in values]
     for name in names:
         for budget, value in [("epsilon", None)] if name in NOT_PRIVATE else pairs:
             settings_from({**shared, "method": name, budget: value}, "options")
+            if masked and _sums_only(name):
+                settings_from({**shared, **masked, "method": name, budget: value}, "options")
     for count in counts:
         replace(first, n_agents=count)
 
 
 def _runs(
-    names: list[str], budgets: Mapping[str, list[float]], agents: Mapping[str, list[int]]
+    names: list[str],
+    budgets: Mapping[str, list[float]],
+    agents: Mapping[str, list[int]],
+    masked: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     private = [name for name in names if name not in NOT_PRIVATE]
     others = [name for name in names if name in NOT_PRIVATE]
     optimum = {"method": "centralized", **{name: counts[:1] for name, counts in agents.items()}}
+    of_sums = [name for name in private if masked and _sums_only(name)]
     runs = [{"method": private, **agents, **budgets}, {"method": others, **agents}]
+    runs.append({"method": of_sums, **agents, **budgets, **masked})
     return [optimum, *(run for run in runs if run["method"])]
 
 
@@ -246,7 +278,8 @@ class Row:
 
     ``budget`` is "epsilon" or "round_epsilon" and ``asked`` its value, None for a method without privacy;
     ``total_epsilon`` the largest over the runs, by ``accountant``; ``values`` has every measure at the end of
-    each run, and the ``seconds`` in rounds.
+    each run, and the ``seconds`` in rounds. With secure aggregation ``honest`` agents are relied on, and
+    ``epsilon_alone`` is the total if all others work together.
     """
 
     method: str
@@ -258,23 +291,35 @@ class Row:
     total_epsilon: float | None
     accountant: str | None
     values: dict[str, list[float]]
+    honest: int | None = None
+    epsilon_alone: float | None = None
+
+    @property
+    def trust(self) -> str:
+        """``local``, ``h = 5``, or nothing where nothing is private."""
+        return "" if self.budget is None else "local" if self.honest is None else f"h = {self.honest}"
 
 
 def rows_of(results: Results) -> list[Row]:
-    """The optimum first, then methods by agents and budget, in the order of the grid."""
+    """The optimum first, then methods by agents and budget, in the order of the grid; both trusts of one together."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for line in results.last().table.to_pylist():
         budget = next((name for name in BUDGETS if line[name] is not None), None)
-        key = (line["n_agents"], budget, line[budget] if budget else None, line["method"])
+        key = (line["n_agents"], budget, line[budget] if budget else None, line["method"], line["honest"])
         groups.setdefault(key, []).append(line)
     rows = [_row(key, lines) for key, lines in groups.items()]
-    return sorted(rows, key=lambda row: (row.method != "centralized", row.n_agents, row.asked or 0.0))
+    order = list(dict.fromkeys(row.method for row in rows))
+    return sorted(
+        rows,
+        key=lambda row: (row.method != "centralized", row.n_agents, row.asked or 0.0, order.index(row.method)),
+    )
 
 
 def _row(key: tuple[Any, ...], lines: list[dict[str, Any]]) -> Row:
-    n_agents, budget, asked, method = key
+    n_agents, budget, asked, method, honest = key
     done = [line for line in lines if line["status"] == DONE]
     totals = [line["total_epsilon"] for line in done if line["total_epsilon"] is not None]
+    total = max(totals, default=None)
     return Row(
         method=method,
         n_agents=n_agents,
@@ -282,14 +327,21 @@ def _row(key: tuple[Any, ...], lines: list[dict[str, Any]]) -> Row:
         asked=asked,
         status=DONE if done else REFUSED,
         reason=next((line["reason"] for line in lines if line["reason"]), None),
-        total_epsilon=max(totals, default=None),
+        total_epsilon=total,
         accountant=next((line["accountant"] for line in done), None),
         values={
             name: [line[name] for line in done]
             for name in (*MEASURES, "seconds")
             if done and all(line[name] is not None for line in done)
         },
+        honest=honest,
+        epsilon_alone=None if honest is None or total is None else _alone(total, lines[0]["delta"], honest),
     )
+
+
+def _alone(epsilon: float, delta: float, honest: int) -> float:
+    """Total ε of one share of the noise, where ``honest`` of them have this one."""
+    return float(exact_epsilon(math.sqrt(honest) / total_noise_multiplier(epsilon, delta, 1), delta))
 
 
 def said(row: Row) -> str:
@@ -349,21 +401,25 @@ def _show_group(rows: Sequence[Row], loss: str) -> None:
     error = f"{kind} {'RMS ' if regression else ''}error"
     words = {"error_global": error, "error_local": f"{error},\nlocal models", "loss_global": f"{kind} loss"}
     shown = [stem for stem in words if any(_has(row, f"{where}_{stem}") for row in rows)]
+    both = any(row.honest is not None for row in rows)
     lines: list[TableRow] = []
     for row in rows:
+        trust = (row.trust,) if both else ()
         if row.status == REFUSED:
             word = "diverged" if row.reason and DIVERGED in row.reason else "does not apply"
-            lines.append((METHODS[row.method], word))
+            lines.append((METHODS[row.method], *trust, word))
             continue
         cells = [
             mean_and_spread(name, row.values[name], is_rate=not regression) if _has(row, name) else "–"
             for name in (f"{where}_{stem}" for stem in shown)
         ]
         total = "" if row.total_epsilon is None else epsilon_text(row.total_epsilon)
-        lines.append((METHODS[row.method], *cells, total, f"{np.mean(row.values['seconds']):.2f}"))
+        lines.append((METHODS[row.method], *trust, *cells, total, f"{np.mean(row.values['seconds']):.2f}"))
     agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
-    say(f"\n{agents}{f', {BUDGETS[named.budget].format(named.asked)}' if named.budget else ''}", style="bold")
-    headings = ("", *(words[stem] for stem in shown), "total ε", "s")
+    budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
+    alone = next((f"; h = {row.honest}: {epsilon_text(row.epsilon_alone)}" for row in rows if row.epsilon_alone), "")
+    say(f"\n{agents}{budget}{alone and f'{alone} if all others work together'}", style="bold")
+    headings = ("", *(["trust"] if both else []), *(words[stem] for stem in shown), "total ε", "s")
     show_table(headings, lines, first_width=13, collapse_padding=True)
 
 
@@ -377,10 +433,13 @@ def _explained(rows: Sequence[Row]) -> str:
     noisy = [row for row in rows if row.status == DONE and row.budget is not None]
     either = any(row.method == "admm" for row in rows)
     local = any(_has(row, "test_error_local") for row in rows)
+    honest = max((row.honest or 0 for row in rows), default=0)
     by = "; ".join(dict.fromkeys(row.accountant for row in noisy if row.accountant))
     sentences = {
         f"The optimum uses all rows without privacy{'; ADMM has no privacy either' if either else ''}.": True,
         "Local models are each agent's own, on the test rows; – where a method has none.": local,
+        f"Local: an agent relies on nobody. h = {honest}: secure aggregation; total ε holds if {honest} agents or more "
+        "of every round are honest. Methods that need the answer of every agent by itself stay local.": honest,
         f"± is the standard deviation over {n_runs} random splits.": n_runs > 1,
         f"Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant ({by}).": noisy,
         "Seconds are the time in rounds, one core each.": True,

@@ -1,7 +1,8 @@
-"""``dpadmm demo``: the paper's main experiment, and ``auto`` at the same privacy, on real data in a few seconds."""
+"""``dpadmm demo``: the paper's main experiment, and ``auto`` at the same ε, on real data in a few seconds."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,7 +25,7 @@ from dpadmm.study.settings import Settings
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3
-TITLES = {"paper": "DP-ADMM", "auto": "auto"}
+TITLES = {"paper": "DP-ADMM", "auto": "auto", "secure": "auto, secure aggregation"}
 _SHOWN = ("train_loss_global", "test_error_global")
 
 
@@ -38,7 +39,10 @@ def demo(
     output: Path = Option(Path("runs/demo"), "--output", "-o", help="Folder for the results."),
     as_json: AsJson = False,
 ) -> None:
-    """Compare the paper's DP-ADMM, auto and the non-private optimum, for 100 agents and two privacy budgets."""
+    """Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.
+
+    For 100 agents and two privacy budgets.
+    """
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, quiet=as_json)
     plans = {"optimum": settings.changed(method="centralized", round_epsilon=None)}
@@ -47,7 +51,9 @@ def demo(
         total = paper_noise_multiplier(e, settings.delta) / settings.planned_rounds**0.5
         spent = exact_epsilon(1.0 / total, settings.delta)
         own = {"method": "auto", "round_epsilon": None, "epsilon": spent, "reg_share": None, "n_rounds": None}
-        plans |= {f"paper-{e}-{k + 1}": paper, f"auto-{e}-{k + 1}": paper.changed(**own)}
+        masked = {**own, "trust": "secure_aggregation", "honest": -(-settings.n_agents // 2)}
+        kinds = {"paper": paper, "auto": paper.changed(**own), "secure": paper.changed(**masked)}
+        plans |= {f"{kind}-{e}-{k + 1}": plan for kind, plan in kinds.items()}
     results, interrupted = run_all(dataset, plans, quiet=as_json)
     optimum, *_ = results.values()
     runs = {name: result for name, result in results.items() if result is not optimum and len(result.trace)}
@@ -103,17 +109,27 @@ def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, fi
     best = optimum.trace.last()
     floor = [mean_and_spread(name, [best[name]], is_rate=True) for name in _SHOWN]
     rows: list[Row] = [("optimum", "", "", *floor)]
-    for group in groups.values():
+    for label, group in groups.items():
         ends, one = end_values(group), group[0]
         reached = [mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN]
-        title = TITLES["paper" if one.method.local_models else "auto"]
-        rows.append((title, epsilon_text(one.privacy.epsilon), f"{one.outcome.rounds}", *reached))
+        rows.append(
+            (label.partition(", ε = ")[0], epsilon_text(one.privacy.epsilon), f"{one.outcome.rounds}", *reached)
+        )
     show_table(("", "total ε", "rounds", "training loss", "test error"), rows)
-    bounds = " and ".join(
-        epsilon_text(group[0].privacy.paper_epsilon) for group in groups.values() if group[0].method.local_models
+    reports = [group[0].privacy for group in groups.values()]
+    bounds = " and ".join(epsilon_text(each.paper_epsilon) for each in reports if not math.isnan(each.paper_epsilon))
+    masked = [each for each in reports if each.honest is not None]
+    alone = " and ".join(epsilon_text(each.epsilon_alone) for each in masked)
+    trust = (
+        "With DP-ADMM and auto an agent relies on nobody. With secure aggregation it adds a share of the noise, only "
+        f"the sum of all answers is seen, and ε holds if at least {masked[0].honest} agents are honest; if all others "
+        f"work together it is {alone}. "
+        if masked
+        else ""
     )
     say(
         f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for DP-ADMM's noise is {bounds}. "
+        f"{trust}"
         "DP-ADMM is the paper's method with its constants, auto has none to tune; the optimum uses all rows without "
         "privacy. "
         f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
 from dpadmm.runs.planning import plan as planning
-from dpadmm.runs.planning.plan import Plan
+from dpadmm.runs.planning.plan import Alternative, Plan
 from dpadmm.runs.training import with_public_table
 from dpadmm.study.study import Study, budget_warnings, read_study
 from dpadmm.training.methods.auto import MOST_NOISE, Auto
@@ -42,6 +44,9 @@ MOST_CELLS = 200
 MOST_ROWS = 10**12
 MOST_AGENTS = 10**6
 STYLES = {"go": "bold green", "no-go": "bold red", "open": "bold yellow"}
+
+PLAIN = ("accuracy", "rmse")
+"""Measures whose values say what they are."""
 
 MUCH = 0.015
 """The standard error of an accuracy above which the plan asks for more public rows."""
@@ -112,17 +117,20 @@ def plan(
     else:
         scenarios = forecast.synthetic_scenarios(study, int(sizes.sum()), repeats=repeats, seed=seed)
     costs = planning.costs_of(study, sizes, planning.measured_seconds(study, scenarios[0].folds[0][0], sizes))
+    compared = planning.alternatives(given, sizes, own)
+    outlooks, found = _run(study, scenarios, sizes, grid, compared, seed=seed, quiet=as_json)
     warnings = [f"{each}." for each in budget_warnings(study, int(sizes.max()))]
     made = Plan(
         study=study,
         sizes=sizes,
         costs=costs,
         grid=grid,
-        outlooks=_run(study, scenarios, sizes, grid, seed=seed, quiet=as_json),
+        outlooks=outlooks,
         goal=wanted,
         public=public,
         repeats=repeats,
         warnings=(*leakage_warnings(scenarios[0].telling), *warnings),
+        alternatives=found,
     )
     written = [] if output is None else _write(made, output)
     if write_rounds:
@@ -185,11 +193,12 @@ def _run(
     scenarios: Sequence[forecast.Scenario],
     sizes: Integers,
     grid: forecast.Grid,
+    others: Sequence[Alternative],
     *,
     seed: int,
     quiet: bool,
-) -> tuple[forecast.Outlook, ...]:
-    total, done = forecast.n_runs(scenarios, grid), 0
+) -> tuple[tuple[forecast.Outlook, ...], tuple[Alternative, ...]]:
+    total, done = forecast.n_runs(scenarios, grid, len(others)), 0
     with screen.progress_bar(quiet=quiet) as bar, screen.CtrlC() as ctrl_c:
         task = bar.add_task("forecasting", total=total)
 
@@ -200,7 +209,13 @@ def _run(
             if ctrl_c.pressed:
                 raise Interrupted(f"interrupted after {done} of {total} runs; nothing was written")
 
-        return tuple(forecast.outlook(study, each, sizes, grid, seed=seed, finished=finished) for each in scenarios)
+        outlooks = [forecast.outlook(study, each, sizes, grid, seed=seed, finished=finished) for each in scenarios]
+        found = []
+        for other in others:
+            again = partial(forecast.reached, study, other.training, sizes=sizes, void_rounds=other.void_rounds)
+            values = tuple(again(scenario=each, seed=seed, finished=finished) for each in scenarios)
+            found.append(replace(other, values=values))
+        return tuple(outlooks), tuple(found)
 
 
 def _write(made: Plan, folder: Path) -> list[Path]:
@@ -221,6 +236,8 @@ def show(plan: Plan) -> None:
     _show_measures(plan)
     say(f"Forecast of {plan.measure}", style="bold")
     _show_grid(plan)
+    if plan.costs.honest is not None:
+        _show_trust(plan)
     say(*sentences(plan))
     say(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
@@ -231,6 +248,7 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
     drowned = f", too much to learn from (above {MOST_NOISE:g})" if costs.noise_all > MOST_NOISE else ""
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
+        *screen.trust_rows(costs),
         ("noise multiplier z", releases.noise_in_words()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
@@ -285,6 +303,21 @@ def _show_grid(plan: Plan) -> None:
     show_table(headings, rows, caption="* the study's ε and rounds")
 
 
+def _show_trust(plan: Plan) -> None:
+    """What is reached where more or fewer agents are relied on, and where rounds are void."""
+    rows: list[Row] = []
+    for each in plan.alternatives:
+        honest, voids = str(each.training.honest), f"{each.void_rounds:.0%}"
+        own = each.training.honest == plan.costs.honest and not each.void_rounds
+        found = [forecast_text([values[name] for values in each.values], name) for name in plan.measures]
+        shown = [honest, voids, str(each.training.planned_rounds), *found, f"{each.epsilon_alone:.4g}"]
+        rows.append(tuple(f"[bold]{text}[/bold]{'*' * (text is honest)}" for text in shown) if own else tuple(shown))
+    say("Forecast by honest agents and void rounds", style="bold")
+    titles = [forecast.MEASURES[name].title for name in plan.measures]
+    caption = "* this study. A void round is charged in full. ε alone: if all others work together."
+    show_table(("honest", "void", "rounds", *titles, "ε alone"), rows, caption=caption)
+
+
 def in_bytes(n_bytes: int) -> str:
     """``1.7 kB``."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -312,16 +345,28 @@ def sentences(plan: Plan) -> list[str]:
             out.append(" ".join([f"With {outlook.name}, {verdict.word}: {verdict.reason}.", *found]))
         else:
             out += found
-    return out
+    return [*out, *_of_trust(plan)]
+
+
+def _of_trust(plan: Plan) -> list[str]:
+    """What a study of local trust would gain from secure aggregation."""
+    if plan.costs.honest is not None or not plan.alternatives or not plan.gains(plan.alternatives[0]):
+        return []
+    other = plan.alternatives[0]
+    found = [(name, forecast_text([values[name] for values in other.values], name)) for name in plan.measures]
+    reaches = ", ".join(text if name in PLAIN else f"{forecast.MEASURES[name].title} {text}" for name, text in found)
+    return [
+        f"With secure aggregation and at least {other.training.honest} honest agents the same ε is forecast to reach "
+        f"{reaches} (docs/secure-aggregation.md)."
+    ]
 
 
 def _of_public(plan: Plan, outlook: forecast.Outlook) -> list[str]:
     """What the public rows alone reach; a warning if there are few of them."""
     if outlook.alone is None:
         return []
-    own, main = outlook.at(*plan.grid.own), "accuracy" if "accuracy" in outlook.baseline else "rmse"
-    given = " --public" if plan.study.public_rows is None else ""
-    names = dict.fromkeys([main, plan.goal.name])
+    own, names = outlook.at(*plan.grid.own), plan.measures
+    main, given = names[0], " --public" if plan.study.public_rows is None else ""
     alone, reached = (", ".join(_said(values[name], name) for name in names) for values in (outlook.alone, own))
     out = [f"The public rows alone reach {alone}; the study is forecast to reach {reached}."]
     if all(forecast.MEASURES[name].gain(own[name].mean, outlook.alone[name].mean) <= 0.0 for name in names):
@@ -374,7 +419,7 @@ def _way_out(plan: Plan, outlook: forecast.Outlook) -> str:
 def _said(value: forecast.Value, name: str) -> str:
     """``an AUC of 0.81``, or the value alone where it is an accuracy or an error of numbers."""
     text = value_text(value.mean, name)
-    return text if name in ("accuracy", "rmse") else f"{forecast.MEASURES[name].title} {text}"
+    return text if name in PLAIN else f"{forecast.MEASURES[name].title} {text}"
 
 
 def forecast_text(values: Sequence[forecast.Value], name: str) -> str:

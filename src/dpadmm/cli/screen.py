@@ -28,6 +28,7 @@ from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
     from dpadmm.privacy.report import PrivacyReport
+    from dpadmm.runs.planning.plan import Costs
     from dpadmm.training.loop import Observer, RoundView
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
@@ -186,13 +187,13 @@ def number_range(values: ArrayLike, form: str = ".4f") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def trust_rows(report: PrivacyReport) -> list[Row]:
+def trust_rows(report: PrivacyReport | Costs) -> list[Row]:
     """What ε rests on with secure aggregation, and what is left of it otherwise."""
     if report.honest is None:
         return []
     return [
-        (f"   where at least {report.honest} agents of every round are honest", ""),
-        ("   if all others work together against one", rounded_up(report.epsilon_alone)),
+        (f"  with at least {report.honest} honest agents", ""),
+        ("  if all others work together", rounded_up(report.epsilon_alone)),
     ]
 
 

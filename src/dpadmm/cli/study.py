@@ -16,6 +16,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm._base.fields import parameters
 from dpadmm._base.toml import read_toml
 from dpadmm.cli.screen import (
     AsJson,
@@ -43,6 +44,7 @@ from dpadmm.study.study import (
     confirmations,
     read_study,
     study_problems,
+    table_parameters,
 )
 
 if TYPE_CHECKING:
@@ -75,6 +77,13 @@ def new(
     by: str | None = Option(None, metavar="COLUMN", help="A column that says who owns a row: left out."),
     name: str | None = Option(None, metavar="TEXT", help="The study's name."),
     dummy: bool = Option(False, "--dummy", help="The rows of TABLE are made up: training does not start from them."),
+    trust: str = Option(
+        "local", metavar="TRUST", help="local, or secure_aggregation: only the sum of answers is seen."
+    ),
+    honest: int | None = Option(
+        None, metavar="H", help="With secure_aggregation: the sites of a round that are honest, at least."
+    ),
+    most_rows: int | None = Option(None, metavar="M", help="With secure_aggregation: no site has more rows."),
 ) -> None:
     """Write a commented study file to edit: an example, or a draft for your columns.
 
@@ -82,12 +91,14 @@ def new(
     value and said true. A dictionary is public, and needs no confirmation. Training starts from the rows of the
     table, once you have confirmed that anyone may see them.
     """
+    masked = _secure_aggregation(trust, honest, most_rows)
     if dummy and from_table is None:
         raise StudyError("--dummy is about a table: give --from TABLE too")
     if from_table is None and dictionary is None:
         if label is not None or name is not None or by is not None:
             raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
-        write_template("study", file)
+        check_new(file)
+        write(file, _secured(template("study"), masked).encode())
         return say_path(
             f"Written: {file}", "Edit it for your question; then see what it means:", f"  dpadmm study show {file}"
         )
@@ -98,10 +109,31 @@ def new(
     draft = draft if by is None else draft.without(by)
     draft = draft.made_up() if dummy else draft
     text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
-    write(file, text.encode())
+    write(file, _secured(text, masked).encode())
     say_path(f"Written: {file}")
     say(*_draft_in_words(draft))
     return say_path(f"  dpadmm study check {file}")
+
+
+def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -> tuple[int, int] | None:
+    """How many sites are honest and the most rows of one; None for local trust."""
+    known = {each.name: each for each in (*table_parameters("privacy"), *parameters(Study))}
+    if known["trust"].checked(trust) == "local":
+        if honest is not None or most_rows is not None:
+            raise StudyError("--honest and --most-rows are for --trust secure_aggregation")
+        return None
+    if honest is None or most_rows is None:
+        raise StudyError(
+            "secure_aggregation needs --honest, how many sites of a round can be relied on not to work with the "
+            "aggregator, and --most-rows, a number of rows that no site exceeds"
+        )
+    return known["honest"].checked(honest), known["most_rows"].checked(most_rows)
+
+
+def _secured(text: str, masked: tuple[int, int] | None) -> str:
+    from dpadmm.study.drafting import secured_text
+
+    return text if masked is None else secured_text(text, *masked)
 
 
 def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
@@ -187,6 +219,7 @@ def check(
         say(*(f"Warning: {each}." for each in warnings))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
+            say(*trust_in_words(study))
             say(f"No problem found: {n_columns} columns, {len(study.features)} features. Hash of the study:")
             say_path(study.hash)
     counts = [f"{len(problems)} problem{'s' * (len(problems) > 1)}"] if problems else []
@@ -352,6 +385,7 @@ def figures(study: Study) -> dict[str, Any]:
         "plan": terms.plan.as_json(),
         "delta": terms.delta,
         "epsilon_exact": exact_epsilon(math.sqrt(mu_squared), terms.delta),
+        "epsilon_alone": exact_epsilon(math.sqrt(terms.shares * mu_squared), terms.delta),
         "epsilon_paper": None if math.isnan(paper) else paper,
         "mu_squared": float(mu_squared),
     }
@@ -372,6 +406,19 @@ def in_words(study: Study) -> list[str]:
         "else about the rows is asked for.",
         "The ε is for each person with one row at one agent, against everyone who sees all messages of this "
         "study. With k rows μ is k times as large; every owner's own limits and ledger decide.",
+        *trust_in_words(study),
+    ]
+
+
+def trust_in_words(study: Study) -> list[str]:
+    """What ε rests on with secure aggregation, and what is left of it otherwise."""
+    if study.training.honest is None:
+        return []
+    found = figures(study)
+    return [
+        f"Secure aggregation: if at least {study.training.honest} of the sites that take part in a round are honest: "
+        f"ε {rounded_up(found['epsilon_exact'])}; if all others work together against you: ε "
+        f"{rounded_up(found['epsilon_alone'])}."
     ]
 
 
@@ -390,10 +437,21 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("noise multiplier z", study.terms.plan.noise_in_words()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
+        *([("secure aggregation", _sites_in_words(study))] if settings.honest is not None else []),
         *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
         ("constants", origin or "all of them the defaults"),
         *([("public rows", start_in_words(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _sites_in_words(study: Study) -> str:
+    """Who is in the roster of a study with secure aggregation."""
+    most = "" if study.most_rows is None else f", of at most {study.most_rows:,} rows each"
+    names = [each.name for each in study.roster]
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    sites = f"{len(names)} sites{most}: {', '.join(names[:12])}{more}"
+    without = f"no roster of sites yet (dpadmm aggregator roster){most}"
+    return f"at least {study.training.honest} honest; {sites if names else without}"
 
 
 def start_in_words(rows: PublicRows) -> str:
@@ -463,4 +521,9 @@ def _holds(column: Column) -> str:
 def write_template(kind: str, path: Path) -> None:
     """The packaged example of a study or a site, to a file that must be new."""
     check_new(path)
-    write(path, files(f"dpadmm.{kind}").joinpath("templates", f"{kind}.toml").read_bytes())
+    write(path, template(kind).encode())
+
+
+def template(kind: str) -> str:
+    """The packaged example of a study or a site."""
+    return files(f"dpadmm.{kind}").joinpath("templates", f"{kind}.toml").read_text(encoding="utf-8")

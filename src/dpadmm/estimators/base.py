@@ -29,7 +29,7 @@ from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.runs.preparation import Prepared, prepare
-from dpadmm.runs.run import Result
+from dpadmm.runs.run import Result, need_honest
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.study.settings import Settings
 from dpadmm.training.oracles import ExactNoise, fresh_seed
@@ -82,6 +82,9 @@ class PrivateLinearModel(BaseEstimator):
     fit_intercept: bool = True
     method: str = "auto"
     max_iter: int | None = None
+    n_agents: int | None = None
+    trust: str = "local"
+    honest: int | None = None
     rho: float = 0.1
     weight_radius: float = 30.0
     random_state: Any = None
@@ -130,9 +133,6 @@ class PrivateLinearModel(BaseEstimator):
 
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
         """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
-        rounds = self.max_iter
-        if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1):
-            raise StudyError(f"max_iter must be a whole number of at least 1, not {rounds!r}")
         if self.method not in METHODS:
             raise StudyError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         seed = self.random_state
@@ -143,7 +143,9 @@ class PrivateLinearModel(BaseEstimator):
             delta=self.delta,
             intercept=bool(self.fit_intercept),
             method=self.method,
-            n_rounds=None if rounds is None else int(rounds),
+            n_rounds=_whole("max_iter", self.max_iter),
+            trust=self.trust,
+            honest=_whole("honest", self.honest, least=2),
             rho=self.rho,
             weight_radius=self.weight_radius,
             clip_rows=True,
@@ -156,19 +158,20 @@ class PrivateLinearModel(BaseEstimator):
         """Everything is checked here, so that what is charged can run."""
         prepared = prepare(dataset, settings)
         problem, rows = prepared.problem, prepared.rows
+        need_honest(settings.honest, rows.n_agents)
         settings = settings.with_rounds(problem, rows)
         t = settings.planned_rounds
         method = settings.rounds(problem, rows, np.full(rows.n_agents, t))
         if self.random_state is None:
             try:
-                for m, agent in zip(
-                    *(each.tolist() for each in np.unique(rows.n_rows, return_index=True)), strict=True
-                ):
+                sizes = rows.n_rows if settings.honest is None else rows.n_rows.max(keepdims=True)
+                for m, agent in zip(*(each.tolist() for each in np.unique(sizes, return_index=True)), strict=True):
                     for release in (
                         release for release, _ in method.plan(agent, t).runs if isinstance(release, Release)
                     ):
                         made = make_statistic(release.statistic, problem, rows.n_features)
-                        Grid(made.row_norm, math.prod(made.shape), m).noise_scale(release.noise_multiplier)
+                        grid = Grid(made.row_norm, math.prod(made.shape), m)
+                        grid.noise_scale(release.noise_multiplier, settings.honest or 1)
             except StudyError as error:
                 raise StudyError(
                     f"there is no exact noise for epsilon={self.epsilon:g} in {t} rounds: {error}"
@@ -196,6 +199,8 @@ class PrivateLinearModel(BaseEstimator):
             result = run_prepared(prepared, settings, noise=noise, prior=prior)
         self.n_iter_ = result.outcome.rounds
         self.privacy_ = told(result.privacy.as_json(), leaks)
+        if (n := len(result.n_rows)) > 1:
+            self.privacy_["agents"] = f"{n} simulated in one process, which sees the rows of all"
         return result
 
     def _warn(self, leaks: Sequence[str]) -> None:
@@ -243,6 +248,15 @@ class PrivateLinearModel(BaseEstimator):
         return tags
 
 
+def _whole(name: str, value: Any, least: int = 1) -> int | None:
+    """A whole number as Python's own, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise StudyError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return int(value)
+
+
 def _penalty(strength: float, l1_ratio: Any, *, scale: float, half: float) -> dict[str, Any]:
     """``strength·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)`` of the coefficients, for the scaled weights.
 
@@ -274,9 +288,13 @@ def told(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:
     return report | {"guarantee": report["guarantee"] + beyond, "read_off_the_data": list(leaks)}
 
 
-def owned(groups: Any) -> dict[str, Any]:
-    """Settings and rows' owners: one agent, or one for every value in ``groups``."""
-    return {"n_agents": 1} if groups is None else {"partition": "groups"}
+def owned(groups: Any, n_agents: Any) -> dict[str, Any]:
+    """Settings and rows' owners: one agent, so many with a random share each, or one for every value in ``groups``."""
+    if groups is None:
+        return {"n_agents": _whole("n_agents", n_agents) or 1}
+    if n_agents is not None:
+        raise StudyError("groups say who the agents are; leave n_agents out")
+    return {"partition": "groups"}
 
 
 def as_groups(groups: Any) -> Any:

@@ -73,6 +73,16 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     max_iter : int, optional
         Rounds, which share ε: of more of them each has more noise. Left out: what suits the numbers of rows and
         features and the budget (dp_admm: 100).
+    n_agents : int, optional
+        Simulate so many agents, each with a random share of the rows (``fit(groups=)`` says whose they are).
+        All rows are in this process, which sees them: this tells what agents in places of their own would
+        reach. Rows in one place lose nothing by being one agent's, the default.
+    trust : {"local", "secure_aggregation"}
+        With several agents: each adds all the noise that protects its rows, or a share of it, so that only the
+        sum of all answers may be seen (``auto``).
+    honest : int, optional
+        With secure_aggregation, h: epsilon holds if at least h agents of every round are honest, and
+        ``privacy_["epsilon_alone"]`` if all others work together.
     rho, weight_radius : float
         For dp_admm: ADMM's penalty, and a public guess of the norm of the scaled weights (about ``data_norm``
         times that of ``coef_``): both shape the steps and not the privacy.
@@ -132,7 +142,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
             strength=1.0 / positive("C", self.C),
             half=1.0,
             loss=self.loss if binary else "softmax",
-            **owned(groups),
+            **owned(groups, self.n_agents),
         )
         task: Task = "binary" if binary else "multiclass"
         names = classes.tolist()
@@ -210,6 +220,8 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         in proportion to it.
     epsilon, delta, data_norm, bounds, center, scale, l1_ratio, fit_intercept, method, max_iter
         As in :class:`DPADMMClassifier`.
+    n_agents, trust, honest
+        Likewise.
     rho, weight_radius, random_state, accountant
         Likewise; ``weight_radius`` is for labels scaled to [−1, 1].
 
@@ -263,7 +275,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
             loss=self.loss,
             loss_gradient_bound=bound,
             loss_delta=bound,
-            **owned(groups),
+            **owned(groups, self.n_agents),
         )
 
         def encoded(X: Any, y: Any, groups: Any = None) -> Dataset:

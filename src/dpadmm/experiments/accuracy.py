@@ -95,12 +95,14 @@ def load(entry: Entry) -> Dataset:
 class Contender:
     """A method with its settings; ``settings`` depend on the data set's task and columns, never on its rows.
 
-    Where settings are lists, the best is chosen by the test rows: ``tuned`` says so.
+    Where settings are lists, the best is chosen by the test rows: ``tuned`` says so. With ``secure`` aggregation half
+    of several agents are relied on.
     """
 
     title: str
     settings: Callable[[Entry], dict[str, Any]]
     tuned: bool = False
+    secure: bool = False
 
 
 def _drafted(entry: Entry) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def _drafted(entry: Entry) -> dict[str, Any]:
 
 CONTENDERS: dict[str, Contender] = {
     "auto": Contender("auto", lambda entry: {"method": "auto"}),
+    "auto_secure": Contender("auto, secure aggregation", lambda entry: {"method": "auto"}, secure=True),
     "dp_admm": Contender("DP-ADMM, drafts", _drafted),
     "dp_admm_paper": Contender(
         "DP-ADMM, paper", lambda entry: {"method": "dp_admm", "reg_share": 1e-6, "weight_radius": 89.0}
@@ -126,10 +129,17 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "optimum": Contender("no privacy", lambda entry: {"method": "centralized", "reg_share": 1e-6}),
 }
-REST = tuple(name for name, each in CONTENDERS.items() if name not in ("auto", "optimum") and not each.tuned)
+REST = tuple(
+    name for name, each in CONTENDERS.items() if name not in ("auto", "optimum") and not each.tuned and not each.secure
+)
 """What ``auto`` is to be at least as good as."""
 
 _LOSSES: Mapping[Task, str] = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}
+
+
+def honest(n_agents: int) -> int:
+    """How many agents are relied on with secure aggregation."""
+    return max(2, -(-n_agents // 2))
 
 
 def grid(entry: Entry, *, splits: int = SPLITS, epsilons: Sequence[float] = EPSILONS) -> Grid:
@@ -141,7 +151,11 @@ def grid(entry: Entry, *, splits: int = SPLITS, epsilons: Sequence[float] = EPSI
         across: dict[str, Any] = {"n_agents": counts, "epsilon": list(epsilons)}
         if name == "optimum":
             across = {"n_agents": [1]}
-        experiments[name] = {"title": contender.title, "runs": [{**settings, **across}]}
+        runs = [{**settings, **across}]
+        if contender.secure:
+            masked = ({"n_agents": n, "trust": "secure_aggregation", "honest": honest(n)} for n in counts if n > 1)
+            runs = [{**settings, **across, **each} for each in masked]
+        experiments[name] = {"title": contender.title, "runs": runs}
     shared = {"loss": _LOSSES[entry.task], "delta": DELTA, "test_rows": 0.2, "metrics_every": 10**6}
     about = {"title": entry.about, "data": entry.name, "repeats": splits, "first_seed": 1, "shared": shared}
     return grid_from({**about, "experiments": experiments}, f"accuracy suite, {entry.name}")

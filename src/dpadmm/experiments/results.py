@@ -48,6 +48,8 @@ _HEADER = b"dpadmm"
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 SETTINGS = {name: _ARROW_TYPES[each.base] for name, each in flat_parameters(Settings).items()}
 """Columns of the settings, with their types."""
+ADDED = {name: flat_parameters(Settings)[name].default for name in ("trust", "honest", "void_rounds")}
+"""Settings that older files do not have, with the defaults that their runs had."""
 SCHEMA = pa.schema(
     {
         "cell": pa.string(),
@@ -207,6 +209,8 @@ def read_results(path: Path | str) -> Results:
     except (pa.ArrowException, OSError, ValueError):
         raise DataError(f"{path} is damaged or not a results file; make it again") from None
     meta = _meta(table, path)
+    for name in ADDED.keys() - set(table.column_names):
+        table = table.append_column(name, pa.array([ADDED[name]] * len(table), SETTINGS[name]))
     missing = [name for name in SCHEMA.names if name not in table.column_names]
     if missing:
         raise DataError(

@@ -94,7 +94,7 @@ class Store:
     """The finished cells of a grid, in memory and in the results file; written on exit at the latest.
 
     Only one process can hold the store of a folder. A file of another grid, other data or another version is
-    refused unless it may be overwritten. A file of the same grid with fewer repeats is extended.
+    refused unless it may be overwritten. A file of the same grid with fewer repeats or experiments is extended.
     """
 
     def __init__(self, grid: Grid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = "") -> None:
@@ -165,7 +165,7 @@ class Store:
                 raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
         self._extended = is_extended(found.grid, self._grid.as_json)
         if found.meta["grid_digest"] != self._grid.digest and not self._extended:
-            what = _difference_but_repeats(found.grid, self._grid.as_json)
+            what = _difference_but_more(found.grid, self._grid.as_json)
             what = what or first_difference(found.grid, self._grid.as_json) or "other cells"
             raise DataError(f"{self._path} belongs to another grid ({what}); {what_to_do}")
         self._commands[:0] = found.meta["command"].splitlines()
@@ -177,15 +177,17 @@ class Store:
 
 
 def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether ``ours`` is the grid ``theirs`` with more repeats, and so has all of its cells."""
-    if _difference_but_repeats(theirs, ours):
+    """Whether ``ours`` is the grid ``theirs`` with more repeats or experiments, and so has all of its cells."""
+    if _difference_but_more(theirs, ours) or ours["repeats"] < theirs["repeats"]:
         return False
     old, new = ({key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours))
-    return bool(ours["repeats"] > theirs["repeats"]) and old <= new
+    return old <= new and (new > old or set(ours["experiments"]) > set(theirs["experiments"]))
 
 
-def _difference_but_repeats(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None})
+def _difference_but_more(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """The first difference beside the repeats, in the experiments that ``theirs`` has."""
+    shared = {name: each for name, each in ours["experiments"].items() if name in theirs["experiments"]}
+    return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
 
 
 def first_difference(theirs: Any, ours: Any) -> str:

@@ -27,10 +27,13 @@ from dpadmm.experiments.accuracy import (
     Score,
     Scores,
     behind,
+    honest,
     scores,
     sets,
     standard_error,
 )
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.calibration import total_noise_multiplier
 
 PEERS = {
     "opacus_curator": "Opacus, one curator",
@@ -40,7 +43,7 @@ PEERS = {
 }
 """Who the lines of ``benchmarks/peers`` are of."""
 
-ANY_CLASSES = [name for name in CONTENDERS if name != "objective_perturbation"]
+ANY_CLASSES = [name for name, each in CONTENDERS.items() if name != "objective_perturbation" and not each.secure]
 """Contenders that know more than two classes: means over data sets are over the same data sets for all."""
 
 
@@ -62,6 +65,8 @@ def page(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
         "numpy": np.__version__,
         "tuned": CONTENDERS["dp_sgd_tuned"].title,
         "rest": ", ".join(CONTENDERS[name].title for name in REST),
+        "secure": CONTENDERS["auto_secure"].title,
+        "alone": ", ".join(f"{_alone(1.0, n):.1f} with {n}" for n in AGENTS if n > 1),
         "most": f"{MOST_ROWS:,}",
         "chose": ", ".join(CHOSE_CONSTANTS),
         "cells": sum(_compared(here) for here in found.values()),
@@ -82,6 +87,11 @@ def page(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template("accuracy.md").render(words)
+
+
+def _alone(epsilon: float, n_agents: int) -> float:
+    """Total ε with secure aggregation if all other agents work together."""
+    return float(exact_epsilon(math.sqrt(honest(n_agents)) / total_noise_multiplier(epsilon, DELTA, 1), DELTA))
 
 
 def _how_few(n_sets: int, n_splits: int) -> str:
@@ -119,13 +129,16 @@ def _summary(found: Scores, entries: Sequence[Entry]) -> str:
             continue
         counts = [f"{len(places) - len(worse.intersection(places))} of {len(places)}" for worse in lost]
         shared = [p for p in places if p.set in of_classes and all(name in found[p] for name in ANY_CLASSES)]
-        means = [
-            f"{100 * np.mean([found[p][name].error for p in shared]):.1f}" if name in ANY_CLASSES and shared else "–"
-            for name in CONTENDERS
-        ]
+        means = [_mean([found[p].get(name) for p in shared]) for name in CONTENDERS]
         rows.append([f"{n}, {epsilon:g}", *counts, *means])
     head = ["agents, ε", "not behind the rest", "by log-loss", "not behind tuned DP-SGD"]
     return _table([*head, *(each.title for each in CONTENDERS.values())], rows)
+
+
+def _mean(found: Sequence[Score | None]) -> str:
+    """Mean error in percent, where it is known of all data sets."""
+    known = [each.error for each in found if each is not None]
+    return f"{100 * np.mean(known):.1f}" if known and len(known) == len(found) else "–"
 
 
 def _deficits(lost: Sequence[Deficit], *, unit: float, digits: int) -> str:

@@ -75,7 +75,7 @@ def convergence_figure(
             draw(axes, curve, looks[label], label=label)
         floor(axes, (optimum or {}).get(column, np.nan), "non-private optimum")
         dress(axes, title=heading, x="round")
-    legend(figure, left, columns=4)
+    legend(figure, left, columns=4 if len(traces) < 5 else 3)
     if title:
         figure.suptitle(title, fontsize=11)
     return figure

@@ -294,12 +294,17 @@ def run(
 
 def _pooled(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) -> Pooled:
     """Noise in shares, of which only the sum is used."""
-    largest, n = int(n_rows.max()), len(n_rows)
-    if honest > n:
-        raise StudyError(f"honest = {honest}, but there are {n} agents; fewer honest ones mean more noise")
+    largest = int(n_rows.max())
+    need_honest(honest, len(n_rows))
     if most_rows is not None and most_rows < largest:
         raise StudyError(f"most_rows = {most_rows:,}, but an agent has {largest:,} rows; agree on a larger number")
     return Pooled(noise, honest, n_rows, most_rows or largest)
+
+
+def need_honest(honest: int | None, n_agents: int) -> None:
+    """Refuse to rely on more honest agents than there are."""
+    if honest is not None and honest > n_agents:
+        raise StudyError(f"honest = {honest}, but there are {n_agents} agents; take at most {n_agents}")
 
 
 def _planned(training: Training, mask: NDArray[np.bool_] | None, n_agents: int) -> Integers:

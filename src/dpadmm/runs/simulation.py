@@ -6,7 +6,7 @@ and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -31,6 +31,7 @@ from dpadmm.training.loop import (
     Participation,
     PlannedParticipation,
     RandomParticipation,
+    RandomVoids,
     StopWhenStill,
 )
 from dpadmm.training.metrics import Metrics
@@ -184,7 +185,7 @@ def run_prepared(
         prior=prior,
         keep_interrupted=keep_interrupted,
         seed=seed,
-        voids=_voids(settings, seed),
+        voids=RandomVoids(settings.void_rounds, seed) if settings.void_rounds else None,
         most_rows=study.most_rows if study else None,
     )
     if study is not None:
@@ -238,15 +239,6 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
         return settings_from(changes, "simulate()")
     check_names(changes, flat_parameters(Settings), "simulate()")
     return settings.changed(**changes)
-
-
-def _voids(settings: Settings, seed: int) -> Callable[[int], bool] | None:
-    """Which rounds are void."""
-    if not settings.void_rounds:
-        return None
-    if settings.trust == "local":
-        raise StudyError('void_rounds belongs to trust = "secure_aggregation"; leave it out')
-    return lambda round: bool(np.random.default_rng([seed, 3, round]).random() < settings.void_rounds)
 
 
 def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int) -> Participation | None:

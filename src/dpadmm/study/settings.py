@@ -107,7 +107,7 @@ class Training:
     ] = "local"
     honest: Annotated[
         Annotated[int, Meta(ge=2, le=10**6)] | None,
-        "With secure_aggregation: agents of a round that keep their share of the noise to themselves, at least.",
+        "With secure_aggregation: how many agents of every round are honest, at least; fewer mean more noise.",
     ] = None
     method: MethodSettings = field(default=Auto())
     n_rounds: Annotated[
@@ -240,7 +240,7 @@ class Settings(Training):
     participation: Annotated[Probability, "Chance of an agent to take part in a round."] = 1.0
     void_rounds: Annotated[
         Annotated[float, Meta(ge=0, lt=1)],
-        "With secure_aggregation: chance that an agent vanishes in a round, which is then charged and of no use.",
+        "With secure_aggregation: share of rounds that are void since an agent vanishes: charged, and nothing learnt.",
     ] = 0.0
     stop_tolerance: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None, "Stop when the consensus moves less than this (relative)."
@@ -251,6 +251,11 @@ class Settings(Training):
         Annotated[int, Meta(ge=0)] | None,
         "Seed of the split, of participation and of the noise (default: from the system).",
     ] = None
+
+    def _check_trust(self) -> None:
+        super()._check_trust()
+        if self.void_rounds and self.trust == "local":
+            raise StudyError('void_rounds belongs to trust = "secure_aggregation"; leave it out')
 
 
 def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings:

@@ -130,8 +130,12 @@ class Study:
             return
         if n and self.most_rows is None:
             raise StudyError("study: secure_aggregation needs most_rows: a number of rows that no site exceeds")
-        least = self.quorum_of(n) if n else self.quorum
-        if least is not None and honest >= least:
+        self.check_sites(n)
+
+    def check_sites(self, n_sites: int) -> None:
+        """Refuse to rely on more honest sites than a round of so many sites may have; 0: not known how many."""
+        honest, least = self.training.honest, self.quorum_of(n_sites)
+        if honest is not None and 0 < least <= honest:
             raise StudyError(
                 f"study: honest = {honest}, but a round may have {least} sites, of which one or more could work with "
                 f"the aggregator; take at most {least - 1}, or more sites"

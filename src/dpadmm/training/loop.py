@@ -106,6 +106,17 @@ class RandomParticipation:
 
 
 @dataclass(frozen=True)
+class RandomVoids:
+    """With secure aggregation: every round is void with probability ``chance``."""
+
+    chance: float
+    seed: int
+
+    def __call__(self, round: int) -> bool:
+        return bool(np.random.default_rng([self.seed, 3, round]).random() < self.chance)
+
+
+@dataclass(frozen=True)
 class PlannedParticipation:
     """A public plan: ``mask[k−1, i]`` says whether agent i takes part in round k."""
 

@@ -42,6 +42,7 @@ from dpadmm.runs.run import run as run_cohort
 from dpadmm.study.public_rows import LEAST_PUBLIC
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.loop import RandomVoids
 from dpadmm.training.methods import Auto
 from dpadmm.training.methods.centralized import minimizer
 from dpadmm.training.metrics import spread as deviation
@@ -329,14 +330,18 @@ def synthetic_labels(study: Study, features: Features, strength: str, rng: np.ra
     return np.asarray(codes, dtype=float)
 
 
-def run(training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int) -> Floats:
+def run(
+    training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int, void_rounds: float = 0.0
+) -> Floats:
     """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's.
 
-    ``auto`` uses nothing but the mean over all rows, whose noise is that of one agent with ``Σm/√n`` rows.
+    ``auto`` uses nothing but the mean over all rows, whose noise is that of one agent with ``Σm/√n`` rows, or
+    ``Σm/√(n/h)`` where secure aggregation relies on h honest agents.
     """
     rng, total = np.random.default_rng(seed), int(sizes.sum())
     if isinstance(training.method, Auto):
-        chosen, scale = np.array([max(1, round(total / math.sqrt(len(sizes))))]), 1.0
+        chosen, scale = np.array([max(1, round(total * math.sqrt((training.honest or 1) / len(sizes))))]), 1.0
+        training = training.changed(trust="local", honest=None)
         counts = np.array([min(total, len(pool), max(LEAST_ROWS, int(MOST_POOLED / _entries(pool))))])
     else:
         chosen = stand_ins(sizes, pool.features.shape[1] * problem.loss.n_outputs)
@@ -345,7 +350,8 @@ def run(training: Training, problem: Problem, pool: Pool, sizes: Integers, *, se
     rows = make_rows(dealt.features, dealt.labels, offsets=np.concatenate([[0], np.cumsum(counts)]))
     shape = (rows.n_features, problem.loss.n_outputs)
     noise = PlannedNoise(SimulatedNoise(seed, len(chosen), shape), chosen, scale)
-    return run_cohort(training, problem, rows, noise, sizes=PublicSizes(chosen, rows.n_features)).weights
+    planned, voids = PublicSizes(chosen, rows.n_features), RandomVoids(void_rounds, seed) if void_rounds else None
+    return run_cohort(training, problem, rows, noise, sizes=planned, voids=voids).weights
 
 
 def stand_ins(sizes: Integers, n_weights: int = 1) -> Integers:
@@ -409,16 +415,11 @@ def outlook(
     finished: Callable[[], None] = lambda: None,
 ) -> Outlook:
     """Run every cell of the grid on every fold; ``finished`` is called after each run."""
-    made, guess = [], _guess(study, scenario)
+    made = []
     for epsilon, rounds in grid.cells:
         settings = study.training.changed(epsilon=epsilon, round_epsilon=None, noise_multiplier=None, n_rounds=rounds)
-        found = []
-        for k, (train, test) in enumerate(scenario.folds):
-            weights = run(settings, study.problem, train, sizes, seed=seed + k)
-            found.append(_on_both(study, train, test, weights, guess))
-            finished()
-        made.append(Cell(epsilon, rounds, _values(study, scenario, found, sizes)))
-    optima, plain = [], []
+        made.append(Cell(epsilon, rounds, reached(study, settings, scenario, sizes, seed=seed, finished=finished)))
+    optima, plain, guess = [], [], _guess(study, scenario)
     for train, test in scenario.folds:
         optima.append(_on_both(study, train, test, _optimum(study, train, WEAK), guess))
         if scenario.public:
@@ -436,9 +437,28 @@ def outlook(
     )
 
 
-def n_runs(scenarios: Sequence[Scenario], grid: Grid) -> int:
-    """How often ``finished`` will be called."""
-    return sum(len(each.folds) for each in scenarios) * (len(grid.cells) + 1)
+def reached(
+    study: Study,
+    training: Training,
+    scenario: Scenario,
+    sizes: Integers,
+    *,
+    seed: int,
+    void_rounds: float = 0.0,
+    finished: Callable[[], None] = lambda: None,
+) -> Values:
+    """What these settings reach on the folds of a scenario; ``finished`` is called after each of them."""
+    found, guess = [], _guess(study, scenario)
+    for k, (train, test) in enumerate(scenario.folds):
+        weights = run(training, study.problem, train, sizes, seed=seed + k, void_rounds=void_rounds)
+        found.append(_on_both(study, train, test, weights, guess))
+        finished()
+    return _values(study, scenario, found, sizes)
+
+
+def n_runs(scenarios: Sequence[Scenario], grid: Grid, more: int = 0) -> int:
+    """How often ``finished`` will be called, with so many settings beside the grid's."""
+    return sum(len(each.folds) for each in scenarios) * (len(grid.cells) + 1 + more)
 
 
 Figures = Mapping[str, tuple[float, float, float]]

@@ -23,6 +23,7 @@ from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.runs.planning.forecast import MEASURES, Grid, Measure, Outlook, Pool, Values
+from dpadmm.study.settings import BUDGETS, Training
 from dpadmm.study.study import Study
 from dpadmm.training.methods.auto import MOST_NOISE, noise_per_unit
 from dpadmm.training.oracles import ExactNoise, Question
@@ -34,11 +35,19 @@ CLEARLY = 2.0
 """Standard errors by which a model must be better than a constant guess."""
 
 WORTH_NAMING = 0.005
-"""A better number of rounds is named if it gains this share of what is reached without privacy, and more than luck."""
+"""A better number of rounds is named if it gains this share of what is reached without privacy, and more than luck;
+secure aggregation, if it gains this much itself."""
+
+VOIDS = 0.1
+"""Share of void rounds whose cost is forecast."""
+
+TAG_BYTES = 8
+"""What two sites show each other, to see that they have the same key."""
 
 
 def for_sizes(study: Study, sizes: Integers) -> Study:
     """The study with the rounds that agents of these sizes would take, where it does not say how many."""
+    study.check_sites(len(sizes))
     training = study.training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
     return study if training == study.training else replace(study, training=training)
 
@@ -48,13 +57,16 @@ class Costs:
     """What is known before any row is.
 
     ``noise`` is ν, the standard deviation of the noise in the mean over all agents' rows, for a statistic of
-    sensitivity 1 that takes the whole budget. Bytes are of one agent, without the envelope of messages: what
+    sensitivity 1 that takes the whole budget. Bytes are of one agent, without the headers of messages: what
     it hears in a round, what it says in the largest one, both in all rounds. ``seconds`` are of all agents in
     one process, with exact noise. What is not known is NaN: seconds that were not measured, the paper's ε of
-    rounds that differ.
+    rounds that differ. With secure aggregation ``epsilon`` relies on ``honest`` agents, and ``epsilon_alone``
+    on none.
     """
 
     epsilon: float
+    epsilon_alone: float
+    honest: int | None
     epsilon_paper: float
     delta: float
     noise_multiplier: float
@@ -75,7 +87,7 @@ class Costs:
 
     def as_json(self) -> dict[str, Any]:
         plain = {**asdict(self), "noise_all": self.noise_all}
-        return {name: None if math.isnan(value) else value for name, value in plain.items()}
+        return {name: None if value is None or math.isnan(value) else value for name, value in plain.items()}
 
 
 def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
@@ -88,22 +100,26 @@ def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
     >>> round(costs.noise, 4), round(costs.noise_all, 4), costs.bytes_heard, costs.bytes_said
     (0.0032, 0.0065, 144, 48)
     """
-    terms, t = study.terms, study.terms.plan.n_rounds
-    mu = math.sqrt(terms.plan.mu_squared())
-    heard, said = math.prod(study.broadcast_shape), [math.prod(study.upload_shape(k)) for k in range(1, t + 1)]
+    terms, t, n, honest = study.terms, study.terms.plan.n_rounds, len(sizes), study.training.honest
+    mu, shares = math.sqrt(terms.plan.mu_squared()), math.sqrt(honest or 1)
+    heard = NUMBER_BYTES * math.prod(study.broadcast_shape)
+    said = [NUMBER_BYTES * math.prod(study.upload_shape(k)) for k in range(1, t + 1)]
+    tags, members = (0, 0) if honest is None else (TAG_BYTES * n, -(-n // 8))  # with READY and PRESENT; with MASK
     return Costs(
         epsilon=exact_epsilon(mu, terms.delta),
+        epsilon_alone=exact_epsilon(shares * mu, terms.delta),
+        honest=honest,
         epsilon_paper=tally_paper_epsilon(terms.plan.tally(), terms.delta),
         delta=terms.delta,
         noise_multiplier=study.noise_multiplier,
         n_rounds=t,
-        n_agents=len(sizes),
+        n_agents=n,
         n_features=study.shape[0],
         n_weights=math.prod(study.shape),
-        noise=noise_per_unit(sizes, np.full(len(sizes), mu)),
-        bytes_heard=NUMBER_BYTES * heard,
-        bytes_said=NUMBER_BYTES * max(said),
-        bytes_total=NUMBER_BYTES * (t * heard + sum(said)),
+        noise=noise_per_unit(sizes, np.full(n, shares * mu)),
+        bytes_heard=heard + members,
+        bytes_said=max(said) + tags,
+        bytes_total=t * (heard + members + tags) + sum(said) + tags,
         seconds=seconds,
     )
 
@@ -260,6 +276,47 @@ def least_epsilon(outlook: Outlook, grid: Grid, goal: Goal) -> tuple[float, int]
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """The study's total ε with secure aggregation, and what that is forecast to reach in every scenario."""
+
+    training: Training
+    epsilon_alone: float
+    void_rounds: float = 0.0
+    values: tuple[Values, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "honest": self.training.honest,
+            "n_rounds": self.training.planned_rounds,
+            "epsilon_alone": self.epsilon_alone,
+            "void_rounds": self.void_rounds,
+            "scenarios": [{name: value.as_json() for name, value in each.items()} for each in self.values],
+        }
+
+
+def alternatives(study: Study, sizes: Integers, epsilon: float) -> list[Alternative]:
+    """What a plan compares with: other numbers of honest agents and void rounds, or secure aggregation at all.
+
+    ``study`` is as it was given: how many rounds are taken depends on how many agents are honest.
+    """
+    most, own = study.quorum_of(len(sizes)) - 1, study.training.honest
+    half = -(-len(sizes) // 2)
+    if most < 2 or not study.training.method.sums_only:
+        return []
+    wanted = [(min(half, most), 0.0)]
+    if own is not None:
+        numbers = {2, -(-len(sizes) // 4), half, most, own}
+        wanted = [*((h, 0.0) for h in sorted(numbers) if 2 <= h <= most), (own, VOIDS)]
+    mu, delta = math.sqrt(study.terms.plan.mu_squared()), study.terms.delta
+    budget, made = {**dict.fromkeys(BUDGETS), "epsilon": epsilon}, []
+    for honest, voids in wanted:
+        training = study.training.changed(trust="secure_aggregation", honest=honest, **budget)
+        training = training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
+        made.append(Alternative(training, exact_epsilon(math.sqrt(honest) * mu, delta), voids))
+    return made
+
+
+@dataclass(frozen=True)
 class Plan:
     """The cost and the forecast of a study."""
 
@@ -272,6 +329,7 @@ class Plan:
     public: Path | None
     repeats: int
     warnings: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -294,6 +352,21 @@ class Plan:
     def n_rounds(self) -> int:
         """The rounds to take: the study's, unless others are clearly better."""
         return best_rounds(self.outlooks, self.grid, self.goal) or self.grid.own[1]
+
+    @property
+    def measures(self) -> list[str]:
+        """What is told of an alternative: accuracy or error, and what is judged."""
+        return list(dict.fromkeys(["accuracy" if "accuracy" in self.outlooks[0].baseline else "rmse", self.goal.name]))
+
+    def gains(self, other: Alternative) -> bool:
+        """Whether an alternative is better than the study by what is worth naming, over all scenarios."""
+        for name in self.measures:
+            measure, pairs = MEASURES[name], list(zip(self.outlooks, other.values, strict=True))
+            gain = sum(measure.gain(found[name].mean, each.at(*self.grid.own)[name].mean) for each, found in pairs)
+            unit = sum(1.0 if measure.higher else abs(each.ceiling[name].mean) for each, _ in pairs)
+            if gain >= WORTH_NAMING * unit:
+                return True
+        return False
 
     @property
     def agents_in_words(self) -> str:
@@ -322,6 +395,7 @@ class Plan:
             "own": {"epsilon": self.grid.own[0], "n_rounds": self.grid.own[1]},
             "n_rounds": self.n_rounds,
             "scenarios": scenarios,
+            "secure_aggregation": [each.as_json() for each in self.alternatives],
             "verdict": self.verdict.word,
             "reason": self.verdict.reason,
             "warnings": list(self.warnings),

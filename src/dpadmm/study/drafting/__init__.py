@@ -3,6 +3,14 @@
 from dpadmm.study.drafting.dictionary import draft_from_dictionary
 from dpadmm.study.drafting.draft import Draft, DraftColumn
 from dpadmm.study.drafting.table import draft_from_table
-from dpadmm.study.drafting.text import confirmed_text, study_text
+from dpadmm.study.drafting.text import confirmed_text, secured_text, study_text
 
-__all__ = ["Draft", "DraftColumn", "confirmed_text", "draft_from_dictionary", "draft_from_table", "study_text"]
+__all__ = [
+    "Draft",
+    "DraftColumn",
+    "confirmed_text",
+    "draft_from_dictionary",
+    "draft_from_table",
+    "secured_text",
+    "study_text",
+]

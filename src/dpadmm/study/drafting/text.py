@@ -69,6 +69,13 @@ def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
     return changed
 
 
+def secured_text(text: str, honest: int, most_rows: int) -> str:
+    """The text of a draft or an example with secure aggregation, which is a comment in it."""
+    text = re.sub(r'(?m)^# (trust = "secure_aggregation")\n# honest = .*', rf"\g<1>\nhonest = {honest}", text)
+    why = "# No site has more rows than this; all draw their share of the noise for so many."
+    return re.sub(r"(?m)^(name = .*)", rf"\g<1>\n\n{why}\nmost_rows = {most_rows}", text, count=1)
+
+
 def _heading(line: str) -> tuple[str, ...]:
     """``[columns.age]`` -> ``("columns", "age")``; nothing for lines that begin no table."""
     try:
@@ -147,7 +154,7 @@ def _training(draft: Draft) -> Iterator[str]:
         if table == "provenance":
             return
         for each in table_parameters(table, said[table].get("name")):
-            if each.name not in said[table] and each.default is not None:
+            if each.name not in said[table] and each.default is not None and f"# {each.name} = " not in block:
                 yield f"# {each.name} = {_value(each.default)}"
         yield ""
 
