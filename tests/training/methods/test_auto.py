@@ -234,7 +234,7 @@ def test_rounds_follow_from_public_sizes_where_nobody_says_how_many() -> None:
         found = training.with_rounds(problem, PublicSizes(np.full(4, m), 20))
         assert found.with_rounds(problem, PublicSizes(np.array([2]), 20)) is found
         rounds.append(found.n_rounds)
-    assert rounds[0] == 13 < rounds[1] < rounds[2] == 161
+    assert rounds[0] == 13 < rounds[1] < rounds[2] == 103
     result = simulate("synthetic", method="auto", epsilon=3.0, n_agents=3, seed=1, **MEANT)
     mask = np.ones((result.outcome.rounds, 3), dtype=bool)
     again = simulate("synthetic", method="auto", epsilon=3.0, n_agents=3, seed=1, participation=mask, **MEANT)

@@ -77,7 +77,7 @@ class Auto(MethodSettings):
         return AutoRounds(setup.problem, setup.sizes.n_features, setup.n_rounds, first, later)
 
     def best_rounds(self, setup: Setup) -> int:
-        """Rounds for these public sizes and this budget: 13, and up to 161 where there is little noise."""
+        """Rounds for these public sizes and this budget: 13, and up to 103 where there is little noise."""
         z, t = setup.gaussian(), setup.planned
         mu, n_rows = np.sqrt(t) / np.where(z > 0.0, z, 1e-9), setup.sizes.n_rows
         if setup.honest is not None:  # one sum, with a share of the noise from everyone
@@ -85,7 +85,7 @@ class Auto(MethodSettings):
         noise = noise_per_unit(n_rows, mu)
         clear = clarity(setup.problem.loss, setup.sizes.n_features, noise)
         # Columns that go together need many steps; where noise is large, many steps are worse than few
-        return 1 + round(16.0 * float(np.clip(clear, 0.75, 4.0) * np.clip(clear, 1.0, 2.5)))
+        return 1 + round(16.0 * float(np.clip(clear, 0.75, 4.0) * np.clip(clear, 1.0, 1.6)))
 
 
 def noise_per_unit(n_rows: Integers, mu: Floats) -> float:
