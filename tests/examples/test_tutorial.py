@@ -22,10 +22,11 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "tutorial.py"
 
 def run_here(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
     """``subprocess.run`` of a ``dpadmm`` command, without a process."""
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, chdir(cwd):
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-            patch.setattr(sys, "argv", [*words])
-            patch.setattr(os, "environ", {**env})
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), chdir(cwd):
+        patch.setattr(sys, "argv", [*words])
+        patch.setattr(os, "environ", {**env})
+        with pytest.raises(SystemExit) as end:
             main()
     return subprocess.CompletedProcess(words, int(end.value.code or 0), out.getvalue(), err.getvalue())
 
@@ -34,7 +35,7 @@ def run_here(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], **_: An
 def shown() -> str:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setattr(subprocess, "run", run_here)
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        runpy.run_path(str(SCRIPT), run_name="__main__")["kept"].cleanup()  # as at the end of a process
     return out.getvalue()
 
 
