@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,32 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Ledgers and journals wait for the disk thousands of times: in memory, where there is plenty, that takes no time
+if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 2**32:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
 # Doctests are looked for in the package alone: a helper that is searched for them is imported a second time
 collect_ignore_glob = ["support/*.py", "mutation/[!t]*.py", "fuzz/[!t]*.py", "audit/mutants.py", "browser/chromium.py"]
 
 COMMAND = [sys.executable, "-c", "from dpadmm.cli import main; main()"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Compiled functions use one thread: workers of pytest-xdist share the cores, and threads wait for each other."""
+    import numba
+
+    numba.set_num_threads(1)
+
+
+@pytest.fixture
+def all_threads() -> Iterator[None]:
+    """For tests of what does not depend on the number of threads."""
+    import numba
+
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+    yield
+    numba.set_num_threads(1)
 
 
 @dataclass(frozen=True)
@@ -97,17 +120,9 @@ def command() -> list[str]:
 @pytest.fixture
 def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are files without a picture: for tests that are about everything else in a folder of results."""
-    from dpadmm._base.files import atomic_file
-    from dpadmm.reporting import figures
+    from matplotlib.figure import Figure
 
-    def save(figure: object, stem: Path, kinds: tuple[str, ...] = ("png", "svg")) -> list[Path]:
-        paths = [stem.with_suffix(f".{kind}") for kind in kinds]
-        for path in paths:
-            with atomic_file(path) as out:
-                out.write(b"no picture")
-        return paths
-
-    monkeypatch.setattr(figures, "save_figure", save)
+    monkeypatch.setattr(Figure, "savefig", lambda self, out, **options: out.write(b"no picture"))
 
 
 @pytest.fixture

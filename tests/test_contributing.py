@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from dpadmm import simulate
 from dpadmm.cli import app
+from dpadmm.experiments import runner
 from dpadmm.privacy.statistics import STATISTICS
 from dpadmm.study.study import read_study
 
@@ -32,6 +33,13 @@ def run(*words):
     assert done.exit_code == 0, (words, done.output, done.exception)
     return done.output
 
+
+def here(make, tasks, **options):
+    answer = make()
+    yield from ((task, answer(task)) for task in tasks)
+
+
+runner.in_processes = here  # grids start no processes
 
 # help and schema
 shown = run("simulate", "--help")
@@ -159,15 +167,10 @@ def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
     followed(tree, ["-c", USE])
 
 
-def test_the_tests_over_all_losses_and_regularizers_know_what_a_recipe_adds(tree: Path) -> None:
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/optim/losses", "tests/optim/regularizers"]
-    said = followed(tree, [*words, "-k", "not hand and not softmax and not is_complete"])
-    passed = re.search(r"(\d+) passed", said)
-    assert passed
-    assert int(passed[1]) > 20
-
-
-def test_a_new_method_with_rounds_that_differ_says_deployed_what_it_says_simulated(tree: Path) -> None:
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/equivalence/test_guard_and_cohort.py"]
-    said = followed(tree, [*words, "-k", "upload_the_same_bits"])
-    assert re.search(r"[1-9]\d* passed", said)
+def test_tests_over_all_cases_know_what_a_recipe_adds(tree: Path) -> None:
+    """Of losses and regularizers; and a method with rounds that differ says deployed what it says simulated."""
+    words = ["tests/optim/losses", "tests/optim/regularizers", "tests/equivalence/test_guard_and_cohort.py"]
+    left_out = "not hand and not softmax and not is_complete and not too_large"
+    said = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])
+    assert len(re.findall(r"^tests/optim/.* PASSED", said, re.MULTILINE)) > 20
+    assert "::test_guards_and_cohort_upload_the_same_bits PASSED" in said

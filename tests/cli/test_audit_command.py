@@ -58,7 +58,7 @@ def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
     assert {gate["name"] for gate in numbers["gates"]} >= {"noise: variance", "recorded before sent"}
 
 
-@pytest.mark.usefixtures("rarely")
+@pytest.mark.usefixtures("rarely", "sketched")
 def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     factor_2_missing(monkeypatch)
     answer = cli("audit", *SHORT, "-o", tmp_path, "--quiet")
@@ -73,7 +73,7 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     assert "noise: variance" in {gate["name"] for gate in answer.json["gates"] if gate["passed"] is False}
 
 
-@pytest.mark.usefixtures("rarely")
+@pytest.mark.usefixtures("rarely", "sketched")
 @pytest.mark.parametrize(
     ("method", "statistics"), [("auto", ["moments", "shaped_gradient"]), ("dp_admm", ["gradient"])]
 )
@@ -119,7 +119,7 @@ def test_mistakes_are_one_sentence(cli):
             assert says in answer.err
 
 
-@pytest.mark.usefixtures("rarely")
+@pytest.mark.usefixtures("rarely", "sketched")
 def test_ctrl_c_judges_what_was_done(cli, tmp_path, monkeypatch):
     from dpadmm.audit import run
 

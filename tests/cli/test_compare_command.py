@@ -44,6 +44,7 @@ def compare(cli, path, *words, **options):
     return cli("compare", "--data", path, *FILE, *TINY, *words, **options)
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_method_that_diverges_is_told_and_the_others_are_compared(cli, rows_csv, tmp_path):
     words = ["-m", "dp_admm,dp_sgd", "--epsilon", "1", "--learning-rate", "1e100", "--reg-share", "1"]
     answer = compare(cli, rows_csv, *words, "-o", tmp_path / "out").succeeded()
@@ -85,6 +86,7 @@ def test_the_paper_s_way_is_an_equal_epsilon_per_round(cli, rows_csv):
     assert None not in totals
 
 
+@pytest.mark.usefixtures("sketched")
 def test_tables_for_people_fit_and_show_what_does_not_apply(cli, rows_csv, tmp_path):
     words = [
         "--methods",

@@ -225,7 +225,8 @@ def test_a_rare_outcome_is_judged_by_how_well_rows_are_ranked(cli, study_file, t
     ill, well = ([row for row in rows if row.split(",")[place].strip('"') == each] for each in ("yes", "no"))
     rare = tmp_path / "rare.csv"
     rare.write_text("\n".join([header, *well[:1900], *ill[:100]]) + "\n")
-    call = ["plan", study_file, "--agents", 5, "--rows", 2000, "--repeats", 3, "--public", rare, "--json"]
+    call = ["plan", study_file, "--agents", 5, "--rows", 2000, "--rounds", 20, "--epsilon", 1, "--repeats", 3]
+    call += ["--public", rare, "--json"]
     found = cli(*call).succeeded().json
     assert found["verdict"] == "go"
     assert found["scenarios"][0]["own"]["auc"]["mean"] > 0.75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pty
@@ -9,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -423,7 +423,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["dpadmm.cli.train"], "encode", interrupted)
+    monkeypatch.setattr(importlib.import_module("dpadmm.cli.train"), "encode", interrupted)
     answer: Answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert (answer.code, answer.err) == (130, "dpadmm: interrupted\n")
     assert files(tmp_path) == ["rows.csv", "study.toml"]

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from dpadmm.cli import main
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "tutorial.py"
 
 
+def run_here(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run`` of a ``dpadmm`` command, without a process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), chdir(cwd):
+        patch.setattr(sys, "argv", [*words])
+        patch.setattr(os, "environ", {**env})
+        with pytest.raises(SystemExit) as end:
+            main()
+    return subprocess.CompletedProcess(words, int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+
 @pytest.fixture(scope="module")
 def shown() -> str:
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setattr(subprocess, "run", run_here)
+        runpy.run_path(str(SCRIPT), run_name="__main__")["kept"].cleanup()  # as at the end of a process
+    return out.getvalue()
 
 
 def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:

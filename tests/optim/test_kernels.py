@@ -206,7 +206,7 @@ def test_another_bound_and_no_bound() -> None:
 # --- the same bits -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("in_place")
+@pytest.mark.usefixtures("in_place", "all_threads")
 def test_same_bits_for_any_number_of_threads_and_every_time() -> None:
     for loss, storage in product([LOSS_CASES[0], LOSS_CASES[3], LOSS_CASES[-1]], STORAGE):
         with case(loss, storage):

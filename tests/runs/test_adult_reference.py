@@ -58,25 +58,33 @@ def test_the_floor(adult: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("splits", "chosen", "loss", "error"),
+    ("splits", "chosen", "loss", "error", "local"),
     [
-        (2, {"method": "admm"}, (0.378, 0.004), (0.176, 0.010)),
-        (4, {"method": "dp_sgd", "learning_rate": 0.1, "round_epsilon": 0.05}, (0.555, 0.004), (0.250, 0.010)),
-        (4, {"method": "dp_sgd", "average": "tail", "round_epsilon": 0.05}, (0.425, 0.010), (0.203, 0.015)),
-        (4, {"method": "dp_sgd", "average": "tail", "round_epsilon": 0.1}, (0.411, 0.006), (0.194, 0.012)),
-        (4, {"method": "admm_pvp", "round_epsilon": 0.05}, (0.56, 0.06), (0.21, 0.02)),
-        (4, {"method": "admm_pvp", "round_epsilon": 0.1}, (0.42, 0.02), (0.19, 0.015)),
+        (2, {"method": "admm"}, (0.378, 0.004), (0.176, 0.010), None),
+        (2, {"method": "dp_sgd", "learning_rate": 0.1, "round_epsilon": 0.05}, (0.555, 0.004), (0.250, 0.010), None),
+        (4, {"method": "dp_sgd", "average": "tail", "round_epsilon": 0.05}, (0.425, 0.010), (0.203, 0.015), None),
+        (4, {"method": "dp_sgd", "average": "tail", "round_epsilon": 0.1}, (0.411, 0.006), (0.194, 0.012), None),
+        (2, {"method": "admm_pvp", "round_epsilon": 0.05}, (0.58, 0.11), (0.21, 0.02), (1.314, 0.04)),
+        (2, {"method": "admm_pvp", "round_epsilon": 0.1}, (0.42, 0.03), (0.19, 0.016), (0.698, 0.016)),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_the_baselines(
-    adult: Dataset, splits: int, chosen: dict[str, Any], loss: tuple[float, float], error: tuple[float, float]
+    adult: Dataset,
+    splits: int,
+    chosen: dict[str, Any],
+    loss: tuple[float, float],
+    error: tuple[float, float],
+    local: tuple[float, float] | None,
 ) -> None:
-    """The global model; the limits are two standard errors of so many splits, or more."""
+    """The global model; the limits are two standard errors of so many splits, or more.
+
+    Under ``admm_pvp`` the loss of the local models says more precisely what noise does: the global one has a standard
+    deviation of 12% from split to split, theirs of 2%.
+    """
+    names = ("train_loss_global", "test_error_global", "train_loss_local")
     runs = [simulate(adult, metrics_every=100, seed=seed, **chosen, **PAPER) for seed in range(splits)]
-    found = np.mean(
-        [[run.trace.last()[name] for name in ("train_loss_global", "test_error_global")] for run in runs],
-        axis=0,
-    )
-    assert found[0] == pytest.approx(loss[0], abs=loss[1])
-    assert found[1] == pytest.approx(error[0], abs=error[1])
+    means = np.mean([[run.trace.last()[name] for name in names] for run in runs], axis=0)
+    for found, limits in zip(means, (loss, error, local), strict=True):
+        if limits:
+            assert found == pytest.approx(limits[0], abs=limits[1])

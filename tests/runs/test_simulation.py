@@ -56,6 +56,7 @@ def test_a_run_that_diverges_gives_no_model() -> None:
 # --- the same seed -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("all_threads")
 def test_same_seed_same_bits_whatever_the_thread_count() -> None:
     for changes in [{}, {"participation": 0.6}, {"partition": "unequal"}, {"average": "tail"}]:
         with case(changes):

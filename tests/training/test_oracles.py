@@ -85,6 +85,7 @@ def test_gaps_are_allowed_and_change_nothing() -> None:
     np.testing.assert_array_equal(rounds(4, 3, which), every[[k - 1 for k in which]])
 
 
+@pytest.mark.usefixtures("all_threads")
 def test_a_round_has_its_numbers_in_any_order_and_for_any_number_of_threads() -> None:
     every = rounds(4, 30, list(range(1, 21)))
     before = numba.get_num_threads()

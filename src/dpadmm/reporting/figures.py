@@ -39,6 +39,7 @@ def save_figure(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg"
             undated = {"Date": None} if path.suffix == ".svg" else None
             with atomic_file(path) as out:
                 figure.savefig(out, format=path.suffix[1:], metadata=undated)
+            figure.set_layout_engine("none")  # laid out once, it need not be again
     return paths
 
 

@@ -479,6 +479,7 @@ def test_exact_noise_reaches_what_simulated_noise_does() -> None:
     assert np.mean(losses[0]) == pytest.approx(np.mean(losses[1]), rel=0.02)
 
 
+@pytest.mark.usefixtures("all_threads")
 def test_the_result_is_the_same_for_any_number_of_threads_and_order_of_agents() -> None:
     data = synthetic("multiclass", n_rows=2000, n_features=6, seed=3)
     shared = {"loss": "softmax", "method": "auto", "epsilon": 2.0, "n_agents": 4, "n_rounds": 9, "seed": 1, **MEANT}

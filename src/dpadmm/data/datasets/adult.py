@@ -115,8 +115,9 @@ def _encode(rows: list[Row]) -> Dataset:
     blocks = [np.array(columns[name], dtype=np.float64)[:, None] for name in _NUMERIC]
     names = list(_NUMERIC)
     for name in _CATEGORICAL:
-        values, codes = np.unique(np.array(columns[name]), return_inverse=True)
-        blocks.append(np.eye(len(values))[codes])
+        values = sorted(set(columns[name]))
+        place = {value: k for k, value in enumerate(values)}
+        blocks.append(np.eye(len(values))[[place[value] for value in columns[name]]])
         names += [f"{name}={value}" for value in values]
     features = np.concatenate(blocks, axis=1)
     answers = np.array([answer.rstrip(".") for answer in columns["class"]])  # adult.test: ">50K."

@@ -94,7 +94,7 @@ def gradient(
     if active is not None:
         chosen = np.isin(blocks[0], active)
         blocks = (blocks[0][chosen], blocks[1][chosen], blocks[2][chosen])
-    weights = np.ascontiguousarray(points.transpose(0, 2, 1))
+    weights = _by_output(points)
     sums = np.empty((len(blocks[0]), *weights.shape[1:]))
     parameters = np.array(loss.parameters, dtype=float)
     about_rows = (rows.order, rows.labels, rows.norms, bound, slopes_of, parameters)
@@ -120,7 +120,7 @@ def scores(rows: Rows, points: Floats) -> Floats:
     """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
     from dpadmm.optim.kernels import passes as compiled
 
-    weights = np.ascontiguousarray(points.transpose(0, 2, 1))
+    weights = _by_output(points)
     out = np.empty((weights.shape[1], len(rows.labels)))
     for part in _portions(rows, rows.blocks):
         some = (rows.blocks[0][part], rows.blocks[1][part], rows.blocks[2][part])
@@ -130,6 +130,11 @@ def scores(rows: Rows, points: Floats) -> Floats:
         else:
             compiled.dense_all_scores(rows.features, rows.order, some, weights, out)
     return np.ascontiguousarray(out.T)
+
+
+def _by_output(points: Floats) -> Floats:
+    """(n, d, p) -> (n, p, d), always a copy: for arrays that cannot be written to, all would be compiled again."""
+    return np.array(points.transpose(0, 2, 1), order="C")
 
 
 def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
