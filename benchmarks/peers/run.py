@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dpadmm.experiments import accuracy
-from dpadmm.runs.preparation import prepare
+from dpadmm.runs.preparation import Prepared, prepare
 
 HERE = Path(__file__).resolve().parent
 PEERS = {
@@ -52,17 +52,21 @@ def export(entry: accuracy.Entry, splits: int, folder: Path) -> None:
     for (n, seed), cell in wanted.items():
         if n not in AGENTS:
             continue
-        prepared = prepare(dataset, cell.settings)
-        rows, test = prepared.rows, prepared.test
-        assert test is not None
-        np.savez(
-            folder / f"{entry.name}-{n}-{seed}.npz",
-            features=np.asarray(rows.features[rows.order]),
-            labels=rows.labels,
-            offsets=rows.offsets,
-            test_features=np.asarray(test.features[test.index]),
-            test_labels=test.labels,
-        )
+        save(prepare(dataset, cell.settings), folder / f"{entry.name}-{n}-{seed}.npz")
+
+
+def save(prepared: Prepared, path: Path) -> None:
+    """Rows by agent, and test rows."""
+    rows, test = prepared.rows, prepared.test
+    assert test is not None
+    np.savez(
+        path,
+        features=np.asarray(rows.features[rows.order]),
+        labels=rows.labels,
+        offsets=rows.offsets,
+        test_features=np.asarray(test.features[test.index]),
+        test_labels=test.labels,
+    )
 
 
 def main() -> None:

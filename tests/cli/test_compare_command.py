@@ -265,8 +265,8 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     trust = text.replace('trust = "local"', 'trust = "secure_aggregation"\nhonest = 2')
     (tmp_path / "study.toml").write_text(trust)
     rows = cli(*words, "-m", "dp_admm", "--json").succeeded().json["rows"]
-    assert [(row["method"], row["total_epsilon"]) for row in rows[1:]] == [
-        (name, pytest.approx(0.05, rel=1e-6)) for name in ("auto", "dp_admm")
+    assert [(row["method"], row["honest"], row["total_epsilon"]) for row in rows[1:]] == [
+        (*who, pytest.approx(0.05, rel=1e-6)) for who in (("auto", None), ("auto", 2), ("dp_admm", None))
     ]
     refusal = cli(*words, "-e", "1")
     assert refusal.code == 2

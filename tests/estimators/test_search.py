@@ -232,7 +232,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_any_run(drawn: list[floa
 def test_what_all_runs_share_no_candidate_sets() -> None:
     shared: list[dict[str, Any]] = [
         {"epsilon": 9.0}, {"delta": 0.1}, {"random_state": 1}, {"accountant": BudgetAccountant(9.0, DELTA)},
-        {"classes": [0, 1]},
+        {"classes": [0, 1]}, {"n_agents": 4}, {"trust": "secure_aggregation"}, {"honest": 3},
     ]  # fmt: skip
     for each, model in [*((each, MODEL) for each in shared), ({"y_bounds": (-9, 9)}, NUMBERS)]:
         with pytest.raises(StudyError, match=rf"candidate 2 sets {next(iter(each))}, which all runs share"):
@@ -242,6 +242,8 @@ def test_what_all_runs_share_no_candidate_sets() -> None:
 def test_agents_and_open_accountants_are_refused(drawn: list[float]) -> None:
     with pytest.raises(StudyError, match="losing runs stay hidden, and messages between agents show every run"):
         search().fit(X, Y, groups=np.arange(200) % 2)
+    with pytest.raises(StudyError, match="n_agents: a search holds only where"):
+        search(estimator=clone(MODEL).set_params(n_agents=4)).fit(X, Y)
     with BudgetAccountant(9.0, DELTA) as accountant, pytest.raises(StudyError, match="cannot be charged"):
         search().fit(X, Y)
     assert (len(accountant), drawn) == (0, [])

@@ -50,7 +50,7 @@ COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
 NOT_PRIVATE = tuple(name for name, method in REGISTERED.items() if not method.private)
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
 EXPERIMENT = "comparison"
-ALONE = "Methods that need every agent's answer by itself have no secure aggregation: agents add all of their noise."
+LOCAL = {"trust": "local", "honest": None, "void_rounds": 0.0}
 _OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "metrics_every")
 """Options of simulate that compare defines differently."""
 
@@ -112,21 +112,20 @@ def compare(
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     check_owners(about, given)
     shared = {**given, "metrics_every": metrics_every}
-    (study, prior), named = open_study(about), _names(methods)
+    (study, prior), named, masked = open_study(about), _names(methods), {}
     if agents is not None and "by" in about:
         raise StudyError("by says who the agents are; leave --agents out")
     counts = list(dict.fromkeys(numbers("agents", agents or "10", int, "whole numbers")))
     agents_of = {} if "by" in about else {"n_agents": counts}
     if study is None:
-        budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
         masked = _of_sums(named, shared)
+        budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
         _check(named, budgets, counts, shared, masked)
         runs = _runs(named, budgets, agents_of, masked)
     else:
         budget = {"epsilon": epsilon, "round_epsilon": round_epsilon}
         base = settings_of(study, shared | {name: value for name, value in budget.items() if value is not None})
         named = list(dict.fromkeys([study.training.method.name, *named]))
-        masked = {}
         runs, shared = _runs_of_study(study, base, named, shared, agents_of), {}
     if output:
         reproduce.check_results_folder(output, overwrite=overwrite)
@@ -170,7 +169,7 @@ def compare(
         echo_json(answer)
     else:
         show(dataset, results, rows)
-        say(*about_study(study, prior), *([ALONE] if study and study.training.honest else []), style="dim")
+        say(*about_study(study, prior), style="dim")
         for path in written[:2]:
             say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
@@ -256,16 +255,19 @@ def _runs(
 def _runs_of_study(
     study: Study, base: Settings, names: list[str], given: Mapping[str, Any], agents: Mapping[str, list[int]]
 ) -> list[dict[str, Any]]:
-    """The optimum and every method, with the study's settings at its total ε; the rest is usual for the method."""
+    """The optimum and every method, with the study's settings at its total ε; the rest is usual for the method.
+
+    In a study with secure aggregation, methods that can have it run both ways, the others with local noise.
+    """
     runs = []
-    for name in ("centralized", *names):
-        changes = {**given, **dict.fromkeys(of_runs.BUDGETS), "method": name}
+    trusts = [(name, LOCAL) for name in ("centralized", *names)]
+    trusts += [(name, {}) for name in names if study.training.honest is not None and _sums_only(name)]
+    for name, trust in trusts:
+        changes = {**given, **dict.fromkeys(of_runs.BUDGETS), "method": name, **trust}
         if name == study.training.method.name:
             del changes["method"]  # with its own parameters
         if name not in NOT_PRIVATE:
             changes["epsilon"] = study.epsilon
-        if name in REGISTERED and not REGISTERED[name].sums_only:
-            changes |= {"trust": "local", "honest": None}
         said = {key: value for key, value in base.changed(**changes).flat().items() if value is not None}
         counts = {key: each[:1] if name == "centralized" else each for key, each in agents.items()}
         runs.append({key: said[key] for key in said if key != "n_agents"} | counts)

@@ -35,7 +35,7 @@ GUARANTEE = (
     "with secret, exact noise of this size: for any one row replaced by any other (number of rows public), against "
     "everyone who sees the chosen model, its parameters and its score, and neither the other runs nor their number"
 )
-SHARED = ("epsilon", "delta", "random_state", "accountant", "classes", "y_bounds")
+SHARED = ("epsilon", "delta", "random_state", "accountant", "classes", "y_bounds", "n_agents", "trust", "honest")
 """Parameters that a candidate may not set: they would change what a score means, or its noise."""
 
 
@@ -123,12 +123,13 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
         """Search with rows X (dense or sparse) and labels y; ``public`` as in the estimators, no ``groups``."""
-        if groups is not None:
-            raise StudyError(
-                "groups: a search holds only where the losing runs stay hidden, and messages between agents show "
-                "every run; fit without groups, or choose parameters on public rows"
-            )
         candidates = self._candidates()
+        several = {"groups": groups, "n_agents": self.estimator.n_agents}
+        for name in (name for name, value in several.items() if value is not None):
+            raise StudyError(
+                f"{name}: a search holds only where the losing runs stay hidden, and messages between agents show "
+                f"every run; fit without {name}, or choose parameters on public rows"
+            )
         mu = run_mu(self.epsilon, self.delta, self.runs)
         noise_multiplier = 1.0 / (mu * math.sqrt(SCORE_SHARE))
         # A little less than the rest, since ε is rounded up
