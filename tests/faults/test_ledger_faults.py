@@ -250,6 +250,15 @@ def test_damage_that_no_record_shows_is_found_by_sqlite_itself(whole, folder):
         Ledger.open(folder / "copy", cap=CAP)
 
 
+def test_a_reservation_beyond_what_others_may_learn_together_is_refused_even_with_good_hashes(folder, monkeypatch):
+    with opened(folder) as ledger:
+        monkeypatch.setattr("dpadmm.trusted.ledger.LedgerState.check", lambda *_: None)
+        ledger.reserve(ledgers.OTHER, 0.1 * CAP, about={}, shares=10)
+    monkeypatch.undo()
+    with pytest.raises(Refusal, match="all other sites working together"):
+        Ledger.open(folder, cap=CAP)
+
+
 @pytest.mark.parametrize(("round", "mu_squared"), [(1, ROUND_COST), (3, ROUND_COST), (2, CAP / 2), (2, 2 * CAP)])
 def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, monkeypatch, round, mu_squared):
     with opened(folder) as ledger:

@@ -104,13 +104,13 @@ def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, 
     book = LedgerState()
     book.apply(Record("cap", "", n_rounds * mu_squared), b"")
     reservation = Record("reserve", A, n_rounds * mu_squared)
-    book.check(reservation)
+    book.check(reservation, b"{}")
     book.accounts[A] = Account(reservation, about={}, may_miss_rounds=False)
     for round in range(1, n_rounds + 1):
         record = Record("spend", A, mu_squared, round, DIGEST)
-        book.check(record)
+        book.check(record, b"")
         book.apply(record, b"")
-    assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1)).code == "budget-reservation"
+    assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1), b"").code == "budget-reservation"
 
 
 def test_what_all_others_learn_together_has_a_cap_of_its_own(tmp_path):
@@ -628,7 +628,7 @@ def test_records_are_hashed_as_they_always_were():
 def test_sums_are_exact_also_of_nothing():
     book = LedgerState()
     sums = (book.spent, book.promised, book.spent_alone, book.promised_alone)
-    assert sums == (0, 0, 0, 0)
+    assert (*sums, book.cap, book.cap_alone) == (0, 0, 0, 0, 0, 0)
     assert {type(each) for each in sums} == {Fraction}
 
 
@@ -640,9 +640,10 @@ def test_a_refusal_says_whose_limit_it_is(ledger):
 
 
 def test_a_record_says_whom_it_is_about_and_what_it_costs(tmp_path):
-    with Ledger.open(tmp_path, cap=2.0, create=True) as ledger:
-        ledger.reserve(A, 0.5, about={})
+    with Ledger.open(tmp_path, cap=2.0, cap_alone=1e6, create=True) as ledger:
+        ledger.reserve(A, 0.5, about={}, shares=1000)
         ledger.spend(A, 1, digest=DIGEST, mu_squared=0.25, upload=b"")
         ledger.close_study(A)
     told = [(each.kind, each.study, each.mu_squared) for each in read_ledger(tmp_path).records]
-    assert told == [("cap", "", 2.0), ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
+    caps = [("cap", "", 2.0), ("cap-alone", "", 1e6)]
+    assert told == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]

@@ -39,7 +39,7 @@ from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian, quantise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import bitmap_of, public_key
-from dpadmm.trusted.policy import MaskingLimits
+from dpadmm.trusted.policy import MaskingLimits, Terms
 from dpadmm.trusted.unit import PrivacyUnit
 
 HASH, PRICE = MASKED.hash, Fraction(OWNER.price(MASKED.terms.plan.at(1)))
@@ -320,6 +320,22 @@ def test_an_owner_who_does_not_allow_it_or_has_no_key_refuses(
         assert refused.code == code
         assert words in str(refused)
         assert not guard._ledger.status().accounts
+
+
+def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one() -> None:
+    zero, both = (Fraction(0), Fraction(0)), {"local", "secure_aggregation"}
+    plain = [limit.name for limit in POLICY.evaluate(STUDY.terms, M, zero)]
+    assert plain == ["method", "loss", "rounds", "rows", "budget"]
+    assert [limit.name for limit in POLICY.evaluate(STUDY.terms, M, (zero[0], Fraction(1)))] == [*plain, "alone"]
+    told = {limit.name: limit for limit in OWNER.evaluate(MASKED.terms, M, zero)}
+    assert list(told) == [*plain[:3], "trust", "honest", "withstood", *plain[3:], "alone"]
+    assert (told["trust"].asked, set(told["trust"].allowed)) == ("secure_aggregation", both)
+    assert [told[name].sentence for name in ("budget", "alone")] == ["", ""]
+    (refused,) = [limit for limit in POLICY.evaluate(MASKED.terms, None, None) if not limit.holds]
+    assert (refused.name, refused.allowed) == ("trust", ("local",))
+    small = replace(OWNER, epsilon=0.1).evaluate(MASKED.terms, None, zero)[-2]
+    assert small.sentence.startswith("too much for the owner's total ε at δ = 1e-05: asked")
+    assert (STUDY.terms.shares, STUDY.terms.quorum, Terms._field_defaults) == (1, 1, {"masking": None})
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,8 @@ class _Rehearsal(Ledger):
         super().__init__(Path(), cast(Any, None), cast(Any, None), book)
         book.cap, book.cap_alone = policy.cap, policy.cap_alone
 
-    def _append(self, record: Record, *payload: bytes) -> None:
-        self.status().check(record, *payload)
+    def _append(self, record: Record, payload: bytes = b"") -> None:
+        self.status().check(record, payload)
 
 
 def counted(n: int, one: str, several: str) -> str:

@@ -118,7 +118,7 @@ class LedgerState:
             raise Refusal("study-unknown", "this study has reserved nothing in the ledger; enrol it first")
         return self.accounts[study]
 
-    def check(self, record: Record, payload: bytes = b"{}") -> None:
+    def check(self, record: Record, payload: bytes) -> None:
         """Refuse a record that may not come next."""
         mu_squared = Fraction(record.mu_squared)
         if record.kind == "reserve":

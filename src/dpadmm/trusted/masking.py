@@ -12,14 +12,13 @@ Study and request are SHA-256 digests, numbers have 4 bytes, little-endian, and 
 little-endian. U, the members of the round, is fixed before anyone masks; site 0 is the highest bit of its bitmap.
 The roster is part of the study's hash, so everyone who masks has agreed to the same keys.
 
-**What holds.** A site answers one context per round, which its ledger enforces. Let H be the honest members of U
-that answered this context. Every two of them share a stream that nobody else knows, so without the answer of even
-one of H the answers of the others are uniform and independent; with all of them, only Σ_H x_i is learnt, once the
-streams that colluding members know are taken off. Another U, point, round or study gives other keys: an
-aggregator that tells sites different stories gets numbers that never cancel. The guard answers only over at least q
-members; if at most q − h of the roster work with the aggregator, every sum that can be opened has at least h
-honest shares of noise, and each x_i is in at most one. Nothing is ever unmasked: if a member vanishes, the round is
-void.
+**What holds.** A site answers one context per round, which its ledger enforces. Let H be the honest members of U.
+Every two of them share a stream that nobody else knows: unless all of H answer this very context, the answers of
+those that do are uniform and independent; if all do, Σ_H x_i is learnt, once the streams that colluding members know
+are taken off, and nothing else. Another U, point, round or study gives other keys, so an aggregator that tells sites
+different stories gets numbers that never cancel. The guard answers only over at least q members; if at most q − h of
+the roster work with the aggregator, every sum that can be opened has at least h honest shares of noise, and each x_i
+is in at most one. Nothing is ever unmasked: if a member vanishes, the round is void.
 
 **What does not.** This is computational: it rests on X25519, HMAC-SHA-256 and AES-256 (a key's stream of 10⁸
 numbers differs from random numbers by less than 2⁻⁷⁷). Keys that leak later open what was recorded: then, and if

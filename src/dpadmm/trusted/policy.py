@@ -173,9 +173,9 @@ class Policy:
         if promised is not None:
             cost = Fraction(self.cost(terms.plan))
             limits.append(self._budget("budget", "budget-cap", cost, self.cap, promised[0]))
-            alone = self._budget("alone", "policy-alone", terms.shares * cost, self.cap_alone, promised[1])
-            if alone[2:5] != limits[-1][2:5]:  # asked, allowed, left
-                limits.append(alone)
+            alone = (terms.shares * cost, self.cap_alone, promised[1])
+            if alone != (cost, self.cap, promised[0]):
+                limits.append(self._budget("alone", "policy-alone", *alone))
         return tuple(limits)
 
     def check(self, terms: Terms, n_rows: int | None = None, promised: Sums | None = None) -> None:
