@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from looping import case
 from typer.core import TyperGroup
 
 from dpadmm.cli import COMMANDS, app, loaded
@@ -19,12 +20,12 @@ HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_
 RUN = """
 import json, sys
 from dpadmm.cli import main
-sys.argv = ["dpadmm", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as end:
-    code = end.code
-print(json.dumps([code or 0, sorted(sys.modules)]), file=sys.stderr)
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["dpadmm", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
 """
 SITE = SITE_TOML.format(table="table.csv", label="ill", epsilon=2.0, delta=1e-5, max_rounds=100)
 STUDY = """
@@ -48,60 +49,50 @@ delta = 1e-6
 
 def modules_after(program: str, *words: str, cwd: Path | None = None) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=cwd, capture_output=True, encoding="utf-8", check=False
-    )
-    *said, last = done.stderr.splitlines()
-    code, modules = json.loads(last)
-    assert code == 0, said
-    return set(modules)
+        [sys.executable, "-c", f"{program}\nprint(*sys.modules, file=sys.stderr)", *words],
+        cwd=cwd, capture_output=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("here")
+def test_commands_load_no_compiler_and_no_figures(tmp_path):
+    """Those that load the same run in one process."""
     rows = "\n".join(f"{20 + k},{'no' if k % 2 else 'yes'}" for k in range(24))
-    (folder / "table.csv").write_text(f"age,ill\n{rows}\n")
-    (folder / "site.toml").write_text(SITE)
-    (folder / "study.toml").write_text(STUDY)
-    modules_after(RUN, "agent", "begin", "site.toml", cwd=folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["privacy", "--epsilon", "1", "--delta", "1e-6", "--rounds", "50"],
-        ["study", "check", "study.toml"],
-        ["agent", "check", "site.toml", "--study", "study.toml"],
-        ["agent", "review", "study.toml", "--site", "site.toml"],
-        ["agent", "enrol", "study.toml", "--site", "site.toml"],
-        ["ledger", "show", "ledger"],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_a_command_loads_no_compiler_and_no_figures(here, words):
-    found = modules_after(RUN, *words, cwd=here)
-    assert not found.intersection(HEAVY)
-    reads_a_table = words[0] == "agent"
-    assert ("pyarrow" in found) == reads_a_table
-    assert ("numpy" in found) == (words != ["--help"])
+    (tmp_path / "table.csv").write_text(f"age,ill\n{rows}\n")
+    (tmp_path / "site.toml").write_text(SITE)
+    (tmp_path / "study.toml").write_text(STUDY)
+    for several, loads in [
+        (["--help"], set()),
+        (
+            [
+                "agent begin site.toml",
+                "agent check site.toml --study study.toml",
+                "agent review study.toml --site site.toml",
+                "agent enrol study.toml --site site.toml",
+            ],
+            {"numpy", "pyarrow"},
+        ),
+        (
+            ["privacy --epsilon 1 --delta 1e-6 --rounds 50", "study check study.toml", "ledger show ledger"],
+            {"numpy"},
+        ),
+    ]:
+        with case(several):
+            found = modules_after(RUN, json.dumps([words.split() for words in several]), cwd=tmp_path)
+            assert not found.intersection(HEAVY)
+            assert found.intersection(["numpy", "pyarrow"]) == loads
+            assert loads or "rich.markdown" not in found
 
 
 def test_an_agent_is_imported_without_readers_compiler_or_solvers():
-    found = modules_after(
-        "import json, sys, dpadmm.site.site, dpadmm.site.agent, dpadmm.trusted.guard\n"
-        "print(json.dumps([0, sorted(sys.modules)]), file=sys.stderr)"
-    )
+    found = modules_after("import sys, dpadmm.site.site, dpadmm.site.agent, dpadmm.trusted.guard")
     assert "dpadmm.trusted.guard" in found
     assert not found.intersection([*HEAVY, "pyarrow", "scipy.linalg", "typer", "rich"])
 
 
 def test_an_agent_that_runs_loads_no_other_command_and_no_statement():
-    found = modules_after(
-        "import json, sys, dpadmm.cli.agent, dpadmm.federation.site.process, dpadmm.site.table\n"
-        "print(json.dumps([0, sorted(sys.modules)]), file=sys.stderr)"
-    )
+    found = modules_after("import sys, dpadmm.cli.agent, dpadmm.federation.site.process, dpadmm.site.table")
     commands = {f"dpadmm.cli.{name}" for name in ("study", "ledger", "columns", "drafts", "problems")}
     assert not found.intersection([*HEAVY, *commands, "dpadmm.privacy.statement", "pandas"])
 
@@ -121,7 +112,3 @@ def test_the_list_of_commands_is_drawn_as_typer_draws_it(width, monkeypatch, cap
     wanted = capsys.readouterr().out
     group.format_help(context, context.make_formatter())
     assert capsys.readouterr().out == wanted
-
-
-def test_the_list_of_commands_needs_no_renderer_of_markdown():
-    assert "rich.markdown" not in modules_after(RUN, "--help")

@@ -141,7 +141,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(command, tmp_path):
         'data = "synthetic"\nrepeats = 200\n[shared]\nn_rounds = 20\n'
         '[experiments.a]\n[[experiments.a.runs]]\nmethod = "dp_admm"\nepsilon = 1.0\n'
     )
-    words = [*command, "reproduce", "--grid", "grid.toml", "-o", "out", "--no-figures"]
+    words = [*command, "reproduce", "--grid", "grid.toml", "-o", "out", "--no-figures", "--workers", "1"]
     process = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

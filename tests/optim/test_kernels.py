@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
+import runpy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -346,46 +344,27 @@ def test_formulas_that_differ_in_a_captured_number_only_are_told_apart() -> None
 
 
 MODULE = """
-    import numpy as np
-    SLOPE = {constant}
-    class Mine:
-        name, task, n_outputs, lipschitz, smoothness, parameters = "mine", "binary", 1, 1e6, None, ()
-        @staticmethod
-        def formula(i, labels, scores, parameters, out):
-            out[0, i] = {factor} * SLOPE * labels[i]
-"""
-SCRIPT = """
-    import numba
-    import numpy as np
-    from dpadmm.optim.kernels import formulas
-    from dpadmm.optim import kernels
-    from my_loss import Mine
-
-    @numba.njit
-    def call(compiled, labels, scores, parameters, out):
-        compiled(labels, scores, parameters, out)
-
-    out = np.empty((1, 1))
-    call(formulas.compiled_slopes(Mine.formula), np.ones(1), np.ones((1, 1)), np.ones(0), out)
-    print(out[0, 0])
+import numpy as np
+SLOPE = {constant}
+def formula(i, labels, scores, parameters, out):
+    out[0, i] = {factor} * SLOPE * labels[i]
 """
 
 
-def test_an_edited_formula_is_never_served_from_a_stale_cache(tmp_path: Path) -> None:
+@numba.njit
+def call(compiled, labels, scores, parameters, out):  # type: ignore[no-untyped-def]
+    compiled(labels, scores, parameters, out)
+
+
+def test_an_edited_formula_is_never_served_from_a_stale_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, cache = tmp_path / "my_loss.py", tmp_path / "cache"
-    environment = os.environ | {
-        "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(cache))
     # all texts are equally long and get the same time stamp: nothing but their content tells them apart
     for factor, constant in ((2, 1), (3, 1), (3, 5)):
-        module.write_text(textwrap.dedent(MODULE.format(factor=factor, constant=constant)))
+        module.write_text(MODULE.format(factor=factor, constant=constant))
         os.utime(module, (1_600_000_000, 1_600_000_000))
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(SCRIPT)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert float(done.stdout) == factor * constant
-    assert any(cache.rglob("*.nbi"))
+        mine = runpy.run_path(str(module), run_name="my_loss")
+        out = np.empty((1, 1))
+        call(formulas.compiled_slopes(mine["formula"]), np.ones(1), np.ones((1, 1)), np.ones(0), out)
+        assert out[0, 0] == factor * constant
+    assert len([*cache.rglob("*.nbi")]) == 3

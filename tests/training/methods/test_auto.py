@@ -158,14 +158,14 @@ def test_it_starts_from_public_weights() -> None:
     st.lists(st.floats(0.01, 20.0), min_size=3, max_size=3),
     st.sampled_from([1e-3, 1e-5, 1e-9]),
     st.integers(2, 70),
-    st.data(),
+    st.floats(0.0, 1.0),
+    st.integers(0, 2**32),
 )
 def test_an_agents_releases_add_up_to_its_budget_and_never_to_more(
-    epsilons: list[float], delta: float, n_rounds: int, data: Any
+    epsilons: list[float], delta: float, n_rounds: int, there: float, seed: int
 ) -> None:
     """Whichever rounds an agent was planned for, among them round 1 or not."""
-    there = st.lists(st.booleans(), min_size=3, max_size=3)
-    mask = np.array(data.draw(st.lists(there, min_size=n_rounds, max_size=n_rounds)))
+    mask = np.random.default_rng(seed).random((n_rounds, 3)) < there
     mask[:, 0], mask[0, 1] = True, False
     mask[-1] = True
     training = Training(method="auto", epsilon=tuple(epsilons), delta=delta, n_rounds=n_rounds)
@@ -410,7 +410,9 @@ def optimum(rows: Rows) -> Floats:
 
 
 def test_all_losses_and_regularizers_run() -> None:
-    for loss, regularizer, epsilon in product(LOSS_CASES, REGULARIZER_CASES, (0.5, 1e3)):
+    """Every loss with one regularizer, and every regularizer with a loss of one and of several outputs."""
+    pairs = [*product(LOSS_CASES, [L2()]), *product([Logistic(), Softmax(n_outputs=3)], REGULARIZER_CASES)]
+    for (loss, regularizer), epsilon in product(pairs, (0.5, 1e3)):
         with case(loss, regularizer, epsilon):
             rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
             training = Training(method="auto", loss=loss, regularizer=regularizer, epsilon=epsilon, n_rounds=9)
