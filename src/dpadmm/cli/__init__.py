@@ -22,7 +22,7 @@ class Interrupted(Exception):
 
 
 COMMANDS = {
-    "demo": "Compare the paper's DP-ADMM, auto and the non-private optimum, for 100 agents and two privacy budgets.",
+    "demo": "Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.",
     "simulate": "Train across simulated agents: what accuracy costs what privacy.",
     "train": "Train a study's model on a table, all agents in this process.",
     "predict": "Predict every row of a table.",
