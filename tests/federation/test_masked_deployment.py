@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +32,7 @@ NAMES, ROUNDS = ("a", "b", "c", "d"), 10
 MASKED = {"most_rows": 60, "quorum": 3}
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="memory is read in /proc")
 def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) -> None:
     with Federation(tmp_path, small_study(40, **MASKED, deadline=2.0), NAMES) as all:
         all.accept()
@@ -42,6 +45,11 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
         all.after_round(8)
         all.agents["b"].kill()
         all.start("b")
+        all.after_round(12)
+        assert all.aggregator is not None
+        all.aggregator.send_signal(signal.SIGSTOP)
+        in_memory = memory_of(all.aggregator.pid)
+        all.aggregator.send_signal(signal.SIGCONT)
         assert all.finished(120) == 0, all.said
         found = all.check()
         assert found is not None
@@ -49,17 +57,48 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
         with Journal.open(all.journal, read_only=True) as journal:
             sums, answered = journal.sums(), journal.answered()
             assert len(answered["d"]) < len(answered["a"])
+            known = list(journal.consensus())
+            assert any(held(in_memory, each.view(np.int64)) for each in known[10:20]), (
+                "this is not the aggregator's memory"
+            )
             assert {name for void in journal.voids() for name in void.sites} <= {"b", "d"}
         for total in sums.values():
             assert total.astype("<i8").tobytes() in on_disk
         for name, site in all.sites.items():
             said = _answers(site, all.study)
             assert said
-            for numbers, _ in said.values():  # x_i; and then y_i, as its ledger has it
+            for round, (numbers, _) in said.items():  # x_i; and then y_i, as its ledger has it
                 assert not any(each.astype("<i8").tobytes() in on_disk for each in numbers.ravel())
+                assert round > 15 or not held(in_memory, numbers)
             with Ledger.open(site.ledger, cap=site.policy.cap, cap_alone=site.policy.cap_alone) as ledger:
                 masked = [stored[:8] for _, stored in ledger.transcript(all.study.hash)]
             assert not any(each in on_disk for each in masked), name
+
+
+def memory_of(pid: int) -> bytes:
+    """All that a process can write to, as it is now."""
+    found = []
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in maps:
+            span, rights, *_ = line.split()
+            start, stop = (int(each, 16) for each in span.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(start)
+                with contextlib.suppress(OSError):  # not there any more
+                    found.append(memory.read(stop - start))
+    return b"".join(found)
+
+
+def held(memory: bytes, numbers: np.ndarray) -> bool:
+    """Whether these numbers stand somewhere one after the other: in an array, or in a message."""
+    pattern = numbers.astype("<i8").tobytes()
+    for offset in (0, 4):
+        words = np.frombuffer(memory, "<i8", len(memory) // 8 - 1, offset)
+        places = np.flatnonzero(words == numbers.ravel()[0])
+        starts = (8 * places + offset).tolist()
+        if any(memory[start : start + len(pattern)] == pattern for start in starts):
+            return True
+    return False
 
 
 class Line(InProcess):

@@ -48,7 +48,7 @@ class Terms(NamedTuple):
     statistics: Mapping[str, Statistic]
     delta: float
     may_miss_rounds: bool
-    masking: MaskingTerms | None = None
+    masking: MaskingTerms | None
     """None: every site adds all of the noise to its own answer."""
 
     @property
