@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Features, Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import expanded
 from dpadmm._base.suggestions import listed, unknown_name
@@ -328,6 +328,7 @@ def read_svmlight(path: Path, label: str | None, by: str | None, columns: Sequen
         raise StudyError(f"{path}: the label is the first word of every line; leave label= / --label out")
     if by not in (None, "qid"):
         raise StudyError(f"{path}: only the tag 'qid' can name the owner of a row in this format, not {by!r}")
+    wanted = None if columns is None else {i + 1: k for k, i in enumerate(numbered(columns, None, path))}
     labels: list[str] = []
     owners: list[str] = []
     values, places, starts = array("d"), array("q"), array("q", [0])
@@ -339,48 +340,26 @@ def read_svmlight(path: Path, label: str | None, by: str | None, columns: Sequen
                     continue
                 where = f"{path}: row {len(labels) + 1}"
                 labels.append(words[0])
-                owner = _append_entries(words, values, places, where)
+                owner = _append_entries(words, wanted, values, places, where)
                 if by is not None and not owner:
                     raise DataError(f"{where} has no qid tag, so it has no owner")
                 owners.append(owner)
                 starts.append(len(values))
     except UnicodeDecodeError:
         raise DataError(f"{path} is not svmlight text: it holds bytes that are not UTF-8") from None
-    entries = np.array(values, dtype=np.float64)
-    indices, offsets = np.array(places, dtype=np.int64), np.array(starts, dtype=np.int64)
-    n_columns = 0
-    if columns is not None:
-        zeros = np.flatnonzero(indices == 0)
-        if len(zeros):
-            row = int(np.searchsorted(offsets, zeros[0], side="right"))
-            raise DataError(f"{path}: row {row} has an index 0; here indices must count from 1")
-        entries, indices, offsets = _chosen(entries, indices - 1, offsets, numbered(columns, None, path))
-        n_columns = len(columns)
-    elif len(indices):
+    entries, offsets = np.array(values, dtype=np.float64), np.array(starts, dtype=np.int64)
+    indices, n_columns = np.array(places, dtype=np.int64), len(columns or ())
+    if columns is None and len(indices):
         indices -= int(indices.min() > 0)
         n_columns = int(indices.max()) + 1
     features = compact_csr(entries, indices, offsets, (len(labels), n_columns))
+    features.sort_indices()  # chosen columns may have another order than those of the file
     groups = np.array(owners, dtype=object) if by is not None else None
     return RawTable(features, labels, groups, tuple(columns or ()))
 
 
-def _chosen(
-    values: Floats, indices: Integers, offsets: Integers, wanted: list[int]
-) -> tuple[Floats, Integers, Integers]:
-    """The entries of the columns wanted, which may be many and far apart, in their new places."""
-    order = np.argsort(wanted)
-    ranked = np.asarray(wanted, dtype=np.int64)[order]
-    place = np.searchsorted(ranked, indices)
-    kept = np.append(ranked, -1)[place] == indices
-    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[kept]
-    places = order[place[kept]]
-    within = np.lexsort((places, rows))
-    counts = np.bincount(rows, minlength=len(offsets) - 1)
-    return values[kept][within], places[within], np.concatenate([[0], np.cumsum(counts)])
-
-
-def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> str:
-    """Append a row's entries; the owner, if a tag names one."""
+def _append_entries(words: list[str], wanted: dict[int, int] | None, values: Any, places: Any, where: str) -> str:
+    """Append a row's entries, or those wanted (index -> place) of them; the owner, if a tag names one."""
     last, owner = -1, ""
     for word in words[1:]:
         index, _, value = word.partition(":")
@@ -395,8 +374,11 @@ def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> 
             raise DataError(f"{where}, column {column}: the value {value!r} is not a finite number")
         if not (last < column <= _LARGEST_INDEX):
             raise DataError(f"{where}: index {column} is out of order; indices must ascend from 0 or 1")
-        columns.append(column)
-        values.append(number)
+        if wanted is not None and column == 0:
+            raise DataError(f"{where} has an index 0; here indices must count from 1")
+        if wanted is None or column in wanted:
+            places.append(column if wanted is None else wanted[column])
+            values.append(number)
         last = column
     return owner
 
