@@ -28,12 +28,9 @@ def processes(folder: Path) -> list[int]:
 
 @pytest.mark.adult
 @pytest.mark.parametrize("trust", ["local", "secure_aggregation"])
-def test_a_small_deployment(tmp_path: Path, process, cli, trust: str) -> None:
+def test_a_small_deployment(tmp_path: Path, cli, trust: str) -> None:
     folder = tmp_path / "kept"
-    done = process(
-        "federation", "demo", "--sites", 3, "--rounds", 8, "--keep", folder, "--trust", trust,
-        env={"COLUMNS": "200"},
-    )  # fmt: skip
+    done = cli("federation", "demo", "--sites", 3, "--rounds", 8, "--keep", folder, "--trust", trust, columns=200)
     assert done.code == 0, done.err
     assert "Identical to a run in one process, bit by bit: yes" in done.out
     assert "3 of 3 intact" in done.out

@@ -94,7 +94,7 @@ def test_bad_csv_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory)
         ("x,y\n1,1\n,1\n", "column 'x', row 2: the cell is missing"),
         ("x,y\n1,1\nNA,1\n", "column 'x', row 2: the cell is missing"),
         ("x,y\n1.5,1\ninf,1\n", "column 'x', row 2: the cell is not a finite number"),
-        ("x,y\n2020-01-01,1\n", "column 'x' holds .* values"),
+        ("x,y\n2020-01-01,1\n", "column 'x', row 1: '2020-01-01' is text"),
         ("x,y\n1,1\n1,2\n", "row 2: label 2 is not one of the declared classes -1, 1"),
         ("x,y\n1,1\n1,\n", "row 2: the label is missing"),
         ("x,y\n1,1\n1,1,1\n", "cannot be read as CSV"),

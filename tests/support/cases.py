@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from functools import cache
 from typing import Any
@@ -59,6 +58,17 @@ def random_scores(loss: Loss, rng: np.random.Generator, n: int, scale: float = 1
     return scale * rng.standard_normal((n, loss.n_outputs))
 
 
+def of_all_sizes(rng: np.random.Generator, shape: tuple[int, ...], limit: float) -> Floats:
+    """Numbers within ±limit: spread evenly, of every size down to 1e-12 of it, and where something may turn."""
+    turns = rng.choice([0.0, 1.0, np.nextafter(1.0, 2.0), 1e-300, limit, np.nextafter(limit, 0.0)], shape)
+    kinds = [rng.uniform(0.0, limit, shape), limit * 10.0 ** rng.uniform(-12.0, 0.0, shape), np.minimum(turns, limit)]
+    return np.choose(rng.integers(3, size=shape), kinds) * rng.choice([-1.0, 1.0], shape)
+
+
+def labels_of_all_sizes(loss: Loss, rng: np.random.Generator, n: int, limit: float = 1.0) -> Floats:
+    return of_all_sizes(rng, (n,), limit) if loss.task == "regression" else random_labels(loss, rng, n)
+
+
 def random_rows(rng: np.random.Generator, n: int, d: int) -> Floats:
     """(n, d) rows of L2 norm ≤ 1, many of them on the sphere (to rounding)."""
     rows = rng.standard_normal((n, d))
@@ -79,34 +89,7 @@ prove = settings(deadline=None, max_examples=25 if "DPADMM_CASES" in os.environ 
 """Decorator of hypothesis tests: the same examples every time, and no time limit on a busy machine; fewer where all
 that is asked is whether a test knows a new case."""
 
-# The strategies are cached, as hypothesis takes far longer to build one than to draw from it.
-
 
 @cache
 def numbers(limit: float) -> st.SearchStrategy[float]:
     return st.floats(-limit, limit, allow_subnormal=False)
-
-
-@cache
-def labels_for(loss: Loss, limit: float = 1.0) -> st.SearchStrategy[Floats]:
-    """One label, as an array of shape (1,)."""
-    if loss.task == "binary":
-        label = st.sampled_from([-1.0, 1.0])
-    elif loss.task == "multiclass":
-        label = st.integers(0, loss.n_outputs - 1).map(float)
-    else:
-        label = numbers(limit)
-    return label.map(lambda b: np.array([b]))
-
-
-@cache
-def scores_for(loss: Loss, limit: float) -> st.SearchStrategy[Floats]:
-    """The scores of one row, of shape (1, p)."""
-    return weights_within(limit, (1, loss.n_outputs))
-
-
-@cache
-def weights_within(limit: float, shape: tuple[int, ...] = (3, 2)) -> st.SearchStrategy[Floats]:
-    size = math.prod(shape)
-    drawn = st.tuples(*size * [numbers(limit)])
-    return drawn.map(lambda entries: np.reshape(entries, shape))

@@ -52,12 +52,11 @@ class NoNumber(DataError):
 
     def __init__(self, name: str, place: int, cell: str) -> None:
         super().__init__(no_number(name, place + 1, cell))
-        self._said = (name, place, cell)
+        self.name, self.place, self.cell = name, place, cell
 
     def at(self, first: int) -> str:
         """The sentence where so many rows come before."""
-        name, place, cell = self._said
-        return no_number(name, first + place + 1, cell)
+        return no_number(self.name, first + self.place + 1, self.cell)
 
 
 def placed(error: DataError, path: Path, first: int, n_rows: int) -> DataError:
@@ -151,7 +150,7 @@ def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.floa
         none = pc.is_in(cells, value_set=_strings(MISSING))
         cells = pc.if_else(none, pa.scalar(None, pa.string()), cells)
     elif not _is_any(kind, NUMERIC):
-        raise DataError(f"column {name!r} holds {kind} values; the study says it is a number")
+        raise DataError(f"column {name!r} holds {kind} values, where numbers are needed")
     try:
         numbers = pc.cast(cells, pa.float64(), safe=False)
     except pa.ArrowException:

@@ -16,32 +16,22 @@ from warnings import catch_warnings
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
-from dpadmm._base.arrays import Features, Floats, Integers
-from dpadmm._base.errors import DataError, DpadmmError, StudyError
+from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import expanded
 from dpadmm._base.suggestions import listed, unknown_name
+from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
 from dpadmm.data.matrices import compact_csr
-from dpadmm.data.reader import (
-    UNREADABLE,
-    check_columns,
-    csv_stream,
-    parse_options,
-    reason_of,
-    repeated,
-    table_format,
-)
+from dpadmm.data.reader import column_names, open_batches, reason_of, repeated, table_format
 from dpadmm.optim.losses.base import Task
 
 _LARGEST_INDEX = 2**31 - 2
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
-_TEXT = (pa.string(), pa.large_string())
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,147 +138,79 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
-# CSV and Parquet: named columns, read by pyarrow
+# CSV and Parquet: named columns, in batches
 
 
 def read_named(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None) -> RawTable:
     """A CSV with a header line, or a Parquet file; all columns, or those chosen."""
-    wanted = None
-    if columns is not None:
-        wanted = list(dict.fromkeys(name for name in (*columns, label, by) if name is not None))
-    is_csv = table_format(path) != ".parquet"
-    try:
-        table = _csv_table(path, wanted, by) if is_csv else _parquet_table(path, wanted)
-    except DpadmmError:
-        raise
-    except UNREADABLE as error:
-        kind = "CSV" if is_csv else "Parquet"
-        raise DataError(f"{path} cannot be read as {kind}: {reason_of(error)}") from None
-    try:
-        names: list[str] = table.column_names
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read as table: {reason_of(error)}") from None
-    if twice := sorted(repeated(names)):
-        raise DataError(f"{path}: column {twice[0]!r} occurs more than once")
+    names = column_names(path)
+    if columns is None and (twice := repeated(names)):
+        raise DataError(f"{path}: column {min(twice)!r} occurs more than once")
     if label is None:
         raise StudyError(f"{path}: name the label column with label= or --label; the columns are {listed(names)}")
-    check_columns(path, names, [label] if by is None else [label, by])
     if label == by:
         raise StudyError(f"column {label!r} cannot be both the label and the owner of a row")
-    if table.num_rows == 0:
-        raise DataError(f"{path} has no rows")
-    others = tuple(name for name in names if name not in (label, by))
-    feature_names = others if columns is None else tuple(columns)
-    features = np.empty((table.num_rows, len(feature_names)))
-    for place, name in enumerate(feature_names):
-        _fill(features[:, place], table.column(name), f"{path}: column {name!r}")
-    bad = first_nonfinite(features)
-    if bad is not None:
-        raise DataError(
-            f"{path}: column {feature_names[bad[1]]!r}, row {bad[0] + 1}: the cell is not a finite number "
-            f"({features[bad]}): correct or remove the row"
-        )
-    groups = None if by is None else _groups(table.column(by), f"{path}: column {by!r}")
-    return RawTable(features, _values(table.column(label)), groups, feature_names)
-
-
-def _csv_table(path: Path, wanted: list[str] | None, by: str | None) -> Any:
-    chosen: dict[str, Any] = {}
-    if wanted is not None:
-        check_columns(path, _csv_names(path), wanted)
-        # As text: whether two rows have one owner must not depend on how the others are written
-        chosen = {"include_columns": wanted, "column_types": {by: pa.string()} if by else {}}
-    try:
-        return _read_csv(path, chosen)
-    except pa.ArrowInvalid:
-        # A column's type is guessed from its beginning: whole numbers may be followed by fractions or
-        # text. Text always fits; the cells become numbers later, where a bad one can be named.
-        chosen["column_types"] = dict.fromkeys(wanted or _csv_names(path), pa.string())
-        return _read_csv(path, chosen)
-
-
-def _read_csv(path: Path, chosen: dict[str, Any]) -> Any:
-    options = pa.csv.ConvertOptions(**chosen)
-    with csv_stream(path) as stream:
-        return pa.csv.read_csv(stream, parse_options=parse_options(path), convert_options=options)
-
-
-def _csv_names(path: Path) -> list[str]:
-    with csv_stream(path) as stream, pa.csv.open_csv(stream, parse_options=parse_options(path)) as file:
-        return list(file.schema.names)
-
-
-def _parquet_table(path: Path, wanted: list[str] | None) -> Any:
-    with pa.parquet.ParquetFile(path) as file:
-        if wanted is None:
-            return file.read()
-        check_columns(path, file.schema_arrow.names, wanted)
-        return file.read(columns=wanted).select(wanted)
-
-
-def _fill(out: Floats, column: Any, where: str) -> None:
-    """Copy a column into the matrix, chunk by chunk."""
-    if column.null_count:
-        raise DataError(
-            f"{where}, row {_first(column.is_null()) + 1}: the cell is missing: fill it in or remove the row"
-        )
-    if column.type in _TEXT:
-        column = _parsed(column, where)
-    elif pa.types.is_decimal(column.type):
-        column = column.cast(pa.float64())
-    elif not _is_plain(column.type):
-        raise DataError(f"{where} holds {column.type} values; a feature must be numeric or boolean")
-    start = 0
-    for chunk in column.chunks:
-        out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
-        start += len(chunk)
-
-
-def _parsed(column: Any, where: str) -> Any:
-    """Text as numbers, or as truth values; the first cell that is not a number is named."""
-    trimmed = pc.utf8_trim_whitespace(column)
-    for kind in (pa.float64(), pa.bool_()):
-        with suppress(pa.ArrowInvalid):
-            return trimmed.cast(kind)
-    good, end = 0, len(trimmed)  # the first bad cell lies in between: halve until one is left
-    while end - good > 1:
-        middle = (good + end) // 2
+    others = [label] if by is None else [label, by]
+    features = tuple(name for name in names if name not in others) if columns is None else tuple(columns)
+    for numbers in (frozenset(features) - {*others}, frozenset[str]()):  # if they are none, then truth values perhaps
         try:
-            trimmed.slice(good, middle - good).cast(pa.float64())
-            good = middle
-        except pa.ArrowInvalid:
-            end = middle
-    cell = trimmed[good].as_py()
-    problem = f"{cell[:40]!r} is text" if cell else "the cell is missing"
-    raise DataError(
-        f"{where}, row {good + 1}: {problem}; a feature must be numeric or boolean: "
-        "encode the column, leave it out of the file, or name it with --by if it says who owns a row"
-    )
+            batches = [batch for batch in open_batches(path, [*features, *others], numbers=numbers) if batch.num_rows]
+            break
+        except DataError:
+            if not numbers:
+                raise
+    rows, first = [np.empty((0, len(features)))], 0
+    for batch in batches:
+        block = np.empty((batch.num_rows, len(features)))
+        for place, name in enumerate(features):
+            block[:, place] = _feature(batch.column(name), name, path, first)
+        rows.append(block)
+        first += batch.num_rows
+    labels, owners = ([batch.column(name) for batch in batches] for name in (label, others[-1]))
+    # Chosen by a study, owners stay text: whether two rows have one must not depend on how others are written
+    groups = None if by is None else _cells(owners) if columns is not None else _values(owners, by)
+    if isinstance(groups, list):
+        for row, owner in enumerate(groups, start=1):
+            if owner is None or not str(owner).strip():
+                raise DataError(f"{path}: column {by!r}, row {row}: the cell is missing, so the row has no owner")
+        groups = np.array(groups, dtype=object)
+    return RawTable(np.concatenate(rows), _values(labels, label), groups, features)
 
 
-def _groups(column: Any, where: str) -> NDArray[Any]:
-    missing = column.is_null()
-    if column.type in _TEXT:
-        missing = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True)
-    if pc.any(missing).as_py():
-        raise DataError(f"{where}, row {_first(missing) + 1}: the cell is missing, so the row has no owner")
-    values = _values(column)
-    return values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
-
-
-def _values(column: Any) -> NDArray[Any] | list[Any]:
-    if _is_plain(column.type) and not column.null_count:
-        return np.asarray(column.to_numpy())
-    values: list[Any] = column.to_pylist()
+def _feature(cells: Any, name: str, path: Path, first: int) -> Floats:
+    """A column of a batch as numbers; what is none, missing or not finite is named by its row."""
+    where = f"{path}: column {name!r}"
+    try:
+        values = as_numbers(cells, name)
+    except NoNumber as error:
+        with suppress(pa.ArrowInvalid):
+            return np.asarray(pc.cast(pc.utf8_trim_whitespace(pc.cast(cells, pa.string())), pa.bool_()), dtype=float)
+        raise DataError(
+            f"{where}, row {first + error.place + 1}: {error.cell[:40]!r} is text; a feature must be numeric or "
+            "boolean: encode the column, leave it out of the file, or name it with --by if it says who owns a row"
+        ) from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if not np.isfinite(values).all():
+        place = int(np.argmin(np.isfinite(values)))
+        given = np.isinf(values[place]) or isinstance(cells[place].as_py(), float)
+        problem = "not a finite number" if given else "missing"
+        do = f" ({values[place]}): correct or remove the row" if given else ": fill it in or remove the row"
+        raise DataError(f"{where}, row {first + place + 1}: the cell is {problem}{do}")
     return values
 
 
-def _is_plain(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+def _values(chunks: list[Any], name: str) -> NDArray[Any] | list[Any]:
+    """Numbers where all cells are, whole ones if they all are; else the cells as they are."""
+    with suppress(DataError, ValueError):
+        numbers = np.concatenate([as_numbers(cells, name) for cells in chunks])
+        if np.isfinite(numbers).all() and np.abs(numbers).max() < 2.0**53:
+            return numbers.astype(np.int64) if (numbers == np.rint(numbers)).all() else numbers
+    return _cells(chunks)
 
 
-def _first(mask: Any) -> int:
-    return int(pc.index(mask, True).as_py())
+def _cells(chunks: list[Any]) -> list[Any]:
+    return [cell for cells in chunks for cell in cells.to_pylist()]
 
 
 # NPZ: NumPy arrays, or the parts of a CSR matrix, in one archive
@@ -406,6 +328,7 @@ def read_svmlight(path: Path, label: str | None, by: str | None, columns: Sequen
         raise StudyError(f"{path}: the label is the first word of every line; leave label= / --label out")
     if by not in (None, "qid"):
         raise StudyError(f"{path}: only the tag 'qid' can name the owner of a row in this format, not {by!r}")
+    wanted = None if columns is None else {i + 1: k for k, i in enumerate(numbered(columns, None, path))}
     labels: list[str] = []
     owners: list[str] = []
     values, places, starts = array("d"), array("q"), array("q", [0])
@@ -417,48 +340,26 @@ def read_svmlight(path: Path, label: str | None, by: str | None, columns: Sequen
                     continue
                 where = f"{path}: row {len(labels) + 1}"
                 labels.append(words[0])
-                owner = _append_entries(words, values, places, where)
+                owner = _append_entries(words, wanted, values, places, where)
                 if by is not None and not owner:
                     raise DataError(f"{where} has no qid tag, so it has no owner")
                 owners.append(owner)
                 starts.append(len(values))
     except UnicodeDecodeError:
         raise DataError(f"{path} is not svmlight text: it holds bytes that are not UTF-8") from None
-    entries = np.array(values, dtype=np.float64)
-    indices, offsets = np.array(places, dtype=np.int64), np.array(starts, dtype=np.int64)
-    n_columns = 0
-    if columns is not None:
-        zeros = np.flatnonzero(indices == 0)
-        if len(zeros):
-            row = int(np.searchsorted(offsets, zeros[0], side="right"))
-            raise DataError(f"{path}: row {row} has an index 0; here indices must count from 1")
-        entries, indices, offsets = _chosen(entries, indices - 1, offsets, numbered(columns, None, path))
-        n_columns = len(columns)
-    elif len(indices):
+    entries, offsets = np.array(values, dtype=np.float64), np.array(starts, dtype=np.int64)
+    indices, n_columns = np.array(places, dtype=np.int64), len(columns or ())
+    if columns is None and len(indices):
         indices -= int(indices.min() > 0)
         n_columns = int(indices.max()) + 1
     features = compact_csr(entries, indices, offsets, (len(labels), n_columns))
+    features.sort_indices()  # chosen columns may have another order than those of the file
     groups = np.array(owners, dtype=object) if by is not None else None
     return RawTable(features, labels, groups, tuple(columns or ()))
 
 
-def _chosen(
-    values: Floats, indices: Integers, offsets: Integers, wanted: list[int]
-) -> tuple[Floats, Integers, Integers]:
-    """The entries of the columns wanted, which may be many and far apart, in their new places."""
-    order = np.argsort(wanted)
-    ranked = np.asarray(wanted, dtype=np.int64)[order]
-    place = np.searchsorted(ranked, indices)
-    kept = np.append(ranked, -1)[place] == indices
-    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[kept]
-    places = order[place[kept]]
-    within = np.lexsort((places, rows))
-    counts = np.bincount(rows, minlength=len(offsets) - 1)
-    return values[kept][within], places[within], np.concatenate([[0], np.cumsum(counts)])
-
-
-def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> str:
-    """Append a row's entries; the owner, if a tag names one."""
+def _append_entries(words: list[str], wanted: dict[int, int] | None, values: Any, places: Any, where: str) -> str:
+    """Append a row's entries, or those wanted (index -> place) of them; the owner, if a tag names one."""
     last, owner = -1, ""
     for word in words[1:]:
         index, _, value = word.partition(":")
@@ -473,8 +374,11 @@ def _append_entries(words: list[str], values: Any, columns: Any, where: str) -> 
             raise DataError(f"{where}, column {column}: the value {value!r} is not a finite number")
         if not (last < column <= _LARGEST_INDEX):
             raise DataError(f"{where}: index {column} is out of order; indices must ascend from 0 or 1")
-        columns.append(column)
-        values.append(number)
+        if wanted is not None and column == 0:
+            raise DataError(f"{where} has an index 0; here indices must count from 1")
+        if wanted is None or column in wanted:
+            places.append(column if wanted is None else wanted[column])
+            values.append(number)
         last = column
     return owner
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from cases import LOSS_CASES, SMOOTH_LOSS_CASES, grid, labels_for, prove, scores_for, weights_within
-from hypothesis import given
-from hypothesis import strategies as st
+from cases import LOSS_CASES, SMOOTH_LOSS_CASES, grid, labels_of_all_sizes, of_all_sizes
 from looping import case
 
 from dpadmm.optim.losses import slopes
@@ -17,15 +14,19 @@ def _limit(loss):
     return loss.lipschitz / 2.0 if loss.name == "squared" else 1e3
 
 
-@pytest.mark.parametrize("loss", LOSS_CASES, ids=repr)
-@prove
-@given(data=st.data())
-def test_no_row_gradient_is_longer_than_lipschitz(loss, data):
-    label = data.draw(labels_for(loss, _limit(loss)))
-    slope = slopes(loss, label, data.draw(scores_for(loss, _limit(loss))))
-    row = data.draw(weights_within(1.0, (3, 1)))
-    row = row / max(1.0, np.linalg.norm(row))
-    assert np.linalg.norm(row @ slope) <= loss.lipschitz * (1.0 + 1e-14)
+N = 3000
+
+
+def test_no_row_gradient_is_longer_than_lipschitz():
+    for loss in LOSS_CASES:
+        with case(loss):
+            rng = np.random.default_rng(1)
+            labels, limit = labels_of_all_sizes(loss, rng, N, _limit(loss)), _limit(loss)
+            slope = slopes(loss, labels, of_all_sizes(rng, (N, loss.n_outputs), limit))
+            rows = of_all_sizes(rng, (N, 3), 1.0)
+            rows /= np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+            lengths = np.linalg.norm(rows[:, :, None] * slope[:, None, :], axis=(1, 2))
+            assert (lengths <= loss.lipschitz * (1.0 + 1e-14)).all()
 
 
 def test_lipschitz_is_attained():
@@ -36,17 +37,16 @@ def test_lipschitz_is_attained():
             assert 0.99 * loss.lipschitz < longest <= loss.lipschitz * (1.0 + 1e-14)
 
 
-@pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES, ids=repr)
-@prove
-@given(data=st.data())
-def test_slopes_change_no_faster_than_smoothness(loss, data):
-    label = data.draw(labels_for(loss))
-    here = data.draw(scores_for(loss, 1e3))
-    # near and far: a bound on the Hessian shows at short distances, where slopes are not yet saturated
-    there = here + data.draw(st.sampled_from([1e-3, 1.0, 1e3])) * data.draw(scores_for(loss, 1.0))
-    change = np.linalg.norm(slopes(loss, label, here) - slopes(loss, label, there))
-    rounding = 1e-15 * (1.0 + np.abs(here).max() + np.abs(there).max())
-    assert change <= loss.smoothness * (np.linalg.norm(here - there) + rounding) + 1e-15
+def test_slopes_change_no_faster_than_smoothness():
+    """Near and far: a bound on the Hessian shows at short distances, where slopes are not yet saturated."""
+    for loss in SMOOTH_LOSS_CASES:
+        with case(loss):
+            rng, shape = np.random.default_rng(2), (N, loss.n_outputs)
+            labels, here = labels_of_all_sizes(loss, rng, N), of_all_sizes(rng, shape, 1e3)
+            there = here + rng.choice([1e-3, 1.0, 1e3], (N, 1)) * of_all_sizes(rng, shape, 1.0)
+            change = np.linalg.norm(slopes(loss, labels, here) - slopes(loss, labels, there), axis=1)
+            rounding = 1e-15 * (1.0 + np.abs(here).max(axis=1) + np.abs(there).max(axis=1))
+            assert (change <= loss.smoothness * (np.linalg.norm(here - there, axis=1) + rounding) + 1e-15).all()
 
 
 def test_smoothness_is_attained():

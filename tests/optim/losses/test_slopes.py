@@ -5,18 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import pytest
-from cases import (
-    LOSS_CASES,
-    grid,
-    labels_for,
-    prove,
-    random_labels,
-    random_scores,
-    scores_for,
-)
-from hypothesis import given
-from hypothesis import strategies as st
+from cases import LOSS_CASES, grid, labels_of_all_sizes, of_all_sizes, random_labels, random_scores
 from looping import case
 
 from dpadmm.optim.losses import LOSSES, Loss, slopes
@@ -40,20 +29,20 @@ def test_slopes_are_central_differences_of_the_value():
             np.testing.assert_allclose(slopes(loss, labels, scores), measured, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", LOSS_CASES, ids=repr)
-@prove
-@given(data=st.data())
-def test_value_is_convex_and_slope_is_a_subgradient(loss, data):
-    label = data.draw(labels_for(loss))
-    here, there = data.draw(scores_for(loss, 1e3)), data.draw(scores_for(loss, 1e3))
-    middle = loss.value(label, (here + there) / 2.0)[0]
-    value_here, value_there = loss.value(label, here)[0], loss.value(label, there)[0]
-    slope = slopes(loss, label, here)[0]
-    size = np.abs(here).max() + np.abs(there).max()
-    rounding = 1e-14 * (1.0 + value_here + value_there + size * (1.0 + np.linalg.norm(slope)))
-    assert min(value_here, value_there) >= 0.0
-    assert middle <= (value_here + value_there) / 2.0 + rounding
-    assert value_there >= value_here + slope @ (there - here)[0] - rounding
+def test_value_is_convex_and_slope_is_a_subgradient():
+    for loss in LOSS_CASES:
+        with case(loss):
+            rng, n = np.random.default_rng(3), 3000
+            labels = labels_of_all_sizes(loss, rng, n)
+            here, there = of_all_sizes(rng, (2, n, loss.n_outputs), 1e3)
+            middle = loss.value(labels, (here + there) / 2.0)
+            value_here, value_there = loss.value(labels, here), loss.value(labels, there)
+            slope = slopes(loss, labels, here)
+            size = np.abs(here).max(axis=1) + np.abs(there).max(axis=1)
+            rounding = 1e-14 * (1.0 + value_here + value_there + size * (1.0 + np.linalg.norm(slope, axis=1)))
+            assert min(value_here.min(), value_there.min()) >= 0.0
+            assert (middle <= (value_here + value_there) / 2.0 + rounding).all()
+            assert (value_there >= value_here + (slope * (there - here)).sum(axis=1) - rounding).all()
 
 
 def test_no_value_is_negative_however_close_scores_are_to_labels():

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import REGULARIZER_CASES, SMOOTH_REGULARIZER_CASES, prove, weights_within
-from hypothesis import example, given
-from hypothesis import strategies as st
+from cases import REGULARIZER_CASES, SMOOTH_REGULARIZER_CASES, of_all_sizes
 from looping import case
 
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.regularizers import L1, L2, REGULARIZERS, ElasticNet, NoRegularizer, Regularizer
 
-WEIGHTS = weights_within(100.0)
+SHAPE = (2000, 3, 2)
+
+
+def weights_of_all_sizes(seed):
+    return of_all_sizes(np.random.default_rng(seed), (2, *SHAPE), 100.0)
+
+
+def norms(weights):
+    return np.linalg.norm(weights, axis=(1, 2))
 
 
 def test_the_list_of_cases_is_complete():
@@ -29,53 +35,56 @@ def test_gradient_is_the_central_difference_of_the_value():
             np.testing.assert_allclose(regularizer.gradient(weights).ravel(), measured, atol=1e-8)
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES, ids=repr)
-@prove
-@given(here=WEIGHTS, there=WEIGHTS)
-def test_value_is_convex_and_gradient_is_a_subgradient(regularizer, here, there):
-    value_here, value_there = regularizer.value(here), regularizer.value(there)
-    rounding = 1e-14 * (1.0 + (here * here).sum() + (there * there).sum())
-    assert regularizer.value((here + there) / 2.0) <= (value_here + value_there) / 2.0 + rounding
-    assert value_there >= value_here + np.vdot(regularizer.gradient(here), there - here) - rounding
+def test_value_is_convex_and_gradient_is_a_subgradient():
+    here, there = weights_of_all_sizes(1)
+    for regularizer in REGULARIZER_CASES:
+        with case(regularizer):
+            value_here, value_there = regularizer.value(here), regularizer.value(there)
+            rounding = 1e-14 * (1.0 + norms(here) ** 2 + norms(there) ** 2)
+            assert (regularizer.value((here + there) / 2.0) <= (value_here + value_there) / 2.0 + rounding).all()
+            slope = (regularizer.gradient(here) * (there - here)).sum(axis=(1, 2))
+            assert (value_there >= value_here + slope - rounding).all()
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES, ids=repr)
-@prove
-@given(weights=WEIGHTS, move=WEIGHTS, scale=st.sampled_from([1e-6, 1e-3, 1.0]), step=st.floats(1e-3, 1e3))
-@example(weights=np.full((3, 2), 1e-12), move=np.full((3, 2), 1e-12), scale=1e-6, step=1.0)
-def test_prox_minimises_its_objective(regularizer, weights, move, scale, step):
-    def objective(point):
-        return 0.5 * ((point - weights) ** 2).sum() + step * regularizer.value(point)
-
-    best = regularizer.prox(weights, step)
-    for point in (best + scale * move, best - scale * move):
-        # the objective is 1-strongly convex: this holds for every point exactly when `best` is its minimum
-        rounding = 1e-14 * (objective(point) + objective(best))
-        assert objective(point) >= objective(best) + 0.5 * ((point - best) ** 2).sum() - rounding
-
-
-@pytest.mark.parametrize("regularizer", REGULARIZER_CASES, ids=repr)
-@prove
-@given(weights=WEIGHTS, radius=st.floats(0.01, 100.0))
-def test_lipschitz_bounds_the_gradient_on_the_ball_and_is_attained(regularizer, weights, radius):
-    inside = weights * min(1.0, radius / max(np.linalg.norm(weights), 1e-300))
-    bound = regularizer.lipschitz(weights.size, radius)
-    assert np.linalg.norm(regularizer.gradient(inside)) <= bound * (1.0 + 1e-14)
-    far, corner = 100.0 + radius, np.full(weights.shape, (100.0 + radius) / np.sqrt(weights.size))
-    assert np.linalg.norm(regularizer.gradient(corner)) == pytest.approx(
-        regularizer.lipschitz(weights.size, far), rel=1e-12
-    )
+def test_prox_minimises_its_objective():
+    """It is 1-strongly convex: this holds for every other point exactly when the prox is its minimum."""
+    weights, moves = weights_of_all_sizes(2)
+    moves *= np.random.default_rng(2).choice([1e-6, 1e-3, 1.0], (len(moves), 1, 1))
+    weights[0], moves[0] = 1e-12, 1e-18
+    for regularizer in REGULARIZER_CASES:
+        for step in np.geomspace(1e-3, 1e3, 13):
+            with case(regularizer, step):
+                best = regularizer.prox(weights, step)
+                points = np.stack([best + moves, best - moves])
+                least = 0.5 * norms(best - weights) ** 2 + step * regularizer.value(best)
+                others = 0.5 * ((points - weights) ** 2).sum(axis=(2, 3)) + step * regularizer.value(points)
+                apart = 0.5 * ((points - best) ** 2).sum(axis=(2, 3))
+                assert (others >= least + apart - 1e-14 * (others + least)).all()
 
 
-@pytest.mark.parametrize("regularizer", SMOOTH_REGULARIZER_CASES, ids=repr)
-@prove
-@given(here=WEIGHTS, there=WEIGHTS)
-def test_gradient_changes_at_most_as_fast_as_smoothness_and_so_fast_somewhere(regularizer, here, there):
-    bound = regularizer.smoothness * np.linalg.norm(here - there)
-    assert np.linalg.norm(regularizer.gradient(here) - regularizer.gradient(there)) <= bound * (1.0 + 1e-12) + 1e-14
-    near = np.full((2, 3), 1e-6)
-    change = np.linalg.norm(regularizer.gradient(near) - regularizer.gradient(-near))
-    assert change == pytest.approx(regularizer.smoothness * np.linalg.norm(2.0 * near), rel=1e-12)
+def test_lipschitz_bounds_the_gradient_on_the_ball_and_is_attained():
+    weights, _ = weights_of_all_sizes(3)
+    for regularizer in REGULARIZER_CASES:
+        for radius in np.geomspace(0.01, 100.0, 13):
+            with case(regularizer, radius):
+                inside = weights * np.minimum(1.0, radius / np.maximum(norms(weights), 1e-300))[:, None, None]
+                bound = regularizer.lipschitz(6, radius)
+                assert (norms(regularizer.gradient(inside)) <= bound * (1.0 + 1e-14)).all()
+                far, corner = 100.0 + radius, np.full(SHAPE[1:], (100.0 + radius) / np.sqrt(6))
+                attained = np.linalg.norm(regularizer.gradient(corner))
+                assert attained == pytest.approx(regularizer.lipschitz(6, far), rel=1e-12)
+
+
+def test_gradient_changes_at_most_as_fast_as_smoothness_and_so_fast_somewhere():
+    here, there = weights_of_all_sizes(4)
+    for regularizer in SMOOTH_REGULARIZER_CASES:
+        with case(regularizer):
+            bound = regularizer.smoothness * norms(here - there)
+            change = norms(regularizer.gradient(here) - regularizer.gradient(there))
+            assert (change <= bound * (1.0 + 1e-12) + 1e-14).all()
+            near = np.full((2, 3), 1e-6)
+            change = np.linalg.norm(regularizer.gradient(near) - regularizer.gradient(-near))
+            assert change == pytest.approx(regularizer.smoothness * np.linalg.norm(2.0 * near), rel=1e-12)
 
 
 def test_smoothness_is_none_exactly_when_the_gradient_jumps():
