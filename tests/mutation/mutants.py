@@ -176,7 +176,8 @@ def _is_skipped(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.If):
         return isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
     if isinstance(node, cst.Assign):
-        return any(isinstance(each.target, cst.Name) and each.target.value == "__all__" for each in node.targets)
+        is_variable = isinstance(node.value, cst.Call) and getattr(node.value.func, "value", None) == "TypeVar"
+        return is_variable or any(getattr(each.target, "value", None) == "__all__" for each in node.targets)
     return isinstance(node, cst.FormattedString | cst.ConcatenatedString) and _is_prose(node)
 
 

@@ -185,11 +185,12 @@ def test_prose_types_and_imports_are_left_alone() -> None:
     text = '''\
 """Module."""
 from __future__ import annotations
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 if TYPE_CHECKING:
     from a import b
 __all__ = ["f"]
 Alias = dict[str, int]
+T = TypeVar("T", bound=type)
 @overload
 def f(x: int = 1) -> None: ...
 def f(x: "int"):
