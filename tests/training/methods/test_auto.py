@@ -68,7 +68,7 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     total = Moments(loss, d).means(rows, np.zeros((rows.n_agents, 0))).mean(axis=0)
     first, second, by_label, label_squares = Moments(loss, d).split(total)
     q = 0.0065 / (nu * math.sqrt(d * max(1, p - 1)))
-    growth, step = math.sqrt(min(max(q, 0.7), 9.0)), min(3.0 * math.sqrt(64.0 / t), 6.0)
+    step = min(4.0 * math.sqrt(64.0 / t), 8.0)
     kernel = np.diag(np.maximum(second - first**2, 0.0)) + np.outer(first, first)
     e, u = np.linalg.eigh(kernel)
     many = p * (p - 1) / 2 if loss.task == "multiclass" else 1.0
@@ -82,9 +82,10 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
         clip, step, shrink = 0.35 * 2.0 * math.sqrt(1.0 - 1.0 / p) * rank, step * p / 4.0, 1.0
         theta = 1.25 * p * b @ (by_label - by_label.mean(axis=1, keepdims=True))
     elif loss.task == "binary":
-        clip, shrink, theta = 0.35 * growth * rank, min(1.0, 0.5 + 0.45 * 0.35 * growth), 2.5 * b @ by_label
+        growth = 0.35 * math.sqrt(max(np.clip(q, 0.7, 1.0), 0.6 * min(q, 16.0)))
+        clip, shrink, theta = growth * rank, min(1.0, 0.5 + 0.45 * growth), 2.5 * b @ by_label
     else:
-        clip, step, shrink = 0.6 * math.sqrt(label_squares) * growth * rank, step / 4.0, 1.0
+        clip, step, shrink = 0.6 * math.sqrt(label_squares) * math.sqrt(np.clip(q, 0.7, 9.0)) * rank, step / 4.0, 1.0
         theta = 0.625 * b @ by_label
     turned = features @ b
     last, kept = np.zeros((d, p)), []

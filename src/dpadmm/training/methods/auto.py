@@ -297,17 +297,17 @@ class AutoRounds(DeployableMethod[NoState]):
     def _tuned(self, noise: float, label_squares: float) -> Tuned:
         """What depends on the kind of labels."""
         loss, (d, p) = self.problem.loss, self._shape
-        growth = math.sqrt(min(max(clarity(loss, d, noise), 0.7), 9.0))
-        ridge, step = max(150.0 * d * noise**2, 1.3 * noise), min(3.0 * math.sqrt(64.0 / (self.n_rounds - 1)), 6.0)
+        clear = clarity(loss, d, noise)
+        ridge, step = max(150.0 * d * noise**2, 1.3 * noise), min(4.0 * math.sqrt(64.0 / (self.n_rounds - 1)), 8.0)
         if loss.task == "multiclass":
             ridge = max(75.0 * d * noise**2 * p * (p - 1), 1.3 * noise)
             clip = 0.7 * math.sqrt(1.0 - 1.0 / p)
             return Tuned(ridge, clip, step * p / 4.0, start=1.25 * p, shrink=1.0)
         if loss.task == "binary":
-            clip = 0.35 * growth
+            clip = 0.35 * math.sqrt(max(min(max(clear, 0.7), 1.0), 0.6 * min(clear, 16.0)))
             shrink = min(1.0, 0.5 + 0.45 * clip)
         else:
-            clip, shrink = 0.6 * growth * self._residual(label_squares), 1.0
+            clip, shrink = 0.6 * math.sqrt(min(max(clear, 0.7), 9.0)) * self._residual(label_squares), 1.0
         return Tuned(ridge, clip, step / self._curvature, start=2.5 / self._curvature, shrink=shrink)
 
     def _centred(self, vectors: Floats) -> Floats:
