@@ -7,7 +7,8 @@ loss on the test rows; what RUNS.csv has already is not run again.
 auto      the draft as it is: training starts from its public rows
 private   without them
 shuffled  drafted from public rows with shuffled labels: dummy rows
-dp_admm   the paper's method with the constants of earlier drafts (docs/decisions/0011)
+dp_admm   as drafts were before ``auto``: the paper's method with constants (docs/decisions/0011), numbers scaled by
+          their bounds
 public    a plain model of the public rows alone
 """
 
@@ -27,6 +28,7 @@ import numpy as np
 
 from dpadmm import train
 from dpadmm.data.datasets.tables import tables
+from dpadmm.data.schema import Number
 from dpadmm.data.schema_file import ASK
 from dpadmm.experiments.accuracy import MOST_ROWS
 from dpadmm.model.evaluate import evaluate
@@ -65,12 +67,14 @@ def drafted(table: Path) -> Study:
 
 
 def as_before(study: Study) -> Study:
-    """With the paper's method, as drafts were before ``auto``."""
+    """With the paper's method and without center and scale, as drafts were before ``auto``."""
     assert study.schema is not None
+    columns = [replace(c, center=None, scale=None) if isinstance(c, Number) else c for c in study.schema.columns]
+    schema = replace(study.schema, columns=tuple(columns), row_norm=None)
     classes = {"n_rounds": 200, "rho": 0.01, "weight_radius": 10.0 * math.sqrt(len(study.schema.columns))}
     training = study.training.changed(method="dp_admm", **({} if study.classes is None else classes))
     origins: Any = dict.fromkeys(("rho", "weight_radius"), "assumed")
-    return replace(study, public_rows=None, training=training, provenance=origins)
+    return replace(study, schema=schema, public_rows=None, training=training, provenance=origins)
 
 
 def models(name: str, agents: list[int], split: int, folder: Path) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -98,6 +102,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=list(tables()))
     parser.add_argument("--agents", nargs="+", type=int, default=[1, 10, 50])
     parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--contenders", nargs="+", default=["public", "auto", "private", "shuffled", "dp_admm"])
     given = parser.parse_args()
     with given.output.open("a+", newline="") as file:
         file.seek(0)
@@ -107,7 +112,7 @@ def main() -> None:
         for name, split in ((name, split) for name in given.sets for split in range(1, given.splits + 1)):
             with tempfile.TemporaryDirectory() as folder:
                 for run, make in models(name, given.agents, split, Path(folder)):
-                    if tuple(map(str, run)) in done:
+                    if tuple(map(str, run)) in done or run[1] not in given.contenders:
                         continue
                     found = evaluate(make(), Path(folder, "test.csv")).figures
                     error = found["rmse"] if "rmse" in found else 1.0 - (found["accuracy"] or 0.0)

@@ -13,8 +13,8 @@ from msgspec import Meta
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.fields import parameters, problems
 
-LEAST_PUBLIC = 30
-"""Fewer are no start and no forecast."""
+LEAST_PUBLIC = 10
+"""Fewer are no start."""
 
 TABLE = "public_rows"
 """Its table in the study's file."""

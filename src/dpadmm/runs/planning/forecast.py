@@ -39,7 +39,6 @@ from dpadmm.optim.problem import Problem, PublicSizes, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.runs.run import run as run_cohort
-from dpadmm.study.public_rows import LEAST_PUBLIC
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.loop import RandomVoids
@@ -50,6 +49,9 @@ from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
 from dpadmm.training.prior import RIDGE, need_every_class
 
 LEAST_FOLDS = 3
+LEAST_ROWS = 30
+"""Public rows that a forecast takes."""
+
 MOST_PUBLIC = 20_000
 """Rows of a public table that are used; of a larger one a random choice."""
 
@@ -256,9 +258,9 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
         )
     encoded = encode_table(table, study.schema, study.label, intercept=study.training.intercept)
     n = len(encoded.labels)
-    if n < LEAST_PUBLIC:
+    if n < LEAST_ROWS:
         raise DataError(
-            f"{table} has {n} rows, too few for a forecast; it needs at least {LEAST_PUBLIC} "
+            f"{table} has {n} rows, too few for a forecast; it needs at least {LEAST_ROWS} "
             "(with --no-public, made-up rows are used)"
         )
     need_every_class(study.problem, encoded.labels)

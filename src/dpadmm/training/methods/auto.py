@@ -325,7 +325,8 @@ class AutoRounds(DeployableMethod[NoState]):
         turned = float(np.sum(gradient * now.last))
         free = gradient.size - (gradient.shape[0] if problem.loss.task == "multiclass" else 0)
         variance = free * deviation**2
-        doubt = now.doubt or self._doubt(now, float(np.sum(np.square(gradient))) - variance, deviation)
+        known = variance * (1.0 + 2.0 * math.sqrt(2.0 / free))  # what the noise hides is no surprise
+        doubt = now.doubt or self._doubt(now, float(np.sum(np.square(gradient))) - known, deviation)
         bound = 3.0 * deviation**2 * math.sqrt(free) + 0.25 * max(float(np.sum(np.square(now.last))) - variance, 0.0)
         step = now.step / 2.0 if round > 2 and turned < -bound else now.step
         penalty = problem.regularizer.gradient(now.shape.transposed_times(now.point))
