@@ -1,6 +1,6 @@
 """kill -9 of agents, aggregator and broker at random moments: the run ends as if nothing had happened.
 
-``make torture`` runs the long form: 200 kills over repeated runs.
+``make torture`` runs the long form: 200 kills of each kind over repeated runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from federations import NAMES, Federation, small_study, wait_for
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
-KILLS, IN_A_RUN = (100, 10) if LONG else (3, 3)
+KILLS, IN_A_RUN = (200, 10) if LONG else (3, 3)
 WAITS_FOR_ALL = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 
 
