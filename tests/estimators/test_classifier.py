@@ -111,6 +111,7 @@ def test_a_row_beyond_the_norm_is_shortened_when_it_is_predicted_too() -> None:
     model = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
     along = np.array([[NORM, 0.0, 0.0], [50.0 * NORM, 0.0, 0.0]])
     scores = model.decision_function(along)
+    assert model.shortened(along).tolist() == [False, True]
     assert scores[1] == pytest.approx(scores[0])
     assert scores[0] == pytest.approx((along @ model.coef_.T + model.intercept_)[0, 0])
 
@@ -181,6 +182,8 @@ def test_secure_aggregation_is_simulated_and_says_so() -> None:
     assert told["agents"] == "8 simulated in one process, which sees the rows of all"
     mu = 1.0 / total_noise_multiplier(0.5, 1e-5, 1)
     assert told["epsilon_alone"] == pytest.approx(exact_epsilon(math.sqrt(5.0) * mu, 1e-5))
+    two = DPADMMClassifier(0.5, n_agents=2, **PUBLIC, **FEW).fit(X, Y).privacy_
+    assert two["agents"] == "2 simulated in one process, which sees the rows of all"
     alone = DPADMMClassifier(0.5, **PUBLIC, **FEW).fit(X, Y).privacy_
     assert (alone["trust"], "agents" in alone) == ("local", False)
 
@@ -276,6 +279,8 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
                 assert_allclose(starts[-1].means, rows.mean(axis=0), rtol=1e-6)
     for rows, words in [
         (X, "public: it must be a pair"),
+        (5, "public: it must be a pair"),
+        ({"X": X, "y": Y}, "public: it must be a pair"),
         ((X, Y, Y), "public: it must be a pair"),
         ((X[:, :2], Y), "public: X has 2 features"),
         ((np.where(X > 0.0, np.nan, X), Y), "public: Input X contains NaN"),
@@ -284,6 +289,13 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
     ]:
         with case(words), pytest.raises(ValueError, match=f"^{words}"):
             DPADMMClassifier(**PUBLIC).fit(X, Y, public=rows)
+
+
+def test_public_rows_belong_to_nobody() -> None:
+    """They may be fewer than the agents, and are in no group."""
+    few = (X[:6], np.array(["no", "yes"] * 3))
+    DPADMMClassifier(n_agents=8, **PUBLIC, **FEW).fit(X, Y, public=few)
+    DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y, groups=THREE, public=few)
 
 
 # --- privacy -----------------------------------------------------------------------------------------------

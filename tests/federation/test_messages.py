@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -58,6 +59,18 @@ def of_both() -> Iterator[tuple[Message, bool, int]]:
     for n_sites, down, up in ((0, DOWN, UP), (N, MASKED_DOWN, MASKED_UP)):
         yield from ((message, False, n_sites) for message in down)
         yield from ((message, True, n_sites) for message in up)
+
+
+def test_a_round_has_a_bit_for_every_site() -> None:
+    for n_sites in range(1, 20):
+        for n_bytes in range(1, 4):
+            data = packed(Message(Kind.MASK, STUDY, 4, digest="ef" * 32, body=bytes(n_bytes)))
+            with case(n_sites, n_bytes):
+                if n_bytes == math.ceil(n_sites / 8):
+                    assert read(data, False, n_sites).body == bytes(n_bytes)
+                else:
+                    with pytest.raises(BadMessage, match="unexpected body"):
+                        read(data, False, n_sites)
 
 
 def test_what_was_packed_comes_back() -> None:

@@ -58,6 +58,14 @@ def test_a_plan_is_stored_by_runs_of_equal_rounds() -> None:
     assert ReleasePlan.constant(Release(5.0), 0) == ReleasePlan.of([])
 
 
+def test_the_noise_is_said_once_for_rounds_that_are_alike() -> None:
+    five, twenty = Release(5.0), Release(20.0, statistic="moments")
+    assert ReleasePlan.of([five, five]).noise_in_words() == "5.0000"
+    assert ReleasePlan.of([five, five, twenty, twenty, five]).noise_in_words() == (
+        "5.0000 in rounds 1 to 2 (gradient), 20.0000 in rounds 3 to 4 (moments), 5.0000 in round 5 (gradient)"
+    )
+
+
 def test_a_run_of_no_rounds_is_refused() -> None:
     for rounds in [0, -1, 1.5]:
         with (

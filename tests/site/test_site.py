@@ -130,6 +130,7 @@ def test_a_site_finds_its_own_key_in_a_roster(folder):
     study = masked_study(site)
     other = site.make_key()
     (kept,) = [path for path in site.keys.iterdir() if path.name != other.hex()]
+    assert site.keys == folder / "keys"
     assert (site.keys.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
     assert public_key(kept.read_bytes()).hex() == kept.name
     site.begin()
@@ -160,8 +161,9 @@ def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):
 
     second = RosterEntry("site-3", site.make_key().hex())
     assert "several of its keys are in" in refused(replace(study, roster=(*study.roster[:3], second)))
-    kept.chmod(0o640)
-    assert f"chmod 600 {kept}" in refused()
+    for mode in (0o640, 0o601):
+        kept.chmod(mode)
+        assert f"chmod 600 {kept}" in refused()
     kept.chmod(0o600)
     kept.write_bytes(bytes(31))
     assert "is not in the study's roster" in refused()

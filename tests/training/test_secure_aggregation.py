@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +14,7 @@ from dpadmm import simulate
 from dpadmm._base.errors import StudyError
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import of_report
-from dpadmm.training.oracles import ExactNoise, Pooled, Question, SimulatedNoise
+from dpadmm.training.oracles import ExactNoise, Pooled, Question, SimulatedNoise, _batched
 from dpadmm.trusted.discrete_gaussian import LEAST_SHARE, SHARE_MARGIN, Grid
 
 COMMON = {"method": "auto", "n_agents": 6, "epsilon": 1.0, "seed": 3, "metrics_every": 0, "n_rounds": 7}
@@ -109,6 +111,28 @@ def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
     total = sum(noise[i, 2] for i in range(8))
     step = Grid(1.0, 40, 1000).step
     assert np.array_equal(pooled.answer(asked(round=2)).ravel(), total * step / Cohort.n_rows.sum())
+    assert source.whole(asked(round=2), Cohort.n_rows).dtype == np.int64
+
+
+def test_agents_with_budgets_of_their_own_have_no_common_noise() -> None:
+    unequal = replace(asked(), noise_multiplier=np.array([5.0] * 7 + [6.0]))
+    with pytest.raises(StudyError, match="all agents have the same budget"):
+        Pooled(ExactNoise(), 4, Cohort.n_rows, 400).answer(unequal)
+
+
+def test_what_is_drawn_beside_answers_is_the_noise_it_was_made_of() -> None:
+    noise = SimulatedNoise(1, 8, (40, 1))
+    pooled = Pooled(noise, 4, Cohort.n_rows, 400)
+    assert np.array_equal(pooled.draw(3), noise.draw(3))
+    assert np.array_equal(pooled.draw(3, 2, (5,)), noise.draw(3, 2, (5,)))
+    assert [Pooled(each, 4, Cohort.n_rows, 400).exact for each in (noise, ExactNoise())] == [False, True]
+
+
+def test_noise_that_is_drawn_in_portions_is_drawn_once() -> None:
+    draw = _batched(Counter({1000: 5}))(0, 1)
+    found = np.array([draw(1000, 20_000) for _ in range(5)])
+    assert len(np.unique(found[:, :50], axis=0)) == 5
+    assert found.std() == pytest.approx(1000.0, rel=0.02)
 
 
 def test_absent_agents_add_no_share_and_too_few_are_not_asked() -> None:

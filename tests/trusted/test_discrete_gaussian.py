@@ -243,6 +243,23 @@ def test_a_grid_is_what_exact_arithmetic_says() -> None:
                 assert grid.largest == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
             for z in (0.5, 3.0):
                 assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
+                for several in (2, 30):  # shares have twice the margin
+                    share = Fraction(z) * sensitivity / step * (1 + 2 * millionth) / several
+                    assert grid.noise_scale(z, several**2) == math.ceil(share)
+
+
+def test_a_share_of_a_thousand_steps_is_the_smallest() -> None:
+    grid = Grid(1.0, 1, 1)
+    most = (0.1 * grid.sensitivity / grid.step * (1.0 + 2e-6) / 999.0) ** 2
+    assert grid.noise_scale(0.1, math.floor(most)) == 1000
+    with pytest.raises(StudyError, match=f"^{math.ceil(most)} shares of the noise are too small; fewer honest sites"):
+        grid.noise_scale(0.1, math.ceil(most))
+
+
+def test_there_is_no_part_of_a_share() -> None:
+    for shares in (0, -1, 1.5):
+        with case(shares), pytest.raises(StudyError, match="^shares must be a whole number of at least 1, not "):
+            Grid(1.0, 1, 1).noise_scale(1.0, shares)  # type: ignore[arg-type]
 
 
 def test_the_widest_grids_are_accepted() -> None:

@@ -164,13 +164,10 @@ class PrivateLinearModel(BaseEstimator):
         method = settings.rounds(problem, rows, np.full(rows.n_agents, t))
         if self.random_state is None:
             try:
-                sizes = rows.n_rows if settings.honest is None else rows.n_rows.max(keepdims=True)
-                for m, agent in zip(*(each.tolist() for each in np.unique(sizes, return_index=True)), strict=True):
-                    for release in (
-                        release for release, _ in method.plan(agent, t).runs if isinstance(release, Release)
-                    ):
+                for release, _ in method.plan(0, t).runs:  # all agents have the same
+                    if isinstance(release, Release):
                         made = make_statistic(release.statistic, problem, rows.n_features)
-                        grid = Grid(made.row_norm, math.prod(made.shape), m)
+                        grid = Grid(made.row_norm, math.prod(made.shape), int(rows.n_rows.max()))
                         grid.noise_scale(release.noise_multiplier, settings.honest or 1)
             except StudyError as error:
                 raise StudyError(

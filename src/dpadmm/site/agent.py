@@ -47,9 +47,9 @@ class Agent:
     def prepare(self, round: int, consensus: Floats) -> str:
         """Hear what is broadcast, and compute the answer without giving it; returns the request's digest."""
         consensus = self._checked(consensus)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # as in step
             point = np.array(self._method.parameters(self._state, consensus, round=round)[0])
-            return self._guard.prepare(self._study.hash, round, point, consensus.astype("<f8").tobytes())
+        return self._guard.prepare(self._study.hash, round, point, consensus.astype("<f8").tobytes())
 
     def masked(self, round: int, request: str, members: bytes) -> Integers:
         """The answer to a request, masked over the members of the round; to the same again, the same."""

@@ -210,7 +210,7 @@ class Pooled:
 
     @property
     def exact(self) -> bool:
-        return getattr(self.noise, "exact", False)
+        return isinstance(self.noise, ExactNoise)
 
     def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
         return self.noise.draw(round, stream, shape)

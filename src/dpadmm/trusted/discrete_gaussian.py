@@ -82,7 +82,7 @@ class Grid:
         require_whole("shares", shares, least=1)
         margin = MARGIN if shares == 1 else SHARE_MARGIN
         scale = math.ceil(z * self.sensitivity / self.step * (1.0 + margin) / math.sqrt(shares))
-        if shares > 1 and scale < LEAST_SHARE:
+        if scale < LEAST_SHARE:  # never a single one: z·S/g is 10⁵ at least
             raise StudyError(f"{shares} shares of the noise are too small; fewer honest sites, or more noise")
         if self.reach(scale).bit_length() > 62:
             raise StudyError("uploads might not fit 63 bits; take fewer rows or weights, or less noise")
