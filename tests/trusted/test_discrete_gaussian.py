@@ -258,7 +258,7 @@ def test_a_share_of_a_thousand_steps_is_the_smallest() -> None:
 
 def test_there_is_no_part_of_a_share() -> None:
     for shares in (0, -1, 1.5):
-        with case(shares), pytest.raises(StudyError, match="^shares must be a whole number of at least 1, not "):
+        with case(shares), pytest.raises(StudyError, match=r"^shares must be a whole number of at least 1, not "):
             Grid(1.0, 1, 1).noise_scale(1.0, shares)  # type: ignore[arg-type]
 
 
