@@ -84,6 +84,7 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     elif loss.task == "binary":
         growth = 0.35 * math.sqrt(max(np.clip(q, 0.7, 1.0), 0.6 * min(q, 16.0)))
         clip, shrink, theta = growth * rank, min(1.0, 0.5 + 0.45 * growth), 2.5 * b @ by_label
+        step *= np.clip(math.sqrt(2.0 * q), 0.4, 1.0)
     else:
         clip, step, shrink = 0.6 * math.sqrt(label_squares) * math.sqrt(np.clip(q, 0.7, 9.0)) * rank, step / 4.0, 1.0
         theta = 0.625 * b @ by_label
@@ -344,7 +345,7 @@ def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
                 state = PublicState.unpacked(outcome.broadcast, (D, loss.n_outputs))
                 assert state.shape.same(Shape(np.ones(D), np.zeros(D)))
                 curvature = 4.0 if loss.task == "regression" else 1.0
-                assert state.step == pytest.approx(min(16.0, 8.0 / (nu * D), 0.25 / nu) / curvature)
+                assert state.step == pytest.approx(min(8.0, 4.0 / (nu * D), 0.125 / nu) / curvature)
                 assert state.clip == 0.5 if loss.task != "regression" else state.clip <= 0.5
                 assert (state.shrink, np.abs(state.point).max()) == (1.0, 0.0)
 

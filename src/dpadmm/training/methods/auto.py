@@ -286,7 +286,7 @@ class AutoRounds(DeployableMethod[NoState]):
     def _unshaped(self, now: PublicState, label_squares: float, noise: float) -> PublicState:
         """Rows keep their coordinates; the noise bounds the steps."""
         d, p = self._shape
-        length = min(16.0, 8.0 / (noise * d), 0.25 / noise) / (self._curvature if p == 1 else 1.0)
+        length = min(8.0, 4.0 / (noise * d), 0.125 / noise) / (self._curvature if p == 1 else 1.0)
         return replace(now, clip=0.5 * self._residual(label_squares), step=length)
 
     @property
@@ -306,6 +306,7 @@ class AutoRounds(DeployableMethod[NoState]):
         if loss.task == "binary":
             clip = 0.35 * math.sqrt(max(min(max(clear, 0.7), 1.0), 0.6 * min(clear, 16.0)))
             shrink = min(1.0, 0.5 + 0.45 * clip)
+            step *= min(max(math.sqrt(2.0 * clear), 0.4), 1.0)
         else:
             clip, shrink = 0.6 * math.sqrt(min(max(clear, 0.7), 9.0)) * self._residual(label_squares), 1.0
         return Tuned(ridge, clip, step / self._curvature, start=2.5 / self._curvature, shrink=shrink)
