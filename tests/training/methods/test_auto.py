@@ -345,7 +345,7 @@ def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
                 state = PublicState.unpacked(outcome.broadcast, (D, loss.n_outputs))
                 assert state.shape.same(Shape(np.ones(D), np.zeros(D)))
                 curvature = 4.0 if loss.task == "regression" else 1.0
-                assert state.step == pytest.approx(min(8.0, 4.0 / (nu * D), 0.125 / nu) / curvature)
+                assert state.step == pytest.approx(min(16.0, 4.0 / (nu * D), 0.125 / nu) / curvature)
                 assert state.clip == 0.5 if loss.task != "regression" else state.clip <= 0.5
                 assert (state.shrink, np.abs(state.point).max()) == (1.0, 0.0)
 

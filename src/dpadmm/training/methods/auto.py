@@ -286,7 +286,7 @@ class AutoRounds(DeployableMethod[NoState]):
     def _unshaped(self, now: PublicState, label_squares: float, noise: float) -> PublicState:
         """Rows keep their coordinates; the noise bounds the steps."""
         d, p = self._shape
-        length = min(8.0, 4.0 / (noise * d), 0.125 / noise) / (self._curvature if p == 1 else 1.0)
+        length = min(16.0, 4.0 / (noise * d), 0.125 / noise) / (self._curvature if p == 1 else 1.0)
         return replace(now, clip=0.5 * self._residual(label_squares), step=length)
 
     @property
