@@ -34,18 +34,12 @@ class RoundView:
     n_rounds: int
     consensus: Floats
     released: Floats
-    seconds: float
-    """Time spent in rounds so far, without the observers' own."""
-    state: Any = None
-    """What the method's agents remember."""
-    uploads: Floats | None = None
-    """What the agents sent last (n, d, p); of an absent one, what it sent before."""
-    active: Integers | None = None
-    """Who took part; None: all."""
-    local_models: bool = True
-    """Whether agents have models of their own; else what is measured of them is the global model's."""
-    broadcast: Floats | None = None
-    """What is broadcast next: the consensus, or all that a server-side method's aggregator knows."""
+    seconds: float  # spent in rounds so far, without the observers' own
+    state: Any = None  # what the method's agents remember
+    uploads: Floats | None = None  # (n, d, p): what agents sent last; of an absent one, what it sent before
+    active: Integers | None = None  # who took part; None: all
+    local_models: bool = True  # whether agents have some; else what is measured of them is the global model's
+    broadcast: Floats | None = None  # next: the consensus, or all that a server-side method's aggregator knows
 
 
 Observer = Callable[[RoundView], None]
@@ -128,19 +122,7 @@ class PlannedParticipation:
 
 @dataclass
 class Averages:
-    """The averages both theorems define, and those a released model may be made from.
-
-    Attributes
-    ----------
-    consensus : (d, p)
-        ``w̄ = mean_{k=1..t} w^k``.
-    tail : (d, p)
-        Mean of w^k over the second half of the planned rounds.
-    released : (n, d, p)
-        ``w̄_i = mean_{k=1..t} w̃_i^k`` (Theorem 3); only when ``with_released``.
-    released_before : (n, d, p)
-        ``w̄_i = mean_{k=0..t−1} w̃_i^k`` (Theorem 2); models start at zero.
-    """
+    """The averages both theorems define, and those a released model may be made from."""
 
     with_released: bool = False
     rounds: int = 0
@@ -167,10 +149,12 @@ class Averages:
 
     @property
     def consensus(self) -> Floats:
+        """``w̄ = mean_{k=1..t} w^k``, (d, p)."""
         return self._consensus_sum / self.rounds
 
     @property
     def tail(self) -> Floats:
+        """Mean of w^k over the second half of the planned rounds, (d, p)."""
         return self._tail_sum / self.tail_rounds if self.tail_rounds else self.consensus
 
     def model(self, average: AverageName, last: Floats) -> Floats:
@@ -183,51 +167,29 @@ class Averages:
 
     @property
     def released(self) -> Floats:
+        """``w̄_i = mean_{k=1..t} w̃_i^k`` (Theorem 3), (n, d, p); only when ``with_released``."""
         return self._released_sum / self.rounds
 
     @property
     def released_before(self) -> Floats:
+        """``w̄_i = mean_{k=0..t−1} w̃_i^k`` (Theorem 2), (n, d, p); models start at zero."""
         return (self._released_sum - self._released_last) / self.rounds
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is left after training.
+    """What is left after training."""
 
-    Attributes
-    ----------
-    consensus : (d, p)
-        w^t, the global model of the last round.
-    released : (n, d, p)
-        w̃_i^t, the local models as everyone saw them.
-    averages : Averages
-        Running means over the rounds.
-    rounds : int
-        Rounds done.
-    charged_rounds : int
-        Rounds that were released: those done, and one more where an interruption came between.
-    attended : (rounds, n) bool, optional
-        Who took part in which round, and is charged for it; None: all in every round.
-    seconds : float
-        Time in rounds, without observers.
-    interrupted : bool
-        Ctrl-C ended it; everything above still holds for the rounds done.
-    state : State
-        What the method's agents remember.
-    broadcast : array
-        What would be broadcast next: the consensus, or all that a server-side method's aggregator knows.
-    """
-
-    consensus: Floats
-    released: Floats
+    consensus: Floats  # (d, p): w^t, the global model of the last round
+    released: Floats  # (n, d, p): w̃_i^t, the local models as everyone saw them
     averages: Averages
-    rounds: int
-    charged_rounds: int
-    attended: NDArray[np.bool_] | None
-    seconds: float
-    interrupted: bool
-    state: State
-    broadcast: Floats
+    rounds: int  # done
+    charged_rounds: int  # released: those done, and one more where an interruption came between
+    attended: NDArray[np.bool_] | None  # (rounds, n): who took part, and is charged for it; None: all in every round
+    seconds: float  # in rounds, without observers
+    interrupted: bool  # by Ctrl-C; everything above still holds for the rounds done
+    state: State  # what the method's agents remember
+    broadcast: Floats  # next: the consensus, or all that a server-side method's aggregator knows
 
     @property
     def n_attended(self) -> Integers:
@@ -267,21 +229,11 @@ def train(
 ) -> Outcome:
     """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so.
 
-    Parameters
-    ----------
-    warm_start : (d, p), optional
-        Public weights to start from, such as those of an earlier model; zero if left out.
-    keep_interrupted : bool
-        Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
-    sizes : Sizes, optional
-        Public sizes that aggregators know, where they are not those of ``rows`` (forecasts).
-    voids : callable, optional
-        round -> whether it is void: agents have said their part and are charged, and nothing can be made of it.
-
-    Raises
-    ------
-    Diverged
-        The consensus, or the mean of all so far, is not made of finite numbers.
+    ``warm_start`` (d, p) are public weights to start from, such as those of an earlier model. With
+    ``keep_interrupted`` Ctrl-C ends the run and returns what was done. ``sizes`` are what aggregators know, where
+    that is not the size of ``rows`` (forecasts). ``voids`` says which rounds are void: agents have said their part
+    and are charged, and nothing can be made of it. ``Diverged`` is raised when the consensus, or the mean of all so
+    far, is not made of finite numbers.
     """
     averages = Averages() if averages is None else averages
     state, shape = method.init(problem, rows), (rows.n_features, problem.loss.n_outputs)

@@ -21,7 +21,7 @@ from dpadmm.optim.losses import Hinge, SmoothedHinge
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
-from dpadmm.training.methods.base import Broadcasts, MethodSettings, Round
+from dpadmm.training.methods.base import Method, MethodSettings, NoState, Round
 from dpadmm.training.methods.hessian import data_hessian
 
 if TYPE_CHECKING:
@@ -205,13 +205,6 @@ def _warn(after: str) -> None:
 
 
 @dataclass(frozen=True)
-class PooledState:
-    """The optimum, held by everyone."""
-
-    released: Floats
-
-
-@dataclass(frozen=True)
 class Centralized(MethodSettings):
     """The non-private optimum on pooled rows."""
 
@@ -226,20 +219,19 @@ class Centralized(MethodSettings):
 
 
 @dataclass(frozen=True)
-class CentralizedRounds(Broadcasts):
+class CentralizedRounds(Method[NoState]):
     """All rows in one place, solved in one round. Not private: a reference, never a release."""
 
     name: ClassVar[str] = "centralized"
     cure: ClassVar[str] = "a larger reg_share"
     local_models: ClassVar[bool] = Centralized.local_models
 
-    def init(self, problem: Problem, rows: Rows) -> PooledState:
-        return PooledState(np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs)))
+    def init(self, problem: Problem, rows: Rows) -> NoState:
+        return NoState.of(problem, rows)
 
-    def step(self, state: PooledState, now: Round) -> tuple[PooledState, Floats]:
-        problem, rows = now.problem, now.rows
-        everywhere = np.broadcast_to(minimizer(problem, rows), state.released.shape)
-        return PooledState(everywhere), everywhere
+    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats]:
+        everywhere = np.broadcast_to(minimizer(now.problem, now.rows), state.released.shape)
+        return NoState(everywhere), everywhere
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         return ReleasePlan.constant(Release(0.0), n_rounds)

@@ -64,31 +64,15 @@ class Solved:
 
 @dataclass(frozen=True)
 class LocalProblems:
-    """The local problems of a cohort in one round.
-
-    Attributes
-    ----------
-    problem, rows
-        The data terms and the regularizer.
-    pull : (n,)
-        q_i > 0 unless the regularizer is strongly convex.
-    centers : (n, d, p)
-        v_i.
-    tolerance : (n,)
-        A solve ends when its gradient is at most this long.
-    linear : (n, d, p), optional
-        ξ_i.
-    bound : float, optional
-        Row gradients are clipped to this; left out: to the loss's c1, as whatever is released must be.
-    """
+    """The local problems of a cohort in one round."""
 
     problem: Problem
     rows: Rows
-    pull: Floats
-    centers: Floats
-    tolerance: Floats
-    linear: Floats | None = None
-    bound: float | None = None
+    pull: Floats  # (n,): q_i > 0 unless the regularizer is strongly convex
+    centers: Floats  # (n, d, p): v_i
+    tolerance: Floats  # (n,): a solve ends when its gradient is at most this long
+    linear: Floats | None = None  # (n, d, p): ξ_i
+    bound: float | None = None  # what row gradients are clipped to; None: c1, as whatever is released must be
 
     def agent(self, i: int) -> LocalProblems:
         """Agent i alone."""
@@ -131,12 +115,8 @@ def tolerances(problem: Problem, rows: Rows, share: float) -> Floats:
 def solve(problems: LocalProblems, start: Floats, active: Integers | None = None) -> Solved:
     """Minimise every local problem (of the agents in ``active``), each from its own start.
 
-    Raises
-    ------
-    NotSolved
-        An agent's tolerance was not reached. Whether this happens depends on its rows.
-    StudyError
-        The centres are too far out, which everyone can see.
+    ``NotSolved`` is raised if an agent's tolerance was not reached, which depends on its rows; ``StudyError`` if the
+    centres are too far out, which everyone can see.
     """
     agents = np.arange(problems.rows.n_agents) if active is None else active
     _check_reachable(problems)
