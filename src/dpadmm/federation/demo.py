@@ -187,17 +187,6 @@ BOUNDS = {
     "hours-per-week": (1.0, 99.0),
 }
 HELD_OUT, LEAST_ROWS, SHUFFLED_BY = 5_222, 50, 1
-DELTA = 1e-5
-
-
-@dataclass(frozen=True)
-class DemoPlan:
-    n_sites: int
-    n_rounds: int
-    epsilon: float
-    method: str = "auto"
-    honest: int | None = None
-    """With secure aggregation."""
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -211,20 +200,13 @@ def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[
     return shuffled[:HELD_OUT], [shuffled[a:b] for a, b in pairwise(ends)]
 
 
-def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
+def adult_study(rows: Sequence[Row], n_sites: int, training: Training) -> Study:
     return Study(
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
-        training=Training(
-            method=plan.method,
-            epsilon=plan.epsilon,
-            delta=DELTA,
-            n_rounds=plan.n_rounds,
-            trust="local" if plan.honest is None else "secure_aggregation",
-            honest=plan.honest,
-        ),
-        most_rows=None if plan.honest is None else (len(rows) - HELD_OUT) // plan.n_sites,
+        training=training,
+        most_rows=None if training.honest is None else (len(rows) - HELD_OUT) // n_sites,
     )
 
 
@@ -432,26 +414,32 @@ class Summary:
 
 
 async def demonstrate(
-    plan: DemoPlan, folder: Path, log: Logger, *, report: Callable[[str], None], on_start: Callable[[Coordinator], None]
+    n_sites: int,
+    training: Training,
+    folder: Path,
+    log: Logger,
+    *,
+    report: Callable[[str], None],
+    on_start: Callable[[Coordinator], None],
 ) -> Summary:
     """Set up a deployment in an empty folder, run it and check it; all processes end in any case."""
     began = time.monotonic()
     rows = adult_rows()
-    held_out, parts = split_rows(rows, plan.n_sites)
-    draft = adult_study(rows, plan)
+    held_out, parts = split_rows(rows, n_sites)
+    draft = adult_study(rows, n_sites, training)
     write_table(folder / "held_out.csv", held_out)
     authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
     async with AsyncExitStack() as resources:
         sites: dict[str, Site] = {}
         for i, part in enumerate(parts):
-            name = f"site-{i + 1:0{len(str(plan.n_sites))}d}"
+            name = f"site-{i + 1:0{len(str(n_sites))}d}"
             (folder / name).mkdir(mode=0o700)
             write_table(folder / name / "table.csv", part)
-            sites[name] = new_site(folder / name, draft, table="table.csv", epsilon=plan.epsilon)
+            sites[name] = new_site(folder / name, draft, table="table.csv", epsilon=draft.epsilon)
             invite(authority, sites[name], name)
             await asyncio.sleep(0)
         study = with_keys(draft, sites)
-        summary = Summary(study, plan.n_sites, len(parts[0]))
+        summary = Summary(study, n_sites, len(parts[0]))
         for site in sites.values():
             accept(site, study)
             await asyncio.sleep(0)
@@ -460,7 +448,7 @@ async def demonstrate(
         broker.start()
         resources.callback(broker.stop)
         summary.set_up = time.monotonic() - began
-        report(f"created certificates, {plan.n_sites} sites and the broker in {summary.set_up:.1f} s")
+        report(f"created certificates, {n_sites} sites and the broker in {summary.set_up:.1f} s")
         agents = {name: AgentProcess(site) for name, site in sites.items()}
         resources.callback(_end, list(agents.values()))
         starting = time.monotonic()
