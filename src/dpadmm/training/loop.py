@@ -8,7 +8,7 @@ took part in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -113,35 +113,30 @@ class Averages:
     with_released: bool = False
     rounds: int = 0
     tail_rounds: int = 0
-    _consensus_sum: Floats = field(default_factory=lambda: np.zeros(()))
-    _tail_sum: Floats = field(default_factory=lambda: np.zeros(()))
-    _released_sum: Floats = field(default_factory=lambda: np.zeros(()))
-    _released_last: Floats = field(default_factory=lambda: np.zeros(()))
+    _consensus_sum: Any = 0.0
+    _tail_sum: Any = 0.0
+    _released_sum: Any = 0.0
+    _released_last: Any = 0.0
 
     def __call__(self, view: RoundView) -> None:
-        if self.rounds == 0:
-            self._consensus_sum = np.zeros_like(view.consensus)
-            self._tail_sum = np.zeros_like(view.consensus)
-            if self.with_released:
-                self._released_sum = np.zeros_like(view.released)
         self.rounds += 1
-        self._consensus_sum += view.consensus
+        self._consensus_sum = self._consensus_sum + view.consensus
         if 2 * view.round > view.n_rounds:
             self.tail_rounds += 1
-            self._tail_sum += view.consensus
+            self._tail_sum = self._tail_sum + view.consensus
         if self.with_released:
-            self._released_sum += view.released
+            self._released_sum = self._released_sum + view.released
             self._released_last = view.released
 
     @property
     def consensus(self) -> Floats:
         """``w̄ = mean_{k=1..t} w^k``, (d, p)."""
-        return self._consensus_sum / self.rounds
+        return np.asarray(self._consensus_sum / self.rounds)
 
     @property
     def tail(self) -> Floats:
         """Mean of w^k over the second half of the planned rounds, (d, p)."""
-        return self._tail_sum / self.tail_rounds if self.tail_rounds else self.consensus
+        return np.asarray(self._tail_sum / self.tail_rounds) if self.tail_rounds else self.consensus
 
     def model(self, average: AverageName, last: Floats) -> Floats:
         """The global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
@@ -154,12 +149,12 @@ class Averages:
     @property
     def released(self) -> Floats:
         """``w̄_i = mean_{k=1..t} w̃_i^k`` (Theorem 3), (n, d, p); only when ``with_released``."""
-        return self._released_sum / self.rounds
+        return np.asarray(self._released_sum / self.rounds)
 
     @property
     def released_before(self) -> Floats:
         """``w̄_i = mean_{k=0..t−1} w̃_i^k`` (Theorem 2), (n, d, p); models start at zero."""
-        return (self._released_sum - self._released_last) / self.rounds
+        return np.asarray((self._released_sum - self._released_last) / self.rounds)
 
 
 @dataclass(frozen=True)
@@ -225,7 +220,10 @@ def train(
     state, shape = method.init(problem, rows), (rows.n_features, problem.loss.n_outputs)
     uploads = np.zeros((rows.n_agents, *shape))
     if warm_start is not None:
-        warm_start, state = _started(np.asarray(warm_start, dtype=float), shape, state)
+        warm_start = np.asarray(warm_start, dtype=float)
+        if warm_start.shape != shape or not np.isfinite(warm_start).all():
+            raise StudyError(f"warm_start must be finite weights of shape {shape}, not of {warm_start.shape}")
+        state = replace(state, released=np.broadcast_to(warm_start, state.released.shape).copy())
     broadcast = method.start(shape, warm_start)
     consensus = method.model(broadcast)
     attended = np.zeros((n_rounds if participation else 0, rows.n_agents), dtype=bool)
@@ -274,12 +272,6 @@ def train(
     released = local_models(method, state, consensus)
     taken = attended[:charged] if participation else None
     return Outcome(consensus, released, averages, done, charged, taken, seconds, interrupted, state, broadcast)
-
-
-def _started(weights: Floats, shape: tuple[int, ...], state: Any) -> tuple[Floats, Any]:
-    if weights.shape != shape or not np.isfinite(weights).all():
-        raise StudyError(f"warm_start must be finite weights of shape {shape}, not of {weights.shape}")
-    return weights, replace(state, released=np.broadcast_to(weights, state.released.shape).copy())
 
 
 def local_models(method: Method[Any], state: State, consensus: Floats) -> Floats:
