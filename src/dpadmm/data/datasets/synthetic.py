@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -13,6 +15,7 @@ from dpadmm.data.dataset import Dataset
 from dpadmm.data.matrices import compact_csr, shrink_rows
 from dpadmm.optim.losses import Task
 
+Family = Literal["correlated", "sparse", "decaying", "separable"]
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking
 _REGRESSION_NOISE = 0.1
 
@@ -58,6 +61,33 @@ def synthetic(
         clean = np.tanh(scores[:, 0] / max(signal, 1e-12))
         labels = np.clip(clean + _REGRESSION_NOISE * rng.standard_normal(n_rows), -1.0, 1.0)
     return Dataset(f"synthetic {task}", features, labels, classes)
+
+
+def family(kind: Family, *, n_rows: int = 10_000, n_features: int = 40, seed: int = 0) -> Dataset:
+    """Binary labels of a linear model on rows that are hard in one way.
+
+    ``correlated``: every two columns have a correlation of 0.8. ``sparse``: one entry in twenty is not 0.
+    ``decaying``: spreads of columns fall as 1/j, and all count alike. ``separable``: a line divides the classes.
+
+    Examples
+    --------
+    >>> family("correlated", n_rows=100, n_features=5).features.shape
+    (100, 5)
+    """
+    rng = np.random.default_rng([seed, 2])
+    if kind == "sparse":
+        return replace(synthetic("binary", n_rows=n_rows, n_features=n_features, density=0.05, seed=seed), name=kind)
+    features = rng.standard_normal((n_rows, n_features))
+    if kind == "correlated":
+        features = math.sqrt(0.2) * features + math.sqrt(0.8) * rng.standard_normal((n_rows, 1))
+    scores = features @ rng.standard_normal(n_features)
+    scores *= 3.0 / float(np.std(scores))
+    chance = (scores > 0.0).astype(float) if kind == "separable" else expit(scores)
+    if kind == "decaying":
+        features /= np.arange(1, n_features + 1)
+    features /= _HEADROOM * math.sqrt(float(np.mean(np.sum(np.square(features), axis=1))))
+    shrink_rows(features)
+    return Dataset(kind, features, np.where(rng.random(n_rows) < chance, 1.0, -1.0), (-1, 1))
 
 
 def true_weights(

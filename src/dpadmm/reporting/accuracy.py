@@ -6,15 +6,12 @@ import math
 import platform
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import jinja2
 import numpy as np
 
 import dpadmm
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.calibration import total_noise_multiplier
-from suite import (
+from dpadmm.experiments.accuracy import (
     AGENTS,
     CHOSE_CONSTANTS,
     CONTENDERS,
@@ -35,6 +32,8 @@ from suite import (
     sets,
     standard_error,
 )
+from dpadmm.privacy.accounting import exact_epsilon
+from dpadmm.privacy.calibration import total_noise_multiplier
 
 PEERS = {
     "opacus_curator": "Opacus, one curator",
@@ -42,7 +41,7 @@ PEERS = {
     "diffprivlib_curator": "diffprivlib, one curator",
     "diffprivlib_agents": "diffprivlib, averaged",
 }
-"""Who the lines of ``peer_lines.py`` are of."""
+"""Who the lines of ``benchmarks/peers`` are of."""
 
 ANY_CLASSES = [name for name, each in CONTENDERS.items() if name != "objective_perturbation" and not each.secure]
 """Contenders that know more than two classes: means over data sets are over the same data sets for all."""
@@ -81,13 +80,13 @@ def page(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
         "tables": [_of_set(name, list(places), found) for name, places in groupby(found, key=lambda place: place.set)],
     }
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.PackageLoader("dpadmm.reporting"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("suite_page.md").render(words)
+    return environment.get_template("accuracy.md").render(words)
 
 
 def _alone(epsilon: float, n_agents: int) -> float:

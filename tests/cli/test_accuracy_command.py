@@ -1,0 +1,103 @@
+"""``dpadmm compare --suite accuracy``: a table of runs and a page, resumed, and one method again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from looping import case
+
+from dpadmm.experiments import accuracy
+from dpadmm.experiments.results import ADDED, read_results, write_results
+
+pytestmark = pytest.mark.usefixtures("workers_forked")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Few rounds, rows and agents."""
+    for name, contender in list(accuracy.CONTENDERS.items()):
+        short = replace(contender, settings=lambda entry, of=contender: {**of.settings(entry), "n_rounds": 3})
+        monkeypatch.setitem(accuracy.CONTENDERS, name, short)
+    monkeypatch.setattr(accuracy, "AGENTS", (1, 2))
+    monkeypatch.setattr(accuracy, "MOST_ROWS", 400)
+
+
+def suite(cli, folder, *words, sets="correlated"):
+    named = ["--sets", sets, "--quick", "--repeats", "2", "-o", folder]
+    return cli("compare", "--suite", "accuracy", *named, *words)
+
+
+def test_the_suite_writes_its_lines_and_its_page(cli, few, tmp_path):
+    answer = suite(cli, tmp_path, "--json", sets="correlated,separable").succeeded()
+    assert answer.json["cells"] == 4
+    lines = accuracy.read_lines(tmp_path / "accuracy.csv")
+    # three learning rates are tuned; secure aggregation is for several agents
+    assert len(lines) == 2 * 2 * (2 * 9 + 1 + 1)
+    spent = [line.total_epsilon for line in lines if line.contender != "optimum"]
+    assert spent == pytest.approx([1.0] * len(spent), abs=1e-3)
+    text = (tmp_path / "accuracy.md").read_text()
+    assert text.startswith("# Accuracy")
+    assert "### separable" in text
+    before = read_results(tmp_path / "correlated").table
+    assert "auto is behind" in suite(cli, tmp_path, sets="correlated,separable").succeeded().out
+    assert read_results(tmp_path / "correlated").table.equals(before)  # nothing was run again
+
+
+def test_only_makes_one_method_s_runs_again(cli, few, tmp_path):
+    suite(cli, tmp_path).succeeded()
+    before = read_results(tmp_path / "correlated")
+    suite(cli, tmp_path, "--only", "auto").succeeded()
+    after = read_results(tmp_path / "correlated")
+    for name, same in (("auto", False), ("dp_sgd", True), ("optimum", True)):
+        with case(name):
+            old, new = (each.select(name).column("wall_seconds").tolist() for each in (before, after))
+            assert len(old) == len(new)
+            assert (old == new) == same
+
+
+def test_a_folder_from_before_a_contender_and_its_settings_is_resumed(cli, few, tmp_path):
+    suite(cli, tmp_path).succeeded()
+    path = tmp_path / "correlated" / "results.parquet"
+    made = read_results(path)
+    grid = {**made.grid, "experiments": {k: v for k, v in made.grid["experiments"].items() if k != "auto_secure"}}
+    old = made.select(cell=[key for each in grid["experiments"].values() for key in each["cells"]])
+    assert len(old.cells) == len(made.cells) - 2
+    about = {"grid": grid, "data": made.meta["data"], "command": made.meta["command"]}
+    write_results(path, old.table.drop_columns(list(ADDED)), **about)
+    suite(cli, tmp_path).succeeded()
+    new = read_results(path)
+    assert new.select(cell=old.cells).table.equals(old.table)  # nothing of it was run again
+    assert new.select("auto_secure").last().column("honest").tolist() == [2, 2]
+    assert {line.contender for line in accuracy.read_lines(tmp_path / "accuracy.csv")} == set(accuracy.CONTENDERS)
+
+
+def test_more_splits_extend_a_folder(cli, few, tmp_path):
+    suite(cli, tmp_path).succeeded()
+    suite(cli, tmp_path, "--repeats", "3").succeeded()
+    assert {line.seed for line in accuracy.read_lines(tmp_path / "accuracy.csv")} == {1, 2, 3}
+
+
+def test_other_words_are_refused(cli, few, tmp_path):
+    for words, message in [
+        (["--suite", "speed"], "there is no suite 'speed'; there is accuracy"),
+        (["--suite", "accuracy", "--sets", "adlt"], "there is no data set 'adlt' in the suite"),
+        (["--suite", "accuracy", "--only", "autos"], "--only: there is no 'autos' in the suite; there are auto"),
+        (["--suite", "accuracy", "--epsilon", "1"], "a suite has its own epsilon; leave --epsilon out"),
+        (["--suite", "accuracy", "--n-rounds", "5"], "a suite has its own n_rounds; leave --n-rounds out"),
+        (["--data", "synthetic", "--epsilon", "1", "--quick"], "are of a suite; add --suite accuracy"),
+    ]:
+        with case(message):
+            assert message in " ".join(cli("compare", *words, "-o", tmp_path / "out").err.split())
+
+
+def test_a_data_set_that_cannot_be_had_is_left_out(cli, few, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPADMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    words = ["--sets", "compas,correlated", "--quick", "--repeats", "2", "-o", tmp_path / "out"]
+    answer = cli("compare", "--suite", "accuracy", *words).succeeded()
+    assert "compas is left out: the table compas could not be fetched" in " ".join(answer.out.split())
+    assert {line.set for line in accuracy.read_lines(tmp_path / "out" / "accuracy.csv")} == {"correlated"}
+    words[1] = "compas"
+    assert "none of the suite's data sets could be had" in cli("compare", "--suite", "accuracy", *words).err
