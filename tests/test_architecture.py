@@ -15,7 +15,7 @@ import pytest
 import dpadmm
 from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.studies import coordinator_of
+from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.optim.losses import Logistic
 from dpadmm.runs.run import run
 from dpadmm.training.loop import RoundView

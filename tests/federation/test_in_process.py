@@ -17,7 +17,7 @@ from in_process import InProcess
 from dpadmm._base.arrays import Integers
 from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.studies import coordinator_of
+from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.responder import Responder
 from dpadmm.optim.losses import LOSSES, Logistic

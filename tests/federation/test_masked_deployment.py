@@ -18,7 +18,7 @@ from in_process import InProcess
 from dpadmm._base.errors import DataError
 from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
-from dpadmm.federation.aggregator.studies import coordinator_of
+from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.demo import Replay, _answers, new_site, replay, with_keys
 from dpadmm.federation.protocol import Kind, unpacked
 from dpadmm.federation.site.decisions import accept

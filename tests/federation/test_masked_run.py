@@ -15,7 +15,7 @@ from masked import MOST_ROWS, NAMES, ROUNDS, ROWS, D, MaskedSite, masked_study
 from dpadmm._base.arrays import Integers
 from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.studies import coordinator_of
+from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.optim.features import clip_rows
 from dpadmm.optim.problem import make_rows

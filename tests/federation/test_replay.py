@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from federations import NAMES, small_study, write_rows
 from in_process import InProcess
+from replays import replay
 
 from dpadmm._base.errors import DataError
 from dpadmm.federation.aggregator.coordinator import Uploads, run_rounds
 from dpadmm.federation.aggregator.journal import Journal, result_of
-from dpadmm.federation.aggregator.studies import coordinator_of
-from dpadmm.federation.demo import Replay, new_site, replay
+from dpadmm.federation.aggregator.sums import coordinator_of
+from dpadmm.federation.demo import Replay, new_site
 from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder

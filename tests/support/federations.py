@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 from brokers import free_port
 from forked import ForkedProgram
+from replays import replay
 
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.server import begin, journal_of
-from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, replay, with_keys
+from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, with_keys
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.site.decisions import accept

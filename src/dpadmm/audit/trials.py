@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +121,7 @@ class _Player:
         self.unrecorded = self.looks = self.misspent = self.overrun = 0
 
     def play(self) -> Seen:
-        heard: list[list[_Heard]] = []
+        heard: list[list[dict[str, Any]]] = []
         refusals: list[str] = []
         with ExitStack() as held:
             for site in (*self.sites, *self.beside):
@@ -137,7 +137,7 @@ class _Player:
             self.misspent += site.misspent()
 
         def stacked(name: str, *shape: int) -> Floats:
-            values = [[getattr(each, name) for each in pair] for pair in heard]
+            values = [[each[name] for each in pair] for pair in heard]
             return np.array(values, dtype=float).reshape(len(heard), 2, *shape)
 
         return Seen(
@@ -154,7 +154,7 @@ class _Player:
             refusals=tuple(refusals),
         )
 
-    def _study(self, number: int) -> list[_Heard]:
+    def _study(self, number: int) -> list[dict[str, Any]]:
         """A whole study; every round goes to both agents before the next."""
         study = self.batch.study(f"study {number}")
         inspected = number % READ_EVERY == 0
@@ -189,15 +189,6 @@ class _Player:
                     self.overrun += 1
                 except Refusal as refusal:
                     self.overrun += refusal.code != code
-
-
-class _Heard(NamedTuple):
-    world: int
-    residuals: Floats
-    veiled: Floats
-    scores: list[float]
-    off_grid: Floats
-    repeated: bool
 
 
 class _Site:
@@ -276,8 +267,8 @@ class _Member:
     def _step(self, round: int) -> Floats:
         return self.agent.step(round, self.site.role.sent[round - 1])
 
-    def heard(self) -> _Heard:
-        """What the notes say, in σ."""
+    def heard(self) -> dict[str, Any]:
+        """What the notes say, in σ: what :class:`Seen` has of a study and an agent."""
         answers, means, off_grid = list[Floats](), list[Floats](), list[float]()
         for round, (asked, noisy) in zip(self.game.rounds, self.asked, strict=True):
             formula, steps = round.formula, noisy * (self.site.role.n_rows / round.formula.grid_step)
@@ -294,7 +285,8 @@ class _Member:
             noise = np.concatenate([(said - by_world[0])[self.game.cuts[k]] for k in part.rounds])
             scores.append(float(noise @ toward / np.linalg.norm(toward)))
         veiled = np.concatenate(self.veiled[:N_ROUNDS]) if self.veiled else np.zeros(0)
-        return _Heard(self.world, said - by_world[self.world], veiled, scores, np.array(off_grid), self.repeated)
+        residuals, about = said - by_world[self.world], {"world": self.world, "repeated": self.repeated}
+        return about | {"residuals": residuals, "veiled": veiled, "scores": scores, "off_grid": off_grid}
 
     def _others(self, formula: Formula, asked: Floats) -> Floats:
         """What is known of the sum beside the agent's own part."""

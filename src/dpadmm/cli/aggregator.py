@@ -185,7 +185,7 @@ def resume(
 def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
     """Show the progress of a study: its rounds, its sites, and what each has released."""
     from dpadmm.federation.aggregator.journal import Journal
-    from dpadmm.federation.aggregator.studies import snapshot_of_journal
+    from dpadmm.federation.aggregator.sums import snapshot_of_journal
 
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         seen = snapshot_of_journal(journal) | {"served": journal.is_held()}

@@ -17,7 +17,8 @@ from dpadmm._base.errors import StudyError
 from dpadmm.cli.screen import epsilon_text, progress_bar, say, say_path, show_table
 
 if TYPE_CHECKING:
-    from dpadmm.federation.demo import DemoPlan, Summary
+    from dpadmm.federation.demo import Summary
+    from dpadmm.study.settings import Training
 
 federation_app = typer.Typer(help="Try a whole federation on this machine.", no_args_is_help=True)
 federation_app.callback()(lambda: None)  # a group, though it has one command
@@ -39,27 +40,26 @@ def demo(
     quiet: bool = Option(False, "--quiet", help="Show the summary only."),
 ) -> None:
     """Run a study across processes on this machine, check all results, and clean up."""
-    from dpadmm.federation.demo import DemoPlan
     from dpadmm.study.settings import Training
 
     if trust == "secure_aggregation" and honest is None:
         honest = max(2, sites // 2)
     if honest is not None and sites <= honest:
         raise StudyError(f"secure aggregation with {honest} honest sites takes at least {honest + 1} sites")
-    about = Training(method=method, epsilon=epsilon, n_rounds=rounds, trust=trust, honest=honest)
-    plan, began = DemoPlan(sites, about.planned_rounds, epsilon, method, about.honest), time.monotonic()
+    training = Training(method=method, epsilon=epsilon, n_rounds=rounds, trust=trust, honest=honest)
+    began = time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")
     if keep is not None:
         keep.mkdir(mode=0o700, parents=True, exist_ok=True)
     with nullcontext(keep) if keep else TemporaryDirectory(prefix="dpadmm-federation-") as folder:
-        _show(_run(plan, Path(folder), quiet=quiet))
+        _show(_run(sites, training, Path(folder), quiet=quiet))
     say(f"Total: {time.monotonic() - began:.1f} s")
     if keep is not None:
         say_path(f"Files: {keep}")
 
 
-def _run(plan: DemoPlan, folder: Path, *, quiet: bool) -> Summary:
+def _run(n_sites: int, training: Training, folder: Path, *, quiet: bool) -> Summary:
     from dpadmm.cli.aggregator import follow_rounds, until_signal
     from dpadmm.federation.demo import demonstrate
 
@@ -71,11 +71,12 @@ def _run(plan: DemoPlan, folder: Path, *, quiet: bool) -> Summary:
     try:
         with progress_bar(quiet=quiet) as bar:
             work = demonstrate(
-                plan,
+                n_sites,
+                training,
                 folder,
                 log,
                 report=lambda text: None if quiet else say(text),
-                on_start=lambda run: follow_rounds(run, bar, plan.n_rounds),
+                on_start=lambda run: follow_rounds(run, bar, training.planned_rounds),
             )
             return asyncio.run(until_signal(work, "stopped; all processes of the demo have ended"))
     finally:

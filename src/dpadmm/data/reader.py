@@ -50,16 +50,6 @@ def table_format(path: Path) -> str:
     return inner if path.suffix.lower() == ".gz" and inner in DELIMITERS else path.suffix.lower()
 
 
-def parse_options(path: Path) -> Any:
-    """Of a CSV: a line break within quotes must not depend on where a block of the file happens to end."""
-    return pa.csv.ParseOptions(delimiter=DELIMITERS[table_format(path)], newlines_in_values=True)
-
-
-def csv_stream(path: Path) -> Any:
-    """The text of a CSV, for pyarrow."""
-    return pa.input_stream(path, compression="gzip" if path.suffix.lower() == ".gz" else None)
-
-
 def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
@@ -71,8 +61,12 @@ def open_batches(path: Path, columns: Sequence[str], *, numbers: frozenset[str] 
     read while one is looked at.
     """
     names = column_names(path)
-    wanted = list(dict.fromkeys(columns))
-    check_columns(path, names, wanted)
+    wanted, counts = list(dict.fromkeys(columns)), Counter(names)
+    for name in wanted:  # others of the file do not matter
+        if name not in counts:
+            raise unknown_name("column", name, names, path)
+        if counts[name] > 1:
+            raise DataError(f"{path}: column {name!r} occurs more than once")
     return ahead(_csv(path, names, wanted, numbers) if _is_csv(path) else _parquet(path, wanted, numbers))
 
 
@@ -109,8 +103,14 @@ def _csv(path: Path, names: list[str], wanted: list[str], numbers: frozenset[str
     convert = pa.csv.ConvertOptions(include_columns=wanted, column_types=types)
     wide = _header(path)[1] // WIDE_HEADER
     options = pa.csv.ReadOptions(block_size=min(WIDE_BLOCK_BYTES, BLOCK_BYTES * max(1, wide)))
+    # a line break within quotes must not depend on where a block of the file happens to end
+    parse = pa.csv.ParseOptions(delimiter=DELIMITERS[table_format(path)], newlines_in_values=True)
+    packed = "gzip" if path.suffix.lower() == ".gz" else None
     try:
-        with csv_stream(path) as stream, pa.csv.open_csv(stream, options, parse_options(path), convert) as reader:
+        with (
+            pa.input_stream(path, compression=packed) as text,
+            pa.csv.open_csv(text, options, parse, convert) as reader,
+        ):
             yield from (batch for batch in reader if batch.num_rows)
     except UNREADABLE as error:
         raise _unreadable(path, error, names) from None
@@ -174,16 +174,6 @@ def _is_csv(path: Path) -> bool:
 def has_named_columns(path: Path) -> bool:
     """Whether a study can read the file, by its name."""
     return _is_csv(path) or table_format(path) == ".parquet"
-
-
-def check_columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuse columns that the file does not have, or has twice; its other columns do not matter."""
-    counts = Counter(names)
-    for name in wanted:
-        if name not in counts:
-            raise unknown_name("column", name, names, path)
-        if counts[name] > 1:
-            raise DataError(f"{path}: column {name!r} occurs more than once")
 
 
 def _unreadable(path: Path, error: Exception, names: Sequence[str] = ()) -> DataError:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.suggestions import near_name
+from dpadmm._base.fields import nearest
 from dpadmm.data.schema import KINDS, Column, Label, Schema
 
 IDENTIFIER = re.compile(
@@ -185,9 +185,7 @@ def _check_mark(where: str, mark: str, table: Mapping[str, Any]) -> None:
 def _known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for name in table:
         if name not in known:
-            near = near_name(name, known)
-            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
-            raise StudyError(f"{where}: unknown name {name!r}; {hint}")
+            raise StudyError(f"{where}: unknown name {name!r}; {nearest(name, known)}")
 
 
 def _listed_columns(columns: object) -> list[Any]:

@@ -64,16 +64,9 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Grid:
-    """Experiments over one data set.
+    """Experiments over one data set."""
 
-    Attributes
-    ----------
-    written : dict
-        The grid as it was written, checked, with defaults filled in.
-    experiments : tuple of Experiment
-    """
-
-    written: dict[str, Any]
+    written: dict[str, Any]  # the grid as it was written, checked, with defaults filled in
     experiments: tuple[Experiment, ...]
 
     @property

@@ -72,22 +72,11 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Results:
-    """Lines of a results file and its metadata.
+    """Lines of a results file and its metadata."""
 
-    Attributes
-    ----------
-    table : pyarrow.Table
-        The columns of :data:`SCHEMA`; cells in the order of the grid, rounds ascending.
-    grid : dict
-        The grid as it was given, and for every experiment its ``title`` and the keys of its ``cells``.
-    meta : dict
-        ``format``, ``version``, ``python``, ``numpy``, ``data`` (name, digest, rows, features),
-        ``grid_digest`` and ``command``.
-    """
-
-    table: pa.Table
-    grid: dict[str, Any]
-    meta: dict[str, Any]
+    table: pa.Table  # the columns of SCHEMA; cells in the order of the grid, rounds ascending
+    grid: dict[str, Any]  # as it was given, and for every experiment its title and the keys of its cells
+    meta: dict[str, Any]  # what write_results says about the file
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

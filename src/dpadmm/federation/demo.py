@@ -27,7 +27,7 @@ from fractions import Fraction
 from itertools import pairwise
 from logging import Logger
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array, vstack
@@ -58,7 +58,6 @@ from dpadmm.study.roster import RosterEntry
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
-from dpadmm.training.methods.base import Gathered, Method, Round
 from dpadmm.training.oracles import ExactNoise, Noise, Pooled
 from dpadmm.trusted.discrete_gaussian import as_mean, quantise
 from dpadmm.trusted.guard import Enrolled
@@ -188,17 +187,6 @@ BOUNDS = {
     "hours-per-week": (1.0, 99.0),
 }
 HELD_OUT, LEAST_ROWS, SHUFFLED_BY = 5_222, 50, 1
-DELTA = 1e-5
-
-
-@dataclass(frozen=True)
-class DemoPlan:
-    n_sites: int
-    n_rounds: int
-    epsilon: float
-    method: str = "auto"
-    honest: int | None = None
-    """With secure aggregation."""
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -212,20 +200,13 @@ def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[
     return shuffled[:HELD_OUT], [shuffled[a:b] for a, b in pairwise(ends)]
 
 
-def adult_study(rows: Sequence[Row], plan: DemoPlan) -> Study:
+def adult_study(rows: Sequence[Row], n_sites: int, training: Training) -> Study:
     return Study(
         name="income (UCI Adult)",
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
-        training=Training(
-            method=plan.method,
-            epsilon=plan.epsilon,
-            delta=DELTA,
-            n_rounds=plan.n_rounds,
-            trust="local" if plan.honest is None else "secure_aggregation",
-            honest=plan.honest,
-        ),
-        most_rows=None if plan.honest is None else (len(rows) - HELD_OUT) // plan.n_sites,
+        training=training,
+        most_rows=None if training.honest is None else (len(rows) - HELD_OUT) // n_sites,
     )
 
 
@@ -272,29 +253,29 @@ class Replay:
         return self.first_difference == 0 and abs(self.noise_scale - 1.0) <= spread
 
 
-def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
+Repeat = Callable[[Journal, Rows, Sequence[dict[int, Integers]]], list[Floats]]
+"""A journal, the rows of its members and their noise by round -> what is broadcast after every round."""
+
+
+def replay(journal: Journal, sites: Mapping[str, Site], repeat: Repeat | None = None) -> Replay:
     """Repeat a deployed run in this process, with the same noise, and compare every round bit by bit.
 
     ``noise_i^k = answer_i^k − round(Σ_j g_j(w̃_i^{k−1}) / g)`` is the noise that a site's guard added. It is
-    computed from the tables and ledgers of ``sites``, all the members, whose agents must have ended.
+    computed from the tables and ledgers of ``sites``, all the members, whose agents must have ended. ``repeat`` is
+    for runs in which answers were late or lost, which ``repeated`` knows nothing of.
     """
     study, names = journal.study, journal.members
     parts = [sites[name].rows.encoded(study) for name in names]
     said = {name: _said(sites[name], study, part) for name, part in zip(names, parts, strict=True)}
-    entered = _entered(journal)
+    entered = entered_in(journal)
     for name, round in entered:
         if round not in said[name].answers:
             text = f"an upload of {name} for round {round} that is not in its ledger"
             raise DataError(f"the journal has {text}")
     reached, done, noise = list(journal.consensus()), journal.rounds_done, [each.noise for each in said.values()]
-    run = _Run(journal, _cohort(parts), noise)
-    if study.terms.masking is None:
-        spoken = {(name, k) for name, each in said.items() for k in each.noise if k <= done}
-        plain = spoken == set(entered) and all(k == round for (_, round), k in entered.items())
-        again = run.as_trained(done) if plain else run.with_delays(done, entered)
-    else:
+    if study.terms.masking is not None:
         _check_sums(journal, said)
-        again = run.as_summed(done, journal)
+    again = (repeat or repeated)(journal, _cohort(parts), noise)
     wrong = [k for k, (a, b) in enumerate(zip(again, reached, strict=True), 1) if a.tobytes() != b.tobytes()]
     every = np.concatenate([np.zeros(0), *(numbers.ravel() for each in said.values() for numbers in each.scaled)])
     return Replay(
@@ -308,7 +289,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> Replay:
     )
 
 
-def _entered(journal: Journal) -> dict[tuple[str, int], int]:
+def entered_in(journal: Journal) -> dict[tuple[str, int], int]:
     """Site and round of every answer -> the round whose mean or sum it first entered."""
     if journal.study.terms.masking is not None:
         return {(site, k): k for site, rounds in journal.answered().items() for k in rounds}
@@ -382,84 +363,32 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
     return make_rows(together, np.concatenate(labels), offsets=offsets)
 
 
-class _Run:
-    """A run in this process with the noise of the sites."""
-
-    def __init__(self, journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> None:
-        self._method = cast(Method[Any], journal.method(*rows.n_rows.tolist()))
-        self._study, self._names, self._rows, self._said = journal.study, journal.members, rows, noise
-        self._noise = ExactNoise(lambda agent, round: lambda scale, count: self._drawn(agent, round, count))
-
-    def _drawn(self, agent: int, round: int, count: int) -> Integers:
-        """The noise of a site; zeros if it vanished from a round, which is void."""
-        return self._said[agent].get(round, np.zeros(count, np.int64)).ravel()
-
-    def _active(self, round: int) -> Integers:
-        return np.flatnonzero([round in each for each in self._said])
-
-    def as_trained(self, rounds: int) -> list[Floats]:
-        """Repeat with ``train``, the round loop of simulations."""
-        mask = np.array([np.isin(np.arange(self._rows.n_agents), self._active(k + 1)) for k in range(rounds)])
-        return self._trained(rounds, self._noise, None if mask.all() else PlannedParticipation(mask))
-
-    def _trained(
-        self,
-        rounds: int,
-        noise: Noise,
-        participation: PlannedParticipation | None,
-        voids: Callable[[int], bool] | None = None,
-    ) -> list[Floats]:
-        history: list[Floats] = []
-        train(
-            self._method,
-            self._study.problem,
-            self._rows,
-            n_rounds=rounds,
-            noise=noise,
-            participation=participation,
-            observers=[lambda view: history.append(np.array(view.broadcast))],
-            voids=voids,
-        )
-        return history
-
-    def as_summed(self, rounds: int, journal: Journal) -> list[Floats]:
-        """Repeat rounds of secure aggregation with ``train``: their members, and which were void."""
-        terms, voids = self._study.terms.masking, {void.round for void in journal.voids()}
-        assert terms is not None
-        mask = np.zeros((rounds, len(terms.roster)), dtype=bool)
-        for opening in journal.openings()[:rounds]:
-            mask[opening.round - 1, list(members_of(opening.members, len(terms.roster)))] = True
-        noise = Pooled(self._noise, terms.honest, self._rows.n_rows, terms.most_rows)
-        return self._trained(rounds, noise, PlannedParticipation(mask), lambda round: round in voids)
-
-    def with_delays(self, rounds: int, entered: Mapping[tuple[str, int], int]) -> list[Floats]:
-        """The same loop with uploads that were late or lost."""
-        study, problem, method = self._study, self._study.problem, self._method
-        state, consensus = method.init(problem, self._rows), method.start(study.shape)
-        uploads = np.zeros((self._rows.n_agents, *study.upload_shape(1)))
-        sent_in: dict[int, Floats] = {}
-        history: list[Floats] = []
-        for k in range(1, rounds + 1):
-            said = self._active(k)
-            if said.size:
-                state, sent = method.step(state, Round(k, problem, self._rows, consensus, self._noise, said))
-                sent_in[k] = np.array(sent)
-            if method.server_side:
-                uploads = np.zeros((self._rows.n_agents, *study.upload_shape(k)))
-            now = [each for each, when in entered.items() if when == k]
-            for name, round in sorted(now, key=lambda each: each[1]):
-                agent = self._names.index(name)
-                if round == k or not method.server_side:
-                    uploads[agent] = sent_in[round][agent]
-            active = np.flatnonzero([(name, k) in now for name in self._names])
-            gathered = Gathered(uploads, consensus, k, problem, self._rows.n_rows, active)
-            consensus = np.array(method.aggregate(gathered))
-            history.append(consensus)
-        return history
-
-
-class DemoFailed(DpadmmError):
-    """A check of the demo failed."""
+def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:
+    """What is broadcast after every round by ``train``, the loop of simulations, with the noise of the sites."""
+    study, done, masking = journal.study, journal.rounds_done, journal.study.terms.masking
+    took_part, voids = np.zeros((done, rows.n_agents), dtype=bool), set[int]()
+    # a site that vanished from a round, which is void, has no noise in it
+    source: Noise = ExactNoise(lambda i, round: lambda _, n: noise[i].get(round, np.zeros(n, np.int64)).ravel())
+    if masking is None:
+        for i, said in enumerate(noise):
+            took_part[[round - 1 for round in said if round <= done], i] = True
+    else:
+        for opening in journal.openings()[:done]:
+            took_part[opening.round - 1, list(members_of(opening.members, len(masking.roster)))] = True
+        source = Pooled(source, masking.honest, rows.n_rows, masking.most_rows)
+        voids = {void.round for void in journal.voids()}
+    history: list[Floats] = []
+    train(
+        journal.method(*rows.n_rows.tolist()),
+        study.problem,
+        rows,
+        n_rounds=done,
+        noise=source,
+        participation=PlannedParticipation(took_part),
+        observers=[lambda view: history.append(np.array(view.broadcast))],
+        voids=voids.__contains__,
+    )
+    return history
 
 
 @dataclass
@@ -485,26 +414,32 @@ class Summary:
 
 
 async def demonstrate(
-    plan: DemoPlan, folder: Path, log: Logger, *, report: Callable[[str], None], on_start: Callable[[Coordinator], None]
+    n_sites: int,
+    training: Training,
+    folder: Path,
+    log: Logger,
+    *,
+    report: Callable[[str], None],
+    on_start: Callable[[Coordinator], None],
 ) -> Summary:
     """Set up a deployment in an empty folder, run it and check it; all processes end in any case."""
     began = time.monotonic()
     rows = adult_rows()
-    held_out, parts = split_rows(rows, plan.n_sites)
-    draft = adult_study(rows, plan)
+    held_out, parts = split_rows(rows, n_sites)
+    draft = adult_study(rows, n_sites, training)
     write_table(folder / "held_out.csv", held_out)
     authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
     async with AsyncExitStack() as resources:
         sites: dict[str, Site] = {}
         for i, part in enumerate(parts):
-            name = f"site-{i + 1:0{len(str(plan.n_sites))}d}"
+            name = f"site-{i + 1:0{len(str(n_sites))}d}"
             (folder / name).mkdir(mode=0o700)
             write_table(folder / name / "table.csv", part)
-            sites[name] = new_site(folder / name, draft, table="table.csv", epsilon=plan.epsilon)
+            sites[name] = new_site(folder / name, draft, table="table.csv", epsilon=draft.epsilon)
             invite(authority, sites[name], name)
             await asyncio.sleep(0)
         study = with_keys(draft, sites)
-        summary = Summary(study, plan.n_sites, len(parts[0]))
+        summary = Summary(study, n_sites, len(parts[0]))
         for site in sites.values():
             accept(site, study)
             await asyncio.sleep(0)
@@ -513,7 +448,7 @@ async def demonstrate(
         broker.start()
         resources.callback(broker.stop)
         summary.set_up = time.monotonic() - began
-        report(f"created certificates, {plan.n_sites} sites and the broker in {summary.set_up:.1f} s")
+        report(f"created certificates, {n_sites} sites and the broker in {summary.set_up:.1f} s")
         agents = {name: AgentProcess(site) for name, site in sites.items()}
         resources.callback(_end, list(agents.values()))
         starting = time.monotonic()
@@ -524,7 +459,7 @@ async def demonstrate(
             agent.terminate()
         for name, agent in agents.items():
             if agent.end() != 0:
-                raise DemoFailed(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
+                raise DpadmmError(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
     report("all processes have ended; checking the results")
     checking = time.monotonic()
     _check(summary, journal, sites, folder)
@@ -537,7 +472,7 @@ async def _while_all_live(agents: dict[str, AgentProcess]) -> None:
     while True:
         for name, agent in agents.items():
             if not agent.running():
-                raise DemoFailed(f"{name}: its process ended: {agent.output.strip()[-300:]}")
+                raise DpadmmError(f"{name}: its process ended: {agent.output.strip()[-300:]}")
         await asyncio.sleep(0.5)
 
 
@@ -549,7 +484,7 @@ def _end(agents: list[AgentProcess]) -> None:
 
 
 def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -> None:
-    """Check the model, the statement, the ledgers and the repeated run, or raise ``DemoFailed``."""
+    """Check the model, the statement, the ledgers and the repeated run, or raise an error."""
     with Journal.open(path, read_only=True) as journal:
         result, answered, seconds = result_of(journal), journal.answered(), journal.seconds()
         summary.replay = replay(journal, sites)
@@ -570,13 +505,13 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
         spent = summary.study.terms.plan.tally(account.rounds)
         price = sum(n * Fraction(site.policy.price(release)) for release, n in spent)
         if account.spent != price or float(account.spent) > ledger.cap:
-            raise DemoFailed(f"{name}: the sum in its ledger is not the cost of its answers")
+            raise DpadmmError(f"{name}: the sum in its ledger is not the cost of its answers")
         if len(account.rounds) < len(answered.get(name, ())):
-            raise DemoFailed(f"{name}: the journal has answers that are not in its ledger")
+            raise DpadmmError(f"{name}: the journal has answers that are not in its ledger")
         summary.releases += len(account.rounds)
         summary.records += ledger.seq
     if not summary.replay.equal:
-        raise DemoFailed(
+        raise DpadmmError(
             f"the run differs from that in this process, first in round {summary.replay.first_difference}, "
             f"with a noise scale of {summary.replay.noise_scale:.4f} instead of 1"
         )

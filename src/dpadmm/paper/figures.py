@@ -34,13 +34,10 @@ def _picture(name: str, kind: str, figure: Figure, lines: Results, **words: Any)
     """A figure with its title and caption; a word that is true or false says whether a sentence is shown."""
     texts = _TEXTS[kind]
     words = {key: (texts[key] if value else "") if isinstance(value, bool) else value for key, value in words.items()}
-    words |= {"about": about(lines), "spread": spread_note(lines), "regularizers": _regularizers(lines)}
+    regularizers = ", ".join(value.upper() for value in distinct(lines, "regularizer"))
+    words |= {"about": about(lines), "spread": spread_note(lines), "regularizers": regularizers}
     title, caption = (texts[each].format_map(words).strip() for each in ("title", "caption"))
     return Picture(name, title, caption, figure)
-
-
-def _regularizers(results: Results) -> str:
-    return ", ".join(value.upper() for value in distinct(results, "regularizer"))
 
 
 def _private(results: Results) -> tuple[Results, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -240,13 +240,9 @@ class Study:
 
     def upload_shape(self, round: int) -> tuple[int, ...]:
         """The shape of what a site says in round k: that of the statistic which it releases."""
-        known = 1 <= round <= self.terms.plan.n_rounds
-        return self.terms.statistics[self._statistic(round if known else 1)].shape
-
-    def _statistic(self, round: int) -> str:
-        release = self.terms.plan.at(round)
+        release = self.terms.plan.at(round if 1 <= round <= self.terms.plan.n_rounds else 1)
         assert release is not None  # every round of a study releases something
-        return gaussian(release).statistic
+        return self.terms.statistics[gaussian(release).statistic].shape
 
     @property
     def noise_multiplier(self) -> float:
@@ -400,12 +396,18 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     found = _of_file(table, "study")
     if table.get("format") != FORMAT:
         return [each.removeprefix("study: ") for each in found]
-    found += [*_of_rows(table), *_of_training(table)]
+    if "columns" in table and "features" not in table:
+        found += rows_problems(table) or doubted(table)
+    found += _of_training(table)
     if isinstance(table.get("provenance"), Mapping):
         found += problems(table["provenance"], origins(), "provenance")
     if "public_rows" in table:
         found += public_rows_problems(table["public_rows"])
-    found = found or _raised(lambda: study_from(_confirmed(table) if confirmations(table) else table))
+    if not found:
+        try:
+            study_from(_confirmed(table) if confirmations(table) else table)
+        except StudyError as error:
+            found = [str(error)]
     return [" ".join(each.removeprefix("study: ").split()) for each in found]
 
 
@@ -521,12 +523,6 @@ def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     return found
 
 
-def _of_rows(table: Mapping[str, Any]) -> list[str]:
-    if "columns" not in table or "features" in table:
-        return []
-    return rows_problems(table) or doubted(table)
-
-
 def table_parameters(table: str, name: str | None = None) -> Sequence[Parameter]:
     """What a table of a study's file about training may say; ``name`` is the class of a registry."""
     if table in TABLES:
@@ -564,14 +560,6 @@ def _of_choice(table: str, about: Mapping[str, Any]) -> list[str]:
             found.append(f"{table}: {key} is a parameter of {', '.join(others)}, not of {name}; leave it out")
             del given[key]
     return found + problems(given, own, table)
-
-
-def _raised(check: Callable[[], object]) -> list[str]:
-    try:
-        check()
-    except StudyError as error:
-        return [str(error)]
-    return []
 
 
 def _shown(about: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ took part in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -34,18 +34,12 @@ class RoundView:
     n_rounds: int
     consensus: Floats
     released: Floats
-    seconds: float
-    """Time spent in rounds so far, without the observers' own."""
-    state: Any = None
-    """What the method's agents remember."""
-    uploads: Floats | None = None
-    """What the agents sent last (n, d, p); of an absent one, what it sent before."""
-    active: Integers | None = None
-    """Who took part; None: all."""
-    local_models: bool = True
-    """Whether agents have models of their own; else what is measured of them is the global model's."""
-    broadcast: Floats | None = None
-    """What is broadcast next: the consensus, or all that a server-side method's aggregator knows."""
+    seconds: float  # spent in rounds so far, without the observers' own
+    state: Any = None  # what the method's agents remember
+    uploads: Floats | None = None  # (n, d, p): what agents sent last; of an absent one, what it sent before
+    active: Integers | None = None  # who took part; None: all
+    local_models: bool = True  # whether agents have some; else what is measured of them is the global model's
+    broadcast: Floats | None = None  # next: the consensus, or all that a server-side method's aggregator knows
 
 
 Observer = Callable[[RoundView], None]
@@ -58,19 +52,9 @@ StopRule = Callable[[int, Floats, Floats], bool]
 
 @dataclass(frozen=True)
 class StopWhenStill:
-    """Stop when the consensus moved less than ``tolerance`` (relative) in this round.
-
-    Examples
-    --------
-    >>> StopWhenStill(0.01)(5, np.array([[1.0]]), np.array([[1.001]]))
-    True
-    """
+    """Stop when the consensus moved less than ``tolerance`` (relative) in this round."""
 
     tolerance: float
-
-    def __post_init__(self) -> None:
-        if not (0.0 < self.tolerance < 1.0):
-            raise StudyError(f"stop_tolerance must lie between 0 and 1, not {self.tolerance!r}")
 
     def __call__(self, round: int, consensus: Floats, before: Floats) -> bool:
         moved = np.linalg.norm(consensus - before)
@@ -92,10 +76,6 @@ class RandomParticipation:
     n_agents: int
     seed: int
     least: int = 1
-
-    def __post_init__(self) -> None:
-        if not (0.0 < self.chance <= 1.0):
-            raise StudyError(f"participation must be a probability in (0, 1], not {self.chance!r}")
 
     def __call__(self, round: int) -> Integers | None:
         rng = np.random.default_rng([self.seed, 2, round])  # 1 is the split of the rows
@@ -128,50 +108,35 @@ class PlannedParticipation:
 
 @dataclass
 class Averages:
-    """The averages both theorems define, and those a released model may be made from.
-
-    Attributes
-    ----------
-    consensus : (d, p)
-        ``w̄ = mean_{k=1..t} w^k``.
-    tail : (d, p)
-        Mean of w^k over the second half of the planned rounds.
-    released : (n, d, p)
-        ``w̄_i = mean_{k=1..t} w̃_i^k`` (Theorem 3); only when ``with_released``.
-    released_before : (n, d, p)
-        ``w̄_i = mean_{k=0..t−1} w̃_i^k`` (Theorem 2); models start at zero.
-    """
+    """The averages both theorems define, and those a released model may be made from."""
 
     with_released: bool = False
     rounds: int = 0
     tail_rounds: int = 0
-    _consensus_sum: Floats = field(default_factory=lambda: np.zeros(()))
-    _tail_sum: Floats = field(default_factory=lambda: np.zeros(()))
-    _released_sum: Floats = field(default_factory=lambda: np.zeros(()))
-    _released_last: Floats = field(default_factory=lambda: np.zeros(()))
+    _consensus_sum: Any = 0.0
+    _tail_sum: Any = 0.0
+    _released_sum: Any = 0.0
+    _released_last: Any = 0.0
 
     def __call__(self, view: RoundView) -> None:
-        if self.rounds == 0:
-            self._consensus_sum = np.zeros_like(view.consensus)
-            self._tail_sum = np.zeros_like(view.consensus)
-            if self.with_released:
-                self._released_sum = np.zeros_like(view.released)
         self.rounds += 1
-        self._consensus_sum += view.consensus
+        self._consensus_sum = self._consensus_sum + view.consensus
         if 2 * view.round > view.n_rounds:
             self.tail_rounds += 1
-            self._tail_sum += view.consensus
+            self._tail_sum = self._tail_sum + view.consensus
         if self.with_released:
-            self._released_sum += view.released
+            self._released_sum = self._released_sum + view.released
             self._released_last = view.released
 
     @property
     def consensus(self) -> Floats:
-        return self._consensus_sum / self.rounds
+        """``w̄ = mean_{k=1..t} w^k``, (d, p)."""
+        return np.asarray(self._consensus_sum / self.rounds)
 
     @property
     def tail(self) -> Floats:
-        return self._tail_sum / self.tail_rounds if self.tail_rounds else self.consensus
+        """Mean of w^k over the second half of the planned rounds, (d, p)."""
+        return np.asarray(self._tail_sum / self.tail_rounds) if self.tail_rounds else self.consensus
 
     def model(self, average: AverageName, last: Floats) -> Floats:
         """The global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
@@ -183,51 +148,29 @@ class Averages:
 
     @property
     def released(self) -> Floats:
-        return self._released_sum / self.rounds
+        """``w̄_i = mean_{k=1..t} w̃_i^k`` (Theorem 3), (n, d, p); only when ``with_released``."""
+        return np.asarray(self._released_sum / self.rounds)
 
     @property
     def released_before(self) -> Floats:
-        return (self._released_sum - self._released_last) / self.rounds
+        """``w̄_i = mean_{k=0..t−1} w̃_i^k`` (Theorem 2), (n, d, p); models start at zero."""
+        return np.asarray((self._released_sum - self._released_last) / self.rounds)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is left after training.
+    """What is left after training."""
 
-    Attributes
-    ----------
-    consensus : (d, p)
-        w^t, the global model of the last round.
-    released : (n, d, p)
-        w̃_i^t, the local models as everyone saw them.
-    averages : Averages
-        Running means over the rounds.
-    rounds : int
-        Rounds done.
-    charged_rounds : int
-        Rounds that were released: those done, and one more where an interruption came between.
-    attended : (rounds, n) bool, optional
-        Who took part in which round, and is charged for it; None: all in every round.
-    seconds : float
-        Time in rounds, without observers.
-    interrupted : bool
-        Ctrl-C ended it; everything above still holds for the rounds done.
-    state : State
-        What the method's agents remember.
-    broadcast : array
-        What would be broadcast next: the consensus, or all that a server-side method's aggregator knows.
-    """
-
-    consensus: Floats
-    released: Floats
+    consensus: Floats  # (d, p): w^t, the global model of the last round
+    released: Floats  # (n, d, p): w̃_i^t, the local models as everyone saw them
     averages: Averages
-    rounds: int
-    charged_rounds: int
-    attended: NDArray[np.bool_] | None
-    seconds: float
-    interrupted: bool
-    state: State
-    broadcast: Floats
+    rounds: int  # done
+    charged_rounds: int  # released: those done, and one more where an interruption came between
+    attended: NDArray[np.bool_] | None  # (rounds, n): who took part, and is charged for it; None: all in every round
+    seconds: float  # in rounds, without observers
+    interrupted: bool  # by Ctrl-C; everything above still holds for the rounds done
+    state: State  # what the method's agents remember
+    broadcast: Floats  # next: the consensus, or all that a server-side method's aggregator knows
 
     @property
     def n_attended(self) -> Integers:
@@ -267,27 +210,20 @@ def train(
 ) -> Outcome:
     """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so.
 
-    Parameters
-    ----------
-    warm_start : (d, p), optional
-        Public weights to start from, such as those of an earlier model; zero if left out.
-    keep_interrupted : bool
-        Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
-    sizes : Sizes, optional
-        Public sizes that aggregators know, where they are not those of ``rows`` (forecasts).
-    voids : callable, optional
-        round -> whether it is void: agents have said their part and are charged, and nothing can be made of it.
-
-    Raises
-    ------
-    Diverged
-        The consensus, or the mean of all so far, is not made of finite numbers.
+    ``warm_start`` (d, p) are public weights to start from, such as those of an earlier model. With
+    ``keep_interrupted`` Ctrl-C ends the run and returns what was done. ``sizes`` are what aggregators know, where
+    that is not the size of ``rows`` (forecasts). ``voids`` says which rounds are void: agents have said their part
+    and are charged, and nothing can be made of it. ``Diverged`` is raised when the consensus, or the mean of all so
+    far, is not made of finite numbers.
     """
     averages = Averages() if averages is None else averages
     state, shape = method.init(problem, rows), (rows.n_features, problem.loss.n_outputs)
     uploads = np.zeros((rows.n_agents, *shape))
     if warm_start is not None:
-        warm_start, state = _started(np.asarray(warm_start, dtype=float), shape, state)
+        warm_start = np.asarray(warm_start, dtype=float)
+        if warm_start.shape != shape or not np.isfinite(warm_start).all():
+            raise StudyError(f"warm_start must be finite weights of shape {shape}, not of {warm_start.shape}")
+        state = replace(state, released=np.broadcast_to(warm_start, state.released.shape).copy())
     broadcast = method.start(shape, warm_start)
     consensus = method.model(broadcast)
     attended = np.zeros((n_rounds if participation else 0, rows.n_agents), dtype=bool)
@@ -336,12 +272,6 @@ def train(
     released = local_models(method, state, consensus)
     taken = attended[:charged] if participation else None
     return Outcome(consensus, released, averages, done, charged, taken, seconds, interrupted, state, broadcast)
-
-
-def _started(weights: Floats, shape: tuple[int, ...], state: Any) -> tuple[Floats, Any]:
-    if weights.shape != shape or not np.isfinite(weights).all():
-        raise StudyError(f"warm_start must be finite weights of shape {shape}, not of {weights.shape}")
-    return weights, replace(state, released=np.broadcast_to(weights, state.released.shape).copy())
 
 
 def local_models(method: Method[Any], state: State, consensus: Floats) -> Floats:

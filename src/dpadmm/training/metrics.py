@@ -38,13 +38,11 @@ def errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
 
     A row's error is 0 or 1 for a right or wrong label, or the squared residual in regression.
     """
-    if loss.task == "binary":
-        wrong = (scores[:, :, 0] > 0.0) != (labels > 0.0)[:, None]
-        return np.asarray(np.count_nonzero(wrong, axis=0), dtype=float)
-    if loss.task == "multiclass":
-        wrong = scores.argmax(axis=2) != labels[:, None]
-        return np.asarray(np.count_nonzero(wrong, axis=0), dtype=float)
-    return np.asarray(np.sum((scores[:, :, 0] - labels[:, None]) ** 2, axis=0))
+    if loss.task == "regression":
+        return np.asarray(np.sum((scores[:, :, 0] - labels[:, None]) ** 2, axis=0))
+    binary = loss.task == "binary"
+    wrong = (scores[:, :, 0] > 0.0) != (labels > 0.0)[:, None] if binary else scores.argmax(axis=2) != labels[:, None]
+    return np.asarray(np.count_nonzero(wrong, axis=0), dtype=float)
 
 
 def rate(loss: Loss, summed: Floats, n_rows: int) -> Floats:

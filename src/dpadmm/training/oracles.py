@@ -30,30 +30,14 @@ BATCH = 2**16
 
 @dataclass(frozen=True)
 class Question:
-    """Noisy means over rows that a method asks for in a round.
-
-    Attributes
-    ----------
-    rows : Rows
-        Of whom.
-    statistic : Statistic
-        Of what.
-    parameters : (n, *statistic.parameter_shape)
-        Public numbers of every agent, such as the point of a gradient.
-    noise_multiplier : (n,)
-        z of every agent; all 0 for no noise.
-    round : int
-        k, from 1.
-    active : (agents,), optional
-        Who takes part; None: all. Of the others nothing is computed, and no value may be used.
-    """
+    """Noisy means over rows that a method asks for in a round."""
 
     rows: Rows
     statistic: Statistic
-    parameters: Floats
-    noise_multiplier: Floats
-    round: int
-    active: Integers | None = None
+    parameters: Floats  # (n, *statistic.parameter_shape): public, such as the point of a gradient
+    noise_multiplier: Floats  # (n,): z of every agent; all 0 for no noise
+    round: int  # k, from 1
+    active: Integers | None = None  # who takes part; None: all. Of others no value may be used
 
     @property
     def agents(self) -> Sequence[int]:
@@ -89,12 +73,7 @@ class Noise(Protocol):
 class SimulatedNoise:
     """Noise that is a function of (seed, agent, round, stream), the same whoever else takes part and when.
 
-    Parameters
-    ----------
-    seed : int
-        Names the whole run; see :func:`fresh_seed`.
-    n_agents, shape
-        The shape of a draw is ``(n_agents, *shape)``.
+    The seed names the whole run; see :func:`fresh_seed`. The shape of a draw is ``(n_agents, *shape)``.
 
     Examples
     --------
@@ -190,23 +169,12 @@ class Pooled:
     """Secure aggregation in one process: every agent adds a share of the noise, and only the sum is used.
 
     The shares of ``honest`` agents are together the noise of a release; those of more than that are to spare.
-
-    Parameters
-    ----------
-    noise : Noise
-        Where the shares come from.
-    honest : int
-        h: a release costs ``1/z`` if so many agents keep their shares to themselves.
-    n_rows : (n,)
-        Public numbers of rows.
-    most_rows : int
-        No agent has more; what exact shares are for.
     """
 
-    noise: Noise
-    honest: int
-    n_rows: Integers
-    most_rows: int
+    noise: Noise  # where the shares come from
+    honest: int  # h: a release costs 1/z if so many agents keep their shares to themselves
+    n_rows: Integers  # (n,), public
+    most_rows: int  # no agent has more; what exact shares are for
 
     @property
     def exact(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -108,48 +108,23 @@ class Setup:
         own = rho + problem.reg_share * problem.regularizer.convexity
         constants = {"lipschitz": problem.loss.lipschitz, "smoothness": objective_smoothness(problem)}
 
-        def of_pure(m: int, epsilon: float, rounds: int) -> ObjectivePlan:
-            plan = pure_objective_plan(
-                **constants, n_rows=m, strong_convexity=own, round_epsilon=epsilon * (1.0 - PURE_ROUNDING)
-            )
-            return replace(plan, release=PureRelease(epsilon))
+        def plan(m: int, budget: float, rounds: int) -> ObjectivePlan:
+            known: dict[str, Any] = {**constants, "n_rows": m, "strong_convexity": own}
+            if pure:
+                made = pure_objective_plan(**known, round_epsilon=budget * (1.0 - PURE_ROUNDING))
+                return replace(made, release=PureRelease(budget))
+            if self.noise_multiplier is not None:
+                event = ObjectiveRelease(budget, constants["smoothness"] / (m * own), ROUNDING * budget)
+                return ObjectivePlan(event, budget * mean_sensitivity(constants["lipschitz"], m), 0.0)
+            if self.epsilon is None and self.calibration == "paper":
+                rounding = ROUNDING * paper_noise_multiplier(budget, delta)
+                return objective_round_plan(**known, round_epsilon=budget, delta=delta, rounding_multiplier=rounding)
+            n = 1 if self.epsilon is None else rounds
+            rounding = ROUNDING * total_noise_multiplier(budget, delta, n)
+            return objective_plan(**known, epsilon=budget, delta=delta, n_releases=n, rounding_multiplier=rounding)
 
-        def of_total(m: int, epsilon: float, rounds: int) -> ObjectivePlan:
-            return objective_plan(
-                **constants,
-                n_rows=m,
-                strong_convexity=own,
-                epsilon=epsilon,
-                delta=delta,
-                n_releases=rounds,
-                rounding_multiplier=ROUNDING * total_noise_multiplier(epsilon, delta, rounds),
-            )
-
-        def of_round(m: int, epsilon: float, rounds: int) -> ObjectivePlan:
-            if self.calibration == "exact":
-                return of_total(m, epsilon, 1)
-            return objective_round_plan(
-                **constants,
-                n_rows=m,
-                strong_convexity=own,
-                round_epsilon=epsilon,
-                delta=delta,
-                rounding_multiplier=ROUNDING * paper_noise_multiplier(epsilon, delta),
-            )
-
-        def of_multiplier(m: int, z: float, rounds: int) -> ObjectivePlan:
-            event = ObjectiveRelease(z, constants["smoothness"] / (m * own), ROUNDING * z)
-            return ObjectivePlan(event, z * mean_sensitivity(constants["lipschitz"], m), 0.0)
-
-        plan: Callable[[int, float, int], ObjectivePlan]
-        if pure:
-            plan, budgets = of_pure, self.pure_epsilons()
-        elif self.noise_multiplier is not None:
-            plan, budgets = of_multiplier, self._each("noise_multiplier")
-        elif self.epsilon is not None:
-            plan, budgets = of_total, self._each("epsilon")
-        else:
-            plan, budgets = of_round, self._each("round_epsilon")
+        names = (name for name in ("noise_multiplier", "epsilon") if getattr(self, name) is not None)
+        budgets = self.pure_epsilons() if pure else self._each(next(names, "round_epsilon"))
         agents = zip(self.sizes.n_rows.tolist(), budgets.tolist(), self.planned.tolist(), strict=True)
         each = lru_cache(maxsize=None)(plan)
         return ObjectiveNoise(tuple(each(*agent) for agent in agents))

@@ -15,7 +15,7 @@ from pathlib import Path
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.studies import coordinator_of
+from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority

@@ -3,6 +3,8 @@
 Sites first say that they are ready. Those that are become the members of the round; once that is stored, they are
 asked to mask their answers over exactly these members. If one of them is missing, what the others sent is noise:
 the round is void, for good, and the next one begins. Masked answers are kept in memory until then, and never stored.
+
+``coordinator_of`` a study chooses between these rounds and those of ``Uploads``, by what its sites trust.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm._base.arrays import Integers
-from dpadmm.federation.aggregator.coordinator import Coordinator, Member, Stopped
+from dpadmm.federation.aggregator.coordinator import Coordinator, Member, Stopped, Uploads
 from dpadmm.federation.aggregator.journal import Journal, Opening, Void
 from dpadmm.federation.protocol import BadMessage, Kind, Message, digest_of, packed
 from dpadmm.privacy.accounting import exact_epsilon
@@ -229,7 +231,9 @@ class Sums(Coordinator):
         largest = len(members) * grid.reach(grid.noise_scale(asked.noise_multiplier, self.masking.honest))
         if np.any(total > largest) or np.any(total < -largest):
             return self.void_round("garbled", (), seconds)
-        n_rows = np.array([self._n_rows(name) for name in members])
+        n_rows = np.array(
+            [sizes[0] for name in members if (sizes := self.members[name].sizes)]
+        )  # of all: they were ready
         mean = pooled_mean(total, grid, int(n_rows.sum()))[None]
         gathered = Gathered(mean, self.consensus, self.round, self.study.problem, n_rows)
         consensus = self._aggregated(gathered.pooled(self.masking.honest))
@@ -240,11 +244,6 @@ class Sums(Coordinator):
             self.members[name].answered.append(self.round)
         self._forget()
         return self._close(consensus, seconds)
-
-    def _n_rows(self, name: str) -> int:
-        sizes = self.members[name].sizes
-        assert sizes is not None  # it was ready
-        return sizes[0]
 
     def void_round(self, reason: str, sites: tuple[str, ...], seconds: float = 0.0) -> None:
         """Give a round up for good; what is broadcast stays as it was."""
@@ -282,3 +281,18 @@ class Sums(Coordinator):
         planned = sqrt(honest * float(self.study.terms.plan.mu_squared()))
         seen["study"]["epsilon_alone"] = float(exact_epsilon(planned, delta))
         return seen | {"honest": honest, "voids": [void._asdict() for void in self.voids]}
+
+
+def coordinator_of(journal: Journal, log: Logger | None = None) -> Coordinator:
+    """The coordinator of a study: what sites send is summed under masks, if the study says so."""
+    kind = Uploads if journal.study.terms.masking is None else Sums
+    return kind(journal, log)
+
+
+def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
+    """A snapshot from the journal alone, of a run that may be active in another process."""
+    run = coordinator_of(journal)
+    for member in run.members.values():
+        if member.answered and member.state == "unseen":
+            member.state = "present" if member.answered[-1] == run.rounds_done else "absent"
+    return run.snapshot() | {"round": 0 if run.done else run.rounds_done + 1}

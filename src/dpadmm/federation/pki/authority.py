@@ -179,7 +179,20 @@ class ApprovedSite:
 def approvals_of(folder: Path, name: str) -> list[ApprovedSite]:
     """All certificates of a site, oldest first."""
     path = folder / "sites" / f"{check_name(name)}.json"
-    return _read(path, name) if path.exists() else []
+    if not path.exists():
+        return []
+    fields = ("name", "certificates")
+    table = read_fields(path, format=APPROVALS_FORMAT, what="a list of certificates", fields=fields)
+    try:
+        lines = table["certificates"]
+        if table["name"] != name or not isinstance(lines, list) or not lines or any(len(each) != 5 for each in lines):
+            raise ValueError(name)
+        return [convert({**line, "name": name}, ApprovedSite) for line in lines]
+    except (TypeError, ValueError, ValidationError):
+        raise StudyError(
+            f"{path}: damaged; it lists who may connect. Restore it from a backup, or delete it and approve "
+            f"{name} again with a new key"
+        ) from None
 
 
 def all_approvals(folder: Path) -> list[ApprovedSite]:
@@ -194,21 +207,6 @@ def write_approvals(folder: Path, approvals: list[ApprovedSite]) -> None:
     table = {"format": APPROVALS_FORMAT, "name": name, "certificates": lines}
     text = json.dumps(table, indent=2, default=datetime.isoformat)
     write_private(folder / "sites" / f"{name}.json", f"{text}\n".encode())
-
-
-def _read(path: Path, name: str) -> list[ApprovedSite]:
-    fields = ("name", "certificates")
-    table = read_fields(path, format=APPROVALS_FORMAT, what="a list of certificates", fields=fields)
-    try:
-        lines = table["certificates"]
-        if table["name"] != name or not isinstance(lines, list) or not lines or any(len(each) != 5 for each in lines):
-            raise ValueError(name)
-        return [convert({**line, "name": name}, ApprovedSite) for line in lines]
-    except (TypeError, ValueError, ValidationError):
-        raise StudyError(
-            f"{path}: damaged; it lists who may connect. Restore it from a backup, or delete it and approve "
-            f"{name} again with a new key"
-        ) from None
 
 
 YEAR = 397

@@ -13,7 +13,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.training.methods.base import Mechanism, MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import LocalProblems, tolerances
-from dpadmm.training.methods.solved_rounds import PerturbedObjective, SolvedAdmm
+from dpadmm.training.methods.solved_rounds import PerturbedObjective, SolvedAdmm, SolverState
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -36,7 +36,7 @@ class AdmmDvp(MethodSettings):
 
 
 @dataclass(frozen=True)
-class AdmmDvpRounds(PerturbedObjective, SolvedAdmm):
+class AdmmDvpRounds(PerturbedObjective[SolverState], SolvedAdmm):
     """Dual variable perturbation."""
 
     solver_tolerance: float = 1e-3

@@ -13,7 +13,7 @@ from dpadmm.privacy.releases import Release
 from dpadmm.training.methods.base import MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.training.methods.local_solver import LocalProblems, tolerances
 from dpadmm.training.methods.requirements import need_monotone_slopes, need_smooth
-from dpadmm.training.methods.solved_rounds import NoisyMinimizers, SolvedAdmm
+from dpadmm.training.methods.solved_rounds import NoisyMinimizers, SolvedAdmm, SolverState
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -34,7 +34,7 @@ class AdmmPvp(MethodSettings):
 
 
 @dataclass(frozen=True)
-class AdmmPvpRounds(NoisyMinimizers, SolvedAdmm):
+class AdmmPvpRounds(NoisyMinimizers[SolverState], SolvedAdmm):
     """Algorithm 3: ``w̃_i = argmin_w L_ρ,i(w) + N(0, (zΔ)²I)`` with ``Δ = (2c1/m_i + 2·tol)/(ρ + λc/n)``."""
 
     solver_tolerance: float = 1e-3

@@ -77,28 +77,14 @@ class MethodSettings(ABC):
 
 @dataclass(frozen=True)
 class Round:
-    """What agents have and are told in round k.
+    """What agents have and are told in round k."""
 
-    Attributes
-    ----------
-    number : int
-        k, from 1.
-    problem, rows
-        What is minimised, and over whose rows.
-    consensus : (d, p)
-        w^{k−1}, as it was broadcast.
-    noise : Noise
-        Where every agent's noise comes from.
-    active : (agents,), optional
-        Who takes part; None: all.
-    """
-
-    number: int
+    number: int  # k, from 1
     problem: Problem
     rows: Rows
-    consensus: Floats
-    noise: Noise
-    active: Integers | None = None
+    consensus: Floats  # (d, p): w^{k−1}, as it was broadcast
+    noise: Noise  # where every agent's noise comes from
+    active: Integers | None = None  # who takes part; None: all
 
     def answers(self, parameters: Floats, noise_multiplier: Floats, statistic: str = Gradient.name) -> Floats:
         """Every agent's noisy mean of a statistic, at its own public parameters: (n, *shape)."""
@@ -137,30 +123,16 @@ S = TypeVar("S", bound=State)
 class Gathered:
     """What the aggregator has after round k.
 
-    Attributes
-    ----------
-    uploads : (n, *shape)
-        What agents sent; of those that are absent, what they sent before, which server-side methods must not use.
-    consensus
-        What was broadcast in this round.
-    round : int
-        k, from 1.
-    problem : Problem
-        What is minimised.
-    n_rows : (n,)
-        m_i, which is public.
-    active : (agents,), optional
-        Who answered in this round; None: all.
-    spread : float
-        Noise of the answers over what the release costs: above 1 where more than the honest add their shares.
+    ``uploads`` (n, *shape) of those that are absent are what they sent before, which server-side methods must not use.
+    ``spread`` is the noise of the answers over what the release costs: above 1 where more than the honest add shares.
     """
 
     uploads: Floats
-    consensus: Floats
-    round: int
+    consensus: Floats  # as it was broadcast in this round
+    round: int  # k, from 1
     problem: Problem
-    n_rows: Integers
-    active: Integers | None = None
+    n_rows: Integers  # (n,): m_i, which is public
+    active: Integers | None = None  # who answered in this round; None: all
     spread: float = 1.0
 
     def pooled(self, honest: int) -> Gathered:
@@ -180,11 +152,35 @@ def consensus_step(uploads: Floats) -> Floats:
     return np.asarray(uploads.mean(axis=0))
 
 
-class Broadcasts:
-    """What aggregators broadcast: the weights w^k, unless a method needs more."""
+class Method(ABC, Generic[S]):
+    """A training method, for a cohort of any number of agents.
 
+    What aggregators broadcast are the weights w^k, unless a method needs more.
+    """
+
+    name: ClassVar[str]
+    cure: ClassVar[str]
+    """What keeps its weights in bounds, for whoever sees it diverge."""
+    local_models: ClassVar[bool]
+    """Whether agents have models of their own (else everyone has the consensus)."""
     server_side: ClassVar[bool] = False
     """Whether agents that are absent are left out; else their last uploads stay in the mean."""
+
+    @abstractmethod
+    def init(self, problem: Problem, rows: Rows) -> S:
+        """The agents before round 1; all models are zero."""
+
+    @abstractmethod
+    def step(self, state: S, now: Round) -> tuple[S, Floats]:
+        """Round k at the agents: the consensus w^{k−1} comes in, uploads (n, d, p) go out.
+
+        Only agents listed in ``now.active`` take part; the others' state and uploads stay untouched and must
+        not be used.
+        """
+
+    @abstractmethod
+    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
+        """What agent i releases, round by round."""
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         """What is broadcast before round 1, for weights of shape (d, p)."""
@@ -203,20 +199,16 @@ class Broadcasts:
         return consensus_step(gathered.uploads)
 
 
-class DeployableMethod(Broadcasts, ABC, Generic[S]):
+class DeployableMethod(Method[S]):
     """A method whose agents say nothing of their rows but noisy means of statistics: what a guard can answer for.
 
     Rounds may differ in what they ask for. ``step`` is ``advance`` of the answers to ``parameters``; all but the
     answers is a function of public values, so that an agent can be rebuilt from its transcript.
     """
 
-    name: ClassVar[str]
-    cure: ClassVar[str]
-    local_models: ClassVar[bool]
-
     @abstractmethod
     def init(self, problem: Problem, sizes: Sizes) -> S:
-        """The agents before round 1."""
+        """The agents before round 1, from public numbers."""
 
     @abstractmethod
     def release(self, round: int) -> tuple[str, Floats]:
@@ -288,40 +280,3 @@ def _merged(new: Any, old: Any, active: Integers) -> Any:
     """A state whose arrays (n, ...) are new for the agents in ``active`` only."""
     names = [each.name for each in fields(new) if isinstance(getattr(new, each.name), np.ndarray)]
     return replace(new, **{name: keep_absent(getattr(new, name), getattr(old, name), active) for name in names})
-
-
-class Method(Protocol[S]):
-    """A training method, for a cohort of any number of agents."""
-
-    name: ClassVar[str]
-    cure: ClassVar[str]
-    """What keeps its weights in bounds, for whoever sees it diverge."""
-    local_models: ClassVar[bool]
-    """Whether agents have models of their own (else everyone has the consensus)."""
-    server_side: ClassVar[bool]
-    """Whether agents that are absent are left out; else their last uploads stay in the mean."""
-
-    def init(self, problem: Problem, rows: Rows) -> S:
-        """The agents before round 1; all models are zero."""
-
-    def step(self, state: S, now: Round) -> tuple[S, Floats]:
-        """Round k at the agents: the consensus w^{k−1} comes in, uploads (n, d, p) go out.
-
-        Only agents listed in ``now.active`` take part; the others' state and uploads stay untouched and must
-        not be used.
-        """
-
-    def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
-        """What is broadcast before round 1."""
-
-    def with_prior(self, prior: Prior) -> Self:
-        """The method with an aggregator that knows public rows."""
-
-    def model(self, consensus: Floats) -> Floats:
-        """The weights (d, p) in what is broadcast."""
-
-    def aggregate(self, gathered: Gathered) -> Floats:
-        """The aggregator: what was gathered in a round -> what is broadcast next, as w^{k−1} -> w^k."""
-
-    def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
-        """What agent i releases, round by round."""

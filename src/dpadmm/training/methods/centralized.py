@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import scipy  # its parts load when they are first used
@@ -17,12 +18,11 @@ import scipy  # its parts load when they are first used
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import ConvergenceWarning
 from dpadmm.optim import kernels
-from dpadmm.optim.losses import Hinge, SmoothedHinge
+from dpadmm.optim.losses import Hinge, SmoothedHinge, curvatures
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
-from dpadmm.training.methods.base import Broadcasts, MethodSettings, Round
-from dpadmm.training.methods.hessian import data_hessian
+from dpadmm.training.methods.base import Method, MethodSettings, NoState, Round
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -110,47 +110,38 @@ def _model_step(problem: Problem, weights: Floats, slope: Floats, hessian: Float
         curved = hessian @ step
         return float(slope.ravel() @ step + step @ curved / 2.0), (slope.ravel() + curved).reshape(shape)
 
-    return _split_solve(problem, smooth, weights, max_evaluations=500, tolerance=1e-12) - weights
+    return _split_solve(problem, smooth, weights, max_evaluations=500) - weights
 
 
 def _quasi_newton(problem: Problem, rows: Rows, weights: Floats, max_evaluations: int = 5000) -> Floats:
     share, regularizer = problem.reg_share, problem.regularizer
     if regularizer.smoothness is None and share > 0.0:
-        return _split_solve(
-            problem,
-            lambda point: _data_term(problem, rows, point),
-            weights,
-            max_evaluations=max_evaluations,
-            tolerance=1e-12,
-            warn=True,
-        )
+        smooth = partial(_data_term, problem, rows)
+        return _split_solve(problem, smooth, weights, max_evaluations=max_evaluations, warn=True)
 
     def objective(flat: Floats) -> tuple[float, Floats]:
         point = flat.reshape(weights.shape)
         value, slope = _data_term(problem, rows, point)
         return value + _penalty(problem, point), (slope + share * regularizer.gradient(point)).ravel()
 
-    options = {
-        "maxiter": max_evaluations,
-        "maxfun": max_evaluations,
-        "ftol": 1e-12,
-        "gtol": 1e-8,
-        "maxcor": 20,
-    }
-    answer = scipy.optimize.minimize(objective, weights.ravel(), jac=True, method="L-BFGS-B", options=options)
-    if answer.nfev >= max_evaluations:
+    options = {"gtol": 1e-8, "maxcor": 20}
+    return _lbfgs(objective, weights.ravel(), max_evaluations, warn=True, **options).reshape(weights.shape)
+
+
+def _lbfgs(
+    objective: Smooth, start: Floats, max_evaluations: int, *, warn: bool, bounds: Any = None, **options: float
+) -> Floats:
+    limits = {"maxiter": max_evaluations, "maxfun": max_evaluations, "ftol": 1e-12}
+    answer = scipy.optimize.minimize(
+        objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=limits | options
+    )
+    if warn and answer.nfev >= max_evaluations:
         _warn(f"{answer.nfev} evaluations")
-    return np.asarray(answer.x, dtype=float).reshape(weights.shape)
+    return np.asarray(answer.x, dtype=float)
 
 
 def _split_solve(
-    problem: Problem,
-    smooth: Smooth,
-    start: Floats,
-    *,
-    max_evaluations: int,
-    tolerance: float,
-    warn: bool = False,
+    problem: Problem, smooth: Smooth, start: Floats, *, max_evaluations: int, warn: bool = False
 ) -> Floats:
     """Minimise ``smooth(w) + reg_share·R(w)`` for a kinked R, as ``w = u − v`` with u, v ≥ 0.
 
@@ -169,19 +160,8 @@ def _split_solve(
         return value, np.concatenate([slope_up.ravel(), slope_down.ravel()])
 
     first = np.concatenate([np.maximum(start, 0.0).ravel(), np.maximum(-start, 0.0).ravel()])
-    options = {
-        "maxiter": max_evaluations,
-        "maxfun": max_evaluations,
-        "ftol": tolerance,
-        "gtol": 1e-12,
-        "maxcor": 30,
-    }
-    answer = scipy.optimize.minimize(
-        halves, first, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * (2 * size), options=options
-    )
-    if warn and answer.nfev >= max_evaluations:
-        _warn(f"{answer.nfev} evaluations")
-    best = np.asarray(answer.x, dtype=float)
+    bounds = [(0.0, None)] * (2 * size)
+    best = _lbfgs(halves, first, max_evaluations, warn=warn, bounds=bounds, gtol=1e-12, maxcor=30)
     return np.asarray((best[:size] - best[size:]).reshape(shape))
 
 
@@ -192,6 +172,38 @@ def _data_term(problem: Problem, rows: Rows, weights: Floats) -> tuple[float, Fl
     return float(problem.losses(rows, points).mean()), slope.mean(axis=0)
 
 
+def data_hessian(problem: Problem, rows: Rows, weights: Floats) -> Floats:
+    """Hessian of the data term, (dp × dp), all agents counting the same.
+
+    It has a trace of ridge, so that it can be factored.
+    """
+    d, p = weights.shape
+    points = np.broadcast_to(weights, (rows.n_agents, d, p))
+    curved = curvatures(problem.loss, rows.labels, kernels.scores(rows, points))
+    curved /= (rows.n_agents * np.repeat(rows.n_rows, rows.n_rows))[:, None, None]
+    total = np.zeros((d, p, d, p))
+    for first in range(0, len(rows.labels), 8192):
+        part = slice(first, first + 8192)
+        a = rows.features[rows.order[part]]
+        for g in range(p):
+            for h in range(g, p):
+                block = _dense(a.T @ _scaled(a, curved[part, g, h]))
+                total[:, g, :, h] += block
+                if h > g:
+                    total[:, h, :, g] += block
+    matrix = total.reshape(d * p, d * p)
+    ridge = 1e-9 * max(float(np.trace(matrix)) / len(matrix), 1e-9)
+    return matrix + ridge * np.eye(len(matrix))
+
+
+def _scaled(features: Floats, by: Floats) -> Floats:
+    return features.multiply(by[:, None]).tocsr() if hasattr(features, "multiply") else features * by[:, None]
+
+
+def _dense(matrix: Floats) -> Floats:
+    return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix)
+
+
 def _penalty(problem: Problem, weights: Floats) -> float:
     return problem.reg_share * float(problem.regularizer.value(weights))
 
@@ -200,15 +212,8 @@ def _warn(after: str) -> None:
     warnings.warn(
         f"the non-private optimum was not reached to its tolerance after {after}; it is an upper estimate",
         ConvergenceWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
-
-
-@dataclass(frozen=True)
-class PooledState:
-    """The optimum, held by everyone."""
-
-    released: Floats
 
 
 @dataclass(frozen=True)
@@ -226,20 +231,19 @@ class Centralized(MethodSettings):
 
 
 @dataclass(frozen=True)
-class CentralizedRounds(Broadcasts):
+class CentralizedRounds(Method[NoState]):
     """All rows in one place, solved in one round. Not private: a reference, never a release."""
 
     name: ClassVar[str] = "centralized"
     cure: ClassVar[str] = "a larger reg_share"
     local_models: ClassVar[bool] = Centralized.local_models
 
-    def init(self, problem: Problem, rows: Rows) -> PooledState:
-        return PooledState(np.zeros((rows.n_agents, rows.n_features, problem.loss.n_outputs)))
+    def init(self, problem: Problem, rows: Rows) -> NoState:
+        return NoState.of(problem, rows)
 
-    def step(self, state: PooledState, now: Round) -> tuple[PooledState, Floats]:
-        problem, rows = now.problem, now.rows
-        everywhere = np.broadcast_to(minimizer(problem, rows), state.released.shape)
-        return PooledState(everywhere), everywhere
+    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats]:
+        everywhere = np.broadcast_to(minimizer(now.problem, now.rows), state.released.shape)
+        return NoState(everywhere), everywhere
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         return ReleasePlan.constant(Release(0.0), n_rounds)

@@ -111,21 +111,11 @@ class DpAdmm(MethodSettings):
 
 @dataclass(frozen=True)
 class DpAdmmRounds(DeployableMethod[AdmmState]):
-    """Algorithm 1.
-
-    Attributes
-    ----------
-    rho : float
-        Penalty ρ.
-    schedule : Schedule
-        Step sizes η_i^k.
-    noise_multiplier : (n,)
-        z of every agent: its gradient gets Gaussian noise of z times the sensitivity 2c1/m_i. 0 means none.
-    """
+    """Algorithm 1."""
 
     rho: float
-    schedule: Schedule
-    noise_multiplier: Floats
+    schedule: Schedule  # step sizes η_i^k
+    noise_multiplier: Floats  # (n,): z of every agent, in units of its gradient's sensitivity 2c1/m_i; 0 means no noise
 
     name: ClassVar[str] = "dp_admm"
     cure: ClassVar[str] = (

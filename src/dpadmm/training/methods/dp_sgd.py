@@ -53,23 +53,14 @@ class DpSgd(MethodSettings):
 class DpSgdRounds(DeployableMethod[NoState]):
     """Distributed DP-SGD.
 
-    Attributes
-    ----------
-    learning_rate : float
-        lr.
-    noise_multiplier : (n,)
-        z of every agent, in units of the sensitivity of the gradient it sends; 0 means none.
-    sampling : float
-        q: every row takes part in a round with this chance (Poisson sampling). The sum over the rows drawn is
-        divided by ``q·m_i``, a public number, so its sensitivity is ``2c1/(q·m_i)``.
-    seed : int
-        Names the draws of rows; they are independent of the noise.
+    With ``sampling`` q every row takes part in a round with this chance (Poisson sampling). The sum over the rows
+    drawn is divided by ``q·m_i``, a public number, so its sensitivity is ``2c1/(q·m_i)``.
     """
 
     learning_rate: float
-    noise_multiplier: Floats
+    noise_multiplier: Floats  # (n,): z of every agent, in units of the sensitivity of what it sends; 0 means none
     sampling: float = 1.0
-    seed: int = 0
+    seed: int = 0  # names the draws of rows, which are independent of the noise
 
     name: ClassVar[str] = "dp_sgd"
     cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"

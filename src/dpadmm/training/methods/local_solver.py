@@ -18,7 +18,6 @@ q the strong convexity), and charge the tolerance which that many guarantee.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +30,7 @@ from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.sensitivity import mean_sensitivity
-from dpadmm.training.methods.hessian import data_hessian
+from dpadmm.training.methods.centralized import data_hessian
 
 MEMORY = 8
 """Pairs of steps and gradient changes that the quasi-Newton model is made of."""
@@ -64,31 +63,15 @@ class Solved:
 
 @dataclass(frozen=True)
 class LocalProblems:
-    """The local problems of a cohort in one round.
-
-    Attributes
-    ----------
-    problem, rows
-        The data terms and the regularizer.
-    pull : (n,)
-        q_i > 0 unless the regularizer is strongly convex.
-    centers : (n, d, p)
-        v_i.
-    tolerance : (n,)
-        A solve ends when its gradient is at most this long.
-    linear : (n, d, p), optional
-        ξ_i.
-    bound : float, optional
-        Row gradients are clipped to this; left out: to the loss's c1, as whatever is released must be.
-    """
+    """The local problems of a cohort in one round."""
 
     problem: Problem
     rows: Rows
-    pull: Floats
-    centers: Floats
-    tolerance: Floats
-    linear: Floats | None = None
-    bound: float | None = None
+    pull: Floats  # (n,): q_i > 0 unless the regularizer is strongly convex
+    centers: Floats  # (n, d, p): v_i
+    tolerance: Floats  # (n,): a solve ends when its gradient is at most this long
+    linear: Floats | None = None  # (n, d, p): ξ_i
+    bound: float | None = None  # what row gradients are clipped to; None: c1, as whatever is released must be
 
     def agent(self, i: int) -> LocalProblems:
         """Agent i alone."""
@@ -131,12 +114,8 @@ def tolerances(problem: Problem, rows: Rows, share: float) -> Floats:
 def solve(problems: LocalProblems, start: Floats, active: Integers | None = None) -> Solved:
     """Minimise every local problem (of the agents in ``active``), each from its own start.
 
-    Raises
-    ------
-    NotSolved
-        An agent's tolerance was not reached. Whether this happens depends on its rows.
-    StudyError
-        The centres are too far out, which everyone can see.
+    ``NotSolved`` is raised if an agent's tolerance was not reached, which depends on its rows; ``StudyError`` if the
+    centres are too far out, which everyone can see.
     """
     agents = np.arange(problems.rows.n_agents) if active is None else active
     _check_reachable(problems)
@@ -226,29 +205,17 @@ def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> S
         there_size = np.sqrt(_dot(there, there))
         shrunk = np.zeros(n, dtype=bool)
         shrunk[open_] = there_size[open_] <= 0.9 * size[open_]
-        memory.add(step, there - gradient, _is_in(open_, n))
+        memory.add(step, there - gradient, np.isin(np.arange(n), open_))
         points[shrunk], gradient[shrunk], size[shrunk] = trial[shrunk], there[shrunk], there_size[shrunk]
         stuck = open_[~shrunk[open_]]
-        if len(stuck):
-            _gradient_step(points, gradient, size, stuck, steepest, slope)
+        if len(stuck):  # a step of length 1/(largest curvature), after which the gradient is surely smaller
+            points[stuck] -= steepest[stuck, None] * gradient[stuck]
+            gradient[stuck] = slope(points, stuck)[stuck]
+            size[stuck] = np.sqrt(_dot(gradient[stuck], gradient[stuck]))
         open_ = open_[~(size[open_] <= problems.tolerance[open_])]
     for i in open_:
         points[i] = _newton(problems, int(i), points[i].reshape(shape[1:]), passes).ravel()
     return Solved(points.reshape(shape), passes)
-
-
-def _gradient_step(
-    points: Floats,
-    gradient: Floats,
-    size: Floats,
-    which: Integers,
-    steepest: Floats,
-    slope: Callable[[Floats, Integers], Floats],
-) -> None:
-    """In place: one step of length 1/(largest curvature), after which the gradient is surely smaller."""
-    points[which] -= steepest[which, None] * gradient[which]
-    gradient[which] = slope(points, which)[which]
-    size[which] = np.sqrt(_dot(gradient[which], gradient[which]))
 
 
 def _least_step(problems: LocalProblems) -> Floats:
@@ -256,12 +223,6 @@ def _least_step(problems: LocalProblems) -> Floats:
     problem = problems.problem
     most = (problem.loss.smoothness or 0.0) + problem.reg_share * (problem.regularizer.smoothness or 0.0)
     return np.asarray(1.0 / (most + problems.pull))
-
-
-def _is_in(agents: Integers, n: int) -> NDArray[np.bool_]:
-    out = np.zeros(n, dtype=bool)
-    out[agents] = True
-    return out
 
 
 def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Integers) -> Floats:

@@ -17,7 +17,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import NORM_SLACK
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.baseline_calibration import ObjectivePlan
-from dpadmm.privacy.releases import AnyRelease, ObjectiveRelease, PureRelease, Release
+from dpadmm.privacy.releases import AnyRelease, PureRelease, Release
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.training.methods.requirements import (
     need_convex,
@@ -61,7 +61,10 @@ class ObjectiveNoise:
     @cached_property
     def _covering_multiplier(self) -> Floats:
         """Size of the covering noise over twice the solver's distance: (n,)."""
-        return np.array([_covering_multiplier(plan.release) for plan in self.plans])
+        events = [plan.release for plan in self.plans]
+        return np.array(
+            [1.0 / (PURE_ROUNDING * e.epsilon) if isinstance(e, PureRelease) else e.rounding_multiplier for e in events]
+        )
 
     def draw(self, noise: Noise, round: int) -> Floats:
         """ξ of every agent in this round: (n, d, p)."""
@@ -114,9 +117,3 @@ def _covers(plan: ObjectivePlan, curvature: float, sensitivity: float) -> bool:
         return bool(inside <= (1.0 - PURE_ROUNDING) * event.epsilon * slack)
     enough = plan.noise_scale * slack >= event.noise_multiplier * sensitivity
     return bool(enough and curvature <= event.curvature_ratio * slack)
-
-
-def _covering_multiplier(event: ObjectiveRelease | PureRelease) -> float:
-    if isinstance(event, PureRelease):
-        return 1.0 / (PURE_ROUNDING * event.epsilon)
-    return event.rounding_multiplier

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
 from dpadmm.training.methods.local_solver import LocalProblems, tolerances
-from dpadmm.training.methods.solved_rounds import PerturbedObjective, SolvedAlone
+from dpadmm.training.methods.solved_rounds import AloneState, PerturbedObjective, SolvedAlone
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -34,7 +34,7 @@ class ObjectivePerturbation(MethodSettings):
 
 
 @dataclass(frozen=True)
-class ObjectivePerturbationRounds(PerturbedObjective, SolvedAlone):
+class ObjectivePerturbationRounds(PerturbedObjective[AloneState], SolvedAlone):
     """Objective perturbation."""
 
     solver_tolerance: float = 1e-3

@@ -16,7 +16,7 @@ from dpadmm.privacy.releases import PureRelease, Release
 from dpadmm.training.methods.base import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
 from dpadmm.training.methods.local_solver import LocalProblems, tolerances
 from dpadmm.training.methods.requirements import need_convex, need_monotone_slopes, need_solvable
-from dpadmm.training.methods.solved_rounds import NoisyMinimizers, SolvedAlone
+from dpadmm.training.methods.solved_rounds import AloneState, NoisyMinimizers, SolvedAlone
 from dpadmm.training.oracles import spherical
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class OutputPerturbation(MethodSettings):
 
 
 @dataclass(frozen=True)
-class OutputPerturbationRounds(NoisyMinimizers, SolvedAlone):
+class OutputPerturbationRounds(NoisyMinimizers[AloneState], SolvedAlone):
     """Output perturbation; ``pure`` noise has density ∝ exp(−‖ξ‖/(multiplier·Δ)): (1/multiplier)-private."""
 
     pure: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,17 +13,16 @@ from dpadmm.optim.problem import Problem, Rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.privacy.sensitivity import minimizer_sensitivity
-from dpadmm.training.methods.base import Broadcasts, Round, check_noise, keep_absent, zero_models
+from dpadmm.training.methods.base import Method, Round, S, check_noise, keep_absent, zero_models
 from dpadmm.training.methods.dp_admm import AdmmState, next_dual, upload
 from dpadmm.training.methods.local_solver import LocalProblems, solve
 from dpadmm.training.methods.objective_noise import ObjectiveNoise
 from dpadmm.training.oracles import release
 
 
-class SolvedRounds(Broadcasts, ABC):
+class SolvedRounds(Method[S]):
     """Rounds in which agents release minimisers of local problems, which are averaged."""
 
-    name: ClassVar[str]
     cure: ClassVar[str] = "a larger rho or reg_share, or less noise"
     local_models: ClassVar[bool] = True
 
@@ -44,7 +43,7 @@ class SolvedRounds(Broadcasts, ABC):
 
 
 @dataclass(frozen=True)
-class NoisyMinimizers(SolvedRounds):
+class NoisyMinimizers(SolvedRounds[S]):
     """Noise on the minimisers: z of every agent (n,) times how far one row moves them; 0 means no noise."""
 
     noise_multiplier: Floats
@@ -66,7 +65,7 @@ class NoisyMinimizers(SolvedRounds):
 
 
 @dataclass(frozen=True)
-class PerturbedObjective(SolvedRounds):
+class PerturbedObjective(SolvedRounds[S]):
     """Noise in the local problems: ξ, Φ and what they cost."""
 
     perturbation: ObjectiveNoise
@@ -93,7 +92,7 @@ class SolverState(AdmmState):
 
 
 @dataclass(frozen=True)
-class SolvedAdmm(SolvedRounds):
+class SolvedAdmm(SolvedRounds[SolverState]):
     """ADMM with penalty ρ."""
 
     rho: float
@@ -132,7 +131,7 @@ class AloneState:
     passes: Integers
 
 
-class SolvedAlone(SolvedRounds):
+class SolvedAlone(SolvedRounds[AloneState]):
     """Every agent trains alone and speaks once."""
 
     @abstractmethod

@@ -1,0 +1,58 @@
+"""A deployed run once more in this process, also where answers were late or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm.federation import demo
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.optim.problem import Rows
+from dpadmm.site.site import Site
+from dpadmm.training.methods.base import Gathered, Round
+from dpadmm.training.oracles import ExactNoise
+
+
+def replay(journal: Journal, sites: Mapping[str, Site]) -> demo.Replay:
+    return demo.replay(journal, sites, repeat)
+
+
+def repeat(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:
+    """By ``train`` where every answer entered the mean of its round."""
+    entered, done = demo.entered_in(journal), journal.rounds_done
+    spoken = {(name, k) for name, said in zip(journal.members, noise, strict=True) for k in said if k <= done}
+    in_time = spoken == set(entered) and all(k == round for (_, round), k in entered.items())
+    if in_time or journal.study.terms.masking is not None:
+        return demo.repeated(journal, rows, noise)
+    return with_delays(journal, rows, noise, entered)
+
+
+def with_delays(
+    journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]], entered: Mapping[tuple[str, int], int]
+) -> list[Floats]:
+    """The same loop with uploads that were late or lost."""
+    study, problem, method = journal.study, journal.study.problem, journal.method(*rows.n_rows.tolist())
+    source = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
+    state, consensus = method.init(problem, rows), method.start(study.shape)
+    uploads = np.zeros((rows.n_agents, *study.upload_shape(1)))
+    sent_in: dict[int, Floats] = {}
+    history: list[Floats] = []
+    for k in range(1, journal.rounds_done + 1):
+        said = np.flatnonzero([k in each for each in noise])
+        if said.size:
+            state, sent = method.step(state, Round(k, problem, rows, consensus, source, said))
+            sent_in[k] = np.array(sent)
+        if method.server_side:
+            uploads = np.zeros((rows.n_agents, *study.upload_shape(k)))
+        now = [each for each, when in entered.items() if when == k]
+        for name, round in sorted(now, key=lambda each: each[1]):
+            agent = journal.members.index(name)
+            if round == k or not method.server_side:
+                uploads[agent] = sent_in[round][agent]
+        active = np.flatnonzero([(name, k) in now for name in journal.members])
+        gathered = Gathered(uploads, consensus, k, problem, rows.n_rows, active)
+        consensus = np.array(method.aggregate(gathered))
+        history.append(consensus)
+    return history
