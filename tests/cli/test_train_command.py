@@ -234,7 +234,6 @@ def test_the_study_s_public_rows_are_the_start_unless_told_otherwise(
     for public, name in [(None, "own"), (False, "none"), (other, "other")]:
         again = dpadmm.train(started, table, seed=3, public=public)
         assert np.array_equal(again.weights, found[name][1].weights)
-    assert np.array_equal(dpadmm.train(started, table, seed=3).history, found["own"][1].history)
     shown = " ".join(cli("train", started, "-d", table, "-o", tmp_path / "m").succeeded().out.split())
     assert "400 public rows of sample.csv were the start, trusted as far as the first answers agreed; no ε" in shown
 

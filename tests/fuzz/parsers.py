@@ -149,7 +149,7 @@ def _model_about(data: bytes, folder: Path) -> object:
     """A model whose JSON says this, with arrays that are whole."""
     whole = io.BytesIO()
     text = data.decode("utf-8", "replace").rstrip("\0")  # NumPy's texts end where their zeros begin
-    np.savez(whole, allow_pickle=False, about=np.array(text), weights=np.ones((3, 1)), history=np.ones((2, 3, 1)))
+    np.savez(whole, allow_pickle=False, about=np.array(text), weights=np.ones((3, 1)))
     (folder / "model.dpadmm").write_bytes(whole.getvalue())
     return load_model(folder / "model.dpadmm")
 

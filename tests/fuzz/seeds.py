@@ -245,7 +245,7 @@ def _about(study: Study | None) -> dict[str, Any]:
     model = Model(
         np.ones((3, 1)), "binary", "logistic", classes=("no", "yes"), feature_names=("age", "smoker", "male"),
         schema=schema if study else None, label=label if study else None,
-        study=study.as_json() if study else {}, history=np.ones((2, 3, 1)), version="0.1.0",
+        study=study.as_json() if study else {}, version="0.1.0",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, np.load(model.save(Path(folder, "m"))) as archive:
         about: dict[str, Any] = json.loads(str(archive["about"]))

@@ -183,9 +183,6 @@ def test_a_model_that_is_not_finite_is_written_by_nobody(tmp_path_factory: pytes
                 model.to_onnx(tmp_path / "m")
             with pytest.raises(DataError, match="no pipeline was made"):
                 model.to_sklearn()
-            past = Model(W1, "binary", "logistic", history=np.stack([W1, weights]))
-            with pytest.raises(DataError, match="the model's history are finite"):
-                past.save(tmp_path / "m")
             assert not list(tmp_path.iterdir())
 
 
@@ -221,8 +218,9 @@ def _write(path: Path, about: object, **arrays: object) -> Path:
 
 
 GOOD = {
-    "format": "dpadmm-model/1", "task": "binary", "loss": "logistic", "classes": None, "intercept": False,
-    "clip": False, "feature_names": [], "privacy": {},
+    "format": FORMAT, "task": "binary", "loss": "logistic", "classes": None, "intercept": False,
+    "clip": False, "feature_names": [], "privacy": {}, "version": "0.1.0", "schema": None, "label": None, "study": {},
+    "study_hash": "", "statement": {},
 }  # fmt: skip
 
 
@@ -245,7 +243,7 @@ def test_a_file_with_a_part_twice_is_refused(tmp_path: Path, again: str) -> None
 
 
 def test_a_file_with_a_part_that_nobody_reads_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for name in ["rows.csv", "weights", "Weights.npy", "history.npy", "a/", "x" * 200]:
+    for name in ["rows.csv", "weights", "Weights.npy", "noise.npy", "a/", "x" * 200]:
         with case(name):
             tmp_path = tmp_path_factory.mktemp("case")
             path = _write(tmp_path / "m", GOOD, weights=W1)
@@ -277,9 +275,13 @@ def test_a_file_with_an_encrypted_part_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_format_is_named(tmp_path: Path) -> None:
-    path = _write(tmp_path / "m", GOOD | {"format": "dpadmm-model/9"}, weights=W1)
-    with pytest.raises(DataError, match="dpadmm-model/9"):
-        load_model(path)
+    for change, said in [
+        ({"format": "dpadmm-model/9"}, "dpadmm-model/9"),
+        ({"intercept": True, "intercept_value": 0.5}, "another constant column"),
+    ]:
+        path = _write(tmp_path / "m", GOOD | change, weights=W1)
+        with pytest.raises(DataError, match=rf"{said}.*; use the version that wrote it"):
+            load_model(path)
 
 
 def test_files_that_make_no_model_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -325,29 +327,7 @@ def test_a_saved_model_predicts_in_another_process(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(MODELS["binary"].predict(np.eye(3)).tolist())
 
 
-# --- format 1, and all that is new in format 2 -------------------------------------------------------------
-
-
-def test_files_of_the_first_format_still_load(tmp_path: Path) -> None:
-    about = GOOD | {"classes": ["no", "yes"], "feature_names": ["x", "y", "z"], "privacy": {"epsilon": 1.0}}
-    again = load_model(_write(tmp_path / "m", about, weights=W1))
-    np.testing.assert_array_equal(again.predict(A), MODELS["binary"].predict(A))
-    assert (again.schema, again.label, again.study, again.history.size) == (None, None, {}, 0)
-    assert again.privacy == {"epsilon": 1.0}
-    again.save(tmp_path / "m")
-    assert load_model(tmp_path / "m").feature_names == ("x", "y", "z")
-
-
-def test_models_with_the_first_constant_column_predict_what_they_did(tmp_path: Path) -> None:
-    about = GOOD | {"classes": ["no", "yes"], "intercept": True, "feature_names": ["x", "y"]}
-    again = load_model(_write(tmp_path / "m", about, weights=W1))
-    rows = A[:, :2] / 4.0
-    scores = (rows @ W1[:2, 0] + W1[2, 0]) * np.sqrt(0.5)
-    np.testing.assert_allclose(again.decision_function(rows)[:, 0], scores, rtol=1e-12)
-    again.save(tmp_path / "n")
-    np.testing.assert_allclose(load_model(tmp_path / "n").decision_function(rows)[:, 0], scores, rtol=1e-12)
-    with pytest.raises(DataError, match="damaged"):
-        load_model(_write(tmp_path / "m", about | {"intercept_value": 2.0}, weights=W1))
+# --- models of studies -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -368,8 +348,6 @@ def test_a_study_s_model_keeps_all_that_is_public(trained: tuple[Study, Result, 
     assert again.study_hash == study.hash
     assert study_from(again.study).hash == study.hash
     assert again.statement == result.statement.as_json()
-    np.testing.assert_array_equal(again.history, result.history)
-    assert again.history.shape == (16, *study.shape)
     np.testing.assert_array_equal(again.predict_table(table), made.predict_table(table))
 
 
@@ -417,15 +395,14 @@ def test_columns_that_look_like_identifiers_are_no_longer_asked_about(tmp_path: 
 
 
 STUDY: dict[str, object] = {"format": "dpadmm-study/2", "name": "s"}
-GOOD2 = GOOD | {
-    "format": FORMAT, "version": "0.1.0", "schema": None, "label": None, "study": STUDY,
-    "study_hash": hash_of(STUDY), "statement": {},
-}  # fmt: skip
+GOOD2 = GOOD | {"study": STUDY, "study_hash": hash_of(STUDY)}
 COLUMN = {"name": "x", "kind": "number", "bounds": [0.0, 1.0]}
 SCHEMA_3 = {"columns": [COLUMN | {"name": name} for name in "xyz"], "row_norm": None}
 
 
-def test_files_of_the_second_format_that_are_well(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_that_are_well_also_with_a_history(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     for change in [
         {},
         {"schema": SCHEMA_3, "feature_names": ["x", "y", "z"]},
@@ -459,26 +436,17 @@ def test_files_whose_parts_do_not_fit_are_refused(tmp_path_factory: pytest.TempP
     ]:
         with case(change):
             tmp_path = tmp_path_factory.mktemp("case")
-            path = _write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1)))
+            path = _write(tmp_path / "m", GOOD2 | change, weights=W1)
             with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
                 load_model(path)
 
 
-def test_a_history_of_another_model_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for history in [np.zeros((2, 4, 1)), np.zeros(3), np.full((2, 3, 1), np.inf)]:
-        with case(history):
-            tmp_path = tmp_path_factory.mktemp("case")
-            with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
-                load_model(_write(tmp_path / "m", GOOD2, weights=W1, history=history))
-
-
 def test_standard_errors_of_another_model_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    history = np.zeros((2, 3, 1))
     for noise_std in [np.ones((4, 1)), np.ones(3), np.full((3, 1), np.nan), np.full((3, 1), -1.0), np.empty((0, 0))]:
         with case(noise_std):
             tmp_path = tmp_path_factory.mktemp("case")
             with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
-                load_model(_write(tmp_path / "m", GOOD2, weights=W1, history=history, noise_std=noise_std))
+                load_model(_write(tmp_path / "m", GOOD2, weights=W1, noise_std=noise_std))
 
 
 def test_files_that_promise_too_much_are_refused_before_memory_is_taken(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,19 +23,14 @@ from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.model.model import Model
-from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
+from dpadmm.optim.features import INTERCEPT
 
 FORMAT = "dpadmm-model/2"
-FORMATS = ("dpadmm-model/1", FORMAT)
-"""What can be read; the first has no columns, study, statement, history and noise_std."""
 
 MOST_BYTES = 2**30
 
 BROKEN = (*BROKEN_ARCHIVE, KeyError, AttributeError)
 """What NumPy, zipfile, JSON and the checks below raise for files that are none of ours."""
-
-FIRST_INTERCEPT = math.sqrt(0.5)
-"""The constant column of models whose file does not name it."""
 
 T = TypeVar("T")
 _INSTEAD = "; train again or restore a copy"
@@ -44,7 +38,7 @@ _INSTEAD = "; train again or restore a copy"
 
 def save_model(model: Model, path: Path) -> Path:
     """Write one file; it appears whole or not at all, and never with numbers that are not finite."""
-    arrays = {"weights": model.weights, "history": model.history}
+    arrays = {"weights": model.weights}
     if model.noise_std is not None:
         arrays["noise_std"] = model.noise_std
     require_finite(arrays, f"{path} was not written")
@@ -80,7 +74,7 @@ def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
-    """Read a model that :meth:`Model.save` wrote, in this version or an earlier one."""
+    """Read a model that :meth:`Model.save` wrote."""
     try:
         return _model_from(*_read(path))
     except DataError:
@@ -92,7 +86,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """The JSON and the arrays of a file of any known format."""
+    """The JSON and the arrays of a file."""
     source = Path(path)
     if source.exists() and (not source.is_file() or source.stat().st_size > MOST_BYTES):
         raise ValueError("no plain file of a fair size")
@@ -105,12 +99,12 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Float
         check_claim(archive.zip, "about.npy")
         about = json.loads(str(archive["about"]))
         found = about["format"]
-        if found not in FORMATS:
+        if found != FORMAT:
             raise DataError(f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it")
-        names = ["weights"] if found == FORMATS[0] else ["weights", "history"]
-        if found == FORMAT and "noise_std" in archive:
-            names.append("noise_std")
-        known = {f"{name}.npy" for name in ("about", *names)}
+        if about["intercept"] and about["intercept_value"] != INTERCEPT:
+            raise DataError(f"{path}: the model has another constant column; use the version that wrote it")
+        names = ["weights", "noise_std"] if "noise_std" in archive else ["weights"]
+        known = {f"{name}.npy" for name in ("about", "history", *names)}  # the history of older files is of no use
         for each in members:  # nothing rides along that no reader looks at
             if each.filename not in known:
                 raise DataError(f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}")
@@ -135,26 +129,18 @@ def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> Non
 
 def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
     _check_shapes(arrays, about["task"], about["classes"])
-    if about["intercept"]:
-        constant = float(about.get("intercept_value", FIRST_INTERCEPT))
-        arrays = {name: _rescaled(values, constant) for name, values in arrays.items()}
-    known: dict[str, Any] = {
-        **arrays,
-        "task": about["task"],
-        "loss": _a(str, about["loss"]),
-        "classes": tuple(about["classes"]) if about["classes"] is not None else None,
-        "intercept": bool(about["intercept"]),
-        "clip": bool(about["clip"]),
-        "feature_names": tuple(_a(str, name) for name in about["feature_names"]),
-        "privacy": _a(dict, about["privacy"]),
-    }
-    if about["format"] == FORMATS[0]:
-        return Model(**known, version="")
     schema = about["schema"]
     if schema is not None:  # whether a name looks like an identifier was asked when the study was written
         schema = schema_from([{**each, "allow": True} for each in schema["columns"]], schema["row_norm"])
     model = Model(
-        **known,
+        **arrays,
+        task=about["task"],
+        loss=_a(str, about["loss"]),
+        classes=tuple(about["classes"]) if about["classes"] is not None else None,
+        intercept=bool(about["intercept"]),
+        clip=bool(about["clip"]),
+        feature_names=tuple(_a(str, name) for name in about["feature_names"]),
+        privacy=_a(dict, about["privacy"]),
         schema=schema,
         label=None if about["label"] is None else label_from(about["label"]),
         study=_a(dict, about["study"]),
@@ -172,17 +158,6 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
     return model
 
 
-def _rescaled(weights: Floats, constant: float) -> Floats:
-    """Weights for rows ``[√(1−c²)·a, c]`` with another constant c, for rows as they are made now."""
-    if constant == INTERCEPT or weights.size == 0:
-        return weights
-    if not 0.0 < constant < 1.0:
-        raise ValueError("no such constant")
-    out = weights * (math.sqrt(1.0 - constant**2) / BESIDE_INTERCEPT)
-    out[..., -1, :] = weights[..., -1, :] * (constant / INTERCEPT)
-    return np.asarray(out)
-
-
 def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any] | None) -> None:
     """A ValueError where a file's parts do not make a model."""
     weights = arrays["weights"]
@@ -194,9 +169,7 @@ def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any
         raise ValueError("classes")
     if isinstance(classes, str) or not all(isinstance(each, str | int | float) for each in classes or ()):
         raise ValueError("classes")
-    history, noise_std = arrays.get("history", np.empty(0)), arrays.get("noise_std", np.zeros(weights.shape))
-    if history.size and (history.shape[1:] != weights.shape or not np.isfinite(history).all()):
-        raise ValueError("history")
+    noise_std = arrays.get("noise_std", np.zeros(weights.shape))
     if noise_std.shape != weights.shape or not np.all((noise_std >= 0.0) & np.isfinite(noise_std)):
         raise ValueError("noise_std")
 

@@ -70,8 +70,6 @@ class Model:
         own units.
     privacy, study, statement : mapping
         The privacy report of the run, the study, and the privacy statement, as JSON values.
-    history : (t + 1, d, p)
-        The public consensus of every round; empty where it was not kept.
     noise_std : (d, p), optional
         The standard error that privacy noise gives every weight, where the method tells it by public numbers.
     version : str
@@ -96,7 +94,6 @@ class Model:
     label: Label | None = None
     study: Mapping[str, Any] = field(default_factory=dict)
     statement: Mapping[str, Any] = field(default_factory=dict)
-    history: Floats = field(default_factory=lambda: np.empty((0, 0, 0)))
     noise_std: Floats | None = None
     version: str = VERSION
 
@@ -235,8 +232,6 @@ class Trained(Protocol):
     @property
     def weights(self) -> Floats: ...
     @property
-    def history(self) -> Floats: ...
-    @property
     def noise_std(self) -> Floats | None: ...
     @property
     def privacy(self) -> PrivacyReport: ...
@@ -261,7 +256,6 @@ def model_of(result: Trained) -> Model:
         label=study.label,
         study=study.as_json(),
         statement=result.statement.as_json(),
-        history=result.history,
         noise_std=result.noise_std,
     )
 

@@ -30,7 +30,6 @@ from dpadmm.training.loop import (
     Outcome,
     Participation,
     PlannedParticipation,
-    RoundView,
     StopRule,
     train,
 )
@@ -39,26 +38,6 @@ from dpadmm.training.metrics import Trace
 from dpadmm.training.oracles import Noise, Pooled, priced
 from dpadmm.training.prior import Prior
 from dpadmm.version import VERSION
-
-MOST_HISTORY = 4_000_000
-"""Numbers of a history that are kept."""
-
-
-@dataclass
-class History:
-    """The consensus of every round, from the start (zeros, if none is given): all of it public."""
-
-    rounds: list[Floats] = field(default_factory=list)
-
-    def __call__(self, view: RoundView) -> None:
-        if not self.rounds:
-            self.rounds.append(np.zeros_like(view.consensus))
-        self.rounds.append(view.consensus.copy())
-
-    def as_array(self) -> Floats:
-        """(t + 1, d, p); empty where it would be very large."""
-        whole = np.array(self.rounds)
-        return whole if whole.size <= MOST_HISTORY else whole[:0]
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,8 +62,6 @@ class Result:
         Time of calibration and rounds.
     trace : Trace
         The paper's measures by round, in a simulation.
-    history : (t + 1, d, p)
-        The consensus of every round, of a study; all of it public.
     noise_std : (d, p), optional
         The standard error that privacy noise gives every weight, where the method tells it by public numbers.
     of_study, names, dataset
@@ -101,7 +78,6 @@ class Result:
     stopped_by_result: bool = False
     seconds: float = 0.0
     trace: Trace = field(default_factory=lambda: Trace({}))
-    history: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
     noise_std: Floats | None = None
     of_study: Study | None = None
     names: tuple[str, ...] = ()

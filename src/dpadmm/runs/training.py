@@ -1,4 +1,4 @@
-"""A study with all agents in this process: study + encoded table -> model, privacy statement, public history.
+"""A study with all agents in this process: study + encoded table -> model and privacy statement.
 
 The noise is that of deployed agents, exact and from the operating system, unless a seed is given for an
 experiment.
@@ -21,7 +21,7 @@ from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.matrices import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.optim.problem import Rows, make_rows
-from dpadmm.runs.run import History, Result, run
+from dpadmm.runs.run import Result, run
 from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.loop import Observer
@@ -118,20 +118,19 @@ def run_study(
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
     noise: Noise = ExactNoise() if seed is None else SimulatedNoise(seed, rows.n_agents, study.shape)
-    history = History() if prior is None else History([prior.weights])
     result = run(
         study.training,
         study.problem,
         rows,
         noise,
         prior=prior,
-        observers=[history, *observers],
+        observers=observers,
         keep_interrupted=keep_interrupted,
         most_rows=study.most_rows,
     )
     if result.training != study.training:  # the rounds followed from the sizes
         study = replace(study, training=result.training)
-    return replace(result, of_study=study, names=names, history=history.as_array())
+    return replace(result, of_study=study, names=names)
 
 
 def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, tuple[str, ...]]:

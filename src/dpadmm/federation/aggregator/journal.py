@@ -329,7 +329,6 @@ class FederatedResult:
 
     study: Study
     weights: Floats
-    history: Floats
     privacy: PrivacyReport
     statement: Statement
     rounds_done: int
@@ -347,10 +346,8 @@ def result_of(journal: Journal) -> FederatedResult:
         raise StudyError("no round is complete yet: there is nothing to export")
     rounds = study.training.planned_rounds
     averages, done, method = Averages(), 0, journal.method(1)
-    history = [method.model(method.start(study.shape))]
     for done, consensus in enumerate(map(method.model, journal.consensus()), 1):
         averages(RoundView(done, rounds, consensus, consensus, 0.0))
-        history.append(consensus)
     names = [name for name in journal.members if name in sites]
     plan = study.terms.plan
     planned = plan.tally()
@@ -366,8 +363,7 @@ def result_of(journal: Journal) -> FederatedResult:
     privacy = PrivacyReport(released, whole, delta, method.name, ended_by_result=True, exact_noise=True, honest=honest)
     return FederatedResult(
         study=study,
-        weights=averages.model(study.training.average, history[-1]),
-        history=np.array(history),
+        weights=averages.model(study.training.average, consensus),
         privacy=privacy,
         statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, honest),
         rounds_done=done,
