@@ -62,7 +62,7 @@ def test_a_run_from_waiting_to_done(browser, page, run):
     assert browser.js("document.title") == "done · Income above 50,000"
     assert browser.js("shifted") == []
     assert browser.problems() == []
-    assert {address.split("?")[0] for address in browser.requests()} == {f"http://127.0.0.1:{page.port}/events"}
+    assert {address.split("?")[0] for address in browser.requests()} == {f"http://127.0.0.1:{page.port}/live"}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

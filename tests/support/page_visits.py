@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 TOKEN = "a-token-that-only-tests-know"
 
@@ -23,26 +22,3 @@ def raw(page, request):
     with closing(socket.create_connection(("127.0.0.1", page.port), timeout=10)) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
-
-
-@contextmanager
-def stream(page):
-    """An open stream, as its response."""
-    with closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)) as connection:
-        connection.request("GET", f"/events?token={TOKEN}")
-        with closing(connection.getresponse()) as answer:
-            yield answer
-
-
-def next_message(answer):
-    """(kind, data) of the next event; comments and the retry time are passed over."""
-    kind, data = None, None
-    for line in iter(answer.readline, b""):
-        text = line.decode().rstrip("\n")
-        if text.startswith("event: "):
-            kind = text[7:]
-        elif text.startswith("data: "):
-            data = json.loads(text[6:])
-        elif not text and kind:
-            return kind, data
-    return None, None

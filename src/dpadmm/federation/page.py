@@ -1,7 +1,7 @@
 """A read-only live page of a run, on this machine only: ``http://127.0.0.1:PORT/?token=...``.
 
-The page needs the token and cannot change a run. A snapshot of the run is taken a few times a second, however
-many pages are open, and sent to them as server-sent events.
+The page needs the token and cannot change a run. It asks for a snapshot of the run twice a second; one is taken a
+few times a second at most, however many pages are open.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import logging
 import math
 import re
 import secrets
-import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -33,60 +31,44 @@ EVENTS = 200
 """The number of events that a page receives."""
 POINTS = 2000
 """The maximum number of points of the curve."""
+PERIOD = 0.25
+"""Seconds for which a snapshot is the latest."""
 
 Snapshot = Callable[[], Mapping[str, Any]]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Update:
-    """The state of a run; ``number`` grows with every change, ``whole`` is None if the snapshot failed."""
+class Snapshots:
+    """The latest snapshot as JSON: the whole of it for scripts, and what a page shows of it; None if it failed.
 
-    number: int
-    whole: bytes | None
-    message: bytes
-
-
-class EventFeed:
-    """The latest snapshot as JSON (``whole``) and as a server-sent event (``message``).
-
-    A snapshot is taken by the first request after ``period`` seconds, and shared by the others.
+    A snapshot is taken by the first request after ``PERIOD`` seconds, and shared by the others.
     """
 
-    def __init__(self, snapshot: Snapshot, *, period: float = 0.25) -> None:
-        self.period = period
+    def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._lock = threading.Lock()
         self._due = -math.inf
-        self._update = Update(0, None, b"")
+        self._taken: tuple[bytes, bytes] | None = None
 
-    def latest(self, *, now: bool = False) -> Update:
-        """An update not older than ``period``, or a new one."""
+    def latest(self) -> tuple[bytes, bytes] | None:
         with self._lock:
-            if now or time.monotonic() >= self._due:
-                self._update = self._ask(self._update)
-                self._due = time.monotonic() + self.period
-            return self._update
+            if time.monotonic() >= self._due:
+                self._taken = self._ask()
+                self._due = time.monotonic() + PERIOD
+            return self._taken
 
-    def _ask(self, before: Update) -> Update:
+    def _ask(self) -> tuple[bytes, bytes] | None:
         try:
             taken = clean(self._snapshot())
             whole = _json(taken)
-            if whole == before.whole:
-                return before
+            if self._taken and self._taken[0] == whole:
+                return self._taken  # with its time, so that a page sees that nothing is new
             changes, events = thinned(taken.get("changes", ())), taken.get("events", [])[-EVENTS:]
-            shown = {**taken, "changes": changes, "events": events}
-            message = _event("snapshot", {"at": time.time(), "snapshot": shown})
+            return whole, _json({"at": time.time(), "snapshot": {**taken, "changes": changes, "events": events}})
         except Exception as error:  # the page must survive any error of the run
-            if before.whole is None and before.number:
-                return before
-            _log.warning("the live page could not read the state of the run (%s)", type(error).__name__)
-            return Update(before.number + 1, None, _event("trouble"))
-        return Update(before.number + 1, whole, message)
-
-
-def _event(kind: str, value: Any = None) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), _json(value or {}))
+            if self._taken or self._due < 0.0:  # once
+                _log.warning("the live page could not read the state of the run (%s)", type(error).__name__)
+            return None
 
 
 def clean(value: Any) -> Any:
@@ -160,12 +142,10 @@ def document(name: str) -> str:
     return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda found: text(found[1]), text(name))
 
 
-STREAMS = 16
-"""The maximum number of open pages."""
 CONNECTIONS = 64
 """The maximum number of connections; beyond it, the oldest one without a token is closed."""
-HEARTBEAT = 10.0
-"""Seconds between messages to a page, which can thus tell a lost connection from a slow run."""
+LAST_LOOK = 1.0
+"""Seconds that open pages, which ask twice as often, have to see how a run ended."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -187,7 +167,7 @@ class Page:
         if not 0 <= port <= 65535:
             raise DpadmmError(f"the live page cannot use port {port}: choose one up to 65535, or 0 for any free port")
         try:
-            self._server = _Server(port, EventFeed(snapshot), self._token, header_seconds)
+            self._server = _Server(port, Snapshots(snapshot), self._token, header_seconds)
         except OSError as error:
             raise DpadmmError(
                 f"the live page cannot use port {port} ({error.strerror}): choose another, or 0 for any"
@@ -204,14 +184,15 @@ class Page:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, *, timeout: float = 2.0) -> None:
-        """Notify open pages and free the port; remaining connections are closed after ``timeout``."""
-        self._server.closing.set()
+    def close(self) -> None:
+        """Let open pages see how the run ended, and free the port."""
         if self._thread.is_alive():
+            if time.monotonic() - self._server.looked_at < 2.0 * LAST_LOOK:
+                time.sleep(LAST_LOOK)
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-        self._server.finish(timeout)
+        self._server.hang_up()
 
     def __enter__(self) -> Page:
         self.start()
@@ -225,14 +206,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, port: int, feed: EventFeed, token: str, header_seconds: float) -> None:
-        self.feed, self.token, self._header_seconds = feed, token.encode(), header_seconds
-        self.closing = threading.Event()
-        self.streams = threading.BoundedSemaphore(STREAMS)
+    def __init__(self, port: int, snapshots: Snapshots, token: str, header_seconds: float) -> None:
+        self.snapshots, self.token, self._header_seconds = snapshots, token.encode(), header_seconds
+        self.looked_at = -math.inf
+        """When a page was last shown a snapshot."""
         self._connections: dict[socket.socket, float] = {}
         """Since when each waits for its token, oldest first; infinity for those that have sent it."""
-        self._busy: set[socket.socket] = set()
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
         super().__init__(("127.0.0.1", port), _RequestHandler)
 
     def server_bind(self) -> None:
@@ -274,22 +254,9 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a request to the live page failed")
 
-    @contextmanager
-    def answering(self, request: socket.socket) -> Iterator[None]:
-        """Mark a request as active, so that ``finish`` waits for it."""
+    def hang_up(self) -> None:
+        """Close all connections, also those that browsers open in advance."""
         with self._changed:
-            self._busy.add(request)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy.discard(request)
-                self._changed.notify_all()
-
-    def finish(self, timeout: float) -> None:
-        """Wait for active requests, then close all connections, also those that browsers open in advance."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._busy, timeout)
             for connection in self._connections:
                 _shut_down(connection)
 
@@ -303,7 +270,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
     timeout = 10.0  # of a connection that sends nothing
-    _routes: ClassVar[dict[str, str]] = {"/": "_send_page", "/events": "_events", "/snapshot": "_snapshot"}
+    _routes: ClassVar[dict[str, str]] = {"/": "_send_page", "/live": "_live", "/snapshot": "_snapshot"}
 
     def parse_request(self) -> bool:
         """Refuse requests for other hosts and other methods."""
@@ -320,12 +287,6 @@ class _RequestHandler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:
-        with self.server.answering(self.connection):
-            self._answer()
-
-    do_HEAD = do_GET
-
-    def _answer(self) -> None:
         address = urlsplit(self.path)
         if (route := self._routes.get(address.path)) is None:
             self._send_text(HTTPStatus.NOT_FOUND, "Page not found.")
@@ -337,6 +298,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
         else:
             self.server.admit(self.connection)
             getattr(self, route)()
+
+    do_HEAD = do_GET
 
     def _has_token(self, query: str) -> bool:
         try:
@@ -350,60 +313,27 @@ class _RequestHandler(BaseHTTPRequestHandler):
         text = document(name).replace("{{nonce}}", nonce).replace("{{sentence}}", sentence)
         self._send(status, "text/html; charset=utf-8", text.encode(), nonce=nonce)
 
-    def _snapshot(self) -> None:
-        whole = self.server.feed.latest().whole
-        if whole is None:
+    def _snapshot(self, shown: bool = False) -> None:
+        if (latest := self.server.snapshots.latest()) is None:
             text = "The state of the run could not be read. Try again."
             self._send_text(HTTPStatus.SERVICE_UNAVAILABLE, text)
         else:
-            self._send(HTTPStatus.OK, "application/json", whole)
+            self._send(HTTPStatus.OK, "application/json", latest[shown])
 
-    def _events(self) -> None:
-        if self.command == "HEAD":
-            self._send(HTTPStatus.OK, "text/event-stream", None)
-        elif not self.server.streams.acquire(blocking=False):
-            self._send_text(HTTPStatus.SERVICE_UNAVAILABLE, "Too many live pages are open. Close some.")
-        else:
-            try:
-                self._send(HTTPStatus.OK, "text/event-stream", None)
-                self._stream()
-            finally:
-                self.server.streams.release()
-
-    def _stream(self) -> None:
-        """Send a snapshot, then every change and heartbeats, and a final message."""
-        server, heard, sent = self.server, time.monotonic(), 0
-        self.wfile.write(b"retry: 1000\n\n")
-        while not server.closing.is_set() and not self._disconnected():
-            update = server.feed.latest()
-            if update.number != sent:
-                self.wfile.write(update.message)
-                sent, heard = update.number, time.monotonic()
-            elif time.monotonic() - heard >= HEARTBEAT:
-                self.wfile.write(b": nothing new\n" + _event("beat"))
-                heard = time.monotonic()
-            server.closing.wait(server.feed.period)
-        if server.closing.is_set():  # how the run ended
-            update = server.feed.latest(now=True)
-            self.wfile.write((update.message if update.number != sent else b"") + _event("bye"))
-
-    def _disconnected(self) -> bool:
-        poll = select.poll()
-        poll.register(self.connection, select.POLLIN)
-        return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+    def _live(self) -> None:
+        self._snapshot(shown=True)
+        self.server.looked_at = time.monotonic()
 
     def _send_text(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         self._send(status, "text/plain; charset=utf-8", f"{sentence}\n".encode(), **headers)
 
-    def _send(self, status: HTTPStatus, kind: str, body: bytes | None, *, nonce: str = "", **headers: str) -> None:
-        """Send headers and body; without a body, the headers of a stream that ends with the connection."""
+    def _send(self, status: HTTPStatus, kind: str, body: bytes, *, nonce: str = "", **headers: str) -> None:
         self.send_response(status)
         for name, value in {"Content-Type": kind, **security_headers(nonce), **headers}.items():
             self.send_header(name, value)
-        if body is not None:
-            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if body is not None and self.command != "HEAD":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:

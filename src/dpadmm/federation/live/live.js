@@ -1,4 +1,4 @@
-// The page: one connection that tells, and everything it tells put in its place.
+// The page: it asks for the run, and puts everything it is told in its place.
 const KEY = "dpadmm-token";
 const token = (() => {
   const given = new URLSearchParams(location.search).get("token") ?? "";
@@ -11,7 +11,7 @@ const at = path => `${path}?token=${encodeURIComponent(token)}`;
 const chart = new Chart(find("plot"), {
   readout: find("readout"), summary: find("chart-summary"), details: find("values"), rows: find("values-rows"),
 });
-const page = { run: null, receivedAt: 0, ahead: 0, source: null, ended: false, refused: false, onlySites: "all", onlyEvents: "all" };
+const page = { run: null, text: "", receivedAt: 0, ahead: 0, refused: false, onlySites: "all", onlyEvents: "all" };
 const rows = new Map(), eventRows = new Map(), siteChips = new Map(), wasState = new Map();
 
 // ---- speaking: changes of state, gathered so that a busy run does not chatter
@@ -232,38 +232,27 @@ function line(kind, words, notice = "") {
   find("lost").hidden = !notice;
 }
 
-function update(event) {
-  const { at: sent, snapshot } = JSON.parse(event.data);
-  Object.assign(page, { run: snapshot, receivedAt: performance.now(), ahead: sent * 1000 - Date.now(), ended: false, refused: false });
+function update(text) {
   line("live", "Live");
+  if (text === page.text) return;
+  const { at: sent, snapshot } = JSON.parse(text);
+  Object.assign(page, { text, run: snapshot, receivedAt: performance.now(), ahead: sent * 1000 - Date.now() });
   showRun(); showSites(); showEvents(); showTimes();
 }
 
-async function lost() {
-  const source = page.source;
-  if (page.ended) line("ended", "Ended", "The aggregator has stopped. This page shows its last state.");
-  else if (!page.refused) line("lost", "Connection lost", "Connection lost. Trying again; this page shows the last known state.");
-  if (source.readyState !== EventSource.CLOSED) return; // it reconnects automatically
+// Asks twice a second; what comes late counts as lost, and is asked for again.
+async function poll() {
   try {
-    page.refused = (await fetch(at("/snapshot"), { method: "HEAD" })).status === 403;
+    const answer = await fetch(at("/live"), { signal: AbortSignal.timeout(10000) });
+    page.refused = answer.status === 403;
     if (page.refused) line("refused", "Token refused", "The aggregator has a new token. Open the address that it printed.");
-  } catch { /* not there: try again */ }
-  setTimeout(() => { if (page.source === source) listen(); }, 3000);
+    else if (answer.ok) update(await answer.text());
+    else line("lost", "No update", "The aggregator cannot report its state now. This page shows the last known state.");
+  } catch {
+    if (["done", "stopped"].includes(page.run?.state)) line("ended", "Ended", "The aggregator has stopped. This page shows its last state.");
+    else if (!page.refused) line("lost", "Connection lost", "Connection lost. Trying again; this page shows the last known state.");
+  }
+  setTimeout(poll, page.refused ? 3000 : 500);
 }
-
-function listen() {
-  page.source?.close();
-  const source = page.source = new EventSource(at("/events"));
-  page.lastMessage = performance.now();
-  const received = () => { page.lastMessage = performance.now(); };
-  source.addEventListener("snapshot", event => { received(); update(event); });
-  source.addEventListener("beat", () => { received(); if (page.run) line("live", "Live"); });
-  source.addEventListener("trouble", () => { received(); line("lost", "No update", "The aggregator cannot report its state now. This page shows the last known state."); });
-  source.addEventListener("bye", () => { page.ended = ["done", "stopped"].includes(page.run?.state); });
-  source.addEventListener("error", lost);
-}
-listen();
-setInterval(() => {
-  showTimes();
-  if (performance.now() - page.lastMessage > 30000) { lost(); listen(); } // a connection that died silently
-}, 500);
+poll();
+setInterval(showTimes, 500);

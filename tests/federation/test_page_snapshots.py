@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from live_run import LiveRun
 
-from dpadmm.federation.page import EVENTS, POINTS, EventFeed, clean, thinned
+from dpadmm.federation.page import EVENTS, POINTS, Snapshots, clean, thinned
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_page_gets_the_last_events_alone(run):
     for k in range(3 * EVENTS):
         run.say(f"event {k}")
     state = run() | {"events": run.events}
-    told = EventFeed(lambda: state).latest()
-    events = json.loads(told.message.decode().partition("data: ")[2])["snapshot"]["events"]
+    whole, shown = Snapshots(lambda: state).latest()
+    events = json.loads(shown)["snapshot"]["events"]
     assert [event["text"] for event in events] == [f"event {k}" for k in range(2 * EVENTS, 3 * EVENTS)]
-    assert len(json.loads(told.whole)["events"]) == 3 * EVENTS
+    assert len(json.loads(whole)["events"]) == 3 * EVENTS
