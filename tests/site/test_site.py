@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from looping import case
 
 from dpadmm._base.errors import DataError, Refusal, StudyError
-from dpadmm.optim.features import clip_rows
 from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.site.agent import Agent
 from dpadmm.site.site import read_site, site_from
@@ -32,7 +31,6 @@ from dpadmm.trusted.unit import PrivacyUnit, person_of
 FILE = {
     "format": "dpadmm-site/1",
     "ledger": "ledger",
-    "local_metrics": False,
     "data": {"table": "table.csv", "label": "repaid"},
     "person": {"column": "who", "rows": 2},
     "limits": {
@@ -194,14 +192,12 @@ def test_a_site_is_what_its_owner_wrote(folder):
         max_rounds=50,
         min_rows=3,
         unit=PrivacyUnit(2, "who"),
-        local_metrics=False,
     )
     assert (site.table, site.ledger) == (folder / "table.csv", folder / "ledger")
     assert site.label == "repaid"
     elsewhere = opened(folder, data={"table": "/data/table.csv"}, ledger="../books/ours")
     assert (str(elsewhere.table), elsewhere.ledger) == ("/data/table.csv", folder / "../books/ours")
-    assert opened(folder, local_metrics=True).policy.local_metrics
-    assert not opened(folder, local_metrics=None).policy.local_metrics
+    assert opened(folder, local_metrics=False).policy == site.policy  # older files say so
 
 
 WRONG = [
@@ -212,8 +208,6 @@ WRONG = [
     ({"ledger": 5}, "ledger must be a text"),
     ({"ledger": " "}, "ledger must be a text"),
     ({"ledger": "~nosuchuser/ledger"}, "ledger: the path '~nosuchuser/ledger' begins with '~nosuchuser'"),
-    ({"local_metrics": "no"}, "local_metrics must be true or false"),
-    ({"local_metrics": 0}, "local_metrics must be true or false"),
     ({"data": "table.csv"}, "[data] must be a section"),
     ({"data": {"table": None}}, "data.table is missing"),
     ({"data": {"table": ["a.csv"]}}, "data.table must be"),
@@ -733,26 +727,6 @@ def test_a_study_has_no_field_of_a_policy():
     """Only what is asked has the same name as what is allowed."""
     both = {each.name for each in fields(Policy)} & {each.name for each in fields(Study)}
     assert both == set()
-
-
-def test_a_model_is_measured_for_the_owner_only(folder):
-    study, weights = a_study(training={"intercept": True}), np.array([[1.0], [-2.0], [0.5]])
-    with pytest.raises(Refusal) as caught:
-        opened(folder).measure(study, weights)
-    assert caught.value.code == "policy-metrics"
-    site = opened(folder, local_metrics=True)
-    measured = site.measure(study, weights)
-    rows, labels = (
-        np.array([[0.30, 0.5], [0.31, 0.2], [0.20, 0.1], [0.60, 0.4]]),
-        np.array([1, -1, -1, -1]),
-    )
-    scores = 0.96 * (clip_rows(rows) @ weights[:2, 0]) + 0.28 * weights[2, 0]
-    assert measured["loss"] == pytest.approx(np.log1p(np.exp(-labels * scores)).mean())
-    assert measured["error"] == np.mean((scores > 0) != (labels > 0))
-    assert site.measure(study, weights.astype(np.float32)) == measured  # computed in float64 all the same
-    for wrong in (weights[:2], np.full((3, 1), np.nan)):
-        with pytest.raises(StudyError, match=r"shape \(3, 1\)"):
-            site.measure(study, wrong)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "parquet, coded"])

@@ -313,10 +313,6 @@ def test_limits_include_their_last_value() -> None:
     assert refusal(policy.check, asked, None, (half, more)).code == "policy-alone"
 
 
-def test_measuring_models_is_not_allowed_unless_the_owner_says_so() -> None:
-    assert POLICY.local_metrics is False
-
-
 def test_every_round_has_the_noise_that_was_enrolled_however_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

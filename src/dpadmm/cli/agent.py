@@ -448,7 +448,6 @@ def _limits_text(policy: Policy) -> list[str]:
         f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({rows}), over all studies.",
         f"Allowed: {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at "
         f"most {policy.max_rounds:,} rounds in a study; no study with fewer than {policy.min_rows:,} rows.",
-        f"Local evaluation of models on your rows: {'allowed' if policy.local_metrics else 'not allowed'}.",
         *([_masking_text(policy.masking, policy.delta)] if policy.masking else []),
     ]
 
@@ -505,7 +504,6 @@ def _site_figures(site: Site, persons: Persons, state: LedgerState | None) -> di
             "max_rounds": policy.max_rounds,
             "min_rows": policy.min_rows,
             "rows_per_person": policy.unit.rows,
-            "local_metrics": policy.local_metrics,
             "secure_aggregation": policy.masking._asdict() if policy.masking else None,
         },
         "ledger": str(site.ledger),

@@ -15,16 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import Refusal, StudyError
 from dpadmm._base.fields import check_names, nearest
 from dpadmm._base.files import atomic_file, expanded
 from dpadmm._base.toml import read_toml
 from dpadmm.optim.losses import LOSSES
 from dpadmm.study.study import DEPLOYABLE, Study
-from dpadmm.training.metrics import error
 from dpadmm.trusted.guard import Enrolled, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
@@ -119,19 +115,6 @@ class Site:
             raise Refusal("roster-not-mine", text)
         return found[0].read_bytes()
 
-    def measure(self, study: Study, weights: Floats) -> dict[str, float]:
-        """Mean loss and error of a model on the own rows: for the owner only, since no noise is on them."""
-        if not self.policy.local_metrics:
-            text = "the owner does not allow to measure models here (local_metrics = false)"
-            raise Refusal("policy-metrics", text)
-        weights = np.asarray(weights, dtype=np.float64)
-        if weights.shape != study.shape or not np.isfinite(weights).all():
-            raise StudyError(f"the model must be finite numbers of shape {study.shape}, as the study says")
-        rows, loss = self.rows.encoded(study), study.problem.loss
-        used = ~rows.persons.silent
-        scores, labels = np.asarray(rows.features @ weights)[used], rows.labels[used]
-        return {"loss": float(loss.value(labels, scores).mean()), "error": error(loss, labels, scores)}
-
     def warnings(self) -> list[str]:
         """Where others could undo the owner's limits."""
         return [
@@ -168,7 +151,7 @@ def read_site(path: Path) -> Site:
 
 def site_from(table: Mapping[str, Any], path: Path) -> Site:
     """A site from the table that a TOML file at ``path`` holds; its paths are relative to that file."""
-    check_names(table, ["format", "ledger", "local_metrics", *SECTIONS], str(path))
+    check_names(table, ["format", "ledger", "local_metrics", *SECTIONS], str(path))  # of old files; it decides nothing
     if table.get("format") != FORMAT:
         raise StudyError(f'{path}: format must be "{FORMAT}", not {table.get("format")!r}')
     here = path.parent
@@ -192,7 +175,6 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
             max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
             min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),
             unit=PrivacyUnit(entries.whole("person.rows", person.get("rows"), 1), column),
-            local_metrics=entries.yes_or_no("local_metrics", table.get("local_metrics", False)),
             masking=_masking(entries, table, path, epsilon),
         ),
     )

@@ -120,7 +120,6 @@ class Policy:
     max_rounds: int
     min_rows: int
     unit: PrivacyUnit = ONE_ROW
-    local_metrics: bool = False
     masking: MaskingLimits | None = None
 
     @cached_property
