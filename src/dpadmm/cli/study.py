@@ -94,25 +94,23 @@ def new(
     masked = _secure_aggregation(trust, honest, most_rows)
     if dummy and from_table is None:
         raise StudyError("--dummy is about a table: give --from TABLE too")
-    if from_table is None and dictionary is None:
-        if label is not None or name is not None or by is not None:
-            raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
-        check_new(file)
-        write(file, _secured(template("study"), masked).encode())
-        return say_path(
-            f"Written: {file}", "Edit it for your question; then see what it means:", f"  dpadmm study show {file}"
-        )
-    from dpadmm.study.drafting import study_text
+    drafted = from_table is not None or dictionary is not None
+    if not drafted and (label is not None or name is not None or by is not None):
+        raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
+    from dpadmm.study.drafting import secured_text, study_text
 
     check_new(file)
-    draft = _drafted(from_table, dictionary, label)
-    draft = draft if by is None else draft.without(by)
-    draft = draft.made_up() if dummy else draft
-    text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
-    write(file, _secured(text, masked).encode())
+    text, said, then = template("study"), ["Edit it for your question; then see what it means:"], "show"
+    if drafted:
+        draft = _drafted(from_table, dictionary, label)
+        draft = draft if by is None else draft.without(by)
+        draft = draft.made_up() if dummy else draft
+        text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
+        said, then = _draft_in_words(draft), "check"
+    write(file, (secured_text(text, *masked) if masked else text).encode())
     say_path(f"Written: {file}")
-    say(*_draft_in_words(draft))
-    return say_path(f"  dpadmm study check {file}")
+    say(*said)
+    say_path(f"  dpadmm study {then} {file}")
 
 
 def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -> tuple[int, int] | None:
@@ -128,12 +126,6 @@ def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -
             "aggregator, and --most-rows, a number of rows that no site exceeds"
         )
     return known["honest"].checked(honest), known["most_rows"].checked(most_rows)
-
-
-def _secured(text: str, masked: tuple[int, int] | None) -> str:
-    from dpadmm.study.drafting import secured_text
-
-    return text if masked is None else secured_text(text, *masked)
 
 
 def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:

@@ -51,7 +51,6 @@ def convergence_figure(
     *,
     optimum: Mapping[str, float] | None = None,
     title: str = "",
-    error_name: str = "error of the global model",
 ) -> Figure:
     """Two panels, training loss and error by round, beside the non-private ``optimum`` (column -> value).
 
@@ -64,7 +63,7 @@ def convergence_figure(
     measured_on = "test rows" if error.startswith("test") else "training rows"
     panels = (
         (left, "train_loss_global", "training loss of the global model"),
-        (right, error, f"{error_name}, {measured_on}"),
+        (right, error, f"error of the global model, {measured_on}"),
     )
     looks = kinds(list(traces))
     for axes, column, heading in panels:
