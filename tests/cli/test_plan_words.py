@@ -12,7 +12,7 @@ from looping import case
 from printed import printed
 
 from dpadmm.cli.plan import other_rounds, show, time_in_words
-from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
+from dpadmm.runs.planning.forecast import Grid, Outlook, Value
 from dpadmm.runs.planning.plan import Goal, Plan, costs_of
 from dpadmm.study.study import study_from
 
@@ -27,7 +27,7 @@ def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, alone: float |
     def both(mean: float, luck: float = 0.0) -> dict[str, Value]:
         return {"accuracy": Value(mean, luck=luck), "log_loss": Value(log_loss, luck=luck)}
 
-    cells = tuple(Cell(e, t, both(means[t], 0.01)) for e, t in GRID.cells)
+    cells = {(e, t): both(means[t], 0.01) for e, t in GRID.cells}
     outlook = Outlook(
         "public rows",
         cells,

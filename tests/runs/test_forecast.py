@@ -285,15 +285,15 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
     grid = grid_of(study, 1.0, epsilons=[0.1], rounds=[])
     forecast = outlook(study, scenario, sizes, grid, seed=1)
     rows, other = (pool_of(study, planned.table(tmp_path / f"{k}.csv", 8000, seed=k)) for k in (2, 3))
-    for cell in forecast.cells:
-        training = study.training.changed(epsilon=cell.epsilon)
+    for (epsilon, _), values in forecast.cells.items():
+        training = study.training.changed(epsilon=epsilon)
         again = Study(name="x", schema=study.schema, label=study.label, training=training)
         table = EncodedTable(rows.features, rows.labels, None, (), Report())
         reached = []
         for seed in range(4):
             weights = run_study(again, table, n_agents=8, seed=seed).weights
             reached.append(1.0 - error(study.problem.loss, other.labels, other.features @ weights))
-        assert cell.values["accuracy"].mean == pytest.approx(np.mean(reached), abs=0.03)
+        assert values["accuracy"].mean == pytest.approx(np.mean(reached), abs=0.03)
     little, more = (forecast.at(epsilon, 20)["accuracy"].mean for epsilon in (0.1, 1.0))
     assert forecast.baseline["accuracy"] < little < more
     assert more <= forecast.ceiling["accuracy"].mean + 0.01

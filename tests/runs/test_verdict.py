@@ -9,7 +9,7 @@ import pytest
 from looping import case
 
 from dpadmm._base.errors import StudyError
-from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
+from dpadmm.runs.planning.forecast import Grid, Outlook, Value
 from dpadmm.runs.planning.plan import (
     Goal,
     best_rounds,
@@ -26,7 +26,7 @@ GRID = Grid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
 
 def outlook(own, *, spread=0.01, ceiling=0.9, baseline=0.5, others=None, name="accuracy"):
     means = {(e, t): own for e in GRID.epsilons for t in GRID.rounds} | (others or {})
-    cells = tuple(Cell(e, t, {name: Value(mean, luck=spread)}) for (e, t), mean in means.items())
+    cells = {cell: {name: Value(mean, luck=spread)} for cell, mean in means.items()}
     return Outlook("public rows", cells, {name: Value(ceiling, sampling=0.01, paired=0.01)}, {name: baseline}, 1000)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,6 @@ from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import gaussian, plan_from_json
-from dpadmm.privacy.releases import Release
 from dpadmm.privacy.statement import Statement
 from dpadmm.site.accounts import of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
@@ -58,6 +58,13 @@ Delta = Annotated[
         "--delta", help="The δ for which ε is computed.", show_default="from the site.toml beside the ledger, else 1e-5"
     ),
 ]
+TOTALS = {
+    "spent": "spent by releases so far",
+    "reserved": "reserved by open studies, not yet spent",
+    "promised": "spent and reserved",
+    "left": "left for new studies",
+    "cap": "the owner's limit",
+}
 ROUNDING = Fraction(1, 2**40)
 """A smaller fraction of a limit is a rounding error and shown as zero."""
 
@@ -70,13 +77,16 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     """
     delta, whose = _delta(folder, delta)
     state = read_ledger(folder)
+    found = summary(state, delta)
     if as_json:
-        echo_json(summary(state, delta))
+        echo_json(found)
         return
     say_path(f"Ledger in {folder}")
-    _show_totals(state, delta)
+    _show_totals(found["totals"], delta, "")
+    if _differ(state):
+        _show_totals(found["totals_alone"], delta, "if all other sites work together")
     if state.accounts:
-        _show_studies(state, delta)
+        _show_studies(found["studies"], [each.shares for each in state.accounts.values()])
     say(f"δ = {delta:g} {whose}. {MEANING}", *([ALONE] if _differ(state) else []))
     accounts = [(each, Fraction(each.reservation.mu_squared)) for each in state.accounts.values()]
     if any(each.closed and each.spent < reserved * (1 - ROUNDING) for each, reserved in accounts):
@@ -148,8 +158,8 @@ def _write(folder: Path, output: Path, content: bytes) -> None:
 def summary(state: LedgerState, delta: float) -> dict[str, Any]:
     return {
         "delta": delta,
-        "totals": {name: _figures(amount, delta) for name, _, amount in _totals(state)},
-        "totals_alone": {name: _figures(amount, delta) for name, _, amount in _totals(state, alone=True)},
+        "totals": _totals(delta, Fraction(state.cap), state.promised, state.spent),
+        "totals_alone": _totals(delta, Fraction(state.cap_alone), state.promised_alone, state.spent_alone),
         "studies": [_study(study, account, delta) for study, account in state.accounts.items()],
         "n_records": state.seq,
         "fingerprint": state.fingerprint,
@@ -165,10 +175,7 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
         "state": "closed" if account.closed else "open",
         "may_miss_rounds": account.may_miss_rounds,
         "releases": len(account.rounds),
-        "by_statistic": [
-            {"statistic": each.statistic, "noise_multiplier": each.noise_multiplier, "released": n, "planned": planned}
-            for each, n, planned in _releases(account)
-        ],
+        "by_statistic": _releases(account),
         "last_round": max(account.rounds, default=0),
         "reserved": _figures(Fraction(account.reservation.mu_squared), delta),
         "spent": _figures(account.spent, delta),
@@ -184,18 +191,9 @@ def _differ(state: LedgerState) -> bool:
     return (state.promised, state.cap) != (state.promised_alone, state.cap_alone)
 
 
-def _totals(state: LedgerState, alone: bool = False) -> list[tuple[str, str, Fraction]]:
-    """Of what holds if enough sites are honest, or if all others work together."""
-    cap, promised, spent = Fraction(state.cap), state.promised, state.spent
-    if alone:
-        cap, promised, spent = Fraction(state.cap_alone), state.promised_alone, state.spent_alone
-    return [
-        ("spent", "spent by releases so far", spent),
-        ("reserved", "reserved by open studies, not yet spent", left_in(promised, spent)),
-        ("promised", "spent and reserved", promised),
-        ("left", "left for new studies", left_in(cap, promised)),
-        ("cap", "the owner's limit", cap),
-    ]
+def _totals(delta: float, cap: Fraction, promised: Fraction, spent: Fraction) -> dict[str, dict[str, float]]:
+    sums = (spent, left_in(promised, spent), promised, left_in(cap, promised), cap)
+    return {name: _figures(each, delta) for name, each in zip(TOTALS, sums, strict=True)}
 
 
 def left_in(whole: Fraction, used: Fraction) -> Fraction:
@@ -233,13 +231,16 @@ def _both_charges(account: Account, stated: Statement) -> str:
     )
 
 
-def _releases(account: Account) -> list[tuple[Release, int, int]]:
+def _releases(account: Account) -> list[dict[str, Any]]:
     """What the study's plan releases, in how many rounds so far, and in how many in all."""
     if "plan" not in account.about:  # a reservation that no guard made
         return []
     plan = plan_from_json(account.about["plan"])
-    counts = zip(plan.tally(account.rounds), plan.tally(), strict=True)
-    return [(gaussian(each), n, planned) for (each, n), (_, planned) in counts]
+    return [
+        {"statistic": of.statistic, "noise_multiplier": of.noise_multiplier, "released": n, "planned": planned}
+        for (each, n), (_, planned) in zip(plan.tally(account.rounds), plan.tally(), strict=True)
+        if (of := gaussian(each))
+    ]
 
 
 def _figures(amount: Fraction, delta: float) -> dict[str, float]:
@@ -247,45 +248,28 @@ def _figures(amount: Fraction, delta: float) -> dict[str, float]:
     return {"mu_squared": mu_squared, "epsilon": exact_epsilon(math.sqrt(mu_squared), delta)}
 
 
-def _show_totals(state: LedgerState, delta: float) -> None:
-    for alone in (False, True) if _differ(state) else (False,):
-        rows: list[Row] = []
-        for name, words, amount in _totals(state, alone):
-            figures = _figures(amount, delta)
-            epsilon = (rounded_down if name == "left" else rounded_up)(figures["epsilon"])
-            rows += [(words, f"{figures['mu_squared']:.6g}", epsilon), *([()] if name == "promised" else [])]
-        show_table(("if all other sites work together" if alone else "", "Σμ²", f"ε at δ = {delta:g}"), rows)
+def _show_totals(totals: Mapping[str, Mapping[str, float]], delta: float, heading: str) -> None:
+    rows: list[Row] = []
+    for name, words in TOTALS.items():
+        epsilon = (rounded_down if name == "left" else rounded_up)(totals[name]["epsilon"])
+        rows += [(words, f"{totals[name]['mu_squared']:.6g}", epsilon), *([()] if name == "promised" else [])]
+    show_table((heading, "Σμ²", f"ε at δ = {delta:g}"), rows)
 
 
-def _show_studies(state: LedgerState, delta: float) -> None:
-    rows = []
-    for study, account in state.accounts.items():
-        amounts = (account.spent, Fraction(account.reservation.mu_squared))
-        figures = [_figures(amount, delta) for amount in amounts]
-        rows.append(
-            (
-                Text(f"{study[:12]} {account.about.get('name', '')}".strip()),
-                "closed" if account.closed else "open",
-                str(len(account.rounds)),
-                *(f"{each['mu_squared']:.4g}" for each in figures),
-                *(rounded_up(each["epsilon"]) for each in figures),
-            )
-        )
+def _show_studies(studies: Sequence[Mapping[str, Any]], shares: Sequence[int]) -> None:
+    rows, masked, plans = list[Row](), list[Row](), list[Row]()
+    for each, honest in zip(studies, shares, strict=True):
+        short, both = each["study"][:12], (each["spent"], each["reserved"])
+        name = Text(f"{short} {each['about'].get('name', '')}".strip())
+        amounts = (*(f"{of['mu_squared']:.4g}" for of in both), *(rounded_up(of["epsilon"]) for of in both))
+        rows.append((name, each["state"], str(each["releases"]), *amounts))
+        if honest > 1:
+            alone = (rounded_up(each[kind]["epsilon"]) for kind in ("spent_alone", "reserved_alone"))
+            masked.append((short, str(honest), *alone))
+        for of in each["by_statistic"]:
+            done = f"{of['released']} of {of['planned']}"
+            plans.append((short, of["statistic"], f"{of['noise_multiplier']:.4f}", done))
     show_table(("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of"), rows, fold=[0])
-    masked = [
-        (
-            study[:12],
-            str(each.shares),
-            *(rounded_up(_figures(each.shares * amount, delta)["epsilon"]) for amount in amounts),
-        )
-        for study, each in state.accounts.items()
-        if each.shares > 1 and (amounts := (each.spent, Fraction(each.reservation.mu_squared)))
-    ]
     if masked:
         show_table(("study", "honest sites", "ε spent if all others work together", "of"), masked)
-    plans = [
-        (study[:12], each.statistic, f"{each.noise_multiplier:.4f}", f"{n} of {planned}")
-        for study, account in state.accounts.items()
-        for each, n, planned in _releases(account)
-    ]
     show_table(("study", "statistic", "noise multiplier z", "rounds"), plans, left=(0, 1), fold=[1])

@@ -137,26 +137,14 @@ Values = Mapping[str, Value]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is reached with a total ε in so many rounds."""
-
-    epsilon: float
-    n_rounds: int
-    values: Values
-
-    def as_json(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "n_rounds": self.n_rounds, **_as_json(self.values)}
-
-
-@dataclass(frozen=True)
 class Outlook:
-    """A scenario's grid, between what is reached without privacy and by a constant guess.
+    """What is reached with a total ε in so many rounds (``cells``), without privacy, and by a constant guess.
 
     ``alone`` is what a model of the public rows reaches, which takes no private row.
     """
 
     name: str
-    cells: tuple[Cell, ...]
+    cells: Mapping[tuple[float, int], Values]
     ceiling: Values
     baseline: Mapping[str, float]
     rows: int
@@ -164,7 +152,7 @@ class Outlook:
 
     def at(self, epsilon: float, n_rounds: int) -> Values:
         """The forecast of one cell."""
-        return next(c.values for c in self.cells if (c.epsilon, c.n_rounds) == (epsilon, n_rounds))
+        return self.cells[epsilon, n_rounds]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -172,7 +160,7 @@ class Outlook:
             "baseline": dict(self.baseline),
             "ceiling": _as_json(self.ceiling),
             "public_rows_alone": None if self.alone is None else _as_json(self.alone),
-            "cells": [cell.as_json() for cell in self.cells],
+            "cells": [{"epsilon": e, "n_rounds": t, **_as_json(values)} for (e, t), values in self.cells.items()],
             "name": self.name,
         }
 
@@ -417,10 +405,10 @@ def outlook(
     finished: Callable[[], None] = lambda: None,
 ) -> Outlook:
     """Run every cell of the grid on every fold; ``finished`` is called after each run."""
-    made = []
+    made = {}
     for epsilon, rounds in grid.cells:
         settings = study.training.changed(epsilon=epsilon, round_epsilon=None, noise_multiplier=None, n_rounds=rounds)
-        made.append(Cell(epsilon, rounds, reached(study, settings, scenario, sizes, seed=seed, finished=finished)))
+        made[epsilon, rounds] = reached(study, settings, scenario, sizes, seed=seed, finished=finished)
     optima, plain, guess = [], [], _guess(study, scenario)
     for train, test in scenario.folds:
         optima.append(_on_both(study, train, test, _optimum(study, train, WEAK), guess))
@@ -431,7 +419,7 @@ def outlook(
     constant = figures(study.problem.loss, labels, np.broadcast_to(guess, (len(labels), len(guess))), guess)
     return Outlook(
         scenario.name,
-        tuple(made),
+        made,
         ceiling=_values(study, scenario, optima, sizes, noise=False),
         baseline={name: _scaled(study, name, figure[0])[0] for name, figure in constant.items()},
         rows=scenario.tested,
