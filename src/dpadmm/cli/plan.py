@@ -405,15 +405,12 @@ def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -
     least = planning.least_epsilon(outlook, grid, plan.goal)
     reaches = "reaches the goal" if plan.goal.target is not None else "clearly beats a constant guess"
     if least is None:
-        out.append(f"None of the tried combinations of ε and rounds {reaches}; {_way_out(plan, outlook)}.")
+        helps = plan.goal.margin(outlook.ceiling, outlook)[0] > 0.0
+        way_out = "more rows would help" if helps else "a model without privacy would not either"
+        out.append(f"None of the tried combinations of ε and rounds {reaches}; {way_out}.")
     elif least[0] > grid.own[0] or least[1] != grid.own[1]:
         out.append(f"ε = {least[0]:.4g} with {least[1]} rounds {reaches}.")
     return out
-
-
-def _way_out(plan: Plan, outlook: forecast.Outlook) -> str:
-    gain, _ = plan.goal.margin(outlook.ceiling, outlook)
-    return "more rows would help" if gain > 0.0 else "a model without privacy would not either"
 
 
 def _said(value: forecast.Value, name: str) -> str:

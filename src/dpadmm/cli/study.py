@@ -418,13 +418,14 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
     paper = numbers["epsilon_paper"]
     constant = ", one for a constant" if settings.intercept else ""
+    by_size = " across sites; in one process, what suits rows and budget"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     return [
         *_rows_in_words(study),
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
         ("method", settings.method.name),
-        ("rounds", f"{settings.planned_rounds}{_by_size(study)}{_absences(study)}"),
+        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
         ("noise multiplier z", study.terms.plan.noise_in_words()),
         ("δ", f"{numbers['delta']:g}"),
@@ -449,10 +450,6 @@ def _sites_in_words(study: Study) -> str:
 def start_in_words(rows: PublicRows) -> str:
     """That training starts from public rows."""
     return f"training starts from public rows (sha256 {rows.sha256[:12]}…), which costs nothing"
-
-
-def _by_size(study: Study) -> str:
-    return " across sites; in one process, what suits rows and budget" if study.training.n_rounds is None else ""
 
 
 def _absences(study: Study) -> str:

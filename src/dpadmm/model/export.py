@@ -25,23 +25,13 @@ try:
     from sklearn.base import BaseEstimator, TransformerMixin
     from sklearn.linear_model import LinearRegression, LogisticRegression
     from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import FunctionTransformer
     from sklearn.svm import LinearSVC
 except ModuleNotFoundError:
     raise DataError("to_sklearn() needs scikit-learn; install it with: pip install 'dpadmm[sklearn]'") from None
 
 
-class _Fitted(TransformerMixin, BaseEstimator):
-    """A step that learns nothing from rows."""
-
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Nothing to do."""
-        return self
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
-
-
-class TableEncoder(_Fitted):
+class TableEncoder(TransformerMixin, BaseEstimator):
     """Tables -> features of length at most 1, by a public schema; nothing is ever learnt from rows.
 
     Takes pandas and polars data frames, Arrow tables and mappings of columns.
@@ -49,6 +39,13 @@ class TableEncoder(_Fitted):
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Nothing to do."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
 
     def transform(self, X: Any) -> Features:
         """(rows, features), dense or sparse as the schema says; scikit-learn's sparse is a matrix."""
@@ -66,16 +63,9 @@ class TableEncoder(_Fitted):
         return np.array(self.schema.features, dtype=object)
 
 
-class RowShortener(_Fitted):
+def shortened(rows: Any) -> Features:
     """Rows longer than 1 -> rows of length 1, as in training; the others stay as they are."""
-
-    def transform(self, X: Any) -> Features:
-        """(rows, features) of length at most 1."""
-        return clip_rows(as_matrix(X))
-
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """The names that went in."""
-        return np.asarray(input_features, dtype=object)
+    return clip_rows(as_matrix(rows))
 
 
 def to_sklearn(model: Model) -> Pipeline:
@@ -85,7 +75,7 @@ def to_sklearn(model: Model) -> Pipeline:
     if model.schema is not None:
         steps.append(("encode", TableEncoder(model.schema)))
     elif model.clip:
-        steps.append(("shorten", RowShortener()))
+        steps.append(("shorten", FunctionTransformer(shortened, feature_names_out="one-to-one")))
     return Pipeline([*steps, ("model", _linear(model))])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpadmm import data as sources
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, Partition
 from dpadmm.optim.features import as_matrix, clip_rows, with_intercept
@@ -71,7 +71,8 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     """Hold out test rows, deal the others to agents, check and lay them out."""
     rng = np.random.default_rng([seed_of(settings), 1])
     n_test = _test_count(settings.test_rows, len(dataset.labels))
-    features = _shape_features(dataset.features, settings)
+    matrix = clip_rows(dataset.features) if settings.clip_rows else as_matrix(dataset.features)
+    features = with_intercept(matrix) if settings.intercept else matrix
     everyone = np.arange(len(dataset.labels))
     kept, held = sources.holdout(len(everyone), n_test, rng) if n_test else (everyone, everyone[:0])
     deal = _deal(dataset, kept, settings, rng)
@@ -86,11 +87,6 @@ def seed_of(settings: Settings) -> int:
     if settings.seed is None:
         raise StudyError("prepare() and run() need settings with a seed; simulate() draws one where it is missing")
     return settings.seed
-
-
-def _shape_features(features: Features, settings: Settings) -> Features:
-    matrix = clip_rows(features) if settings.clip_rows else as_matrix(features)
-    return with_intercept(matrix) if settings.intercept else matrix
 
 
 def _test_count(test_rows: float, n_rows: int) -> int:

@@ -244,7 +244,8 @@ def run(
     if n_rounds is not None and n_rounds > training.planned_rounds:
         raise StudyError(f"n_rounds must be at most the {training.planned_rounds} that noise is planned for")
     mask = participation.mask if isinstance(participation, PlannedParticipation) else None
-    method = training.rounds(problem, sizes or rows, _planned(training, mask, rows.n_agents), seed=seed)
+    planned = np.full(rows.n_agents, training.planned_rounds) if mask is None else mask.sum(axis=0)
+    method = training.rounds(problem, sizes or rows, planned, seed=seed)
     if prior is not None:
         method, warm_start = method.with_prior(prior), prior.weights
     if training.honest is not None:
@@ -281,8 +282,3 @@ def need_honest(honest: int | None, n_agents: int) -> None:
     """Refuse to rely on more honest agents than there are."""
     if honest is not None and honest > n_agents:
         raise StudyError(f"honest = {honest}, but there are {n_agents} agents; take at most {n_agents}")
-
-
-def _planned(training: Training, mask: NDArray[np.bool_] | None, n_agents: int) -> Integers:
-    """Rounds that every agent's noise must be calibrated for."""
-    return np.full(n_agents, training.planned_rounds) if mask is None else mask.sum(axis=0)

@@ -58,7 +58,8 @@ class SiteRows:
             if column in study.features:
                 raise DataError(f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature")
         if (encoded := self._encoded_table(study)) is not None:
-            rows = protect(encoded.features, encoded.labels, self.unit, _ids_of(encoded))
+            ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
+            rows = protect(encoded.features, encoded.labels, self.unit, ids)
             self._reports[study.hash] = encoded.report, rows.persons
             return rows
         raw = self._read(study.features)
@@ -144,7 +145,3 @@ class SiteRows:
         classes: Any = study.classes or ((-1, 1) if loss.task == "binary" else None)
         label = Label(self.label, classes=classes, plain=classes is None)
         return plain_schema(study.features), label
-
-
-def _ids_of(encoded: EncodedTable) -> Ids | None:
-    return None if encoded.groups is None else Ids(encoded.groups, encoded.owners)

@@ -558,7 +558,8 @@ def _scaled(study: Study, name: str, mean: float) -> tuple[float, float]:
     """A measure from its mean over rows, and the slope of that; errors of numbers are in the label's units."""
     if name != "rmse":
         return mean, 1.0
-    unit, root = label_unit(study), math.sqrt(max(mean, 0.0))
+    low, high = (study.label and study.label.bounds) or (-1.0, 1.0)
+    unit, root = (high - low) / 2.0, math.sqrt(max(mean, 0.0))
     return unit * root, unit / (2.0 * root) if root else 0.0
 
 
@@ -573,9 +574,3 @@ def way_to_own_rows(study: Study, measure: str, n_rows: int, n_planned: int) -> 
         return way
     d, p = study.shape
     return way / (1.0 + d * max(1, p - 1) / n_rows)
-
-
-def label_unit(study: Study) -> float:
-    """What 1 of an encoded label is in its own units."""
-    bounds = study.label.bounds if study.label is not None else None
-    return (bounds[1] - bounds[0]) / 2.0 if bounds is not None else 1.0
