@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from live_run import LiveRun
 
-from dpadmm.federation.page import EVENTS, POINTS, Snapshots, clean, thinned
+from dpadmm._base.fields import for_json
+from dpadmm.federation.page import EVENTS, POINTS, Snapshots, thinned
 
 
 @pytest.fixture
@@ -17,10 +18,10 @@ def run():
 
 
 def test_numbers_that_json_does_not_know_become_null():
-    told = clean({"a": [np.float32(0.5), np.inf, np.int64(3), True], "b": ("x", None)})
+    told = for_json({"a": [np.float32(0.5), np.inf, np.int64(3), True], "b": ("x", None)})
     assert json.dumps(told) == '{"a": [0.5, null, 3, true], "b": ["x", null]}'
     with pytest.raises(TypeError, match="cannot hold a set"):
-        clean({"a": {1}})
+        for_json({"a": {1}})
 
 
 def test_a_long_run_is_thinned_for_pages_and_keeps_its_extremes():

@@ -8,7 +8,7 @@ does the checking.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from types import NoneType, UnionType
@@ -211,6 +211,21 @@ def plain(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     return tuple(plain(each) for each in value) if isinstance(value, list | tuple) else value
+
+
+def for_json(value: Any) -> Any:
+    """The same value for JSON: NaN and infinities become null, NumPy's values Python's."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):  # most values: before the slower checks
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): for_json(each) for key, each in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return for_json(value.tolist())
+    if isinstance(value, Sequence):
+        return [for_json(each) for each in value]
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")
 
 
 def _finite(value: object) -> bool:

@@ -20,12 +20,12 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from numbers import Integral, Real
 from socketserver import TCPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from dpadmm._base.errors import DpadmmError
+from dpadmm._base.fields import for_json
 
 EVENTS = 200
 """The number of events that a page receives."""
@@ -59,7 +59,7 @@ class Snapshots:
 
     def _ask(self) -> tuple[bytes, bytes] | None:
         try:
-            taken = clean(self._snapshot())
+            taken = for_json(self._snapshot())
             whole = _json(taken)
             if self._taken and self._taken[0] == whole:
                 return self._taken  # with its time, so that a page sees that nothing is new
@@ -69,23 +69,6 @@ class Snapshots:
             if self._taken or self._due < 0.0:  # once
                 _log.warning("the live page could not read the state of the run (%s)", type(error).__name__)
             return None
-
-
-def clean(value: Any) -> Any:
-    """The same value for JSON: NaN and infinities become null."""
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):  # most values of a snapshot: before the slower checks
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): clean(each) for key, each in value.items()}
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return clean(float(value))
-    if isinstance(value, Sequence):
-        return [clean(each) for each in value]
-    raise TypeError(f"a snapshot cannot hold a {type(value).__name__}")
 
 
 def thinned(values: Sequence[float | None], most: int = POINTS) -> list[tuple[int, float]]:

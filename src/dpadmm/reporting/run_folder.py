@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 
 import dpadmm
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.fields import for_json
 from dpadmm._base.files import atomic_file
 from dpadmm.privacy.statement import Statement, canonical, of_report
 from dpadmm.runs.run import Result
@@ -103,7 +103,7 @@ def finished(runs: Iterable[Result]) -> list[Result]:
 def measures(runs: Iterable[Result]) -> dict[str, Any]:
     """Mean and spread of every measure at the end of repeated runs."""
     return {
-        name: _plain({"mean": np.mean(values), "std": spread(values), "values": values})
+        name: for_json({"mean": np.mean(values), "std": spread(values), "values": values})
         for name, values in end_values(runs).items()
     }
 
@@ -116,9 +116,9 @@ def summary(
         "version": dpadmm.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "settings": {name: _plain(value) for name, value in how.items()},
-        "runs": {name: _plain(result.summary()) for name, result in runs.items()},
-        **_plain(extra or {}),
+        "settings": {name: for_json(value) for name, value in how.items()},
+        "runs": {name: for_json(result.summary()) for name, result in runs.items()},
+        **for_json(extra or {}),
     }
 
 
@@ -130,7 +130,7 @@ def end_values(runs: Iterable[Result]) -> dict[str, list[float]]:
 
 def used_settings(result: Result) -> dict[str, Any]:
     """The settings of a run that are set, in a form that TOML can hold."""
-    return {name: _plain(value) for name, value in result.training.flat().items() if value is not None}
+    return {name: for_json(value) for name, value in result.training.flat().items() if value is not None}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -150,7 +150,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
     """
     # JSON's strings, numbers, lists, true and false are TOML's too, but for two things: TOML knows no
     # surrogate pairs, and DEL must be escaped
-    lines = (f"{name} = {json.dumps(_plain(value), ensure_ascii=False)}\n" for name, value in table.items())
+    lines = (f"{name} = {json.dumps(for_json(value), ensure_ascii=False)}\n" for name, value in table.items())
     return "".join(lines).replace("\x7f", "\\u007f")
 
 
@@ -164,15 +164,3 @@ def _trace_csv(runs: Mapping[str, Result]) -> str:
             row = dict(zip(result.trace.columns, values, strict=True))
             writer.writerow({"run": name, "seed": result.settings.seed, **row, "round": int(row["round"])})
     return out.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
