@@ -80,6 +80,11 @@ class Audit:
         return tuple(dict.fromkeys(name for game in self.seen for name in GAMES[game].statistics))
 
     @property
+    def guesses(self) -> Guesses:
+        """All guesses about whole studies."""
+        return all_guesses(_played(self.seen), self.plan.mu)
+
+    @property
     def passed(self) -> bool:
         """No gate is red; one that could not be told is none."""
         return not any(gate.red for gate in self.gates)
