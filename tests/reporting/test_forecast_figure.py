@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from dpadmm.reporting.figures import forecast_figure
-from dpadmm.runs.planning.forecast import Cell, Grid, Outlook, Value
+from dpadmm.runs.planning.forecast import Grid, Outlook, Value
 from dpadmm.runs.planning.plan import Goal, Plan, costs_of
 from dpadmm.study.study import Study
 
@@ -15,10 +15,10 @@ GRID = Grid((0.5, 1.0), (10, 20), (1.0, 20))
 
 
 def outlook(name, start):
-    cells = tuple(
-        Cell(epsilon, rounds, {"accuracy": Value(start + 0.1 * epsilon + 0.001 * rounds, luck=0.03, sampling=0.04)})
+    cells = {
+        (epsilon, rounds): {"accuracy": Value(start + 0.1 * epsilon + 0.001 * rounds, luck=0.03, sampling=0.04)}
         for epsilon, rounds in GRID.cells
-    )
+    }
     return Outlook(name, cells, {"accuracy": Value(start + 0.25, sampling=0.01)}, {"accuracy": start}, 500)
 
 
