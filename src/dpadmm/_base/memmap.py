@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Features, Floats, Integers, layout
 
 PORTION_BYTES = 2**26
 MEMORY_BYTES = 2**28
@@ -78,7 +78,8 @@ def _maps(features: Features) -> Iterator[Any]:
 
 
 def _parts(features: Features) -> tuple[Any, ...]:
-    return (features,) if isinstance(features, np.ndarray) else (features.data, features.indices)
+    """The arrays that are large: a CSR matrix's pointers are not, nor are the places of coded numbers."""
+    return layout(features)[1][:2]
 
 
 def _chain(part: Any) -> Iterator[Any]:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import dpadmm
+from dpadmm._base.arrays import layout
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file
 from dpadmm.data import Dataset
@@ -135,9 +136,7 @@ def settings_columns(settings: Settings) -> dict[str, Any]:
 def data_stamp(dataset: Dataset) -> dict[str, Any]:
     """How a results file identifies its data: name, digest of all values, rows and features."""
     digest = sha256(repr((dataset.classes, dataset.features.shape)).encode())
-    features = dataset.features
-    parts = [features] if isinstance(features, np.ndarray) else [features.data, features.indices, features.indptr]
-    for part in (*parts, dataset.labels):
+    for part in (*layout(dataset.features)[1], dataset.labels):
         digest.update(str(part.dtype).encode())
         digest.update(np.ascontiguousarray(part).data)
     if dataset.groups is not None:

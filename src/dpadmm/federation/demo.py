@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array, vstack
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
@@ -48,7 +47,7 @@ from dpadmm.federation.site.decisions import accept
 from dpadmm.model.evaluate import evaluate
 from dpadmm.model.file import load_model
 from dpadmm.model.model import model_of
-from dpadmm.optim.features import clip_rows
+from dpadmm.optim.features import clip_rows, stacked
 from dpadmm.optim.problem import PublicSizes, Rows, make_rows
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
@@ -355,9 +354,7 @@ def _check_sums(journal: Journal, said: Mapping[str, Said]) -> None:
 
 
 def _cohort(parts: list[ProtectedRows]) -> Rows:
-    features = [clip_rows(each.features) for each in parts]
-    sparse = isinstance(features[0], csr_array)
-    together = csr_array(vstack(features, format="csr")) if sparse else np.concatenate(features)
+    together = stacked([clip_rows(each.features) for each in parts])
     labels = [each.labels for each in parts]
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in labels])])
     return make_rows(together, np.concatenate(labels), offsets=offsets)

@@ -5,10 +5,14 @@ Everything here looks at one row at a time, so nothing about a row depends on an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
-from scipy.sparse import csr_array, diags_array, hstack
+from scipy.sparse import csr_array, diags_array, hstack, vstack
 
 from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
 from dpadmm._base.memmap import row_portions
 
@@ -23,8 +27,11 @@ made for the constant, and features learn slowly (docs/decisions/0011)."""
 
 
 def as_matrix(features: Features) -> Features:
-    """Two-dimensional, C-contiguous or canonical CSR, float32 or float64; anything else is converted once."""
-    if hasattr(features, "tocsr"):
+    """Two-dimensional, C-contiguous, canonical CSR or coded, float32 or float64; anything else is converted once."""
+    array: Features
+    if isinstance(features, CodedRows):
+        array = features
+    elif hasattr(features, "tocsr"):
         matrix = features if isinstance(features, csr_array) else csr_array(features)
         if not matrix.has_canonical_format:
             matrix = matrix.copy()
@@ -41,12 +48,52 @@ def as_matrix(features: Features) -> Features:
         raise DataError(f"features must have two dimensions (rows × features), not shape {array.shape}")
     if 0 in array.shape:
         raise DataError(f"features have shape {array.shape}: there is nothing to train on")
-    return array if isinstance(array, csr_array) else np.ascontiguousarray(array)
+    if isinstance(array, CodedRows):
+        array.check()
+    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
+
+
+def products(features: Features, weights: Floats) -> Floats:
+    """``a·w`` of every row: (d, p) -> (rows, p). No BLAS, whose sums depend on the number of threads."""
+    if isinstance(features, np.ndarray):
+        return np.asarray(np.einsum("ij,jp->ip", features, weights))
+    return np.asarray(features @ weights)
+
+
+def weighted_sum(features: Features, weights: Floats) -> Floats:
+    """``Σ_j w_j·a_j`` over the rows: (rows, p) -> (d, p). No BLAS either."""
+    if isinstance(features, np.ndarray):
+        return np.asarray(np.einsum("ij,ip->jp", features, weights))
+    return np.asarray(features.T @ weights)
+
+
+def squared(features: Features) -> Features:
+    """The square of every entry."""
+    return features.squared() if isinstance(features, CodedRows) else features * features
+
+
+def row_sums(features: Features) -> Floats:
+    """The sum of the entries of every row."""
+    return np.asarray(np.einsum("ij->i", features) if isinstance(features, np.ndarray) else features.sum(axis=1))
+
+
+def stacked(parts: Sequence[Features]) -> Features:
+    """Rows of the same columns, stored alike, below each other."""
+    first = parts[0]
+    if isinstance(first, CodedRows):
+        values, codes = (np.concatenate([getattr(each, name) for each in parts]) for name in ("values", "codes"))
+        return replace(first, values=values, codes=codes)
+    return np.concatenate(parts) if isinstance(first, np.ndarray) else csr_array(vstack(parts, format="csr"))
 
 
 def row_norms(features: Features) -> Floats:
     """L2 norm of every row, without a copy of the matrix; NaN or inf where a row has one."""
     with np.errstate(over="ignore"):
+        if isinstance(features, CodedRows):
+            out = np.empty(features.shape[0])
+            for part in row_portions(features):
+                out[part] = row_sums(squared(features[part]))
+            return np.sqrt(out, out=out)
         if not isinstance(features, csr_array):
             out = np.empty(features.shape[0])
             for part in row_portions(features):
@@ -99,6 +146,8 @@ def clip_rows(features: Features) -> Features:
     scale = np.where(norms > 1.0, (1.0 - 2.0**-50) / np.maximum(norms, 1.0), 1.0).astype(features.dtype)
     if isinstance(features, csr_array):
         return csr_array(diags_array(scale) @ features)
+    if isinstance(features, CodedRows):
+        return replace(features, values=features.values * scale[:, None])
     return features * scale[:, None]
 
 
@@ -115,6 +164,10 @@ def with_intercept(features: Features) -> Features:
     column = np.full((features.shape[0], 1), INTERCEPT, dtype=features.dtype)
     if isinstance(features, csr_array):
         return csr_array(hstack([features * share, csr_array(column)]))
+    if isinstance(features, CodedRows):
+        scaled, places = features.values * share, np.append(features.places, features.width)
+        values = np.hstack([scaled[:, :-1], column, scaled[:, -1:]])
+        return CodedRows(values, features.codes, places, features.width + 1)
     return np.hstack([features * share, column])
 
 

@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Features, Floats, Integers, layout, row_entries
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.optim import kernels
 from dpadmm.optim.features import as_matrix, check_norms, row_norms
@@ -119,11 +118,8 @@ class Rows:
     @cached_property
     def blocks(self) -> kernels.Blocks:
         """The kernel's units of work; see :func:`dpadmm.optim.kernels.cut_blocks`."""
-        if isinstance(self.features, csr_array):
-            stored = np.diff(self.features.indptr)[self.order].astype(np.int64)
-            entries = np.diff(np.concatenate([[0], np.cumsum(stored)])[self.offsets])
-        else:
-            entries = self.n_rows * self.n_features
+        stored = np.cumsum(row_entries(self.features)[self.order], dtype=np.int64)
+        entries = np.diff(np.concatenate([[0], stored])[self.offsets])
         return kernels.cut_blocks(self.offsets, entries, self.n_features)
 
     def shaped(self, shape: Shape) -> Rows:
@@ -169,7 +165,7 @@ def make_rows(
 
     Parameters
     ----------
-    features : (rows, d) dense or CSR, float64 or float32
+    features : (rows, d) dense, CSR or coded, float64 or float32
         Every row must have an L2 norm ≤ 1; see :func:`dpadmm.optim.features.clip_rows`.
     labels : (rows,)
         ±1, 0..p−1 or numbers, as the loss wants them.
@@ -211,7 +207,7 @@ def make_rows(
 
 
 def _nbytes(features: Features) -> int:
-    return int(features.data.nbytes)
+    return sum(each.nbytes for each in layout(features)[1])
 
 
 def _check_owners(order: Integers, n: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.sparse import csr_array, diags_array
 
 from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.memmap import empty, row_portions
 
 WIDEST = 2000
@@ -100,6 +101,8 @@ class Shape:
         A row's result depends on this row alone, to the last bit. No BLAS: its sums depend on the number of threads.
         """
         turned = bool(np.any(self.direction))
+        if isinstance(features, CodedRows) and features.width > WIDEST:
+            features = features.tocsr()
         if isinstance(features, csr_array) and not turned:
             return csr_array(features.astype(np.float64) @ diags_array(self.scale))
         out, factor = empty(features.shape), 1.0 / (self._root * (self._root + 1.0))
@@ -107,7 +110,7 @@ class Shape:
         for large in row_portions(out):
             for start in range(large.start, large.stop, step):
                 part = slice(start, min(start + step, large.stop))
-                some = features[part].toarray() if isinstance(features, csr_array) else features[part]
+                some = features[part] if isinstance(features, np.ndarray) else features[part].toarray()
                 np.multiply(some, self.scale, out=out[part])
                 if turned:
                     along = np.einsum("ij,j->i", out[part], self.direction)

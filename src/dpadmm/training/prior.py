@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
@@ -52,7 +51,7 @@ def prior_of(problem: Problem, rows: Rows) -> Prior:
     """The prior from public rows, encoded as private ones are. Nothing of it is private."""
     n = len(rows.labels)
     need_every_class(problem, rows.labels)
-    features = rows.features.toarray() if isinstance(rows.features, csr_array) else np.asarray(rows.features)
+    features = rows.features if isinstance(rows.features, np.ndarray) else rows.features.toarray()
     features = features.astype(np.float64)
     weights = minimizer(Problem(problem.loss, L2(), RIDGE / n), rows)
     return Prior(weights, n, features.mean(axis=0), np.square(features).mean(axis=0))

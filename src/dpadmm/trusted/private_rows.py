@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Features, Floats, layout
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.memmap import is_nameless, row_portions
 from dpadmm.optim.features import clip_rows
 from dpadmm.optim.problem import Rows, make_rows
@@ -47,8 +48,9 @@ def _silenced(features: Features, silent: NDArray[np.bool_]) -> Features:
             start, stop = out.indptr[part.start], out.indptr[part.stop]
             out.data[start:stop][np.repeat(silent[part], lengths[part])] = 0.0
     else:
+        entries = out.values if isinstance(out, CodedRows) else out
         for part in row_portions(out):
-            out[part][silent[part]] = 0.0
+            entries[part][silent[part]] = 0.0
     return out
 
 
@@ -77,7 +79,7 @@ class CheckedRows:
     def digest(self) -> str:
         """SHA-256 of the kind, the shape and the bytes of features and labels."""
         total = sha256(repr((type(self._rows.features).__name__, self._rows.features.shape)).encode())
-        for part in self._parts():
+        for part in (*layout(self._rows.features)[1], self._rows.labels):
             total.update(f"{part.dtype.str} {part.size}\n".encode())
             total.update(np.ascontiguousarray(part).data)
         return total.hexdigest()
@@ -85,8 +87,3 @@ class CheckedRows:
     def total(self, statistic: Statistic, parameters: Floats, bound: float) -> Floats:
         """The sum over rows of a statistic, by the lines that simulations of exact noise use."""
         return np.asarray(statistic.sums(self._rows, parameters[None], bound=bound)[0])
-
-    def _parts(self) -> list[np.ndarray]:
-        features = self._rows.features
-        stored = [features.data, features.indices, features.indptr] if isinstance(features, csr_array) else [features]
-        return [*stored, self._rows.labels]

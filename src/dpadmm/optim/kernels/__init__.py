@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers, layout
 from dpadmm._base.memmap import portions
+from dpadmm.optim.features import products, weighted_sum
 from dpadmm.optim.losses.base import Loss, slopes
 
 if TYPE_CHECKING:
@@ -98,13 +98,10 @@ def gradient(
     sums = np.empty((len(blocks[0]), *weights.shape[1:]))
     parameters = np.array(loss.parameters, dtype=float)
     about_rows = (rows.order, rows.labels, rows.norms, bound, slopes_of, parameters)
+    kind, arrays = layout(rows.features)
     for part in _portions(rows, blocks):
         some = (blocks[0][part], blocks[1][part], blocks[2][part])
-        if isinstance(rows.features, csr_array):
-            x = rows.features
-            compiled.sparse_gradient(x.data, x.indices, x.indptr, *about_rows, some, weights, sums[part])
-        else:
-            compiled.dense_gradient(rows.features, *about_rows, some, weights, sums[part])
+        compiled.GRADIENTS[kind](*arrays, *about_rows, some, weights, sums[part])
     if active is None and len(sums) == rows.n_agents:
         total = sums
     else:
@@ -122,13 +119,10 @@ def scores(rows: Rows, points: Floats) -> Floats:
 
     weights = _by_output(points)
     out = np.empty((weights.shape[1], len(rows.labels)))
+    kind, arrays = layout(rows.features)
     for part in _portions(rows, rows.blocks):
         some = (rows.blocks[0][part], rows.blocks[1][part], rows.blocks[2][part])
-        if isinstance(rows.features, csr_array):
-            x = rows.features
-            compiled.sparse_all_scores(x.data, x.indices, x.indptr, rows.order, some, weights, out)
-        else:
-            compiled.dense_all_scores(rows.features, rows.order, some, weights, out)
+        compiled.SCORES[kind](*arrays, rows.order, some, weights, out)
     return np.ascontiguousarray(out.T)
 
 
@@ -139,7 +133,7 @@ def _by_output(points: Floats) -> Floats:
 
 def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
     """Blocks to work on at a time."""
-    row_bytes = rows.features.data.nbytes / max(1, rows.features.shape[0])
+    row_bytes = sum(each.nbytes for each in layout(rows.features)[1]) / max(1, rows.features.shape[0])
     return portions(rows.features, (blocks[2] - blocks[1]) * row_bytes)
 
 
@@ -184,15 +178,13 @@ def _plain_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) 
     """
     first, last = int(rows.offsets[agent]), int(rows.offsets[agent + 1])
     step, total = max(1, ENTRIES_PER_BLOCK // rows.n_features), np.zeros(point.shape)
-    is_sparse = isinstance(rows.features, csr_array)
     for start in range(first, last, step):
         some = slice(start, min(start + step, last))
-        part = rows.features[rows.order[some]]
-        part = part if is_sparse else part.astype(np.float64, copy=False)
+        part = rows.features[rows.order[some]].astype(np.float64, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):  # scores overflow far out; clipping sees to it
-            scores = part @ point if is_sparse else np.einsum("ij,jp->ip", part, point)
-            slope = _clipped(slopes(loss, rows.labels[some], np.asarray(scores)), rows.norms[some], bound)
-        total += np.asarray(part.T @ slope) if is_sparse else np.einsum("ij,ip->jp", part, slope)
+            slope = slopes(loss, rows.labels[some], products(part, point))
+            slope = _clipped(slope, rows.norms[some], bound)
+        total += weighted_sum(part, slope)
     return total
 
 

@@ -1,4 +1,4 @@
-"""The compiled passes over a block of rows, dense and sparse; :mod:`dpadmm.optim.kernels` calls them.
+"""The compiled passes over a block of rows, dense, sparse and coded; :mod:`dpadmm.optim.kernels` calls them.
 
 They stand apart so that the compiler, which takes a fifth of a second and 50 MB, is loaded by the first pass.
 """
@@ -149,3 +149,113 @@ def sparse_all_scores(data, indices, indptr, order, blocks, weights, out):  # ty
     for b in numba.prange(len(agent)):
         rows = out[:, start[b] : stop[b]]
         _sparse_scores(data, indices, indptr, order, start[b], stop[b], weights[agent[b]], rows)
+
+
+# --- coded rows --------------------------------------------------------------------------------------------
+
+
+@_exact
+def _four_rows(order, first, last, i):  # type: ignore[no-untyped-def]
+    # the last row stands in for those beyond it; unsigned, since an index that may be negative is checked each time
+    end = last - first - 1
+    return (
+        np.uint64(order[first + i]),
+        np.uint64(order[first + min(i + 1, end)]),
+        np.uint64(order[first + min(i + 2, end)]),
+        np.uint64(order[first + min(i + 3, end)]),
+    )
+
+
+@_exact
+def _coded_scores(values, codes, places, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
+    n_numbers, end = len(places), last - first - 1
+    by_number = np.empty(n_numbers)
+    for h in range(weights.shape[0]):
+        by_column = weights[h]
+        for j in range(n_numbers):
+            by_number[j] = by_column[places[j]]
+        for i in range(0, last - first, _LANE):
+            r0, r1, r2, r3 = _four_rows(order, first, last, i)
+            s0 = s1 = s2 = s3 = 0.0
+            for j in range(codes.shape[1]):
+                s0 += by_column[codes[r0, j]]
+                s1 += by_column[codes[r1, j]]
+                s2 += by_column[codes[r2, j]]
+                s3 += by_column[codes[r3, j]]
+            s0 *= values[r0, n_numbers]
+            s1 *= values[r1, n_numbers]
+            s2 *= values[r2, n_numbers]
+            s3 *= values[r3, n_numbers]
+            for j in range(n_numbers):
+                w = by_number[j]
+                s0 += values[r0, j] * w
+                s1 += values[r1, j] * w
+                s2 += values[r2, j] * w
+                s3 += values[r3, j] * w
+            scores[h, min(i + 3, end)] = s3
+            scores[h, min(i + 2, end)] = s2
+            scores[h, min(i + 1, end)] = s1
+            scores[h, i] = s0
+
+
+@_exact
+def _coded_sums(values, codes, order, first, last, slope, by_number, tables):  # type: ignore[no-untyped-def]
+    # four tables: a row that sets the column its neighbour set would otherwise wait for its neighbour's sum
+    n_numbers = by_number.shape[1]
+    for h in range(by_number.shape[0]):
+        t0, t1, t2, t3 = tables[h, 0], tables[h, 1], tables[h, 2], tables[h, 3]
+        for i in range(0, last - first, _LANE):
+            r0, r1, r2, r3 = _four_rows(order, first, last, i)
+            s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
+            for j in range(n_numbers):
+                one = s0 * values[r0, j] + s1 * values[r1, j]
+                two = s2 * values[r2, j] + s3 * values[r3, j]
+                by_number[h, j] += one + two
+            s0 *= values[r0, n_numbers]
+            s1 *= values[r1, n_numbers]
+            s2 *= values[r2, n_numbers]
+            s3 *= values[r3, n_numbers]
+            for j in range(codes.shape[1]):
+                t0[codes[r0, j]] += s0
+                t1[codes[r1, j]] += s1
+                t2[codes[r2, j]] += s2
+                t3[codes[r3, j]] += s3
+
+
+@_parallel
+def coded_gradient(  # type: ignore[no-untyped-def]
+    values, codes, places, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
+):
+    agent, start, stop = blocks
+    n_outputs, n_features = weights.shape[1], weights.shape[2]
+    batch = 128
+    for b in numba.prange(len(agent)):
+        scores = np.empty((n_outputs, batch))
+        slope = np.empty((n_outputs, batch))
+        tables = np.zeros((n_outputs, _LANE, n_features))
+        by_number = np.zeros((n_outputs, len(places)))
+        for first in range(start[b], stop[b], batch):
+            last = min(first + batch, stop[b])
+            _coded_scores(values, codes, places, order, first, last, weights[agent[b]], scores)
+            slopes_of(labels[first:last], scores, parameters, slope)
+            _clip(slope, norms, first, last, bound)
+            slope[:, last - first :] = 0.0
+            _coded_sums(values, codes, order, first, last, slope, by_number, tables)
+        for h in range(n_outputs):
+            for j in range(n_features):
+                sums[b, h, j] = (tables[h, 0, j] + tables[h, 1, j]) + (tables[h, 2, j] + tables[h, 3, j])
+            for j in range(len(places)):
+                sums[b, h, places[j]] = by_number[h, j]
+
+
+@_parallel
+def coded_all_scores(values, codes, places, order, blocks, weights, out):  # type: ignore[no-untyped-def]
+    agent, start, stop = blocks
+    for b in numba.prange(len(agent)):
+        rows = out[:, start[b] : stop[b]]
+        _coded_scores(values, codes, places, order, start[b], stop[b], weights[agent[b]], rows)
+
+
+GRADIENTS = {"dense": dense_gradient, "sparse": sparse_gradient, "coded": coded_gradient}
+SCORES = {"dense": dense_all_scores, "sparse": sparse_all_scores, "coded": coded_all_scores}
+"""By :func:`dpadmm._base.arrays.layout`."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Features, Floats, Integers, row_entries
+from dpadmm.optim.features import row_sums, squared, weighted_sum
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Rows
 
@@ -63,9 +63,8 @@ class Moments:
         out = np.zeros((rows.n_agents, *self.shape))
         for i in range(rows.n_agents) if active is None else active.tolist():
             mine = rows.order[rows.offsets[i] : rows.offsets[i + 1]]
-            stored = self.n_features  # how rows are cut depends on the agent's own rows alone
-            if isinstance(rows.features, csr_array):
-                stored = int(np.diff(rows.features.indptr)[mine].sum()) // max(1, len(mine))
+            # how rows are cut depends on the agent's own rows alone
+            stored = int(row_entries(rows.features)[mine].sum()) // max(1, len(mine))
             step = max(1, PORTION // max(1, stored))
             for start in range(0, len(mine), step):
                 first = int(rows.offsets[i]) + start
@@ -80,21 +79,16 @@ class Moments:
         """The sum over a few rows; no BLAS, whose sums depend on the number of threads."""
         targets = self._targets(labels)
         rows = features.astype(np.float64)
-        squares = rows * rows
-        is_sparse = isinstance(rows, csr_array)
-        lengths = squares.sum(axis=1) if is_sparse else np.einsum("ij->i", squares)
-        fourth = (squares * squares).sum(axis=1) if is_sparse else np.einsum("ij,ij->i", squares, squares)
+        squares = squared(rows)
+        lengths, fourth = row_sums(squares), row_sums(squared(squares))
         counted = (lengths > 0.0) & (self.loss.task == "regression")
         extra = np.where(counted, SQUARE_WEIGHT * np.square(targets[:, 0]), 0.0)
         by_label = LABEL_WEIGHT**2 * np.square(targets).sum(axis=1)
         norms = np.sqrt(lengths * (1.0 + by_label) + fourth + extra * extra)
         factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))
         weights = np.column_stack([factor, LABEL_WEIGHT * factor[:, None] * targets])
-        if is_sparse:
-            first, second = np.asarray(rows.T @ weights), np.asarray(squares.T @ factor)
-        else:
-            first, second = np.einsum("ij,ip->jp", rows, weights), np.einsum("ij,i->j", squares, factor)
-        parts = [first[:, 0], second, first[:, 1:].ravel()]
+        first, second = weighted_sum(rows, weights), weighted_sum(squares, factor[:, None])
+        parts = [first[:, 0], second[:, 0], first[:, 1:].ravel()]
         return np.concatenate([*parts, [np.sum(extra * factor)]] if self.loss.task == "regression" else parts)
 
     def _targets(self, labels: Floats) -> Floats:

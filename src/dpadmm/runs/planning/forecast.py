@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import expit, softmax
 
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Features, Floats, Integers, row_entries
 from dpadmm._base.errors import ConvergenceWarning, DataError, StudyError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
@@ -370,8 +370,7 @@ def computed(sizes: Integers, pool: Pool) -> Integers:
 
 def _entries(pool: Pool) -> float:
     """Numbers that a row has, on average."""
-    stored = pool.features.nnz / len(pool) if hasattr(pool.features, "nnz") else pool.features.shape[1]
-    return max(1.0, float(stored))
+    return max(1.0, float(row_entries(pool.features).mean()))
 
 
 def resampled(n_pool: int, n_rows: int, rng: np.random.Generator) -> Integers:

@@ -184,7 +184,8 @@ def data_hessian(problem: Problem, rows: Rows, weights: Floats) -> Floats:
     total = np.zeros((d, p, d, p))
     for first in range(0, len(rows.labels), 8192):
         part = slice(first, first + 8192)
-        a = rows.features[rows.order[part]]
+        a: Any = rows.features[rows.order[part]]
+        a = a.tocsr() if hasattr(a, "tocsr") else a
         for g in range(p):
             for h in range(g, p):
                 block = _dense(a.T @ _scaled(a, curved[part, g, h]))

@@ -1,0 +1,151 @@
+"""Coded rows: a row of numbers and categories by its numbers and by which columns its categories set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from scipy.sparse import csr_array
+
+
+def code_type(width: int) -> np.dtype[Any]:
+    """The smallest type for the numbers of ``width`` columns."""
+    return np.min_scalar_type(max(width - 1, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class CodedRows:
+    """Rows ``a`` with ``a[places] = values[:-1]``, ``a[code] = values[-1]`` for each of its codes, and 0 elsewhere.
+
+    The last of a row's values is its factor: what a category counts, once the row is scaled and shortened. A
+    row of which all values are 0 is silent. Every category has columns of its own, so that no two codes of a row
+    are equal (:meth:`check`).
+
+    Parameters
+    ----------
+    values : (rows, numbers + 1), float64 or float32
+    codes : (rows, categories), unsigned
+        Columns.
+    places : (numbers,)
+        Columns of the numbers.
+    width : int
+        d, the number of columns.
+
+    Examples
+    --------
+    >>> rows = CodedRows(np.array([[0.2, 0.6], [0.3, 0.5]]), np.array([[1], [2]], np.uint8), np.array([0]), 3)
+    >>> rows.toarray().tolist()
+    [[0.2, 0.6, 0.0], [0.3, 0.0, 0.5]]
+    >>> (rows @ np.array([1.0, 10.0, 100.0])).tolist()
+    [6.2, 50.3]
+    """
+
+    values: NDArray[Any]
+    codes: NDArray[Any]
+    places: NDArray[np.int64]
+    width: int
+
+    ndim: ClassVar[int] = 2
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.values), self.width
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    @property
+    def n_stored(self) -> int:
+        """Entries of a row that need not be 0."""
+        return len(self.places) + self.codes.shape[1]
+
+    @property
+    def T(self) -> Transposed:
+        return Transposed(self)
+
+    def check(self) -> None:
+        """Refuse codes that name a column which is not there, or that another code or number of a row may name."""
+        low, high = self.codes.min(axis=0).astype(np.int64), self.codes.max(axis=0).astype(np.int64)
+        low, high = np.concatenate([low, self.places]), np.concatenate([high, self.places])
+        order = np.argsort(low)
+        if (low < 0).any() or (high >= self.width).any() or (high[order][:-1] >= low[order][1:]).any():
+            raise ValueError("every number and every category of coded rows has columns of its own")
+
+    def __getitem__(self, rows: Any) -> CodedRows:
+        return replace(self, values=self.values[rows], codes=self.codes[rows])
+
+    def __matmul__(self, weights: NDArray[Any]) -> NDArray[Any]:
+        """``a·w`` of every row; looked up, and added up row by row in the same order."""
+        by_column = np.asarray(weights, dtype=np.float64).reshape(self.width, -1)
+        out = np.zeros((len(self.values), by_column.shape[1]))
+        for codes in self.codes.T:
+            out += by_column[codes]
+        out *= self.values[:, -1:]
+        for place, numbers in zip(self.places, self.values.T, strict=False):
+            out += numbers[:, None] * by_column[place]
+        return out.reshape(len(out), *np.shape(weights)[1:])
+
+    def squared(self) -> CodedRows:
+        """The square of every entry, in float64."""
+        return replace(self, values=np.square(self.values, dtype=np.float64))
+
+    def sum(self, axis: int) -> NDArray[np.float64]:
+        """The sum of the entries of every row (axis 1)."""
+        if axis != 1:
+            raise ValueError("coded rows are summed row by row")
+        total = self.codes.shape[1] * self.values[:, -1].astype(np.float64)
+        for numbers in self.values.T[:-1]:
+            total += numbers
+        return total
+
+    def copy(self) -> CodedRows:
+        return replace(self, values=self.values.copy(), codes=self.codes.copy())
+
+    def astype(self, dtype: DTypeLike, copy: bool = True) -> CodedRows:
+        return replace(self, values=self.values.astype(dtype, copy=copy))
+
+    def toarray(self) -> NDArray[Any]:
+        """Dense rows."""
+        out = np.zeros(self.shape, self.dtype)
+        out[:, self.places] = self.values[:, :-1]
+        np.put_along_axis(out, self.codes.astype(np.int64), self.values[:, -1:], axis=1)
+        return out
+
+    def tocsr(self) -> csr_array:
+        """The same rows by their stored entries."""
+        n, k = len(self.values), len(self.places)
+        data = np.repeat(self.values, [1] * k + [self.codes.shape[1]], axis=1)
+        places = np.broadcast_to(self.places, (n, k))
+        indices = np.concatenate([places, self.codes], axis=1, dtype=np.int32, casting="same_kind")
+        pointers = np.arange(0, data.size + 1, self.n_stored)
+        out = csr_array((data.reshape(-1), indices.reshape(-1), pointers), shape=self.shape)
+        out.sort_indices()
+        return out
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.toarray() if dtype is None else self.toarray().astype(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Transposed:
+    """``Aᵀ`` of coded rows A."""
+
+    rows: CodedRows
+
+    def __matmul__(self, slopes: NDArray[Any]) -> NDArray[np.float64]:
+        """``Σ_j slope_j·a_j``: (rows,) or (rows, p) -> (d,) or (d, p).
+
+        Every column is added up in the order of the rows: no BLAS, whose sums depend on the number of threads.
+        """
+        values, codes, width = self.rows.values, self.rows.codes, self.rows.width
+        by_output = np.asarray(slopes, dtype=np.float64).reshape(len(values), -1)
+        weighted = by_output * values[:, -1:]
+        named = codes.reshape(-1)
+        out = np.empty((width, by_output.shape[1]))
+        for h in range(by_output.shape[1]):
+            out[:, h] = np.bincount(named, np.repeat(weighted[:, h], codes.shape[1]), width)
+        out[self.rows.places] = np.einsum("ij,ip->jp", values[:, :-1], by_output)
+        return out.reshape(width, *np.shape(slopes)[1:])
