@@ -12,6 +12,7 @@ from mixed_tables import SCHEMA, make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 
 from dpadmm._base import memmap as paging
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.matrices import GrowingArray, grouped, moved
@@ -56,18 +57,18 @@ def test_rows_are_grouped_as_a_stable_sort_would() -> None:
     assert np.array_equal(moved(mapped(rows), places), rows[deal.order])
 
 
-def test_sparse_rows_too() -> None:
+def test_coded_rows_too() -> None:
     rng = np.random.default_rng(0)
-    data = mapped(rng.uniform(0.1, 1.0, (700, 2)))
-    indices = mapped(np.sort(rng.permuted(np.tile(np.arange(9), (700, 1)), axis=1)[:, :2]).astype(np.int32))
-    sparse = csr_array((data.reshape(-1), indices.reshape(-1), np.arange(0, 1401, 2, dtype=np.int32)), (700, 9))
+    codes = mapped(rng.integers([1, 4], [4, 9], (700, 2), dtype=np.uint8))
+    coded = CodedRows(mapped(rng.uniform(0.1, 1.0, (700, 2))), codes, np.array([0]), 9)
     order = rng.permutation(700)
-    found = moved(sparse, np.argsort(order))
-    assert paging.is_mapped(found)
-    np.testing.assert_array_equal(found.toarray(), sparse.toarray()[order])
-    np.testing.assert_allclose(row_norms(sparse), np.linalg.norm(sparse.toarray(), axis=1))
-    assert as_matrix(sparse) is sparse
-    with pytest.raises(DataError, match="different numbers of entries"):
+    found = moved(coded, np.argsort(order))
+    assert paging.is_nameless(found)
+    np.testing.assert_array_equal(found.toarray(), coded.toarray()[order])
+    np.testing.assert_allclose(row_norms(coded), np.linalg.norm(coded.toarray(), axis=1))
+    assert len(list(paging.row_portions(coded))) > 2
+    assert as_matrix(coded) is coded
+    with pytest.raises(DataError, match="sparse rows cannot be written in another order"):
         moved(csr_array(np.tri(4)), np.arange(4))
 
 
@@ -83,7 +84,7 @@ def test_a_table_in_a_file_gives_the_model_of_one_in_memory(tmp_path_factory: py
             for memory in (0, 2**28):
                 table = encode_table(path, schema, study.label, by=by, intercept=True, memory_bytes=memory)
                 assert paging.is_mapped(table.features) == (memory == 0)
-                assert isinstance(table.features, csr_array) == (schema is WIDE)
+                assert isinstance(table.features, CodedRows)
                 result = run_study(study, table, n_agents=1 if by else 4, seed=5)
                 models.append(result.weights)
             np.testing.assert_allclose(models[0], models[1], rtol=1e-9, atol=1e-12)

@@ -32,9 +32,12 @@ def test_features_of_every_kind() -> None:
     assert Schema(columns, row_norm=2).scale == 2.0
 
 
-def test_many_values_are_stored_sparsely_and_few_are_not() -> None:
-    assert not Schema((Category("a", ("x", "y")), Number("b", (0, 1)))).sparse
-    assert Schema((Category("a", tuple(map(str, range(50)))), Number("b", (0, 1)))).sparse
+def test_categories_and_bins_are_coded_and_the_others_are_numbers() -> None:
+    of_bins, of_values = Number("a", (0, 9), bins=(3, 6)), Category("b", ("x", "y"))
+    schema = Schema((of_bins, Number("c", (0, 1), missing="indicator"), of_values, Ordinal("d", ("low", "high"))))
+    assert schema.n_categories == 2
+    assert [schema.features[place] for place in schema.number_places] == ["c", "c missing", "d"]
+    assert not Schema((Number("b", (0, 1)),)).n_categories
 
 
 def test_what_is_no_schema_is_refused_in_a_sentence() -> None:

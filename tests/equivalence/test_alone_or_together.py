@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES
+from cases import LOSS_CASES, coded
 from cohorts import SIZES, cohort
 from looping import case
 from scipy.sparse import csr_array
@@ -135,7 +135,7 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
 
 def test_agents_of_auto_alone_are_the_cohort_for_all_losses_and_absences() -> None:
     """At so much ε that the shape is turned, and at so little that there is none."""
-    for loss, epsilon, storage in product(LOSS_CASES, [2e4, 0.5], [np.asarray, csr_array, np.float32]):
+    for loss, epsilon, storage in product(LOSS_CASES, [2e4, 0.5], [np.asarray, csr_array, coded, np.float32]):
         with case(loss, epsilon, storage), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
             for module, name in ((kernels, "ENTRIES_PER_BLOCK"), (shape_module, "PORTION"), (moments, "PORTION")):

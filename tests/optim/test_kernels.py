@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numba
 import numpy as np
 import pytest
-from cases import LOSS_CASES, prove, random_labels, random_rows
+from cases import LOSS_CASES, coded, prove, random_labels, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
@@ -28,13 +28,13 @@ from dpadmm.optim.problem import Rows, make_rows
 
 SIZES = (2, 3, 7, 64, 65, 300, 1000)
 D = 6
-STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
+STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32", "coded-f64", "coded-f32"]
 
 
 def stored(a: Floats, storage: str) -> Features:
     kind, width = storage.split("-")
     typed = a.astype(np.float64 if width == "f64" else np.float32)
-    return typed if kind == "dense" else csr_array(typed)
+    return {"dense": np.asarray, "csr": csr_array, "coded": coded}[kind](typed)
 
 
 @pytest.fixture

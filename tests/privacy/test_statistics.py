@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES, prove, random_labels, random_rows
+from cases import LOSS_CASES, coded, prove, random_labels, random_rows
 from cohorts import cohort
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,7 +138,7 @@ def test_a_row_of_zeros_adds_nothing_whatever_its_label_is() -> None:
         labels = random_labels(loss, np.random.default_rng(0), 20)
         labels = np.concatenate([labels, 1e300 * labels]) if loss.task == "regression" else labels
         rows = make_rows(np.zeros((len(labels), 5)), labels)
-        for statistic, storage in product(all_statistics(loss, 5), (np.asarray, csr_array)):
+        for statistic, storage in product(all_statistics(loss, 5), (np.asarray, csr_array, coded)):
             for parameters in parameters_for(statistic):
                 with case(loss, statistic.name, parameters):
                     silent = make_rows(storage(rows.features), labels)
@@ -163,7 +163,7 @@ def in_a_file(features: Any) -> Any:
 
 
 @pytest.mark.parametrize("small", [0, 2**23])
-@pytest.mark.parametrize("storage", [np.asarray, csr_array, np.float32, in_a_file])
+@pytest.mark.parametrize("storage", [np.asarray, csr_array, coded, np.float32, in_a_file])
 def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
     monkeypatch: pytest.MonkeyPatch, storage: Any, small: int
 ) -> None:
@@ -191,10 +191,10 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
                             assert np.array_equal(statistic.sums(alone, asked[:1], bound=bound)[0], together[i])
 
 
-def test_sparse_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
+def test_sparse_coded_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
     for loss in (Logistic(), Softmax(n_outputs=3), Huber()):
         rows = cohort(loss)
-        sparse = stored(rows, csr_array)
+        others = [stored(rows, csr_array), stored(rows, coded)]
         for statistic in all_statistics(loss, 5):
             for parameters in parameters_for(statistic):
                 if (
@@ -206,9 +206,9 @@ def test_sparse_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
                     sums = statistic.sums(rows, asked, bound=statistic.row_norm)
                     assert sums.shape == (rows.n_agents, *statistic.shape)
                     tolerance = {"rtol": 1e-9, "atol": 1e-9}
-                    np.testing.assert_allclose(
-                        statistic.sums(sparse, asked, bound=statistic.row_norm), sums, **tolerance
-                    )
+                    for other in others:
+                        found = statistic.sums(other, asked, bound=statistic.row_norm)
+                        np.testing.assert_allclose(found, sums, **tolerance)
                     means = statistic.means(rows, asked)
                     many = rows.n_rows.reshape(-1, *[1] * (means.ndim - 1))
                     np.testing.assert_allclose(means * many, sums, **tolerance)

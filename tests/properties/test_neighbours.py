@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES, prove
+from cases import LOSS_CASES, coded, prove
 from hypothesis import given
 from hypothesis import strategies as st
 from neighbours import allowed_steps, steps_between
@@ -45,13 +45,14 @@ def worlds(draw):
 
 
 def _gradient(loss, features, labels, point, how):
-    rows = make_rows(csr_array(features) if how.endswith("sparse") else features, labels)
+    storage = {"sparse": csr_array, "coded": coded}.get(how.split()[-1], np.asarray)
+    rows = make_rows(storage(features), labels)
     compute = kernels.reference_gradient if how.startswith("reference") else kernels.gradient
     with np.errstate(all="ignore"):
         return compute(rows, point, loss)[0]
 
 
-@pytest.mark.parametrize("how", ["dense", "sparse", "reference", "reference sparse"])
+@pytest.mark.parametrize("how", ["dense", "sparse", "coded", "reference", "reference sparse", "reference coded"])
 @prove
 @given(world=worlds())
 def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
@@ -65,7 +66,7 @@ def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-@pytest.mark.parametrize("storage", [np.asarray, csr_array, np.float32])
+@pytest.mark.parametrize("storage", [np.asarray, csr_array, coded, np.float32])
 @prove
 @given(world=worlds(), place=st.integers(0, 7))
 def test_one_row_moves_every_statistic_by_at_most_its_sensitivity(name, storage, world, place):

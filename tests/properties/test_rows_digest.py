@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cases import prove
+from cases import coded, prove
 from guards import STUDY, guarded, memory_folder, private, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Features, Floats, layout
+from dpadmm._base.coded import CodedRows
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.optim.losses import Huber
 
 N, D = 7, 3
-STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
+STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32", "coded-f64", "coded-f32"]
 LOSS = Huber(delta=1.0)
 
 
@@ -38,7 +40,7 @@ def table(n: int = N, d: int = D) -> tuple[Floats, Floats]:
 def stored(features: Floats, storage: str) -> Any:
     kind, width = storage.split("-")
     typed = np.asarray(features, dtype=np.float64 if width == "f64" else np.float32)
-    return typed.copy() if kind == "dense" else csr_array(typed)
+    return {"dense": np.array, "csr": csr_array, "coded": coded}[kind](typed)
 
 
 def digest(features: Features, labels: Floats) -> str:
@@ -54,13 +56,13 @@ def flipped(values: Any, at: int, bit: int) -> Any:
 
 def part(matrix: Any) -> Any:
     """The array with the numbers of a matrix."""
-    return matrix.data if isinstance(matrix, csr_array) else matrix
+    return layout(matrix)[1][0]
 
 
 def with_part(matrix: Any, values: Any) -> Any:
     if isinstance(matrix, csr_array):
         return csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
-    return values
+    return replace(matrix, values=values) if isinstance(matrix, CodedRows) else values
 
 
 def test_every_cell_and_every_label_counts() -> None:
@@ -87,6 +89,17 @@ def test_any_bit_of_any_number_counts(storage: str, place: int, bit: int, of_lab
     else:
         other = with_part(matrix, flipped(part(matrix), place % part(matrix).size, bit)), labels
     assert digest(*other) != digest(matrix, labels)
+
+
+def test_every_code_counts() -> None:
+    features, labels = table()
+    matrix = replace(coded(features), width=D + 1)
+    seen = {digest(matrix, labels)}
+    for at in range(N):
+        codes = matrix.codes.copy()
+        codes[at] += 1
+        seen.add(digest(replace(matrix, codes=codes), labels))
+    assert len(seen) == 1 + N
 
 
 LARGE = 150_000

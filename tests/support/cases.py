@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from dpadmm._base.arrays import Floats
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import parameters
 from dpadmm.optim.losses import LOSSES, Loss
@@ -73,6 +74,12 @@ def random_rows(rng: np.random.Generator, n: int, d: int) -> Floats:
     """(n, d) rows of L2 norm ≤ 1, many of them on the sphere (to rounding)."""
     rows = rng.standard_normal((n, d))
     return rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def coded(rows: Floats) -> CodedRows:
+    """The same rows, coded: the last column is a category of one value, the others are numbers."""
+    n, d = rows.shape
+    return CodedRows(np.ascontiguousarray(rows), np.full((n, 1), d - 1, np.uint8), np.arange(d - 1), d)
 
 
 def grid(loss: Loss, levels: list[float], label_limit: float = 1.0) -> tuple[Floats, Floats]:

@@ -44,8 +44,6 @@ SCHEMAS: dict[str, Schema | None] = {
     "plain": None,
     "numbered": None,
 }
-assert SCHEMAS["sparse"].sparse  # type: ignore[union-attr]
-assert not SCHEMAS["mixed"].sparse  # type: ignore[union-attr]
 
 LABELS = {
     "logistic": Label("outcome", classes=("no", "yes")),

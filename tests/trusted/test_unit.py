@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import prove
+from cases import coded, prove
 from guards import POLICY, STUDY, TinyRows, guarded, refusal, rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,11 +120,12 @@ def test_protecting_leaves_the_callers_rows_alone():
     before = features.copy()
     unit, ids = PrivacyUnit(1, "who"), Ids.of(["a", "a", *map(str, range(len(labels) - 2))])
     dense = protect(features, labels, unit, ids).features
-    sparse = protect(csr_array(features), labels, unit, ids).features
+    sparse, short = (protect(kind(features), labels, unit, ids).features for kind in (csr_array, coded))
     assert np.array_equal(features, before)
     assert np.array_equal(dense[1], np.zeros(features.shape[1]))
     assert np.array_equal(np.delete(dense, 1, axis=0), np.delete(features, 1, axis=0))
     assert np.array_equal(sparse.toarray(), dense)
+    assert np.array_equal(short.toarray(), dense)
 
 
 def in_a_file(block):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dpadmm._base.arrays import Features, Floats, Integers
 from dpadmm._base.errors import DataError, DpadmmError
@@ -18,7 +18,7 @@ from dpadmm._base.memmap import MEMORY_BYTES
 from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
 from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
-from dpadmm.data.matrices import GrowingArray, matrix_of
+from dpadmm.data.matrices import GrowingArray
 from dpadmm.data.reader import ahead, column_names, line_warnings, open_batches
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
 
@@ -88,15 +88,16 @@ def encode_table(
             except DataError as error:
                 raise placed(error, path, first, batch.num_rows) from None
 
-    width = len(schema.features) + intercept
-    stored = schema.n_stored + intercept if schema.sparse else width
-    kinds = (np.float32, np.int32) if schema.sparse else (np.float32,)  # entries, and their places
+    row_bytes = [kind.itemsize * width for kind, width in encoder.stored]
     with ExitStack() as stack:
 
-        def growing(kind: type, width: int, limit: int) -> GrowingArray:
+        def growing(kind: DTypeLike, width: int, limit: int) -> GrowingArray:
             return stack.enter_context(closing(GrowingArray(kind, width, memory_bytes=limit)))
 
-        rows = [growing(kind, stored, memory_bytes // len(kinds)) for kind in kinds]
+        rows = [  # which go to files at the same row
+            growing(kind, width, memory_bytes * mine // sum(row_bytes))
+            for (kind, width), mine in zip(encoder.stored, row_bytes, strict=True)
+        ]
         labels = growing(np.float64, 1, memory_bytes // 4)
         groups = growing(np.int32, 1, MEMORY_BYTES)  # 4 bytes a row count in a large table
         for blocks, values, numbers_of_owners in stack.enter_context(closing(ahead(encoded()))):
@@ -110,7 +111,7 @@ def encode_table(
             raise DataError(f"{path} has no rows")
         places, names = owners.sorted() if owners else (None, ())
         return EncodedTable(
-            matrix_of(tuple(part.finish() for part in rows), width),
+            encoder.matrix(tuple(part.finish() for part in rows)),
             labels.finish().reshape(-1),
             None if places is None else _renamed(groups.finish().reshape(-1), places),
             names,

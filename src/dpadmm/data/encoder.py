@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Features
+from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
-from dpadmm.data.matrices import matrix_of
 from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
@@ -71,7 +71,7 @@ class Encoder:
     >>> schema = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=1.0)
     >>> batch = pa.record_batch({"age": [50, 175, None], "sex": ["m", "x", "f"]})
     >>> encoder = Encoder(schema)
-    >>> encoder.encode(batch).tolist()
+    >>> encoder.encode(batch).toarray().tolist()
     [[0.0, 0.0, 1.0, 0.0], [0.7071..., 0.0, 0.0, 0.7071...], [0.0, 1.0, 0.0, 0.0]]
     >>> encoder.report.columns["age"]
     Tally(clamped=1, unknown=0, missing=1)
@@ -82,14 +82,31 @@ class Encoder:
         self.report = Report(columns={column.name: Tally() for column in schema.columns})
         self.words = WordCache()
 
+    @property
+    def stored(self) -> tuple[tuple[np.dtype[Any], int], ...]:
+        """Type and width of the arrays that rows are stored in: dense rows, or values and codes."""
+        schema, real = self.schema, np.dtype(np.float32)
+        if not schema.n_categories:
+            return ((real, len(schema.features) + self.intercept),)
+        values = len(schema.number_places) + self.intercept + 1
+        return (real, values), (code_type(len(schema.features)), schema.n_categories)
+
+    def matrix(self, blocks: tuple[NDArray[Any], ...]) -> Features:
+        """The rows that such arrays hold."""
+        if len(blocks) == 1:
+            return blocks[0]
+        d = len(self.schema.features)
+        places = (*self.schema.number_places, *([d] if self.intercept else []))
+        return CodedRows(*blocks, np.array(places, np.int64), d + self.intercept)
+
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        return matrix_of(self.encode_blocks(batch), len(self.schema.features) + self.intercept)
+        return self.matrix(self.encode_blocks(batch))
 
     def encode_blocks(self, batch: Any) -> tuple[NDArray[Any], ...]:
-        """The same: dense rows, or as many stored entries for each row and their places."""
+        """The same, as the arrays that rows are stored in."""
         n, first = batch.num_rows, 0
-        rows = (SparseRows if self.schema.sparse else DenseRows)(n, self.schema, intercept=self.intercept)
+        rows = (CodedBlock if self.schema.n_categories else DenseBlock)(n, self.schema, intercept=self.intercept)
         for column in self.schema.columns:
             tally = self.report.columns[column.name]
             cells = batch.column(column.name)
@@ -211,7 +228,7 @@ def tallied(
 # rounding depends on other rows.
 
 
-class DenseRows:
+class DenseBlock:
     """All features of n rows; those that are not set are 0."""
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
@@ -245,32 +262,34 @@ class DenseRows:
         return (out,)
 
 
-class SparseRows:
-    """As many stored entries in each of n rows, and their places."""
+class CodedBlock:
+    """Numbers and factor of n rows, and which features their categories set."""
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        shape = (schema.n_stored + intercept, n)
-        self._columns, self._places = np.empty(shape, np.float32), np.empty(shape, np.int32)
-        self._filled, self._last = 0, len(schema.features)
+        self._columns = np.zeros((len(schema.number_places) + intercept + 1, n), np.float32)
+        self._columns[-1] = ONE / self._scale
+        self._codes = np.empty((schema.n_categories, n), code_type(len(schema.features)))
+        self._numbers, self._categories = iter(self._columns), iter(self._codes)
 
     def append(self, place: Any, value: Any) -> None:
-        """Append an entry to every row: the value, divided by R."""
-        scaled = np.divide(value, self._scale)
-        self._columns[self._filled], self._places[self._filled] = scaled, place
-        self._filled += 1
+        """Append a number to all rows, divided by R; or a category, that is which feature it sets."""
+        if isinstance(place, int):
+            scaled = np.divide(value, self._scale, out=next(self._numbers))
+        else:
+            scaled = self._columns[-1]
+            next(self._categories)[:] = place
         if self._squares is not None:
             self._squares += np.multiply(scaled, scaled, dtype=np.float64)
 
-    def finish(self) -> tuple[Values, NDArray[np.int32]]:
-        """Entries of rows of length at most 1, and their places, both (n, entries)."""
-        columns = self._columns[: self._filled]
-        self.shortened = _shorten(columns, self._squares)
+    def finish(self) -> tuple[Values, NDArray[Any]]:
+        """Values of rows of length at most 1, (n, numbers + 1), and their codes, (n, categories)."""
+        self.shortened = _shorten(self._columns, self._squares)
         if self._intercept:
-            columns *= np.float32(BESIDE_INTERCEPT)
-            self._columns[-1], self._places[-1] = INTERCEPT, self._last
-        return np.ascontiguousarray(self._columns.T), np.ascontiguousarray(self._places.T)
+            self._columns *= np.float32(BESIDE_INTERCEPT)
+            self._columns[-2] = INTERCEPT
+        return np.ascontiguousarray(self._columns.T), np.ascontiguousarray(self._codes.T)
 
 
 def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> int:

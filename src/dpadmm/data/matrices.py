@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Features, Integers
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
 from dpadmm._base.memmap import MEMORY_BYTES, row_portions
 from dpadmm.optim.features import row_norms
@@ -28,16 +30,6 @@ def compact_csr(data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any],
     return csr_array((data, indices.astype(kind, copy=False), indptr.astype(kind, copy=False)), shape=shape)
 
 
-def matrix_of(blocks: tuple[NDArray[Any], ...], width: int) -> Features:
-    """Dense rows as they are; or a CSR matrix of stored entries and their places, both (n, entries)."""
-    if len(blocks) == 1:
-        return blocks[0]
-    values, places = blocks
-    n, stored = values.shape
-    pointers = np.arange(0, n * stored + 1, stored)
-    return compact_csr(values.reshape(-1), places.reshape(-1), pointers, (n, width))
-
-
 def shrink_rows(features: Features) -> None:
     """Divide, in place, every row by its norm where that is more than 1.
 
@@ -50,7 +42,8 @@ def shrink_rows(features: Features) -> None:
     if isinstance(features, csr_array):
         features.data /= np.repeat(divisors, np.diff(features.indptr))
     else:
-        features /= divisors[:, None]
+        entries = features.values if isinstance(features, CodedRows) else features
+        entries /= divisors[:, None]
 
 
 class GrowingArray:
@@ -118,16 +111,12 @@ def grouped(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[An
 
 def moved(features: Features, places: NDArray[Any]) -> Features:
     """Row j to ``places[j]`` of a new file without a name, faster where runs of rows stay together."""
-    if not isinstance(features, csr_array):
+    if isinstance(features, np.ndarray):
         return _scattered(features, features, places)
-    n, stored = features.shape[0], features.nnz // max(1, features.shape[0])
-    starts = range(0, len(features.indptr), _PIECE)
-    if not all((np.diff(features.indptr[at : at + _PIECE + 1]) == stored).all() for at in starts):
-        raise DataError("sparse rows of different numbers of entries cannot be written in another order")
-    data, indices = (
-        _scattered(part.reshape(n, stored), features, places) for part in (features.data, features.indices)
-    )
-    return compact_csr(data.reshape(-1), indices.reshape(-1), features.indptr, features.shape)
+    if not isinstance(features, CodedRows):
+        raise DataError("sparse rows cannot be written in another order")
+    values, codes = (_scattered(part, features, places) for part in (features.values, features.codes))
+    return replace(features, values=values, codes=codes)
 
 
 def _scattered(rows: NDArray[Any], features: Features, places: NDArray[Any]) -> NDArray[Any]:

