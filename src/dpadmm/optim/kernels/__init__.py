@@ -87,7 +87,8 @@ def gradient(
     from dpadmm.optim.kernels.formulas import compiled_slopes
 
     bound = loss.lipschitz if bound is None else bound
-    slopes_of = compiled_slopes(loss.formula)
+    of_rows = getattr(loss, "formula_of_rows", None)
+    slopes_of = compiled_slopes(of_rows or loss.formula, of_rows is not None)
     if slopes_of is None:
         return reference_gradient(rows, points, loss, active, bound=bound)
     blocks = rows.blocks

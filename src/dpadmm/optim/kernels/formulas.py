@@ -59,8 +59,8 @@ _SLOPES_SIGNATURE = nbt.void(_VECTOR, _MATRIX, _VECTOR, _MATRIX)
 
 
 @cache
-def compiled_slopes(formula: Any) -> Any | None:
-    """Compile ``_slopes_of_rows`` for one loss, or None when numba cannot.
+def compiled_slopes(formula: Any, of_rows: bool = False) -> Any | None:
+    """Compile ``_slopes_of_rows`` for one loss, or its own such function, or None when numba cannot.
 
     The copy gets a name made from the text of the loss's file and of this one: the compiler keeps its cache
     by name, so an edited formula can never meet the machine code of the old one.
@@ -78,7 +78,9 @@ def compiled_slopes(formula: Any) -> Any | None:
     if names.get("exp") is exp:
         names["exp"] = _exp
     own = FunctionType(formula.__code__, names, formula.__name__, formula.__defaults__, formula.__closure__)
-    copy = FunctionType(_slopes_of_rows.__code__, {"formula": numba.njit(own, error_model="numpy")})
+    copy = own
+    if not of_rows:
+        copy = FunctionType(_slopes_of_rows.__code__, {"formula": numba.njit(own, error_model="numpy")})
     copy.__qualname__ = f"_slopes_{hashlib.sha256(text or b'').hexdigest()[:16]}_{formula.__qualname__}"
     copy.__module__ = __name__
     try:

@@ -41,12 +41,20 @@ def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
     overflows or vanishes.
     """
     n_outputs, n_rows = slope.shape[0], last - first
-    if n_outputs == 1:  # the usual case is that no row is too long, and that is seen four rows at a time
-        n_fine = 0
+    n_fine = 0  # the usual case is that no row is too long, and that is seen four rows at a time
+    if n_outputs == 1:
         for i in range(n_rows):
             n_fine += abs(slope[0, i]) * norms[first + i] <= bound  # false for NaN
-        if n_fine == n_rows:
-            return
+    else:
+        surely = bound * bound * (1.0 - 1e-9) if bound > 1e-100 else 0.0  # smaller squares would vanish
+        squares = np.zeros(n_rows)
+        for h in range(n_outputs):
+            for i in range(n_rows):
+                squares[i] += slope[h, i] * slope[h, i]
+        for i in range(n_rows):
+            n_fine += squares[i] * norms[first + i] * norms[first + i] < surely
+    if n_fine == n_rows:
+        return
     for i in range(n_rows):
         largest = 0.0
         finite = True
@@ -201,51 +209,130 @@ def _coded_scores(values, codes, places, order, first, last, weights, scores):  
 @_exact
 def _coded_sums(values, codes, order, first, last, slope, by_number, tables):  # type: ignore[no-untyped-def]
     # four tables: a row that sets the column its neighbour set would otherwise wait for its neighbour's sum
-    n_numbers = by_number.shape[1]
-    for h in range(by_number.shape[0]):
-        t0, t1, t2, t3 = tables[h, 0], tables[h, 1], tables[h, 2], tables[h, 3]
-        for i in range(0, last - first, _LANE):
-            r0, r1, r2, r3 = _four_rows(order, first, last, i)
-            s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
-            for j in range(n_numbers):
-                one = s0 * values[r0, j] + s1 * values[r1, j]
-                two = s2 * values[r2, j] + s3 * values[r3, j]
-                by_number[h, j] += one + two
-            s0 *= values[r0, n_numbers]
-            s1 *= values[r1, n_numbers]
-            s2 *= values[r2, n_numbers]
-            s3 *= values[r3, n_numbers]
-            for j in range(codes.shape[1]):
-                t0[codes[r0, j]] += s0
-                t1[codes[r1, j]] += s1
-                t2[codes[r2, j]] += s2
-                t3[codes[r3, j]] += s3
+    n_numbers, t0, t1, t2, t3 = len(by_number), tables[0], tables[1], tables[2], tables[3]
+    for i in range(0, last - first, _LANE):
+        r0, r1, r2, r3 = _four_rows(order, first, last, i)
+        s0, s1, s2, s3 = slope[i], slope[i + 1], slope[i + 2], slope[i + 3]
+        for j in range(n_numbers):
+            one = s0 * values[r0, j] + s1 * values[r1, j]
+            two = s2 * values[r2, j] + s3 * values[r3, j]
+            by_number[j] += one + two
+        s0 *= values[r0, n_numbers]
+        s1 *= values[r1, n_numbers]
+        s2 *= values[r2, n_numbers]
+        s3 *= values[r3, n_numbers]
+        for j in range(codes.shape[1]):
+            t0[codes[r0, j]] += s0
+            t1[codes[r1, j]] += s1
+            t2[codes[r2, j]] += s2
+            t3[codes[r3, j]] += s3
 
 
 @_parallel
-def coded_gradient(  # type: ignore[no-untyped-def]
+def _coded_gradient_of_one(  # type: ignore[no-untyped-def]
     values, codes, places, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
 ):
     agent, start, stop = blocks
-    n_outputs, n_features = weights.shape[1], weights.shape[2]
     batch = 128
     for b in numba.prange(len(agent)):
-        scores = np.empty((n_outputs, batch))
-        slope = np.empty((n_outputs, batch))
-        tables = np.zeros((n_outputs, _LANE, n_features))
-        by_number = np.zeros((n_outputs, len(places)))
+        scores = np.empty((1, batch))
+        slope = np.empty((1, batch))
+        tables = np.zeros((_LANE, weights.shape[2]))
+        by_number = np.zeros(len(places))
         for first in range(start[b], stop[b], batch):
             last = min(first + batch, stop[b])
             _coded_scores(values, codes, places, order, first, last, weights[agent[b]], scores)
             slopes_of(labels[first:last], scores, parameters, slope)
             _clip(slope, norms, first, last, bound)
-            slope[:, last - first :] = 0.0
-            _coded_sums(values, codes, order, first, last, slope, by_number, tables)
+            slope[0, last - first :] = 0.0
+            _coded_sums(values, codes, order, first, last, slope[0], by_number, tables)
+        for j in range(weights.shape[2]):
+            sums[b, 0, j] = (tables[0, j] + tables[1, j]) + (tables[2, j] + tables[3, j])
+        for j in range(len(places)):
+            sums[b, 0, places[j]] = by_number[j]
+
+
+# Of several outputs: all scores of a row together, in multiples of four numbers
+
+
+@_exact
+def _wide_scores(values, codes, places, order, first, last, by_column, scores):  # type: ignore[no-untyped-def]
+    n_numbers, n_codes, width = len(places), codes.shape[1], scores.shape[1]
+    for i in range(last - first):
+        row, s = np.uint64(order[first + i]), scores[i]
+        whole = n_codes // 2 * 2
+        for h in range(width):
+            s[h] = 0.0
+        for j in range(0, whole, 2):
+            one, two = by_column[codes[row, j]], by_column[codes[row, j + 1]]
+            for h in range(width):
+                s[h] += one[h] + two[h]
+        for j in range(whole, n_codes):
+            one = by_column[codes[row, j]]
+            for h in range(width):
+                s[h] += one[h]
+        factor = values[row, n_numbers]
+        for h in range(width):
+            s[h] *= factor
+        for j in range(n_numbers):
+            one, number = by_column[places[j]], values[row, j]
+            for h in range(width):
+                s[h] += number * one[h]
+
+
+@_exact
+def _wide_sums(values, codes, places, order, first, last, slope, total):  # type: ignore[no-untyped-def]
+    n_numbers, width = len(places), slope.shape[1]
+    for i in range(last - first):
+        row, s = np.uint64(order[first + i]), slope[i]
+        for j in range(n_numbers):
+            to, number = total[places[j]], values[row, j]
+            for h in range(width):
+                to[h] += number * s[h]
+        factor = values[row, n_numbers]
+        for h in range(width):
+            s[h] *= factor
+        for j in range(codes.shape[1]):
+            to = total[codes[row, j]]
+            for h in range(width):
+                to[h] += s[h]
+
+
+@_parallel
+def _coded_gradient_of_many(  # type: ignore[no-untyped-def]
+    values, codes, places, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
+):
+    agent, start, stop = blocks
+    n_outputs, n_features = weights.shape[1], weights.shape[2]
+    batch, width = 128, (n_outputs + 3) // 4 * 4
+    for b in numba.prange(len(agent)):
+        scores = np.empty((n_outputs, batch))
+        slope = np.empty((n_outputs, batch))
+        wide = np.zeros((batch, width))
+        by_column, total = np.zeros((n_features, width)), np.zeros((n_features, width))
         for h in range(n_outputs):
             for j in range(n_features):
-                sums[b, h, j] = (tables[h, 0, j] + tables[h, 1, j]) + (tables[h, 2, j] + tables[h, 3, j])
-            for j in range(len(places)):
-                sums[b, h, places[j]] = by_number[h, j]
+                by_column[j, h] = weights[agent[b], h, j]
+        for first in range(start[b], stop[b], batch):
+            last = min(first + batch, stop[b])
+            _wide_scores(values, codes, places, order, first, last, by_column, wide)
+            for i in range(last - first):
+                for h in range(n_outputs):
+                    scores[h, i] = wide[i, h]
+            slopes_of(labels[first:last], scores, parameters, slope)
+            _clip(slope, norms, first, last, bound)
+            for i in range(last - first):
+                for h in range(n_outputs):
+                    wide[i, h] = slope[h, i]
+            _wide_sums(values, codes, places, order, first, last, wide, total)
+        for h in range(n_outputs):
+            for j in range(n_features):
+                sums[b, h, j] = total[j, h]
+
+
+def coded_gradient(*asked):  # type: ignore[no-untyped-def]
+    weights = asked[-2]
+    (_coded_gradient_of_one if weights.shape[1] == 1 else _coded_gradient_of_many)(*asked)
 
 
 @_parallel

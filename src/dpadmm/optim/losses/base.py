@@ -31,6 +31,9 @@ class Loss(Protocol):
     ``formula`` is the only place of the derivative. It is written once and run twice: compiled, with ``i``
     the number of a row, and by NumPy, with ``i`` a slice that means all rows. So use arithmetic, comparisons,
     NumPy's elementwise functions, and ``exp`` from this file, which the compiler has a faster version of.
+
+    A loss of several outputs may have a ``formula_of_rows(labels, scores, parameters, out)`` beside it, which is
+    compiled in its place: with the rows in the innermost loop the compiler works on four of them at once.
     """
 
     name: ClassVar[str]

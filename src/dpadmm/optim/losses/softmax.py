@@ -49,6 +49,22 @@ class Softmax:
             top = np.maximum(top, scores[h, i])
         total = 0.0 * top
         for h in range(n_outputs):
-            total = total + exp(scores[h, i] - top)
+            out[h, i] = exp(scores[h, i] - top)
+            total = total + out[h, i]
         for h in range(n_outputs):
-            out[h, i] = exp(scores[h, i] - top) / total - (labels[i] == h)
+            out[h, i] = out[h, i] / total - (labels[i] == h)
+
+    @staticmethod
+    def formula_of_rows(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        n_outputs, n_rows = len(scores), len(labels)
+        top, total = np.full(n_rows, -np.inf), np.zeros(n_rows)
+        for h in range(n_outputs):
+            for i in range(n_rows):
+                top[i] = max(top[i], scores[h, i])
+        for h in range(n_outputs):
+            for i in range(n_rows):
+                out[h, i] = exp(scores[h, i] - top[i])
+                total[i] += out[h, i]
+        for h in range(n_outputs):
+            for i in range(n_rows):
+                out[h, i] = out[h, i] / total[i] - (labels[i] == h)
