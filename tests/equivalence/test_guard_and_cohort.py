@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import LOSS_CASES
+from cases import LOSS_CASES, coded
 from cohorts import cohort
 from guards import private
 from looping import case
@@ -57,11 +57,9 @@ def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
     )
 
 
-def rows_for(loss: Loss, *, sparse: bool) -> Rows:
+def rows_for(loss: Loss, storage: Any) -> Rows:
     rows = cohort(loss, sizes=SIZES, d=D)
-    if not sparse:
-        return rows
-    return make_rows(csr_array(rows.features[rows.order]), rows.labels, offsets=rows.offsets)
+    return make_rows(storage(rows.features[rows.order]), rows.labels, offsets=rows.offsets)
 
 
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
@@ -80,24 +78,24 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     return said
 
 
-EVERYTHING = list(product(DEPLOYABLE, ["all", "some"], [False, True]))
-"""Methods, who takes part, and whether rows are sparse."""
+EVERYTHING = list(product(DEPLOYABLE, ["all", "some"], [np.asarray, csr_array, coded]))
+"""Methods, who takes part, and how rows are stored."""
 
 
 def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Everything for a loss of one output, of several and with clipping; for all, what differs most."""
     for loss in LOSS_CASES:
         thoroughly = loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=2.0))
-        for method, plan, sparse in EVERYTHING:
-            if thoroughly or (plan, sparse) == ("some", True):
-                with case(loss, method, plan, sparse), pytest.MonkeyPatch.context() as monkeypatch:
-                    check_same_bits(loss, method, plan, sparse, tmp_path_factory.mktemp("case"), monkeypatch)
+        for method, plan, storage in EVERYTHING:
+            if thoroughly or (plan, storage) == ("some", csr_array):
+                with case(loss, method, plan, storage), pytest.MonkeyPatch.context() as monkeypatch:
+                    check_same_bits(loss, method, plan, storage, tmp_path_factory.mktemp("case"), monkeypatch)
 
 
 def check_same_bits(
-    loss: Loss, method: str, plan: str, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: Loss, method: str, plan: str, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study, rows = study_for(loss, method, allow_missed_rounds=plan == "some"), rows_for(loss, sparse=sparse)
+    study, rows = study_for(loss, method, allow_missed_rounds=plan == "some"), rows_for(loss, storage)
     mask = np.ones((ROUNDS, len(SIZES)), bool)
     if plan == "some":
         mask[1, 0] = mask[3, 1] = mask[2, 2] = mask[3, 2] = False
@@ -131,9 +129,9 @@ def check_same_bits(
 
 
 def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for small, sparse in product([0, 250], [False, True]):
-        with case(small, sparse), pytest.MonkeyPatch.context() as monkeypatch:
+    for small, storage in product([0, 250], [np.asarray, csr_array, coded]):
+        with case(small, storage), pytest.MonkeyPatch.context() as monkeypatch:
             tmp_path = tmp_path_factory.mktemp("case")
             monkeypatch.setattr(kernels, "SMALL", small)
             for method in ("dp_admm", "auto"):
-                check_same_bits(Logistic(), method, "some", sparse, tmp_path / method, monkeypatch)
+                check_same_bits(Logistic(), method, "some", storage, tmp_path / method, monkeypatch)

@@ -100,7 +100,7 @@ def test_rows_computed_with_are_limited_and_fair(pool):
     few = computed(np.array([90, 10**6, 2 * 10**6]), pool)
     assert few[0] == LEAST_ROWS
     assert few[2] == pytest.approx(2 * few[1], rel=1e-3)
-    assert few.sum() < 40_000
+    assert few.sum() < 60_000
     assert computed(np.array([5, 600]), pool).tolist() == [5, 600]
 
 
@@ -136,7 +136,7 @@ def test_made_up_rows_have_the_strengths_they_are_said_to_have(study):
         train, _ = scenario.folds[0]
         assert len(train) == 8000
         assert np.linalg.norm(train.features, axis=1).max() <= 1.0 + 1e-6
-        regions = train.features[:, 1:5].mean(axis=0)
+        regions = np.asarray(train.features)[:, 1:5].mean(axis=0)
         np.testing.assert_allclose(regions[:3], regions[:3].mean(), rtol=0.1)
         assert regions[3] == 0.0
         ceilings.append(outlook(study, scenario, np.full(10, 800), grid, seed=1).ceiling["accuracy"].mean)

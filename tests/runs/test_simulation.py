@@ -9,6 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from cases import coded
 from looping import case
 from scipy.sparse import csr_array
 
@@ -248,11 +249,12 @@ def test_every_loss_runs_end_to_end() -> None:
             json.dumps(result.summary(), allow_nan=False)
 
 
-@pytest.mark.parametrize("form", ["sparse", "float32"])
-def test_other_storage_gives_nearly_the_same(form: str) -> None:
-    features = csr_array(BINARY.features) if form == "sparse" else BINARY.features.astype(np.float32)
-    other = run((features, BINARY.labels))
-    np.testing.assert_allclose(other.model.weights, run().model.weights, atol=1e-12 if form == "sparse" else 1e-4)
+@pytest.mark.parametrize("form", [csr_array, coded, np.float32])
+def test_other_storage_gives_nearly_the_same(form: Any) -> None:
+    for settings in ({}, {"method": "auto", "epsilon": 1.0}, {"intercept": True}):
+        other = run((form(BINARY.features), BINARY.labels), **settings)
+        tolerance = 1e-4 if form is np.float32 else 1e-11
+        np.testing.assert_allclose(other.model.weights, run(**settings).model.weights, atol=tolerance)
 
 
 def test_named_data() -> None:

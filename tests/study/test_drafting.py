@@ -102,7 +102,7 @@ def test_a_value_that_says_other_is_the_catch_all_and_only_an_empty_one_is_unsee
         Category("c", ("x", "y"), ("other",)),
     )
     table = encode_table(path, study.schema, study.label)
-    held = dict(zip(study.schema.features, (table.features != 0.0).sum(axis=0).tolist(), strict=True))
+    held = dict(zip(study.schema.features, (np.asarray(table.features) != 0.0).sum(axis=0).tolist(), strict=True))
     assert [name for name, n in held.items() if n == 0] == ["c=other"]
     assert [tally.unknown for tally in table.report.columns.values()] == [0, 0, 0]
 

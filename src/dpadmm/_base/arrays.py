@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 Integers = NDArray[np.int64]
 
-Features = NDArray[np.floating[Any]] | csr_array | CodedRows
+Features: TypeAlias = NDArray[np.floating[Any]] | csr_array | CodedRows
 """Feature matrix (rows × d) of float64 or float32: C-contiguous, CSR or coded. All know ``[rows]`` and ``@``."""
 
 

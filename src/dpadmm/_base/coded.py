@@ -60,7 +60,7 @@ class CodedRows:
     @property
     def n_stored(self) -> int:
         """Entries of a row that need not be 0."""
-        return len(self.places) + self.codes.shape[1]
+        return len(self.places) + int(self.codes.shape[1])
 
     @property
     def T(self) -> Transposed:
@@ -96,7 +96,7 @@ class CodedRows:
         """The sum of the entries of every row (axis 1)."""
         if axis != 1:
             raise ValueError("coded rows are summed row by row")
-        total = self.codes.shape[1] * self.values[:, -1].astype(np.float64)
+        total: NDArray[np.float64] = self.codes.shape[1] * self.values[:, -1].astype(np.float64)
         for numbers in self.values.T[:-1]:
             total += numbers
         return total

@@ -95,9 +95,10 @@ class Encoder:
         """The rows that such arrays hold."""
         if len(blocks) == 1:
             return blocks[0]
+        values, codes = blocks
         d = len(self.schema.features)
         places = (*self.schema.number_places, *([d] if self.intercept else []))
-        return CodedRows(*blocks, np.array(places, np.int64), d + self.intercept)
+        return CodedRows(values, codes, np.array(places, np.int64), d + self.intercept)
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
@@ -229,21 +230,16 @@ def tallied(
 
 
 class DenseBlock:
-    """All features of n rows; those that are not set are 0."""
+    """All features of n rows of numbers."""
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = np.zeros((len(schema.features), n), dtype=np.float32)
-        self._each = np.arange(n)
+        self._columns = np.empty((len(schema.features), n), dtype=np.float32)
 
-    def append(self, place: Any, value: Any) -> None:
-        """Set one feature of all rows, or another one in every row to the same value; divided by R."""
-        if isinstance(place, int):
-            scaled = np.divide(value, self._scale, out=self._columns[place])
-        else:
-            scaled = value / self._scale
-            self._columns.reshape(-1)[place * len(self._each) + self._each] = scaled
+    def append(self, place: int, value: Any) -> None:
+        """Set one feature of all rows, divided by R."""
+        scaled = np.divide(value, self._scale, out=self._columns[place])
         if self._squares is not None:
             self._squares += np.multiply(scaled, scaled, dtype=np.float64)
 

@@ -44,7 +44,7 @@ class Encoding:
 
     def rows(self, features: Any) -> Features:
         """Rows scaled; those beyond ``norm`` are still longer than 1."""
-        matrix = as_matrix(features)
+        matrix: Any = as_matrix(features)
         kind = matrix.dtype.type
         if isinstance(matrix, csr_array):
             if self.centre.any() or (self.low > 0.0).any() or (self.high < 0.0).any():

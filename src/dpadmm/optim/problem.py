@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -18,7 +19,7 @@ from dpadmm.optim import kernels
 from dpadmm.optim.features import as_matrix, check_norms, row_norms
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.regularizers.base import Regularizer
-from dpadmm.optim.shape import Shape
+from dpadmm.optim.shape import PORTION, Shape
 
 LEAST_NORM = 1e-150
 """Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""
@@ -124,14 +125,29 @@ class Rows:
 
     def shaped(self, shape: Shape) -> Rows:
         """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
-        known: tuple[Shape, Rows] | None = self.__dict__.get("_shaped")
+        return self._of_shape("_shaped", shape, self._shaped_rows)
+
+    def measured(self, shape: Shape) -> Rows:
+        """The same rows with the norms of ``B·a`` in place of their own; kept likewise."""
+        return self._of_shape("_measured", shape, self._measured_rows)
+
+    def _of_shape(self, name: str, shape: Shape, make: Callable[[Shape], Rows]) -> Rows:
+        known: tuple[Shape, Rows] | None = self.__dict__.get(name)
         if known is None or not known[0].same(shape):
-            self.__dict__.pop("_shaped", None)
+            self.__dict__.pop(name, None)
             known = None  # two copies of the rows in memory are enough
-            features = shape.rows(self.features)
-            norms = np.maximum(row_norms(features)[self.order], LEAST_NORM)
-            known = self.__dict__["_shaped"] = shape.copy(), replace(self, features=features, norms=norms)
+            known = self.__dict__[name] = shape.copy(), make(shape)
         return known[1]
+
+    def _shaped_rows(self, shape: Shape) -> Rows:
+        features = shape.rows(self.features)
+        return replace(self, features=features, norms=np.maximum(row_norms(features)[self.order], LEAST_NORM))
+
+    def _measured_rows(self, shape: Shape) -> Rows:
+        norms, step = np.empty(self.features.shape[0]), max(1, PORTION // self.n_features)
+        for start in range(0, len(norms), step):
+            norms[start : start + step] = row_norms(shape.rows(self.features[start : start + step]))
+        return replace(self, norms=np.maximum(norms[self.order], LEAST_NORM))
 
     def drawn(self, share: float, *, seed: int, round: int) -> Rows:
         """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).

@@ -32,7 +32,6 @@ _CLASSES = ("<=50K", ">50K")
 _SHAPE = (45_222, 104)
 _N_POSITIVE = 11_208
 _ENCODED = "encoded-v2.npz"  # a new name whenever the encoding changes
-_ARRAYS = ("values", "codes", "places")  # of coded rows, in the cache
 
 SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
@@ -81,8 +80,8 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     data = _encode(_find_rows(folder, download))
     names = np.array(data.feature_names)
     with suppress(OSError), atomic_file(folder / _ENCODED) as file:  # without a cache the next is only slower
-        arrays = dict(zip(_ARRAYS, layout(data.features)[1], strict=True))
-        np.savez(file, **arrays, labels=data.labels, feature_names=names)
+        values, codes, places = layout(data.features)[1]
+        np.savez(file, values=values, codes=codes, places=places, labels=data.labels, feature_names=names)
     return data
 
 
@@ -140,8 +139,9 @@ def _read_encoded(path: Path) -> Dataset | None:
     try:
         # NumPy leaves a file that it opens itself open when the archive is damaged
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            features, labels = CodedRows(*(archive[name] for name in _ARRAYS), _SHAPE[1]), archive["labels"]
+            features = CodedRows(archive["values"], archive["codes"], archive["places"], _SHAPE[1])
             features.check()
+            labels = archive["labels"]
             names = tuple(str(name) for name in archive["feature_names"])
             if (features.shape, labels.shape, int((labels > 0).sum())) != (_SHAPE, _SHAPE[:1], _N_POSITIVE):
                 return None

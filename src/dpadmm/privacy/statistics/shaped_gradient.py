@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,16 +52,30 @@ class ShapedGradient:
         return bool(narrow and (np.abs(parameters) <= MOST).all() and (scale >= 1.0 / MOST).all())
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
-        shaped, points = self._shaped(rows, parameters)
-        return np.asarray(kernels.guarded_sums(shaped, points, self.loss, active, bound=bound))
+        shape, points = self._asked(parameters)
+        return np.asarray(kernels.guarded_sums(rows.shaped(shape), points, self.loss, active, bound=bound))
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
-        shaped, points = self._shaped(rows, parameters)
-        return np.asarray(kernels.gradient(shaped, points, self.loss, active, bound=self.row_norm))
+        """For sparse and coded rows ``B·Σ_j clip(ℓ'(a_j, b_j, Bᵀθ))``, which needs no row ``B·a_j``.
 
-    def _shaped(self, rows: Rows, parameters: Floats) -> tuple[Rows, Floats]:
+        It is the same but for rounding, which B can make larger than the proof for exact noise allows.
+        """
+        shape, points = self._asked(parameters)
+        if isinstance(rows.features, np.ndarray):
+            return np.asarray(kernels.gradient(rows.shaped(shape), points, self.loss, active, bound=self.row_norm))
+        plain = _of_all(shape.transposed_times, points)
+        gradients = kernels.gradient(rows.measured(shape), plain, self.loss, active, bound=self.row_norm)
+        return _of_all(shape.times, gradients)
+
+    def _asked(self, parameters: Floats) -> tuple[Shape, Floats]:
         d = self.n_features
         first = parameters[0]
         if (parameters[:, : 2 * d] != first[: 2 * d]).any():
             raise ValueError("agents of one cohort share a shape")
-        return rows.shaped(Shape(first[:d], first[d : 2 * d])), parameters[:, 2 * d :].reshape(-1, *self.shape)
+        return Shape(first[:d], first[d : 2 * d]), parameters[:, 2 * d :].reshape(-1, *self.shape)
+
+
+def _of_all(change: Callable[[Floats], Floats], points: Floats) -> Floats:
+    """A change of coordinates of every agent's point: (n, d, p) -> (n, d, p)."""
+    n, d, p = points.shape
+    return change(points.transpose(1, 0, 2).reshape(d, n * p)).reshape(d, n, p).transpose(1, 0, 2)

@@ -1,0 +1,142 @@
+"""Coded rows against the dense rows that they stand for: every schema, statistic, loss and path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from cases import LOSS_CASES, prove, random_labels
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from statistic_cases import all_statistics, grid_of, parameters_for
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.coded import CodedRows
+from dpadmm.data.cells import WordCache
+from dpadmm.data.encoder import ENCODERS, Encoder, Tally
+from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
+from dpadmm.optim import kernels
+from dpadmm.optim.features import as_matrix, clip_rows, row_norms, with_intercept
+from dpadmm.optim.problem import make_rows
+
+CELLS: dict[str, list[Any]] = {
+    "number": [None, -1e9, -1.0, 0.0, 0.25, 1.0, 1e9],
+    "category": [None, "v0", "v1", "v5", "v299", "unknown"],
+    "ordinal": [None, "low", "middle", "high", "unknown"],
+    "boolean": [None, "true", "no", "unknown"],
+}
+
+
+@st.composite
+def columns(draw: Any, name: str) -> Column:
+    missing = draw(st.sampled_from(["middle", "indicator"]))
+    kind = draw(st.sampled_from(list(CELLS)))
+    if kind == "number":
+        return Number(name, (-1.0, 1.0), bins=draw(st.sampled_from([(), (0.0,), (-0.5, 0.5)])), missing=missing)
+    if kind == "category":
+        return Category(name, tuple(f"v{i}" for i in range(draw(st.sampled_from([2, 6, 300])))))
+    if kind == "ordinal":
+        return Ordinal(name, ("low", "middle", "high"), missing=missing)
+    return Boolean(name, missing=missing)
+
+
+@st.composite
+def tables(draw: Any) -> tuple[Schema, Any, bool]:
+    """A schema with a category, cells of a few rows, and whether there is an intercept; rows may be shortened."""
+    named = [draw(columns(f"c{i}")) for i in range(draw(st.integers(0, 4)))]
+    named.insert(draw(st.integers(0, len(named))), Category("kind", ("v0", "v1")))
+    schema = Schema(tuple(named), draw(st.sampled_from([None, 0.5, 1.0])))
+    n = draw(st.integers(2, 9))
+    cells = {each.name: draw(st.lists(st.sampled_from(CELLS[each.kind]), min_size=n, max_size=n)) for each in named}
+    kinds = {each.name: pa.float64() if each.kind == "number" else pa.string() for each in named}
+    batch = pa.record_batch({name: pa.array(values, kinds[name]) for name, values in cells.items()})
+    return schema, batch, draw(st.booleans())
+
+
+def plain(schema: Schema, batch: Any, intercept: bool) -> Floats:
+    """The dense rows, feature by feature."""
+    rows, first = np.zeros((batch.num_rows, len(schema.features))), 0
+    for column in schema.columns:
+        for place, value in ENCODERS[column.kind](column, batch.column(column.name), Tally(), WordCache()):
+            rows[np.arange(len(rows)), first + place] = value
+        first += len(column.features)
+    rows /= schema.scale
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
+    return np.asarray(with_intercept(rows) if intercept else rows)
+
+
+@prove
+@given(tables())
+def test_a_table_is_encoded_as_its_features_say(table: tuple[Schema, Any, bool]) -> None:
+    schema, batch, intercept = table
+    coded = Encoder(schema, intercept=intercept).encode(batch)
+    assert isinstance(coded, CodedRows)
+    assert coded.codes.dtype == (np.uint8 if len(schema.features) <= 256 else np.uint16)
+    np.testing.assert_allclose(coded.toarray(), plain(schema, batch, intercept), rtol=3e-6, atol=1e-7)
+    alone = [Encoder(schema, intercept=intercept).encode(batch.slice(row, 1)) for row in range(batch.num_rows)]
+    assert np.concatenate([each.toarray() for each in alone]).tobytes() == coded.toarray().tobytes()
+
+
+@prove
+@given(tables(), st.sampled_from(LOSS_CASES), st.sampled_from([np.float32, np.float64]), st.data())
+def test_every_sum_over_coded_rows_is_that_over_dense_ones(
+    table: tuple[Schema, Any, bool], loss: Any, kind: Any, data: Any
+) -> None:
+    schema, batch, intercept = table
+    coded = Encoder(schema, intercept=intercept).encode(batch).astype(kind)
+    coded.values[data.draw(st.integers(0, 8)) % len(coded.values)] = 0.0  # a silent row
+    labels = random_labels(loss, np.random.default_rng(0), batch.num_rows)
+    short, dense, sparse = (make_rows(each, labels) for each in (coded, coded.toarray(), coded.tocsr()))
+    assert np.array_equal(sparse.features.toarray(), dense.features)
+    np.testing.assert_allclose(short.norms, dense.norms, rtol=1e-14)
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    points = np.random.default_rng(1).normal(size=(1, short.n_features, loss.n_outputs))
+    np.testing.assert_allclose(kernels.scores(short, points), kernels.scores(dense, points), **close)
+    np.testing.assert_allclose(coded @ points[0], dense.features @ points[0], rtol=1e-5, atol=1e-6)
+    for statistic in all_statistics(loss, short.n_features):
+        for parameters in parameters_for(statistic)[:2]:
+            bound = grid_of(statistic, len(labels)).row_bound
+            found, wanted = (statistic.sums(rows, parameters[None], bound=bound) for rows in (short, dense))
+            np.testing.assert_allclose(found, wanted, **close)
+            found, wanted = (statistic.means(rows, parameters[None]) for rows in (short, dense))
+            np.testing.assert_allclose(found, wanted, **close)
+
+
+@prove
+@given(tables(), st.sampled_from([0.1, 1.0, 30.0]))
+def test_rows_are_shortened_and_get_a_constant_as_dense_ones_do(table: tuple[Schema, Any, bool], length: float) -> None:
+    schema, batch, _ = table
+    coded = Encoder(schema).encode(batch).astype(np.float64)
+    coded.values[:] *= length
+    dense = coded.toarray()
+    for change in (clip_rows, with_intercept, lambda rows: with_intercept(clip_rows(rows))):
+        np.testing.assert_allclose(change(coded).toarray(), change(dense), rtol=1e-14)
+    once = clip_rows(coded)
+    assert row_norms(once).max() <= 1.0
+    assert clip_rows(once) is once
+
+
+def test_columns_that_two_entries_of_a_row_share_are_refused() -> None:
+    """Their norm would be more than the numbers say."""
+    values, places = np.full((3, 2), 0.5), np.array([0])
+    for codes in ([[0], [1], [2]], [[1], [2], [3]], [[1, 2], [2, 3], [1, 3]]):
+        with pytest.raises(ValueError, match="columns of its own"):
+            as_matrix(CodedRows(values, np.array(codes, np.uint8), places, 3 + (len(codes[0]) > 1)))
+    as_matrix(CodedRows(values, np.array([[1], [2], [2]], np.uint8), places, 3))
+
+
+def test_a_product_with_slopes_and_with_weights_is_that_of_the_matrix() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers([2, 5], [5, 300], (50, 2)).astype(np.uint16)
+    coded = CodedRows(rng.normal(size=(50, 3)), codes, np.array([1, 300]), 301)
+    dense, sparse = coded.toarray(), coded.tocsr()
+    assert isinstance(sparse, csr_array)
+    for outputs in ((), (1,), (4,)):
+        weights, slopes = rng.normal(size=(301, *outputs)), rng.normal(size=(50, *outputs))
+        np.testing.assert_allclose(coded @ weights, dense @ weights)
+        np.testing.assert_allclose(coded.T @ slopes, dense.T @ slopes)
+    np.testing.assert_allclose(coded.sum(axis=1), dense.sum(axis=1))
+    np.testing.assert_array_equal(np.asarray(coded[3:9]), dense[3:9])
