@@ -1,4 +1,4 @@
-"""Array types shared by all layers."""
+"""Array types shared by all layers, and what is computed of a feature matrix, however it is stored."""
 
 from __future__ import annotations
 
@@ -34,3 +34,27 @@ def row_entries(features: Features) -> NDArray[Any]:
         return np.diff(features.indptr)
     stored = features.shape[1] if isinstance(features, np.ndarray) else features.n_stored
     return np.broadcast_to(stored, features.shape[:1])
+
+
+def products(features: Features, weights: Floats) -> Floats:
+    """``a·w`` of every row: (d, p) -> (rows, p). No BLAS, whose sums depend on the number of threads."""
+    if isinstance(features, np.ndarray):
+        return np.asarray(np.einsum("ij,jp->ip", features, weights))
+    return np.asarray(features @ weights)
+
+
+def weighted_sum(features: Features, weights: Floats) -> Floats:
+    """``Σ_j w_j·a_j`` over the rows: (rows, p) -> (d, p). No BLAS either."""
+    if isinstance(features, np.ndarray):
+        return np.asarray(np.einsum("ij,ip->jp", features, weights))
+    return np.asarray(features.T @ weights)
+
+
+def squared(features: Features) -> Features:
+    """The square of every entry."""
+    return features.squared() if isinstance(features, CodedRows) else features * features
+
+
+def row_sums(features: Features) -> Floats:
+    """The sum of the entries of every row."""
+    return np.asarray(np.einsum("ij->i", features) if isinstance(features, np.ndarray) else features.sum(axis=1))

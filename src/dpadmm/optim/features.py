@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.sparse import csr_array, diags_array, hstack, vstack
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Features, Floats, row_sums, squared
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
 from dpadmm._base.memmap import row_portions
@@ -51,30 +51,6 @@ def as_matrix(features: Features) -> Features:
     if isinstance(array, CodedRows):
         array.check()
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
-
-
-def products(features: Features, weights: Floats) -> Floats:
-    """``a·w`` of every row: (d, p) -> (rows, p). No BLAS, whose sums depend on the number of threads."""
-    if isinstance(features, np.ndarray):
-        return np.asarray(np.einsum("ij,jp->ip", features, weights))
-    return np.asarray(features @ weights)
-
-
-def weighted_sum(features: Features, weights: Floats) -> Floats:
-    """``Σ_j w_j·a_j`` over the rows: (rows, p) -> (d, p). No BLAS either."""
-    if isinstance(features, np.ndarray):
-        return np.asarray(np.einsum("ij,ip->jp", features, weights))
-    return np.asarray(features.T @ weights)
-
-
-def squared(features: Features) -> Features:
-    """The square of every entry."""
-    return features.squared() if isinstance(features, CodedRows) else features * features
-
-
-def row_sums(features: Features) -> Floats:
-    """The sum of the entries of every row."""
-    return np.asarray(np.einsum("ij->i", features) if isinstance(features, np.ndarray) else features.sum(axis=1))
 
 
 def stacked(parts: Sequence[Features]) -> Features:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers, layout
+from dpadmm._base.arrays import Floats, Integers, layout, products, weighted_sum
 from dpadmm._base.memmap import portions
-from dpadmm.optim.features import products, weighted_sum
 from dpadmm.optim.losses.base import Loss, slopes
 
 if TYPE_CHECKING:

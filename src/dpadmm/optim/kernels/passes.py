@@ -261,37 +261,45 @@ def _coded_gradient_of_one(  # type: ignore[no-untyped-def]
 @_exact
 def _wide_scores(values, codes, places, order, first, last, by_column, scores):  # type: ignore[no-untyped-def]
     n_numbers, n_codes, width = len(places), codes.shape[1], scores.shape[1]
+    fours, pairs = n_codes // 4 * 4, n_numbers // 2 * 2
     for i in range(last - first):
         row, s = np.uint64(order[first + i]), scores[i]
-        whole = n_codes // 2 * 2
         for h in range(width):
             s[h] = 0.0
-        for j in range(0, whole, 2):
-            one, two = by_column[codes[row, j]], by_column[codes[row, j + 1]]
+        for j in range(0, fours, 4):
+            w0, w1 = by_column[codes[row, j]], by_column[codes[row, j + 1]]
+            w2, w3 = by_column[codes[row, j + 2]], by_column[codes[row, j + 3]]
             for h in range(width):
-                s[h] += one[h] + two[h]
-        for j in range(whole, n_codes):
-            one = by_column[codes[row, j]]
+                s[h] += (w0[h] + w1[h]) + (w2[h] + w3[h])
+        for j in range(fours, n_codes):
+            w0 = by_column[codes[row, j]]
             for h in range(width):
-                s[h] += one[h]
+                s[h] += w0[h]
         factor = values[row, n_numbers]
         for h in range(width):
             s[h] *= factor
-        for j in range(n_numbers):
-            one, number = by_column[places[j]], values[row, j]
+        for j in range(0, pairs, 2):
+            w0, w1, one, two = by_column[places[j]], by_column[places[j + 1]], values[row, j], values[row, j + 1]
             for h in range(width):
-                s[h] += number * one[h]
+                s[h] += one * w0[h] + two * w1[h]
+        for j in range(pairs, n_numbers):
+            w0, one = by_column[places[j]], values[row, j]
+            for h in range(width):
+                s[h] += one * w0[h]
 
 
 @_exact
 def _wide_sums(values, codes, places, order, first, last, slope, total):  # type: ignore[no-untyped-def]
     n_numbers, width = len(places), slope.shape[1]
+    for i in range(0, last - first, _LANE):
+        r0, r1, r2, r3 = _four_rows(order, first, last, i)
+        s0, s1, s2, s3 = slope[i], slope[i + 1], slope[i + 2], slope[i + 3]
+        for j in range(n_numbers):
+            to, v0, v1, v2, v3 = total[places[j]], values[r0, j], values[r1, j], values[r2, j], values[r3, j]
+            for h in range(width):
+                to[h] += (v0 * s0[h] + v1 * s1[h]) + (v2 * s2[h] + v3 * s3[h])
     for i in range(last - first):
         row, s = np.uint64(order[first + i]), slope[i]
-        for j in range(n_numbers):
-            to, number = total[places[j]], values[row, j]
-            for h in range(width):
-                to[h] += number * s[h]
         factor = values[row, n_numbers]
         for h in range(width):
             s[h] *= factor
@@ -327,6 +335,7 @@ def _coded_gradient_of_many(  # type: ignore[no-untyped-def]
             for i in range(last - first):
                 for h in range(n_outputs):
                     wide[i, h] = slope[h, i]
+            wide[last - first :] = 0.0
             _wide_sums(values, codes, places, order, first, last, wide, total)
         for h in range(n_outputs):
             for j in range(n_features):

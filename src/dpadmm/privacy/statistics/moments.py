@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm._base.arrays import Features, Floats, Integers, row_entries
-from dpadmm.optim.features import row_sums, squared, weighted_sum
+from dpadmm._base.arrays import Features, Floats, Integers, row_entries, row_sums, squared, weighted_sum
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Rows
 
