@@ -138,7 +138,10 @@ class Transposed:
     def __matmul__(self, slopes: NDArray[Any]) -> NDArray[np.float64]:
         """``Σ_j slope_j·a_j``: (rows,) or (rows, p) -> (d,) or (d, p).
 
-        Every column is added up in the order of the rows: no BLAS, whose sums depend on the number of threads.
+        Every column is added up in the order of the rows: no BLAS, whose sums depend on the number of threads. What a
+        row adds to a column is rounded once as a product and once with every other row that sets this column, so
+        at most m times for m rows: no more than with dense rows, which the bound of the sum's error is for
+        (docs/decisions/0007-exact-noise.md).
         """
         values, codes, width = self.rows.values, self.rows.codes, self.rows.width
         by_output = np.asarray(slopes, dtype=np.float64).reshape(len(values), -1)

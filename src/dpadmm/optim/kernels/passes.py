@@ -236,7 +236,7 @@ def _coded_gradient_of_one(  # type: ignore[no-untyped-def]
     values, codes, places, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
 ):
     agent, start, stop = blocks
-    batch = 128
+    batch = 512
     for b in numba.prange(len(agent)):
         scores = np.empty((1, batch))
         slope = np.empty((1, batch))
@@ -264,20 +264,18 @@ def _wide_scores(values, codes, places, order, first, last, by_column, scores): 
     fours, pairs = n_codes // 4 * 4, n_numbers // 2 * 2
     for i in range(last - first):
         row, s = np.uint64(order[first + i]), scores[i]
+        factor = values[row, n_numbers]
         for h in range(width):
             s[h] = 0.0
         for j in range(0, fours, 4):
             w0, w1 = by_column[codes[row, j]], by_column[codes[row, j + 1]]
             w2, w3 = by_column[codes[row, j + 2]], by_column[codes[row, j + 3]]
             for h in range(width):
-                s[h] += (w0[h] + w1[h]) + (w2[h] + w3[h])
+                s[h] += factor * ((w0[h] + w1[h]) + (w2[h] + w3[h]))
         for j in range(fours, n_codes):
             w0 = by_column[codes[row, j]]
             for h in range(width):
-                s[h] += w0[h]
-        factor = values[row, n_numbers]
-        for h in range(width):
-            s[h] *= factor
+                s[h] += factor * w0[h]
         for j in range(0, pairs, 2):
             w0, w1, one, two = by_column[places[j]], by_column[places[j + 1]], values[row, j], values[row, j + 1]
             for h in range(width):
@@ -321,8 +319,8 @@ def _coded_gradient_of_many(  # type: ignore[no-untyped-def]
         slope = np.empty((n_outputs, batch))
         wide = np.zeros((batch, width))
         by_column, total = np.zeros((n_features, width)), np.zeros((n_features, width))
-        for h in range(n_outputs):
-            for j in range(n_features):
+        for j in range(n_features):
+            for h in range(n_outputs):
                 by_column[j, h] = weights[agent[b], h, j]
         for first in range(start[b], stop[b], batch):
             last = min(first + batch, stop[b])
@@ -337,8 +335,8 @@ def _coded_gradient_of_many(  # type: ignore[no-untyped-def]
                     wide[i, h] = slope[h, i]
             wide[last - first :] = 0.0
             _wide_sums(values, codes, places, order, first, last, wide, total)
-        for h in range(n_outputs):
-            for j in range(n_features):
+        for j in range(n_features):
+            for h in range(n_outputs):
                 sums[b, h, j] = total[j, h]
 
 
