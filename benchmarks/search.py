@@ -29,7 +29,7 @@ def errors(name: str, epsilon: float, split: int) -> tuple[float, float]:
     """Test error in percent of ``auto``, and of the search."""
     data = load_adult() if name == "adult" else load_table(name)
     seed = 1000 * split + 10 * TABLES.index(name) + int(epsilon)
-    X, X_test, y, y_test = train_test_split(data.features, data.labels, test_size=0.25, random_state=split)
+    X, X_test, y, y_test = train_test_split(np.asarray(data.features), data.labels, test_size=0.25, random_state=split)
     auto = DPADMMClassifier(epsilon, delta=DELTA, data_norm=1.0, classes=[-1, 1], random_state=seed)
     search = PrivateSearch(auto, CANDIDATES, epsilon=epsilon, delta=DELTA, random_state=seed)
     first, second = (100.0 * (1.0 - each.fit(X, y).score(X_test, y_test)) for each in (auto, search))

@@ -210,6 +210,8 @@ def test_sparse_coded_and_dense_rows_and_simulated_means_have_the_same_sums() ->
                         found = statistic.sums(other, asked, bound=statistic.row_norm)
                         np.testing.assert_allclose(found, sums, **tolerance)
                     means = statistic.means(rows, asked)
+                    for other in others if np.abs(parameters).max(initial=0.0) < 1e6 else []:
+                        np.testing.assert_allclose(statistic.means(other, asked), means, **tolerance)
                     many = rows.n_rows.reshape(-1, *[1] * (means.ndim - 1))
                     np.testing.assert_allclose(means * many, sums, **tolerance)
 

@@ -20,6 +20,7 @@ from dpadmm.data.encoder import ENCODERS, Encoder, Tally
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
 from dpadmm.optim import kernels
 from dpadmm.optim.features import as_matrix, clip_rows, row_norms, with_intercept
+from dpadmm.optim.losses import Logistic, Softmax
 from dpadmm.optim.problem import make_rows
 
 CELLS: dict[str, list[Any]] = {
@@ -117,6 +118,23 @@ def test_rows_are_shortened_and_get_a_constant_as_dense_ones_do(table: tuple[Sch
     once = clip_rows(coded)
     assert row_norms(once).max() <= 1.0
     assert clip_rows(once) is once
+
+
+def test_many_rows_of_many_categories_have_the_gradients_of_dense_rows() -> None:
+    """More rows than a pass works on at once, agents of odd sizes, and more categories than are looked up at once."""
+    rng, sizes, offsets = np.random.default_rng(0), np.array([2, 3, 300, 5, 7, 4, 9]), np.array([0, 1001, 1004, 1600])
+    codes = 3 + np.cumsum(sizes) - sizes + rng.integers(0, sizes, (1600, 7))
+    coded = CodedRows(rng.uniform(-0.3, 0.3, (1600, 4)), codes.astype(np.uint16), np.arange(3), 333)
+    for loss in (Logistic(), Softmax(n_outputs=10)):
+        labels = random_labels(loss, rng, 1600)
+        short, dense = (make_rows(each, labels, offsets=offsets) for each in (coded, coded.toarray()))
+        points = rng.normal(size=(3, 333, loss.n_outputs))
+        for bound in (0.01, loss.lipschitz):
+            found, wanted = (kernels.gradient(rows, points, loss, bound=bound) for rows in (short, dense))
+            np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-15)
+            np.testing.assert_allclose(
+                kernels.reference_gradient(short, points, loss, bound=bound), found, rtol=1e-11, atol=1e-15
+            )
 
 
 def test_columns_that_two_entries_of_a_row_share_are_refused() -> None:

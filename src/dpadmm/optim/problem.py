@@ -15,6 +15,7 @@ import numpy as np
 
 from dpadmm._base.arrays import Features, Floats, Integers, layout, row_entries
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.memmap import row_portions
 from dpadmm.optim import kernels
 from dpadmm.optim.features import as_matrix, check_norms, row_norms
 from dpadmm.optim.losses.base import Loss
@@ -145,8 +146,10 @@ class Rows:
 
     def _measured_rows(self, shape: Shape) -> Rows:
         norms, step = np.empty(self.features.shape[0]), max(1, PORTION // self.n_features)
-        for start in range(0, len(norms), step):
-            norms[start : start + step] = row_norms(shape.rows(self.features[start : start + step]))
+        for large in row_portions(self.features):
+            for start in range(large.start, large.stop, step):
+                part = slice(start, min(start + step, large.stop))
+                norms[part] = row_norms(shape.rows(self.features[part]))
         return replace(self, norms=np.maximum(norms[self.order], LEAST_NORM))
 
     def drawn(self, share: float, *, seed: int, round: int) -> Rows:
