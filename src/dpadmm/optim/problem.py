@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Features, Floats, Integers, layout, row_entries
 from dpadmm._base.errors import DataError, StudyError
@@ -120,8 +121,11 @@ class Rows:
     @cached_property
     def blocks(self) -> kernels.Blocks:
         """The kernel's units of work; see :func:`dpadmm.optim.kernels.cut_blocks`."""
-        stored = np.cumsum(row_entries(self.features)[self.order], dtype=np.int64)
-        entries = np.diff(np.concatenate([[0], stored])[self.offsets])
+        stored = row_entries(self.features)
+        if isinstance(self.features, csr_array):
+            entries = np.diff(np.concatenate([[0], np.cumsum(stored[self.order], dtype=np.int64)])[self.offsets])
+        else:
+            entries = self.n_rows * int(stored[0])
         return kernels.cut_blocks(self.offsets, entries, self.n_features)
 
     def shaped(self, shape: Shape) -> Rows:
