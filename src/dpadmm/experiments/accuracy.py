@@ -335,9 +335,7 @@ class Deficit:
     error: float
 
 
-def behind(
-    found: Scores, rest: Sequence[str] = REST, *, measure: str = "errors", paired: bool = True
-) -> list[Deficit]:
+def behind(found: Scores, rest: Sequence[str] = REST, *, measure: str = "errors", paired: bool = True) -> list[Deficit]:
     """Where ``auto`` is behind the best of the others by more than one standard error, worst first.
 
     Of the difference on the same splits if ``paired``, else of the mean of ``auto``.
