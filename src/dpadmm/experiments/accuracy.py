@@ -41,7 +41,8 @@ QUICK_ROWS = 10_000
 
 CHOSE_CONSTANTS = (
     "adult", "cancer", "odd", "affairs", "churn", "crashes", "lending", "vote", "homes", "flights",
-    "digits", "wine", "rodents", "correlated", "decaying", "compas",
+    "digits", "wine", "rodents", "correlated", "decaying", "compas", "mortality", "insurance", "pension", "smoking",
+    "happy", "labour", "abortion", "wages", "hotels", "diabetes", "sparse", "separable",
 )  # fmt: skip
 """Data sets that had a say in the constants of ``auto``."""
 
@@ -334,8 +335,11 @@ class Deficit:
     error: float
 
 
-def behind(found: Scores, rest: Sequence[str] = REST, *, measure: str = "errors") -> list[Deficit]:
-    """Where ``auto`` is behind the best of the others by more than one standard error, worst first."""
+def behind(found: Scores, rest: Sequence[str] = REST, *, measure: str = "errors", paired: bool = True) -> list[Deficit]:
+    """Where ``auto`` is behind the best of the others by more than one standard error, worst first.
+
+    Of the difference on the same splits if ``paired``, else of the mean of ``auto``.
+    """
     out = []
     for place, here in found.items():
         others = {name: here[name] for name in rest if name in here}
@@ -343,6 +347,7 @@ def behind(found: Scores, rest: Sequence[str] = REST, *, measure: str = "errors"
             continue
         best = min(others, key=lambda name: float(getattr(others[name], measure).mean()))
         gap, error = here["auto"].behind(others[best], measure)
+        error = error if paired else standard_error(getattr(here["auto"], measure))
         if gap > error:
             mine, theirs = (float(getattr(here[name], measure).mean()) for name in ("auto", best))
             out.append(Deficit(place, best, mine, theirs, gap, error))
