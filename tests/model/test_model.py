@@ -400,7 +400,7 @@ COLUMN = {"name": "x", "kind": "number", "bounds": [0.0, 1.0]}
 SCHEMA_3 = {"columns": [COLUMN | {"name": name} for name in "xyz"], "row_norm": None}
 
 
-def test_files_that_are_well_also_with_a_history(
+def test_files_that_are_well(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     for change in [
@@ -410,7 +410,9 @@ def test_files_that_are_well_also_with_a_history(
     ]:
         with case(change):
             tmp_path = tmp_path_factory.mktemp("case")
-            load_model(_write(tmp_path / "m", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1))))
+            load_model(_write(tmp_path / "m", GOOD2 | change, weights=W1))
+            with pytest.raises(DataError, match="'history.npy' is in the file, which is no part of a model"):
+                load_model(_write(tmp_path / "n", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1))))
 
 
 def test_files_whose_parts_do_not_fit_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -166,6 +166,20 @@ def test_rows_a_little_too_long_are_clipped_to_c1() -> None:
     assert size <= 1.0 + 1e-15
 
 
+def test_whether_a_row_is_clipped_does_not_depend_on_the_rows_beside_it() -> None:
+    """Rows on the edge of the bound, with and without one that is too long."""
+    loss, rng = LOSS_CASES[4], np.random.default_rng(1)
+    assert loss.name == "hinge"  # a slope of −1 at 0
+    for norm in rng.uniform(0.3, 0.9, 300):
+        bound = float(np.nextafter(norm, rng.choice([0.0, 1.0])))
+        edge, long = np.array([[norm, 0.0], [norm, 0.0]]), np.array([[0.0, 1.0], [0.0, 1.0]])
+        alone, beside = (
+            kernels.gradient(make_rows(each, np.ones(len(each))), np.zeros((1, 2, 1)), loss, bound=bound)
+            for each in (edge, np.concatenate([edge, long]))
+        )
+        assert alone[0, 0, 0] == 2.0 * beside[0, 0, 0]
+
+
 def test_sums_for_exact_noise_are_clipped_to_the_bound_that_was_asked_for() -> None:
     """By whichever way: the bound is a hair below c1, and what is left of c1 pays for rounding."""
     for storage, small in product(["dense-f32", "csr-f64"], [0, 2**60]):

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cases import LOSS_CASES, prove, random_labels
+from guards import private
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
@@ -144,6 +145,31 @@ def test_columns_that_two_entries_of_a_row_share_are_refused() -> None:
         with pytest.raises(ValueError, match="columns of its own"):
             as_matrix(CodedRows(values, np.array(codes, np.uint8), places, 3 + (len(codes[0]) > 1)))
     as_matrix(CodedRows(values, np.array([[1], [2], [2]], np.uint8), places, 3))
+
+
+def test_parts_that_do_not_fit_together_are_refused() -> None:
+    """A number that is put into two columns counts once in the norm."""
+    values, codes, places = np.full((3, 2), 0.5), np.array([[1], [2], [2]], np.uint8), np.array([0])
+    for parts in (
+        (values, codes, np.array([0, 3])),
+        (values, codes, np.array([[0]])),
+        (values[:, 0], codes, places),
+        (values, codes[:2], places),
+        (values, codes[:, 0], places),
+        (values, codes.astype(np.uint64) + 2**63, places),
+        (values, codes.astype(np.int8), places),
+    ):
+        with pytest.raises(ValueError, match="coded rows"):
+            as_matrix(CodedRows(*parts, width=4))
+
+
+def test_checked_rows_are_their_own() -> None:
+    coded = CodedRows(np.full((3, 2), 0.5), np.array([[1], [2], [2]], np.uint8), np.array([0]), 4)
+    checked = private(coded, np.ones(3))
+    before = checked.digest()
+    for part, value in ((coded.values, 0.1), (coded.codes, 3), (coded.places, 3)):
+        part[...] = value
+    assert checked.digest() == before
 
 
 def test_a_product_with_slopes_and_with_weights_is_that_of_the_matrix() -> None:

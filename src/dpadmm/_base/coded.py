@@ -68,6 +68,11 @@ class CodedRows:
 
     def check(self) -> None:
         """Refuse codes that name a column which is not there, or that another code or number of a row may name."""
+        n, k = len(self.values), len(self.places)
+        if self.values.shape != (n, k + 1) or self.places.shape != (k,) or self.codes.shape[:-1] != (n,):
+            raise ValueError("coded rows have a value for every number, a factor, and as many rows of codes")
+        if self.codes.dtype not in (np.uint8, np.uint16, np.uint32):
+            raise ValueError("the codes of coded rows are unsigned numbers of at most 32 bits")
         low, high = self.codes.min(axis=0).astype(np.int64), self.codes.max(axis=0).astype(np.int64)
         low, high = np.concatenate([low, self.places]), np.concatenate([high, self.places])
         order = np.argsort(low)
@@ -84,7 +89,7 @@ class CodedRows:
         for codes in self.codes.T:
             out += by_column[codes]
         out *= self.values[:, -1:]
-        for place, numbers in zip(self.places, self.values.T, strict=False):
+        for place, numbers in zip(self.places, self.values.T[:-1], strict=True):
             out += numbers[:, None] * by_column[place]
         return out.reshape(len(out), *np.shape(weights)[1:])
 
@@ -102,7 +107,7 @@ class CodedRows:
         return total
 
     def copy(self) -> CodedRows:
-        return replace(self, values=self.values.copy(), codes=self.codes.copy())
+        return replace(self, values=self.values.copy(), codes=self.codes.copy(), places=self.places.copy())
 
     def astype(self, dtype: DTypeLike, copy: bool = True) -> CodedRows:
         return replace(self, values=self.values.astype(dtype, copy=copy))

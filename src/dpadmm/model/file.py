@@ -104,7 +104,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Float
         if about["intercept"] and about["intercept_value"] != INTERCEPT:
             raise DataError(f"{path}: the model has another constant column; use the version that wrote it")
         names = ["weights", "noise_std"] if "noise_std" in archive else ["weights"]
-        known = {f"{name}.npy" for name in ("about", "history", *names)}  # the history of older files is of no use
+        known = {f"{name}.npy" for name in ("about", *names)}
         for each in members:  # nothing rides along that no reader looks at
             if each.filename not in known:
                 raise DataError(f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}")

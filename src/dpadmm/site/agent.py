@@ -47,7 +47,7 @@ class Agent:
     def prepare(self, round: int, consensus: Floats) -> str:
         """Hear what is broadcast, and compute the answer without giving it; returns the request's digest."""
         consensus = self._checked(consensus)
-        with np.errstate(all="ignore"):  # as in step
+        with np.errstate(all="ignore"):  # absurd numbers get absurd numbers
             point = np.array(self._method.parameters(self._state, consensus, round=round)[0])
         return self._guard.prepare(self._study.hash, round, point, consensus.astype("<f8").tobytes())
 

@@ -219,6 +219,11 @@ class Sums(Coordinator):
         asked = Message(Kind.MASK, self.study.hash, opening.round, digest=opening.request, body=opening.members)
         self._mask = packed(asked)
 
+    def _n_rows(self, name: str) -> int:
+        sizes = self.members[name].sizes
+        assert sizes is not None  # it was ready
+        return sizes[0]
+
     def close_round(self, seconds: float = 0.0) -> None:
         """Compute w^k from the sum of the masked answers, or find that it is garbled."""
         members, release = self._round_members, self.study.terms.plan.at(self.round)
@@ -231,9 +236,7 @@ class Sums(Coordinator):
         largest = len(members) * grid.reach(grid.noise_scale(asked.noise_multiplier, self.masking.honest))
         if np.any(total > largest) or np.any(total < -largest):
             return self.void_round("garbled", (), seconds)
-        n_rows = np.array(
-            [sizes[0] for name in members if (sizes := self.members[name].sizes)]
-        )  # of all: they were ready
+        n_rows = np.array([self._n_rows(name) for name in members])
         mean = pooled_mean(total, grid, int(n_rows.sum()))[None]
         gathered = Gathered(mean, self.consensus, self.round, self.study.problem, n_rows)
         consensus = self._aggregated(gathered.pooled(self.masking.honest))

@@ -71,8 +71,9 @@ def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
             squared = 0.0
             for h in range(n_outputs):
                 squared += (slope[h, i] / largest) ** 2
-            limit = bound / (np.sqrt(squared) * norms[first + i])
-            if largest > limit:
+            length = np.sqrt(squared) * norms[first + i]
+            if largest * length > bound:  # asked as above, so that nothing depends on the rows beside it
+                limit = min(bound / length, largest)
                 for h in range(n_outputs):
                     slope[h, i] = slope[h, i] / largest * limit
 
