@@ -411,7 +411,7 @@ def test_files_that_are_well(
         with case(change):
             tmp_path = tmp_path_factory.mktemp("case")
             load_model(_write(tmp_path / "m", GOOD2 | change, weights=W1))
-            with pytest.raises(DataError, match="'history.npy' is in the file, which is no part of a model"):
+            with pytest.raises(DataError, match=r"'history\.npy' is in the file, which is no part of a model"):
                 load_model(_write(tmp_path / "n", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1))))
 
 

@@ -175,6 +175,8 @@ def _is_skipped(node: cst.CSTNode) -> bool:
         return _decorated_as(node, "overload")
     if isinstance(node, cst.If):
         return isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
+    if isinstance(node, cst.AnnAssign):
+        return getattr(node.annotation.annotation, "value", None) == "TypeAlias"
     if isinstance(node, cst.Assign):
         is_variable = isinstance(node.value, cst.Call) and getattr(node.value.func, "value", None) == "TypeVar"
         return is_variable or any(getattr(each.target, "value", None) == "__all__" for each in node.targets)

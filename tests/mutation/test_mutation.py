@@ -190,6 +190,7 @@ if TYPE_CHECKING:
     from a import b
 __all__ = ["f"]
 Alias = dict[str, int]
+Other: TypeAlias = dict[str, int] | None
 T = TypeVar("T", bound=type)
 @overload
 def f(x: int = 1) -> None: ...

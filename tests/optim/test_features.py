@@ -13,8 +13,9 @@ from looping import case
 from scipy.sparse import coo_array, csc_array, csr_array
 
 from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
-from dpadmm.optim.features import NORM_SLACK, as_matrix, check_norms, clip_rows, row_norms, with_intercept
+from dpadmm.optim.features import NORM_SLACK, as_matrix, check_norms, clip_rows, row_norms, stacked, with_intercept
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
 
@@ -26,7 +27,7 @@ def stored(a: Floats, storage: str) -> Features:
 
 
 def dense(features: Features) -> Floats:
-    array = features.toarray() if isinstance(features, csr_array) else features
+    array = features if isinstance(features, np.ndarray) else features.toarray()
     return np.asarray(array, dtype=np.float64)
 
 
@@ -215,3 +216,20 @@ def test_rows_may_exceed_norm_1_by_rounding_and_no_more():
     check_norms(np.array([1.0 + 0.9e-6]))
     with pytest.raises(DataError, match="row 1 has L2 norm"):
         check_norms(np.array([1.0 + 1.1e-6]))
+
+
+def test_rows_are_stacked_as_they_are_stored() -> None:
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(6, 3))
+    coded = CodedRows(matrix[:, :2], np.array([[1], [2], [1], [2], [2], [1]], np.uint8), np.array([0]), 3)
+    for rows in (matrix, csr_array(matrix), coded):
+        for parts in ([rows], [rows[:2], rows[2:5], rows[5:]]):
+            found = stacked(parts)
+            assert type(found) is type(rows)
+            np.testing.assert_array_equal(dense(found), dense(rows))
+
+
+def test_norms_of_sparse_rows_are_the_same_portion_by_portion(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = csr_array(np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, 0.0], [5.0, 12.0]]))
+    monkeypatch.setattr("dpadmm.optim.features.row_portions", lambda _: [slice(0, 2), slice(2, 3), slice(3, 6)])
+    assert row_norms(rows).tolist() == [5.0, 0.0, 2.0, 1.0, 0.0, 13.0]

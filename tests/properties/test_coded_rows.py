@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from statistic_cases import all_statistics, grid_of, parameters_for
 
-from dpadmm._base.arrays import Floats
-from dpadmm._base.coded import CodedRows
+from dpadmm._base.arrays import Floats, row_entries
+from dpadmm._base.coded import CodedRows, code_type
 from dpadmm.data.cells import WordCache
 from dpadmm.data.encoder import ENCODERS, Encoder, Tally
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
@@ -153,13 +153,14 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     for parts in (
         (values, codes, np.array([0, 3])),
         (values, codes, np.array([[0]])),
+        (values, codes, np.array([-1])),
         (values[:, 0], codes, places),
         (values, codes[:2], places),
         (values, codes[:, 0], places),
         (values, codes.astype(np.uint64) + 2**63, places),
         (values, codes.astype(np.int8), places),
     ):
-        with pytest.raises(ValueError, match="coded rows"):
+        with pytest.raises(ValueError, match="coded rows"):  # a sentence of each check
             as_matrix(CodedRows(*parts, width=4))
 
 
@@ -174,13 +175,34 @@ def test_checked_rows_are_their_own() -> None:
 
 def test_a_product_with_slopes_and_with_weights_is_that_of_the_matrix() -> None:
     rng = np.random.default_rng(0)
-    codes = rng.integers([2, 5], [5, 300], (50, 2)).astype(np.uint16)
-    coded = CodedRows(rng.normal(size=(50, 3)), codes, np.array([1, 300]), 301)
+    codes = rng.integers([2, 5, 301], [5, 300, 310], (50, 3)).astype(np.uint16)
+    coded = CodedRows(rng.normal(size=(50, 3)), codes, np.array([1, 300]), 312)
     dense, sparse = coded.toarray(), coded.tocsr()
     assert isinstance(sparse, csr_array)
+    assert (sparse.shape, sparse.has_sorted_indices) == ((50, 312), True)
+    np.testing.assert_array_equal(sparse.toarray(), dense)
+    single = CodedRows(coded.values[:, 2:], codes[:, :1], np.array([], np.int64), 312)
+    np.testing.assert_array_equal(single.tocsr().toarray(), single.toarray())
+    assert row_entries(coded).tolist() == [5] * 50
     for outputs in ((), (1,), (4,)):
-        weights, slopes = rng.normal(size=(301, *outputs)), rng.normal(size=(50, *outputs))
+        weights, slopes = rng.normal(size=(312, *outputs)), rng.normal(size=(50, *outputs))
         np.testing.assert_allclose(coded @ weights, dense @ weights)
         np.testing.assert_allclose(coded.T @ slopes, dense.T @ slopes)
     np.testing.assert_allclose(coded.sum(axis=1), dense.sum(axis=1))
     np.testing.assert_array_equal(np.asarray(coded[3:9]), dense[3:9])
+    with pytest.raises(ValueError, match="row by row"):
+        coded.sum(axis=0)
+
+
+def test_sums_and_products_are_of_float64_whatever_is_stored() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(1, 4, (20, 1)).astype(np.uint8)
+    narrow = CodedRows(rng.normal(size=(20, 2)).astype(np.float32), codes, np.array([0]), 4)
+    wide = narrow.astype(np.float64)
+    weights, slopes = rng.normal(size=4).astype(np.float32), rng.normal(size=20).astype(np.float32)
+    np.testing.assert_array_equal(narrow @ weights, wide @ weights.astype(np.float64))
+    np.testing.assert_array_equal(narrow.T @ slopes, wide.T @ slopes.astype(np.float64))
+    assert (np.asarray(narrow).dtype, np.asarray(narrow, np.float64).dtype) == (np.float32, np.float64)
+    assert wide.astype(np.float64, copy=False).values is wide.values
+    assert wide.astype(np.float64).values is not wide.values
+    assert [code_type(width) for width in (256, 257, 2**16 + 1)] == [np.uint8, np.uint16, np.uint32]

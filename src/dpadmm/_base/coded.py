@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 def code_type(width: int) -> np.dtype[Any]:
     """The smallest type for the numbers of ``width`` columns."""
-    return np.min_scalar_type(max(width - 1, 0))
+    return np.min_scalar_type(width - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,14 +124,14 @@ class CodedRows:
         n, k = len(self.values), len(self.places)
         data = np.repeat(self.values, [1] * k + [self.codes.shape[1]], axis=1)
         places = np.broadcast_to(self.places, (n, k))
-        indices = np.concatenate([places, self.codes], axis=1, dtype=np.int32, casting="same_kind")
+        indices = np.concatenate([places, self.codes], axis=1)
         pointers = np.arange(0, data.size + 1, self.n_stored)
-        out = csr_array((data.reshape(-1), indices.reshape(-1), pointers), shape=self.shape)
+        out = csr_array((data.ravel(), indices.ravel(), pointers), shape=self.shape)
         out.sort_indices()
         return out
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        return self.toarray() if dtype is None else self.toarray().astype(dtype)
+        return self.toarray()  # NumPy sees to the type
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ class Transposed:
         values, codes, width = self.rows.values, self.rows.codes, self.rows.width
         by_output = np.asarray(slopes, dtype=np.float64).reshape(len(values), -1)
         weighted = by_output * values[:, -1:]
-        named = codes.reshape(-1)
+        named = codes.ravel()
         out = np.empty((width, by_output.shape[1]))
         for h in range(by_output.shape[1]):
             out[:, h] = np.bincount(named, np.repeat(weighted[:, h], codes.shape[1]), width)

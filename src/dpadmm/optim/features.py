@@ -59,7 +59,7 @@ def stacked(parts: Sequence[Features]) -> Features:
     if isinstance(first, CodedRows):
         values, codes = (np.concatenate([getattr(each, name) for each in parts]) for name in ("values", "codes"))
         return replace(first, values=values, codes=codes)
-    return np.concatenate(parts) if isinstance(first, np.ndarray) else csr_array(vstack(parts, format="csr"))
+    return np.concatenate(parts) if isinstance(first, np.ndarray) else csr_array(vstack(parts))
 
 
 def row_norms(features: Features) -> Floats:
