@@ -59,6 +59,7 @@ def test_other_forms_are_converted() -> None:
     ]:
         with case(given_form):
             matrix = as_matrix(given_form)
+            assert isinstance(matrix, np.ndarray | csr_array)
             assert matrix.dtype == np.float64
             if isinstance(matrix, np.ndarray):
                 assert matrix.flags.c_contiguous
