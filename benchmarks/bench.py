@@ -213,7 +213,7 @@ class TimedLedger(Ledger):
 def guarded() -> bool:
     """100 rounds of a deployed agent: guard, exact noise, ledger on disk."""
     rows = protect(*matrix(400, 104), ONE_ROW)
-    names, training = tuple(f"x{i}" for i in range(104)), {"epsilon": 1.0, "n_rounds": 100}
+    names, training = tuple(f"x{i}" for i in range(104)), {"method": "dp_admm", "epsilon": 1.0, "n_rounds": 100}
     policy = Policy(1e3, 1e-5, frozenset({"dp_admm"}), frozenset({"logistic"}), 100, 2)
     totals, ledgers = [], []
     with tempfile.TemporaryDirectory(dir=".") as folder:
