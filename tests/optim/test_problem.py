@@ -142,6 +142,7 @@ def test_bad_rows_are_refused() -> None:
         ({"offsets": np.array([0, 0, 6])}, "agent 1 has no rows"),
         ({"offsets": np.array([0, 5, 6])}, "agent 2 has one row"),
         ({"offsets": np.array([0, 5, 6]), "names": ("north", "south")}, "agent south has one row"),
+        ({"offsets": np.array([0, 5, 6]), "names": ("agent 1", "agent 2")}, "^agent 2 has one row"),
         ({"offsets": np.array([0, 4, 2, 6])}, "offsets must rise"),
         ({"offsets": np.array([0, 3])}, "offsets must rise"),
         ({"offsets": np.array([1, 3, 6])}, "offsets must rise"),

@@ -121,8 +121,9 @@ def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, t
 
 
 def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_path):
-    with pytest.raises(DataError, match="has 12 rows, too few"):
+    with pytest.raises(DataError, match="has 12 rows, too few for a forecast; it needs at least 30 "):
         public_scenario(study, planned.table(tmp_path / "few.csv", 12), repeats=5, seed=1)
+    assert public_scenario(study, planned.table(tmp_path / "enough.csv", 30), repeats=5, seed=1).folds
     plain = Study(name="plain", features=("a", "b"), training={"method": "dp_admm", "epsilon": 1.0})
     with pytest.raises(StudyError, match="needs a study with"):
         public_scenario(plain, tmp_path / "few.csv", repeats=5, seed=1)

@@ -245,7 +245,7 @@ def _check_agents(order: Integers, offsets: Integers, names: tuple[str, ...]) ->
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or np.any(np.diff(offsets) < 0):
         raise DataError("offsets must rise from 0 to the number of rows, one interval per agent")
     for i in np.flatnonzero(np.diff(offsets) < 2):
-        name = names[i] if names else str(i + 1)
+        name = names[i].removeprefix("agent ") if names else str(i + 1)  # as agents without a name are called
         count = offsets[i + 1] - offsets[i]
         raise DataError(
             f"agent {name} has {'no rows' if count == 0 else 'one row'}; every agent needs at least 2 "

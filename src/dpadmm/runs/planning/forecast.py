@@ -49,7 +49,7 @@ from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
 from dpadmm.training.prior import RIDGE, need_every_class
 
 LEAST_FOLDS = 3
-LEAST_ROWS = 30
+LEAST_FORECAST = 30
 """Public rows that a forecast takes."""
 
 MOST_PUBLIC = 20_000
@@ -246,9 +246,9 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
         )
     encoded = encode_table(table, study.schema, study.label, intercept=study.training.intercept)
     n = len(encoded.labels)
-    if n < LEAST_ROWS:
+    if n < LEAST_FORECAST:
         raise DataError(
-            f"{table} has {n} rows, too few for a forecast; it needs at least {LEAST_ROWS} "
+            f"{table} has {n} rows, too few for a forecast; it needs at least {LEAST_FORECAST} "
             "(with --no-public, made-up rows are used)"
         )
     need_every_class(study.problem, encoded.labels)
