@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from live_run import LiveRun
-from page_visits import TOKEN
+from page_visits import page, run
 
-from dpadmm.federation.page import Page
+__all__ = ["browser", "left_empty", "page", "run"]
 
 _spec = importlib.util.spec_from_file_location("chromium", Path(__file__).with_name("chromium.py"))
 driver = importlib.util.module_from_spec(_spec)
@@ -25,8 +24,8 @@ def browser(tmp_path_factory):
         if os.environ.get("CI") == "true":
             pytest.fail(f"{reason}; CI must test pages in a browser")
         pytest.skip(reason)
-    with driver.chromium(program, tmp_path_factory.mktemp("profile")) as page:
-        yield page
+    with driver.chromium(program, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -34,14 +33,3 @@ def left_empty(browser):
     """The browser is left with an empty page, which asks for nothing."""
     yield
     browser.open("about:blank", width=390)
-
-
-@pytest.fixture
-def run():
-    return LiveRun()
-
-
-@pytest.fixture
-def page(run):
-    with Page(run, token=TOKEN) as page:
-        yield page

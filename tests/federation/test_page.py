@@ -22,17 +22,6 @@ from dpadmm.federation import page as page_module
 from dpadmm.federation.page import Page
 
 
-@pytest.fixture
-def run():
-    return LiveRun()
-
-
-@pytest.fixture
-def page(run):
-    with Page(run, token=TOKEN) as page:
-        yield page
-
-
 @pytest.fixture(scope="module")
 def calm():
     """A page for tests that leave its run as it is."""

@@ -8,23 +8,11 @@ import threading
 import time
 
 import pytest
-from live_run import LiveRun
 from page_visits import TOKEN, ask
 
 from dpadmm.federation.page import Page
 
 LIVE = f"/live?token={TOKEN}"
-
-
-@pytest.fixture
-def run():
-    return LiveRun()
-
-
-@pytest.fixture
-def page(run):
-    with Page(run, token=TOKEN) as page:
-        yield page
 
 
 def shown(page):

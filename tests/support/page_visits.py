@@ -1,4 +1,4 @@
-"""Visits to the live page over real sockets."""
+"""A live page of a run that is only told, and visits to it over real sockets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import http.client
 import socket
 from contextlib import closing
 
+import pytest
+from live_run import LiveRun
+
+from dpadmm.federation.page import Page
+
 TOKEN = "a-token-that-only-tests-know"
+
+
+@pytest.fixture
+def run():
+    return LiveRun()
+
+
+@pytest.fixture
+def page(run):
+    with Page(run, token=TOKEN) as page:
+        yield page
 
 
 def ask(page, path, *, method="GET", host=None, headers=None):

@@ -1,0 +1,5 @@
+"""A live page for the tests of it."""
+
+from page_visits import page, run
+
+__all__ = ["page", "run"]
