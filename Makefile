@@ -1,15 +1,16 @@
-# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | accuracy | peers | adult | clean:
+# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | bench-peers | accuracy | peers | adult | clean:
 # each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WORKERS ?= auto
+# half as many again as there are cores: tests of processes, brokers and browsers wait as often as they work
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 2) * 3 // 2)')
 COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
 BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace lint format bench clean
+.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace lint format bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -75,6 +76,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
+
+# the same round beside torch, Opacus, diffprivlib and scikit-learn, and what a round of any size takes: docs/performance.md
+bench-peers: $(READY)
+	$(BIN)/python benchmarks/peers/speed.py
 
 # auto beside all methods on 30 data sets; hours, and resumes where it was stopped
 accuracy: $(READY)

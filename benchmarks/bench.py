@@ -1,12 +1,14 @@
 """``make bench``: the speed promises as ratios taken in one run, since machines are noisy.
 
 A *read* is the sum of all entries of the same matrix with all cores: the least any method could take that
-looks at every row once. A *round* is everything of one DP-ADMM round: gradient, noise, updates, consensus.
+looks at every row once. A *round* is everything of one DP-ADMM round: gradient, noise, updates, consensus. ``python
+benchmarks/bench.py one_round agents`` runs some groups only.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -18,19 +20,22 @@ from typing import Any
 
 import numba
 import numpy as np
+from scipy.sparse import csr_array
 
 from dpadmm import Logistic, Problem, Rows, make_rows, simulate
 from dpadmm._base.coded import CodedRows
+from dpadmm._base.features import layout
 from dpadmm.data import Dataset
 from dpadmm.optim import kernels
-from dpadmm.optim.losses import Softmax
+from dpadmm.optim.losses import Loss, Softmax
 from dpadmm.optim.regularizers import L2
 from dpadmm.optim.theory import constants_of, theorem_schedule
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
-from dpadmm.training.methods import DpAdmmRounds, Round
+from dpadmm.training.methods import Auto, DpAdmmRounds, Gathered, Round
 from dpadmm.training.methods.dp_admm import consensus_step
 from dpadmm.training.oracles import SimulatedNoise
+from dpadmm.training.setup import Setup
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
@@ -49,15 +54,15 @@ def _sum(entries):
     return total
 
 
-def matrix(n_rows: int, n_features: int) -> tuple[np.ndarray, np.ndarray]:
+def matrix(n_rows: int, n_features: int, dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    features = rng.random((n_rows, n_features), dtype=np.float64)
-    features /= np.sqrt(n_features)
+    features = rng.random((n_rows, n_features), dtype=dtype)
+    features /= dtype(np.sqrt(n_features))
     return features, np.where(rng.random(n_rows) < 0.5, 1.0, -1.0)
 
 
 def interleaved(*tasks: Callable[[], object], repeats: int = REPEATS) -> list[float]:
-    """Median seconds of every task, taken in turns so that a slow moment hits all of them."""
+    """Least seconds of every task, taken in turns so that a slow moment hits all of them."""
     times = np.empty((repeats, len(tasks)))
     for task in tasks:
         task()
@@ -66,19 +71,20 @@ def interleaved(*tasks: Callable[[], object], repeats: int = REPEATS) -> list[fl
             started = time.perf_counter()
             task()
             times[k, i] = time.perf_counter() - started
-    return [float(t) for t in np.median(times, axis=0)]
+    return [float(t) for t in times.min(axis=0)]
 
 
-def round_of(rows: Rows) -> Callable[[], object]:
+def round_of(rows: Rows, loss: Loss | None = None) -> Callable[[], object]:
     """A closure that does one more private round each time it is called."""
-    problem = Problem(Logistic(), L2(), 1e-6)
+    problem = Problem(loss or Logistic(), L2(), 1e-6)
+    shape = (rows.n_features, problem.loss.n_outputs)
     z = np.full(rows.n_agents, 75.0)
     constants = constants_of(
         problem, n_features=rows.n_features, n_rows=rows.n_rows, noise_multiplier=z, weight_radius=89.0
     )
     method = DpAdmmRounds(0.1, theorem_schedule(constants), z)
-    noise = SimulatedNoise(0, rows.n_agents, (rows.n_features, 1))
-    held = {"state": method.init(problem, rows), "consensus": np.zeros((rows.n_features, 1)), "round": 0}
+    noise = SimulatedNoise(0, rows.n_agents, shape)
+    held = {"state": method.init(problem, rows), "consensus": np.zeros(shape), "round": 0}
 
     def one_round() -> None:
         held["round"] += 1
@@ -91,10 +97,41 @@ def round_of(rows: Rows) -> Callable[[], object]:
     return one_round
 
 
-def equal_rows(n_rows: int, n_features: int, n_agents: int) -> tuple[Rows, np.ndarray]:
-    features, labels = matrix(n_rows, n_features)
-    offsets = np.linspace(0, n_rows, n_agents + 1).astype(np.int64)
-    return make_rows(features, labels, offsets=offsets), features.reshape(-1)
+def server_round_of(rows: Rows) -> Callable[[], object]:
+    """The same for ``auto``, after its first round."""
+    problem, shape = Problem(Logistic(), L2(), 1e-6), (rows.n_features, 1)
+    planned = np.full(rows.n_agents, 25)
+    method = Auto().rounds(Setup(problem=problem, sizes=rows, planned=planned, n_rounds=25, epsilon=1.0))
+    state, noise = method.init(problem, rows), SimulatedNoise(0, rows.n_agents, shape)
+    held = {"broadcast": method.start(shape), "round": 0}
+
+    def one_round() -> None:
+        k = held["round"] = held["round"] + 1
+        _, sent = method.step(state, Round(k, problem, rows, held["broadcast"], noise))
+        held["broadcast"] = method.aggregate(Gathered(sent, held["broadcast"], k, problem, rows.n_rows))
+
+    one_round()
+    return one_round
+
+
+def researchers_script(features: np.ndarray, labels: np.ndarray, n_agents: int) -> Callable[[], object]:
+    """The same round as somebody would write it in NumPy: a loop over agents."""
+    rng, d = np.random.default_rng(0), features.shape[1]
+    rows = list(zip(np.array_split(features, n_agents), np.array_split(labels, n_agents), strict=True))
+    held = {"w": np.zeros((n_agents, d)), "dual": np.zeros((n_agents, d)), "consensus": np.zeros(d)}
+
+    def one_round() -> None:
+        w, dual, consensus, uploads = held["w"], held["dual"], held["consensus"], np.zeros((n_agents, d))
+        for i, (x, y) in enumerate(rows):
+            dual[i] -= 0.1 * (w[i] - consensus)
+            slope = -y / (1.0 + np.exp(y * (x @ w[i])))
+            slope *= np.minimum(1.0, 1.0 / (np.abs(slope) * np.linalg.norm(x, axis=1)))
+            noisy = x.T @ slope / len(y) + rng.normal(0.0, 75.0 * 2.0 / len(y), d)
+            w[i] = (-noisy - 1e-6 * w[i] + dual[i] + 0.1 * consensus + 5.0 * w[i]) / 5.1
+            uploads[i] = w[i] - dual[i] / 0.1
+        held["consensus"] = uploads.mean(axis=0)
+
+    return one_round
 
 
 def report(what: str, value: float, limit: str, holds: bool) -> bool:
@@ -102,93 +139,123 @@ def report(what: str, value: float, limit: str, holds: bool) -> bool:
     return holds
 
 
-def one_round() -> bool:
-    rows, flat = equal_rows(40_000, 104, 100)
-    points = np.random.default_rng(1).normal(size=(100, 104, 1))
-    read, kernel, full = interleaved(
-        lambda: _sum(flat), lambda: kernels.gradient(rows, points, Logistic()), round_of(rows)
-    )
-    (reference,) = interleaved(lambda: kernels.reference_gradient(rows, points, Logistic()), repeats=10)
-    print(f"      40,000 × 104 float64, n = 100: read {read * 1e3:.2f} ms, kernel {kernel * 1e3:.2f} ms, "
-          f"round {full * 1e3:.2f} ms, NumPy reference {reference * 1e3:.1f} ms")  # fmt: skip
-    report("kernel / read", kernel / read, "no promise of its own", True)
-    fine = report("round / read", full / read, "at most 1.5", full <= 1.5 * read)
-    return report("NumPy reference / kernel", reference / kernel, "at least 3", reference >= 3 * kernel) and fine
+def at_most(what: str, value: float, limit: float) -> bool:
+    return report(what, value, f"at most {limit:g}", value <= limit)
 
 
 def coded_rows(n_rows: int = 40_000) -> CodedRows:
     """Rows of 6 numbers and 8 categories, 104 columns, as UCI Adult has: a few values are frequent."""
     rng, sizes = np.random.default_rng(0), np.array([7, 16, 7, 14, 6, 5, 2, 41])
-    frequent = rng.geometric(0.5, (n_rows, len(sizes))) - 1
-    codes = 6 + np.cumsum(sizes) - sizes + np.minimum(frequent, sizes - 1)
-    values = np.hstack([rng.random((n_rows, 6)) * 0.2, np.full((n_rows, 1), 0.3)])
-    return CodedRows(values, codes.astype(np.uint8), np.arange(6), 104)
+    values, codes = np.empty((n_rows, 7)), np.empty((n_rows, len(sizes)), np.uint8)
+    for start in range(0, n_rows, 40_000):
+        part = slice(start, min(start + 40_000, n_rows))
+        frequent = rng.geometric(0.5, codes[part].shape) - 1
+        codes[part] = 6 + np.cumsum(sizes) - sizes + np.minimum(frequent, sizes - 1)
+        values[part, :6] = rng.random((len(frequent), 6)) * 0.2
+    values[:, 6] = 0.3
+    return CodedRows(values, codes, np.arange(6), 104)
 
 
-def coded() -> bool:
-    """Rows with categories, beside the dense rows that they stand for."""
+def one_round() -> bool:
+    """Rows as UCI Adult's, however stored, beside a read of the dense matrix and beside a script."""
     short, offsets = coded_rows(), np.linspace(0, 40_000, 101).astype(np.int64)
-    dense = short.toarray()
-    labels = np.random.default_rng(1).integers(0, 10, 40_000).astype(float)
-    binary, classes = (
-        [make_rows(each, y, offsets=offsets) for each in (dense, short)]
-        for y in (np.where(labels < 5, 1.0, -1.0), labels)
+    dense, labels = short.toarray(), np.where(np.random.default_rng(1).random(40_000) < 0.5, 1.0, -1.0)
+    stored = (short, dense, dense.astype(np.float32), csr_array(dense))
+    rounds = [round_of(make_rows(each, labels, offsets=offsets)) for each in stored]
+    read, coded, full, single, sparse, script = interleaved(
+        lambda: _sum(dense.reshape(-1)), *rounds, researchers_script(dense, labels, 100)
     )
-    read, long, full = interleaved(lambda: _sum(dense.reshape(-1)), round_of(binary[0]), round_of(binary[1]))
+    print(f"      40,000 rows of 6 numbers and 8 categories, 104 columns, n = 100, in ms: read of the dense matrix "
+          f"{read * 1e3:.2f}; round, coded {coded * 1e3:.2f}, float64 {full * 1e3:.2f}, float32 {single * 1e3:.2f}, "
+          f"CSR {sparse * 1e3:.2f}; NumPy script {script * 1e3:.2f}")  # fmt: skip
+    fine = at_most("coded round / read of the dense matrix", coded / read, 1)
+    fine &= at_most("dense round / read", full / read, 1.9)
+    fine &= at_most("float32 round / float64 round", single / full, 0.75)
+    report("CSR round / read of the dense matrix", sparse / read, "for information", True)
+    report("NumPy script / dense round", script / full, "for information", True)
+    return report("NumPy script / coded round", script / coded, "at least 10", script >= 10 * coded) and fine
+
+
+def classes() -> bool:
+    """Softmax with 10 classes: ten times the arithmetic of a read, and less than half of it with coded rows."""
+    short, offsets = coded_rows(), np.linspace(0, 40_000, 101).astype(np.int64)
+    dense, labels = short.toarray(), np.random.default_rng(1).integers(0, 10, 40_000).astype(float)
     points = np.random.default_rng(2).normal(size=(100, 104, 10))
-    many = [partial(kernels.gradient, rows, points, Softmax(10)) for rows in classes]
-    of_dense, of_coded = interleaved(*many, repeats=20)
-    print(f"      40,000 rows of 6 numbers and 8 categories, n = 100: read of the dense matrix {read * 1e3:.2f} ms, "
-          f"dense round {long * 1e3:.2f} ms, coded round {full * 1e3:.2f} ms")  # fmt: skip
-    fine = report("coded round / read of the dense matrix", full / read, "at most 1", full <= read)
-    ratio = of_dense / of_coded
-    return report("softmax with 10 classes, dense / coded kernel", ratio, "at least 2.5", ratio >= 2.5) and fine
+    rows = [make_rows(each, labels, offsets=offsets) for each in (dense, short)]
+    long, coded = interleaved(*(partial(kernels.gradient, each, points, Softmax(10)) for each in rows), repeats=20)
+    return report("softmax with 10 classes, dense / coded kernel", long / coded, "at least 2.5", long >= 2.5 * coded)
 
 
 def whole_run() -> bool:
-    features, labels = matrix(40_000, 104)
-    data = Dataset("bench", features, labels, (-1, 1))
-    flat = features.reshape(-1)
+    """Everything of ``simulate`` but measurements."""
+    short = coded_rows()
+    labels, flat = np.where(np.random.default_rng(1).random(40_000) < 0.5, 1.0, -1.0), short.toarray().reshape(-1)
+    data = Dataset("bench", short, labels, (-1, 1))
+    settings = {
+        "method": "dp_admm",
+        "n_rounds": 100,
+        "n_agents": 100,
+        "epsilon": 1.0,
+        "test_rows": 0,
+        "metrics_every": 0,
+    }
     read, run = interleaved(
-        lambda: [_sum(flat) for _ in range(100)],
-        lambda: simulate(data, n_agents=100, epsilon=1.0, test_rows=0, metrics_every=0, seed=1),
-        repeats=5,
+        lambda: [_sum(flat) for _ in range(100)], lambda: simulate(data, seed=1, **settings), repeats=5
     )
-    return report("100 rounds of simulate / 100 reads", run / read, "at most 2.5", run <= 2.5 * read)
+    return at_most("100 rounds of simulate, coded / 100 reads of the dense matrix", run / read, 1.5)
 
 
-def linear() -> bool:
-    sizes = (10**5, 10**6, 10**7, 10**8)
-    seconds = []
+def linear(largest: int = 9) -> bool:
+    """float32, 100 columns, 10 agents; the fixed cost of a round is what 10,000 entries take."""
+    sizes, seconds = [10**k for k in (4, *range(6, largest + 1))], []
+    features, labels = matrix(sizes[-1] // 100, 100, np.float32)
     for entries in sizes:
-        rows, _ = equal_rows(entries // 100, 100, 10)
+        n = entries // 100
+        rows = make_rows(features[:n], labels[:n], offsets=np.linspace(0, n, 11).astype(np.int64))
         seconds += interleaved(round_of(rows), repeats=max(5, min(200, 10**8 // entries)))
-    shown = ", ".join(f"{n:.0e} entries {t * 1e3:.2f}" for n, t in zip(sizes, seconds, strict=True))
-    print(f"      ms per round, n = 10: {shown}")
-    per_entry = np.diff(seconds) / np.diff(sizes) * 1e9
-    fixed = seconds[0] - per_entry[0] * 1e-9 * sizes[0]
-    print(f"      ns per further entry: {', '.join(f'{value:.2f}' for value in per_entry)}; "
-          f"fixed cost of a round {fixed * 1e6:.0f} µs")  # fmt: skip
-    plain = np.array(seconds) / sizes
-    report("most / least time per entry, fixed cost included", plain.max() / plain.min(), "for information", True)
-    spread = per_entry.max() / per_entry.min()
-    return report(
-        "most / least time per further entry, 1e5 to 1e8",
-        spread,
-        "at most 2.5: cache or memory",
-        spread <= 2.5,
-    )
+    per_entry = (np.array(seconds[1:]) - seconds[0]) / sizes[1:] * 1e9
+    shown = ", ".join(f"{n:.0e}: {t:.3f}" for n, t in zip(sizes[1:], per_entry, strict=True))
+    print(f"      fixed cost of a round {seconds[0] * 1e6:.0f} µs; ns per entry by number of entries: {shown}")
+    return at_most("most / least time per entry", per_entry.max() / per_entry.min(), 1.5)
 
 
-def agents() -> bool:
-    times = {}
-    for n in (1, 10, 100, 1000, 2000):
-        rows, _ = equal_rows(40_000, 104, n)
-        (times[n],) = interleaved(round_of(rows))
-    shown = ", ".join(f"{n}: {value * 1e3:.2f}" for n, value in times.items())
-    print(f"      ms per round by number of agents: {shown}")
-    spread = max(times.values()) / min(times.values())
-    return report("slowest / fastest round, n = 1 to 2,000", spread, "at most 2", spread <= 2)
+def agents(n_rows: int = 2_000_000) -> bool:
+    """From one agent to 20 rows for each, on the same rows of 50 numbers."""
+    features, labels = matrix(n_rows, 50)
+    counts, fine = (1, 100, 10_000, n_rows // 20), True
+    dealt = [make_rows(features, labels, offsets=np.linspace(0, n_rows, n + 1).astype(np.int64)) for n in counts]
+    for name, closure, limit in (("server-side (auto)", server_round_of, 1.5), ("dp_admm", round_of, 3)):
+        times = interleaved(*map(closure, dealt), repeats=7)
+        shown = ", ".join(f"{n:,}: {t * 1e3:.1f}" for n, t in zip(counts, times, strict=True))
+        print(f"      {n_rows:,} × 50, ms per {name} round by number of agents: {shown}")
+        fine &= at_most(f"{name} round, slowest / n = 1", max(times) / times[0], limit)
+    return fine
+
+
+def million_agents(kind: str, n_agents: int) -> None:
+    """In a process of its own: bytes of the rows, seconds in all and in rounds, and the peak of memory, as JSON."""
+    n = 20 * n_agents
+    features = coded_rows(n) if kind == "coded" else matrix(n, 50, np.float32)[0]
+    labels, started = np.where(np.arange(n) % 3, 1.0, -1.0), time.perf_counter()
+    size = sum(each.nbytes for each in layout(features)[1]) + labels.nbytes
+    result = simulate(Dataset("many", features, labels, (-1, 1)), n_agents=n_agents, method="auto", epsilon=1.0,
+                      n_rounds=5, test_rows=0, metrics_every=0, seed=1)  # fmt: skip
+    result.privacy.as_json()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps([size, time.perf_counter() - started, result.outcome.seconds, peak]))
+
+
+def million(n_agents: int = 10**6) -> bool:
+    """Agents of 20 rows in one process; rows count with their labels."""
+    fine = True
+    for kind, what in (("float32", "float32 rows of 50 numbers"), ("coded", "coded rows")):
+        code = f"import sys; sys.path.insert(0, 'benchmarks'); import bench; bench.million_agents('{kind}', {n_agents})"
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        size, seconds, rounds, peak = json.loads(answer.stdout.splitlines()[-1])
+        print(f"      {n_agents:,} agents with 20 {what} each, {size / 2**20:.0f} MB: auto with 5 rounds and its "
+              f"report {seconds:.1f} s, rounds {rounds:.1f} s; peak {peak / 2**20:.0f} MB")  # fmt: skip
+        fine &= at_most(f"memory at the peak / {what}", peak / size, 1.5)
+    return fine
 
 
 class TimedLedger(Ledger):
@@ -259,7 +326,8 @@ def tables() -> bool:
 
 def main() -> None:
     print(f"{numba.get_num_threads()} threads")
-    results = [task() for task in (memory, one_round, coded, whole_run, linear, agents, guarded, tables)]
+    groups = (memory, million, one_round, classes, whole_run, agents, guarded, tables, linear)
+    results = [task() for task in groups if task.__name__ in sys.argv[1:] or not sys.argv[1:]]
     print(f"{sum(results)} of {len(results)} groups within their limits")
 
 

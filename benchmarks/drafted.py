@@ -10,6 +10,9 @@ shuffled  drafted from public rows with shuffled labels: dummy rows
 dp_admm   as drafts were before ``auto``: the paper's method with constants (docs/decisions/0011), numbers scaled by
           their bounds
 public    a plain model of the public rows alone
+optimum   without privacy: a model of the private rows, all in one place
+
+The set ``adult`` is UCI Adult without rows that lack a value.
 """
 
 from __future__ import annotations
@@ -27,14 +30,18 @@ from typing import Any
 import numpy as np
 
 from dpadmm import train
+from dpadmm.data.datasets.adult import COLUMNS, adult_rows
 from dpadmm.data.datasets.tables import tables
 from dpadmm.data.schema import Number
 from dpadmm.data.schema_file import ASK
 from dpadmm.experiments.accuracy import MOST_ROWS
 from dpadmm.model.evaluate import evaluate
-from dpadmm.runs.training import prior_from
+from dpadmm.optim.problem import Problem, make_rows
+from dpadmm.optim.regularizers import L2
+from dpadmm.runs.training import encode, prior_from
 from dpadmm.study.drafting import draft_from_table, study_text
 from dpadmm.study.study import Study, read_study
+from dpadmm.training.methods.centralized import minimizer
 
 RUN = ("set", "contender", "agents", "split")
 Rows = list[list[Any]]
@@ -42,6 +49,9 @@ Rows = list[list[Any]]
 
 def rows_of(name: str) -> tuple[list[str], Rows]:
     """The declared columns as they are, and the label last."""
+    if name == "adult":
+        found = adult_rows()
+        return [*COLUMNS[:-1], "label"], [found[k] for k in np.random.default_rng(0).permutation(len(found))]
     table = tables()[name]
     columns = table.columns()
     names = [*table.numbers, *table.categories] or [each for each in columns if each != table.label]
@@ -88,7 +98,10 @@ def models(name: str, agents: list[int], split: int, folder: Path) -> Iterator[t
     study, dummy = drafted(public), drafted(write(folder / "dummy.csv", names, shown.tolist()))
     alone = replace(study, public_rows=None)
     weights = prior_from(study, public).weights
-    yield (name, "public", 0, split), lambda: replace(train(alone, private).model, weights=weights)
+    problem, rows = Problem(study.problem.loss, L2(), 1e-6), encode(study, private)
+    optimum = minimizer(problem, make_rows(rows.features, rows.labels))
+    for contender, each in {"public": weights, "optimum": optimum}.items():
+        yield (name, contender, 0, split), lambda each=each: replace(train(alone, private).model, weights=each)
     every = {"auto": study, "private": alone, "shuffled": dummy, "dp_admm": as_before(study)}
     for n in agents:
         for contender, each in every.items():
@@ -99,10 +112,12 @@ def models(name: str, agents: list[int], split: int, folder: Path) -> Iterator[t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--sets", nargs="+", default=list(tables()))
+    parser.add_argument("--sets", nargs="+", default=["adult", *tables()])
     parser.add_argument("--agents", nargs="+", type=int, default=[1, 10, 50])
     parser.add_argument("--splits", type=int, default=2)
-    parser.add_argument("--contenders", nargs="+", default=["public", "auto", "private", "shuffled", "dp_admm"])
+    parser.add_argument(
+        "--contenders", nargs="+", default=["public", "optimum", "auto", "private", "shuffled", "dp_admm"]
+    )
     given = parser.parse_args()
     with given.output.open("a+", newline="") as file:
         file.seek(0)

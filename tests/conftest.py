@@ -38,6 +38,36 @@ def one_thread() -> None:
     numba.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(request: pytest.FixtureRequest, one_thread: None, once: Once) -> None:
+    """In a fresh clone, the workers of pytest-xdist compile the kernels side by side, a part each, before all tests.
+
+    Otherwise every process that starts before the first has finished compiles them too, and what is killed on
+    the way compiles for nothing.
+    """
+    if not hasattr(request.config, "workerinput"):
+        return
+    kinds = ["float32", "float64", "coded", "sparse"]
+    first = int(request.config.workerinput["workerid"].removeprefix("gw")) % len(kinds)
+    for kind in (*kinds[first:], *kinds[:first]):
+        once(f"compiled {kind}", lambda _, kind=kind: _compile(kind))
+
+
+def _compile(kind: str) -> None:
+    import numpy as np
+    from cases import coded
+    from scipy.sparse import csr_array
+
+    from dpadmm.optim import kernels
+    from dpadmm.optim.losses import Logistic
+    from dpadmm.optim.problem import make_rows
+
+    dense = np.eye(4, dtype="float64" if kind in ("float64", "sparse") else "float32")
+    rows = make_rows({"coded": coded, "sparse": csr_array}.get(kind, np.asarray)(dense), np.ones(4))
+    kernels.gradient(rows, np.zeros((1, 4, 1)), Logistic())
+    kernels.scores(rows, np.zeros((1, 4, 1)))
+
+
 @pytest.fixture
 def all_threads() -> Iterator[None]:
     """For tests of what does not depend on the number of threads."""

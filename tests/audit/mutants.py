@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Refusal
 from dpadmm.audit import Plan, run_audit
 from dpadmm.audit.game import AUTO, GAMES
@@ -98,8 +98,7 @@ def noise_on_the_wire_only(patch: Patch) -> None:
 
 
 def clipping_off(patch: Patch) -> None:
-    sound = CheckedRows.total
-    patch.setattr(CheckedRows, "total", lambda self, what, point, bound: sound(self, what, point, 1e100))
+    patch.setattr(exact_noise.Grid, "row_bound", 1e100)
 
 
 def one_row_too_many(patch: Patch) -> None:
@@ -112,8 +111,8 @@ def one_row_too_few(patch: Patch) -> None:
     """m in the sum is m − 1."""
     sound = CheckedRows.total
 
-    def total(self: CheckedRows, *asked: Any) -> Floats:
-        return sound(self, *asked) * ((self.n_rows - 1) / self.n_rows)
+    def total(self: CheckedRows, *asked: Any) -> Integers:
+        return np.rint(sound(self, *asked) * ((self.n_rows - 1) / self.n_rows)).astype(np.int64)
 
     patch.setattr(CheckedRows, "total", total)
 
@@ -181,22 +180,20 @@ def moments_sensitivity_halved(patch: Patch) -> None:
 
 def norm_before_shaping(patch: Patch) -> None:
     """Shaped rows are clipped by the norms that they had before."""
-    sound = problem.Rows.shaped
-    patch.setattr(problem.Rows, "shaped", lambda self, shape: replace(sound(self, shape), norms=self.norms))
+    patch.setattr(problem.Rows, "measured", lambda self, shape: self)
 
 
 def shape_kept(patch: Patch) -> None:
-    """Rows stay in the shape that was asked for first."""
+    """Rows keep the norms of the shape that was asked for first."""
     patch.setattr("dpadmm.optim.shape.Shape.same", lambda self, other: True)
 
 
 def clip_after_the_sum(patch: Patch) -> None:
     """The sum of m rows is shortened to m times what one row may be long."""
-    sound = CheckedRows.total
 
-    def total(self: CheckedRows, what: Any, parameters: Floats, bound: float) -> Floats:
-        out = sound(self, what, parameters, 1e100)
-        return np.asarray(out * min(1.0, self.n_rows * bound / np.linalg.norm(out)))
+    def total(self: CheckedRows, what: Any, parameters: Floats, grid: exact_noise.Grid) -> Integers:
+        out = what.sums(self._rows, parameters[None], bound=1e100)[0]
+        return exact_noise.quantise(out * min(1.0, self.n_rows * grid.row_bound / np.linalg.norm(out)), grid)
 
     patch.setattr(CheckedRows, "total", total)
 
@@ -212,12 +209,12 @@ def moments_at_the_gradients_price(patch: Patch) -> None:
 
 def first_round_with_later_noise(patch: Patch) -> None:
     """At the price of the noise that was agreed."""
-    sound = guard.release_sum
+    sound = guard.with_noise
 
-    def release(total: Floats, grid: Any, z: float, **more: Any) -> Any:
+    def release(total: Integers, grid: Any, z: float, **more: Any) -> Any:
         return sound(total, grid, _z_of_gradients() if grid.row_norm == Moments.row_norm else z, **more)
 
-    patch.setattr(guard, "release_sum", release)
+    patch.setattr(guard, "with_noise", release)
 
 
 def silent_labels_counted(patch: Patch) -> None:
@@ -327,6 +324,8 @@ class Mutant:
     inject: Callable[[Patch], None]
     red: tuple[str, ...]
     games: tuple[str, ...] = ("auto", "dp_admm")
+    trials: int = SHORT.trials
+    """Small changes need more of them."""
 
 
 ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("auto",), ("auto_coalition",), ("auto_alone",)
@@ -353,7 +352,7 @@ MUTANTS = (
         ("noise: variance by round", "noise: variance", "noise: shape"), AUTO_ONLY,
     ),
     Mutant("norm before shaping", norm_before_shaping, ("noise: mean", "noise: variance by round"), AUTO_ONLY),
-    Mutant("shape kept for later rounds", shape_kept, ("noise: mean",), AUTO_ONLY),
+    Mutant("shape kept for later rounds", shape_kept, ("noise: mean",), AUTO_ONLY, 4 * SHORT.trials),
     Mutant("clip after the sum", clip_after_the_sum, ("noise: mean", "score, world 1: mean")),
     Mutant("moments at the gradient's price", moments_at_the_gradients_price, ("ledger's sums",), AUTO_ONLY),
     Mutant(
@@ -380,11 +379,12 @@ MUTANTS = (
 )  # fmt: skip
 
 
-def red_gates(inject: Callable[[Patch], None], game: str) -> set[str]:
+def red_gates(mutant: Mutant, game: str) -> set[str]:
     """The gates that turn red with a bug, in an audit of a game's studies."""
     with pytest.MonkeyPatch.context() as patch:
-        inject(patch)
-        return {gate.name for gate in run_audit(replace(SHORT, games=(game,))).gates if gate.red}
+        mutant.inject(patch)
+        audit = run_audit(replace(SHORT, games=(game,), trials=mutant.trials))
+        return {gate.name for gate in audit.gates if gate.red}
 
 
 # --- what several bugs need ---------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class _Now:
 
 
 def _watch(patch: Patch) -> _Now:
-    now, release = _Now(), guard.release_sum
+    now, release = _Now(), guard.with_noise
 
     def telling(sound: Callable[..., Any]) -> Callable[..., Any]:
         def act(self: Guard, study: str, round: int, *arguments: Any) -> Any:
@@ -411,19 +411,19 @@ def _watch(patch: Patch) -> _Now:
 
         return act
 
-    def release_and_tell(total: Floats, grid: Any, z: float, **more: Any) -> Any:
-        now.clean[now.guard, now.study, now.round] = exact_noise.quantise(total, grid)
+    def release_and_tell(total: Integers, grid: Any, z: float, **more: Any) -> Any:
+        now.clean[now.guard, now.study, now.round] = total
         return release(total, grid, z, **more)
 
     for name in ("answer", "prepare"):
         patch.setattr(Guard, name, telling(getattr(Guard, name)))
-    patch.setattr(guard, "release_sum", release_and_tell)
+    patch.setattr(guard, "with_noise", release_and_tell)
     return now
 
 
 def _draw_with(patch: Patch, draw: Callable[[int, int], Any]) -> None:
-    release = exact_noise.release_sum
-    patch.setattr(guard, "release_sum", lambda total, grid, z, **more: release(total, grid, z, draw=draw, **more))
+    release = exact_noise.with_noise
+    patch.setattr(guard, "with_noise", lambda total, grid, z, **more: release(total, grid, z, draw=draw, **more))
 
 
 @dataclass(frozen=True)
@@ -454,7 +454,7 @@ if __name__ == "__main__":
     missed = 0
     for mutant in (Mutant("none", lambda patch: None, (), tuple(GAMES)), *MUTANTS):
         for game in mutant.games:
-            red = red_gates(mutant.inject, game)
+            red = red_gates(mutant, game)
             caught = set(mutant.red) <= red and (bool(red) == bool(mutant.red))
             missed += not caught
             word = "ok    " if caught else "MISSED"

@@ -100,7 +100,8 @@ def test_sums_are_those_of_the_statistics():
                     parameters[N_FEATURES : 2 * N_FEATURES][IDLE] = 0.0
                 total = formula.total(features, labels, parameters.ravel())
                 sums = statistic.sums(make_rows(features, labels), parameters[None], bound=statistic.row_norm)
-                np.testing.assert_allclose(total, sums.ravel(), rtol=1e-12, atol=1e-10)
+                near = 1e-8 if name == "shaped_gradient" else 1e-12  # a wide shape is clipped shorter (decision 7)
+                np.testing.assert_allclose(total, sums.ravel(), rtol=near, atol=1e-10)
                 assert not total[IDLE].any()
 
 
@@ -407,11 +408,11 @@ def test_games_are_judged_together_and_one_by_one():
 def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "memory_folder", lambda: str(tmp_path))
     heard = []
-    plan = Plan(trials=52, workers=2, false_alarm=1e-7, confidence=1.0 - 1e-7)
+    plan = Plan(trials=65, workers=2, false_alarm=1e-7, confidence=1.0 - 1e-7)
     audit = run_audit(plan, watch=heard.append)
     assert audit.passed
     assert sorted(heard) == heard
-    assert heard[-1] == audit.n_studies == 52
+    assert heard[-1] == audit.n_studies == 65
     assert audit.seen.keys() == GAMES.keys()
     for name, seen in audit.seen.items():
         assert seen.worlds.tolist() == [[world_of(k, 0), world_of(k, 1)] for k in range(13)]
@@ -463,7 +464,7 @@ def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path, name):
 
 def test_games_are_chosen_by_method_and_trust():
     assert games_of("all", "all") == tuple(GAMES)
-    assert games_of("all", "local") == ("auto", "dp_admm")
+    assert games_of("all", "local") == ("auto", "dp_admm", "auto_inference")
     assert games_of("auto", "secure_aggregation") == ("auto_coalition", "auto_alone")
     for words, says in [(("dp_sgd", "all"), "method must be"), (("all", "x"), "trust must be")]:
         with pytest.raises(StudyError, match=says):

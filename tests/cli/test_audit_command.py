@@ -54,7 +54,7 @@ def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
     numbers = json.loads((tmp_path / "new" / "audit.json").read_text())
     assert numbers["passed"] is True
     assert numbers["game"]["studies"] == 40
-    assert numbers["statistics"] == ["moments", "shaped_gradient", "gradient"]
+    assert numbers["statistics"] == ["moments", "shaped_gradient", "gradient", "newton_pair"]
     assert {gate["name"] for gate in numbers["gates"]} >= {"noise: variance", "recorded before sent"}
 
 
@@ -75,18 +75,23 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("rarely", "sketched")
 @pytest.mark.parametrize(
-    ("method", "statistics"), [("auto", ["moments", "shaped_gradient"]), ("dp_admm", ["gradient"])]
+    ("method", "games", "statistics"),
+    [
+        ("auto", ["auto", "auto_inference"], ["moments", "shaped_gradient", "newton_pair"]),
+        ("dp_admm", ["dp_admm"], ["gradient"]),
+    ],
 )
-def test_one_method_alone(cli, tmp_path, method, statistics):
+def test_one_method_alone(cli, tmp_path, method, games, statistics):
     answer = cli("audit", *SHORT, "--method", method, "--trust", "local", "-o", tmp_path).succeeded()
-    assert f"gate ({method})" in answer.out
-    assert f"studies of {method} (statistics: {', '.join(statistics)})" in " ".join(answer.out.split())
+    assert f"gate ({method if len(games) == 1 else 'all studies'})" in answer.out
+    assert f"studies of {' and '.join(games)} (statistics: {', '.join(statistics)})" in " ".join(answer.out.split())
     numbers = json.loads((tmp_path / "audit.json").read_text())
     assert numbers["statistics"] == statistics
-    assert list(numbers["games"]) == [method]
-    rounds = numbers["games"][method]["rounds"]
-    assert sum(each["noise_multiplier"] ** -2.0 for each in rounds) ** 0.5 == pytest.approx(2.0)
-    assert {gate["game"] for gate in numbers["gates"]} == {None, method}
+    assert list(numbers["games"]) == games
+    for game in games:
+        rounds = numbers["games"][game]["rounds"]
+        assert sum(each["noise_multiplier"] ** -2.0 for each in rounds) ** 0.5 == pytest.approx(2.0)
+    assert {gate["game"] for gate in numbers["gates"]} == {None, *games}
 
 
 @pytest.mark.usefixtures("rarely")

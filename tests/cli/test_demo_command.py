@@ -108,19 +108,19 @@ def test_asking_for_adult_without_network_is_one_sentence(cli, tmp_path, monkeyp
 
 
 @pytest.fixture
-def once(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """One split instead of three."""
     monkeypatch.setattr(module, "REPEATS", 1)
 
 
 @pytest.fixture
-def small(once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def small(one_repeat: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """And few rows."""
     monkeypatch.setattr(module, "as_dataset", lambda *_: synthetic("binary", n_rows=1000, n_features=5))
 
 
 @pytest.mark.usefixtures("sketched")
-def test_json_and_the_written_settings_run_again(cli, tmp_path, once):
+def test_json_and_the_written_settings_run_again(cli, tmp_path, one_repeat):
     answer = cli("demo", "--data", "synthetic", "-o", tmp_path / "out", "--json").succeeded()
     assert answer.err == ""
     assert answer.json == read_summary(tmp_path / "out")
@@ -180,7 +180,7 @@ def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
 
 
 @pytest.mark.adult
-def test_the_demo_on_adult(cli, tmp_path, once, monkeypatch):
+def test_the_demo_on_adult(cli, tmp_path, one_repeat, monkeypatch):
     """One split; ``tests/runs/test_adult_reference.py`` has more of them."""
     monkeypatch.chdir(tmp_path)
     answer = cli("demo", "--data", "adult", "-o", "out").succeeded()

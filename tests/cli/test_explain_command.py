@@ -30,8 +30,10 @@ def models(tmp_path_factory):
         study = make_study(loss, schema=SCHEMA, n_rounds=5)
         table = encode_table(path, study.schema, study.label, by="site", intercept=True)
         model = model_of(run_study(study, table, seed=1))
-        noise_std = 0.6 * np.abs(model.weights) + 0.1
-        files[loss] = replace(model, noise_std=noise_std).save(folder / f"{loss}.dpadmm")
+        if loss == "logistic":
+            variances = (0.6 * np.abs(model.weights[:, 0]) + 0.1) ** 2
+            model = replace(model, covariance=np.diag(variances), clearance=2.0)
+        files[loss] = model.save(folder / f"{loss}.dpadmm")
     files["without"] = model.save(folder / "without.dpadmm")
     return files
 
@@ -44,7 +46,7 @@ def test_help_fits_the_screen(cli, columns):
 
 
 def test_the_table_is_whole_and_fits(cli, models):
-    for loss, columns in [("logistic", 120), ("softmax", 80)]:
+    for loss, columns in [("logistic", 120), ("logistic", 80), ("softmax", 80)]:
         with case(loss, columns):
             text = cli("explain", models[loss], "--top", 7, columns=columns).succeeded().out
             assert max(map(len, text.splitlines())) <= columns
@@ -52,12 +54,17 @@ def test_the_table_is_whole_and_fits(cli, models):
             found = explain(load_model(models[loss]))
             lines = [line.split() for line in text.splitlines()]
             for each in found.coefficients[:7]:
-                numbers = [f"{each.coefficient:+.3g}", f"{each.standard_error:.2g}", f"{each.effect:+.3g}"]
+                numbers = [f"{each.coefficient:+.3g}"]
+                if loss == "logistic":
+                    low, high = each.interval()
+                    odds = f"{np.exp(each.coefficient):.3g}"
+                    numbers += [f"{each.standard_error:.2g}", f"{low:+.3g}", "to", f"{high:+.3g}", odds]
+                else:
+                    numbers += [f"{each.effect:+.3g}"]
                 line = next(line for line in lines if line[:1] == [each.name] and numbers[0] in line)
-                assert numbers == [word for word in line if word[-1].isdigit()][-3:]
-                assert ("noise?" in line) == each.may_be_noise
+                assert set(numbers) <= set(line)
             words = " ".join(text.split())
-            assert "counts the privacy noise only, not how much a sample of people varies nor how far" in words
+            assert ("count how much a sample of people varies and the privacy noise" in words) == (loss == "logistic")
             assert f"{len(found.coefficients) - 7:,} more coefficients" in words
 
 
@@ -82,7 +89,7 @@ def test_json_has_all_of_it(cli, models):
     answer = cli("explain", models["logistic"], "--json", "--top", 1).succeeded().json
     assert answer == explain(load_model(models["logistic"])).as_json()
     assert len(answer["coefficients"]) == len(load_model(models["logistic"]).feature_names)
-    assert {"column", "value", "per", "coefficient", "standard_error", "may_be_noise"} < set(answer["coefficients"][0])
+    assert {"column", "coefficient", "standard_error", "low", "p_value", "odds_ratio"} < set(answer["coefficients"][0])
 
 
 def test_a_figure(cli, models, tmp_path):
@@ -95,16 +102,15 @@ def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path)
     bare = Model(np.array([[1.0], [-2.0]]), "binary", "logistic", feature_names=("[red]age", "bmi"))
     text = cli("explain", bare.save(tmp_path / "bare.dpadmm")).succeeded().out
     assert "[red]age" in text
-    assert "No noise standard error is shown: an interval needs a release of its own" in " ".join(text.split())
+    assert "There are no confidence intervals: they need a release of their own" in " ".join(text.split())
     answer = cli("explain", tmp_path / "bare.dpadmm", "--json").succeeded().json
     assert [each["standard_error"] for each in answer["coefficients"]] == [None, None]
 
 
 def test_without_standard_errors_there_is_no_column_for_them(cli, models):
     text = cli("explain", models["without"], columns=80).succeeded().out
-    assert "±" not in text
-    assert "noise?" not in text
-    assert text.count("No noise standard error is shown") == 1
+    assert "interval" not in text.split("There are no confidence intervals")[0]
+    assert text.count("There are no confidence intervals") == 1
     first = explain(load_model(models["without"])).coefficients[0]
     assert f"{first.coefficient:+.3g}" in text
     assert f"{first.effect:+.3g}" in text

@@ -112,14 +112,13 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
 # --- evaluate ----------------------------------------------------------------------------------------------
 
 
-def test_figures_are_shown_with_what_they_give_away(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
-    answer = cli("evaluate", model, "--data", table, "--figure", tmp_path / "fig", columns=200).succeeded()
+def test_figures_are_shown_with_what_they_give_away(cli: Cli, model: Path, table: Path) -> None:
+    answer = cli("evaluate", model, "--data", table, columns=200).succeeded()
     assert re.search(r"on 3 rows of t\.csv", answer.out)
     assert re.search(r"accuracy +\d", answer.out)
     assert "good [red]" in answer.out  # and not in red
     assert "computed without noise" in answer.out
     assert "public or your own" in answer.out
-    assert sorted(path.name for path in (tmp_path / "fig").iterdir()) == ["evaluation.png", "evaluation.svg"]
 
 
 def test_an_evaluation_fits_the_screen_and_shows_calibration(cli: Cli, tmp_path: Path) -> None:
@@ -164,15 +163,13 @@ def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:
         (["--label", "name"], "row 1 is none of the classes good"),
         (["--label", "x"], "'x' is a feature of the model"),
         (["--label", "y"], "no column 'y'"),
-        (["--figure", "{t}"], "t.csv"),
     ],
 )
 def test_mistakes_of_an_evaluation(
     cli: Cli, tmp_path: Path, model: Path, table: Path, words: list[str], pattern: str
 ) -> None:
-    given = [each.format(t=table) for each in words]
     before = sorted(tmp_path.iterdir())
-    answer = cli("evaluate", model, "-d", table, *given)
+    answer = cli("evaluate", model, "-d", table, *words)
     assert answer.code == 2
     assert (answer.out, answer.err.count("\n")) == ("", 1)
     assert re.search(pattern, answer.err), answer.err

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dpadmm._base.errors import StudyError
 from dpadmm.cli.privacy import privacy
-from dpadmm.privacy import exact_epsilon, paper_epsilon, paper_noise_multiplier
+from dpadmm.privacy import exact_epsilon
 
 app = typer.Typer()
 app.command()(privacy)
@@ -42,33 +42,7 @@ def test_the_papers_two_settings(round_epsilon, paper, exact):
     assert any("total ε, exact" in line and exact in line for line in lines)
 
 
-def test_reference_grid():
-    text = run("--table")
-    for row in [
-        ("0.01", "1e-3", "0.0988", "0.0369"),
-        ("0.05", "1e-3", "0.5009", "0.2772"),
-        ("0.1", "1e-3", "1.0193", "0.6339"),
-        ("0.2", "1e-3", "2.1087", "1.4488"),
-        ("0.05", "1e-5", "0.5006", "0.3526"),
-        ("0.1", "1e-5", "1.0118", "0.7510"),
-        ("0.1", "1e-6", "1.0098", "0.7837"),
-        ("0.2", "1e-6", "2.0553", "1.6574"),
-    ]:
-        assert any([*line.split()[:2], *line.split()[3:5]] == list(row) for line in text.splitlines()), row
-
-
-def test_grid_for_other_rounds_as_json():
-    grid = values("--table -t 7")
-    assert grid["rounds"] == 7
-    assert len(grid["cells"]) == 16
-    cell = grid["cells"][5]
-    z = paper_noise_multiplier(cell["round_epsilon"], cell["delta"])
-    assert cell["epsilon_paper"] == paper_epsilon(z, 7, cell["delta"])
-    assert cell["epsilon_exact"] == exact_epsilon(math.sqrt(7) / z, cell["delta"])
-
-
 WIDE = [
-    "--table",
     "--round-epsilon 0.05 --delta 1e-3 -t 100 --epsilon 0.5 --cross-check --rows 400 --lipschitz 1.5",
     "--epsilon 1 --delta 1e-5 -t 100 --rows-per-person 12",
     "-z 0 --delta 1e-3 -t 5",
@@ -174,8 +148,6 @@ def test_refusals():
         ),
         ("-z 1 --delta 1e-3 -t 5 --rows 0 --lipschitz 1", "must be"),
         ("-z 1 --delta 1e-3 -t 5 --rows 5 --lipschitz 0", "lipschitz must be a positive number"),
-        ("--table --delta 1e-3", "--table can only be combined"),
-        ("--table -t 0", "rounds must be a whole number of at least 1, not 0"),
     ]:
         with case(line, message):
             result = CliRunner().invoke(app, line.split())

@@ -502,7 +502,7 @@ OTHER = {
 
 def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows_csv):
     left_out = set(flat_parameters(dpadmm.Settings)) - set(CHOSEN)
-    assert left_out == {"epsilon", "noise_multiplier", "trust", "honest", "void_rounds"}
+    assert left_out == {"epsilon", "noise_multiplier", "trust", "honest", "void_rounds", "inference"}
     about = {"data": str(rows_csv), "label": "label", "classes": ["no", "yes"], "repeats": 2}
     (tmp_path / "chosen.toml").write_text(to_toml({**about, **CHOSEN, "output": str(tmp_path / "a")}))
     from_file = cli("simulate", "-c", tmp_path / "chosen.toml", "--json").succeeded()

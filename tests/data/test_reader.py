@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import math
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,11 +19,13 @@ import pyarrow.csv
 import pyarrow.parquet
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from looping import case
 
-from dpadmm._base.errors import DpadmmError
+from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm.data import reader
-from dpadmm.data.cells import as_words
+from dpadmm.data.cells import as_numbers, as_words
 from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.reader import ahead, column_names, count_lines, line_warnings, open_batches
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
@@ -239,6 +245,102 @@ def test_words_with_unsigned_places() -> None:
     cells = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.uint32()), ["a", "b"])
     words, places = as_words(cells, "c")
     assert (words.to_pylist(), places.tolist()) == (["a", "b"], [0, -1, 1])
+
+
+# Cells that should be numbers
+
+TRICKY = (
+    *(
+        "",
+        " ",
+        "0",
+        "-0",
+        "+1",
+        " 1",
+        "1\t",
+        "\u00a01",
+        "1\n",
+        "1_0",
+        "0x10",
+        "١",
+        "１",
+        "−1",
+        "1,5",
+        "1.",
+        ".5",
+        "- 1",
+        "--1",
+    ),
+    *(
+        "1e5",
+        "1E+05",
+        "1e",
+        "1d5",
+        "1e400",
+        "-1e400",
+        "1e-400",
+        "0.1",
+        "1" * 400,
+        "0." + "3" * 400,
+        "00012",
+        "1\0",
+        "\0",
+    ),
+    *("inf", "-inf", "+inf", "Infinity", "INF", "nan", "NaN", "-nan", "nan(1)", "1.#QNAN", "-1.#IND", " nan ", "true"),
+    *(
+        "NA",
+        "N/A",
+        "#N/A",
+        "na",
+        "NULL",
+        "null",
+        " NULL",
+        "None",
+        "?",
+        "-",
+        '"',
+        '""',
+        "'1'",
+        '"1"',
+        "1 2",
+        "1;2",
+        "2024-01-01",
+    ),
+)
+A_CELL = st.one_of(
+    st.sampled_from(TRICKY),
+    st.floats().map(repr),
+    st.floats(-1e6, 1e6).map(lambda x: f"{x:.5f}"),
+    st.text(st.characters(codec="utf-8"), max_size=6),
+    st.text("0123456789+-.eE_ x", max_size=6),
+)
+
+
+def cells_read(path: Path, cells: list[str], *, total: bool) -> list[float]:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL if total and len(cells) % 2 else csv.QUOTE_MINIMAL).writerows(
+            [("n", "k"), *((cell, "x") for cell in cells)]
+        )
+    (batch,) = open_batches(path, ["n"], numbers=frozenset({"n"}), total=total)
+    return as_numbers(batch.column("n"), "n", total=total).tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(A_CELL, min_size=1, max_size=5))
+@example(list(TRICKY))
+def test_a_cell_is_one_number_by_either_parser_and_whatever_stands_beside_it(cells: list[str]) -> None:
+    """A site takes cells as text, all at once where it can; training reads numbers, and refuses what is none.
+
+    If a bad cell changed how good cells of its column are read, one person's cell would change another's row.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "table.csv"
+        for cell, found in zip(cells, cells_read(path, cells, total=True), strict=True):
+            wanted = math.nan
+            for text in (cell.strip(), cell):  # training knows fewer kinds of blanks, and refuses the others
+                with suppress(DataError):
+                    (wanted,) = cells_read(path, [text], total=False)
+            assert repr(found) == repr(wanted), cell
 
 
 # Items made beforehand

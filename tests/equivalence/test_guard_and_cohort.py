@@ -51,7 +51,13 @@ def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
         name="equal",
         features=tuple(f"x{i}" for i in range(D)),
         classes=None if classes is None else tuple(classes),
-        training={"method": method, "loss": loss.name, "n_rounds": ROUNDS, "noise_multiplier": 3.0, **own},
+        training={
+            **({"method": "auto", "inference": True} if method == "inference" else {"method": method}),
+            "loss": loss.name,
+            "n_rounds": ROUNDS,
+            "noise_multiplier": 3.0,
+            **own,
+        },
         provenance=dict.fromkeys(own, "assumed"),
         allow_missed_rounds=allow_missed_rounds,
     )
@@ -78,7 +84,7 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     return said
 
 
-EVERYTHING = list(product(DEPLOYABLE, ["all", "some"], [np.asarray, csr_array, coded]))
+EVERYTHING = list(product((*DEPLOYABLE, "inference"), ["all", "some"], [np.asarray, csr_array, coded]))
 """Methods, who takes part, and how rows are stored."""
 
 
@@ -87,6 +93,8 @@ def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPat
     for loss in LOSS_CASES:
         thoroughly = loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=2.0))
         for method, plan, storage in EVERYTHING:
+            if method == "inference" and loss.name not in ("logistic", "squared"):
+                continue
             if thoroughly or (plan, storage) == ("some", csr_array):
                 with case(loss, method, plan, storage), pytest.MonkeyPatch.context() as monkeypatch:
                     check_same_bits(loss, method, plan, storage, tmp_path_factory.mktemp("case"), monkeypatch)
@@ -103,7 +111,7 @@ def check_same_bits(
 
     turn = [0, 0]
     monkeypatch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: seeded(*turn)(scale, count))
-    policy = Policy(1e3, 1e-5, frozenset({method}), frozenset(LOSSES), ROUNDS, 2)
+    policy = Policy(1e3, 1e-5, frozenset({study.training.method.name}), frozenset(LOSSES), ROUNDS, 2)
     whole = study.method(*SIZES)
     consensus, uploads = whole.start(study.shape), np.zeros((len(SIZES), *study.shape))
     with ExitStack() as held:

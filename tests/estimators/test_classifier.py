@@ -23,11 +23,14 @@ from sklearn.utils import check_random_state, get_tags
 from dpadmm import BudgetAccountant, DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.estimators.base import PrivateLinearModel
+from dpadmm.optim.losses import Logistic
+from dpadmm.optim.problem import Problem, make_rows
+from dpadmm.optim.regularizers import L2
 from dpadmm.privacy import exact_epsilon
 from dpadmm.privacy.calibration import total_noise_multiplier
 from dpadmm.runs import simulation
 from dpadmm.study.settings import Settings
-from dpadmm.training.prior import RIDGE
+from dpadmm.training.prior import prior_of
 
 RNG = np.random.default_rng(11)
 X = RNG.uniform(-2.0, 2.0, (240, 3))
@@ -274,8 +277,9 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
             assert starts[-2] is None
             if y is Y and "loss" not in more:
                 rows = np.column_stack([0.96 * X / 1.2 / 3.0, np.full(240, 0.28)])[:200]
-                oracle = LogisticRegression(C=1.0 / RIDGE, fit_intercept=False, tol=1e-8).fit(rows, y[:200])
-                assert_allclose(starts[-1].weights.T, oracle.coef_, rtol=1e-4)
+                known_rows = make_rows(rows, np.where(y[:200] == "yes", 1.0, -1.0))
+                expected = prior_of(Problem(Logistic(), L2(), 0.0), known_rows)
+                assert_allclose(starts[-1].weights, expected.weights, rtol=1e-4)
                 assert_allclose(starts[-1].means, rows.mean(axis=0), rtol=1e-6)
     for rows, words in [
         (X, "public: it must be a pair"),
@@ -496,7 +500,7 @@ def test_defaults_are_a_promise() -> None:
     shared = {
         "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "center": None, "scale": None,
         "l1_ratio": 0.0, "fit_intercept": True, "method": "auto", "max_iter": None, "rho": 0.1, "random_state": None,
-        "accountant": None, "n_agents": None, "trust": "local", "honest": None,
+        "accountant": None, "n_agents": None, "trust": "local", "honest": None, "inference": False,
     }  # fmt: skip
     classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0}
     regressor = {"alpha": 1.0, "y_bounds": None, "loss": "squared", "gradient_bound": 1.0, "weight_radius": 3.0}

@@ -115,6 +115,7 @@ def test_another_authority_an_expired_certificate_and_a_wrong_clock(tmp_path: Pa
         all.broker.start()
         Journal.begin(all.journal, study, names)
         all.start()
+        all.start_wait = 3.0  # for the stranger, who never comes
         all.serve()
         assert all.finished() == 0
         wait_for(lambda: "connection" in all.log("expired"))

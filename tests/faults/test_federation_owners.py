@@ -130,6 +130,7 @@ def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
     with Federation(tmp_path, small_study(rounds, quorum=2, deadline=0.5), names) as all:
         all.accept("a", "b", "early", "out")
         all.begin()
+        all.start_wait = 3.0
         all.start("a", "b", "early", "out")
         all.all_connected("a", "b", "early", "out")
         aggregator = all.serve()

@@ -157,6 +157,7 @@ def _a_study(land: Land) -> None:
     assert agreed.public_rows is not None
     start = f"Training starts from public rows (sha256 {agreed.public_rows.sha256[:12]}…), which costs nothing."
     assert start in " ".join(shown.split())
+    land.agents["broker"] = land.start("aggregator", "broker", "--folder", "hub")
     for name in SITES:
         land.start_agent(name)
     wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))

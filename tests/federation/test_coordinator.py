@@ -15,7 +15,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.aggregator.coordinator import Stopped, Uploads
 from dpadmm.federation.aggregator.journal import Journal, JournalError, result_of
-from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
+from dpadmm.federation.protocol import Kind, Message, Seen, digest_of, packed, unpacked
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.study.study import Study
 
@@ -139,7 +139,7 @@ def test_an_upload_after_its_round_is_in_the_next_mean_and_on_record(make: Any) 
     table.say("a", 1.0)
     table.say("b", 2.0)
     table.run.close_round(10.0)
-    assert np.array_equal(table.run.consensus, mean(1.0, 2.0, 0.0))
+    assert np.array_equal(table.run.consensus, mean(1.0, 2.0))
     table.run.take("c", late, 1.0)
     assert table.run.missing() == {"a", "b", "c"}, "it is back, and waited for"
     table.say("a", 1.0)
@@ -404,3 +404,93 @@ def test_late_uploads_of_one_site_are_limited(make: Any) -> None:
         table.run.take("c", data, 1.0)
     assert "too many late answers" in table.told[-1]
     assert len(table.run._late) == 8
+
+
+class Seconds:
+    """The monotonic clock of the coordinator, which passes only when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1.0
+        monkeypatch.setattr("dpadmm.federation.aggregator.coordinator.monotonic", lambda: self.now)
+
+
+def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, table = Seconds(monkeypatch), make(SOME)
+    run, run.start_wait = table.run, 60.0
+    table.here("a", "b")
+    assert not run.over(59.9), "the deadline is that of rounds"
+    assert run.over(60.0)
+    clock.now = 5.0  # all are silent now
+    table.refuse("b", "study-unknown")
+    run.seen = {"b": Seen(5.0, 0.0), "c": Seen(5.0, 0.0)}
+    assert not run.over(59.9)
+    with pytest.raises(Stopped, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
+        run.over(60.0)
+    assert "a: gone since 20" in str(told.value)
+    assert "b: refused (study-unknown); c: connected, but has not accepted the study." in str(told.value)
+    clock.now = 1.0
+    table.here("b", "c")
+    run.begin()
+    table.say("a", 1.0)
+    table.say("b", 1.0)
+    assert not run.over(59.9), "so has the first round after a restart"
+    run.start_wait = None
+    assert run.over(10.0)
+
+
+def test_a_round_is_stalled_once_too_many_are_silent_or_refuse_or_it_takes_too_long(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, table = Seconds(monkeypatch), make(SOME)
+    run = table.run
+    run.watch()
+    assert run.stalled == ()
+    table.begin("a", "b", "c")
+    run.opened = 1.0
+
+    def at(seconds: float, **seen: float) -> tuple[str, ...]:
+        clock.now, run.seen = seconds, {name: Seen(when, 0.0) for name, when in seen.items()}
+        run.watch()
+        return run.stalled
+
+    assert at(4.5, a=4.0) == (), "all spoke at 1.0"
+    assert at(4.6, a=4.0, b=4.0) == (), "two are enough"
+    assert at(4.6, a=4.0) == ("b", "c")
+    assert at(31.0, a=31.0, b=31.0, c=31.0) == ()
+    assert at(31.1, a=31.0, b=31.0, c=31.0) == ("a", "b", "c"), "they live, and do not answer"
+    table.say("a", 1.0)
+    table.say("b", 1.0)
+    assert at(50.0) == ()
+    told = [text for text in table.told if "stalled" in text]
+    assert told[0].startswith("stalled in round 1. b: gone since 20")
+    assert told[1:] == ["no longer stalled, in round 1"], "and what repeats within a minute is folded"
+
+
+def test_of_what_repeats_there_is_a_line_a_minute_with_its_number(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, table = Seconds(monkeypatch), make(SOME)
+    table.begin("a", "b", "c")
+    for clock.now in range(1, 62):
+        table.refuse("a", "ledger-failed")
+    told = [text for text in table.told if "ledger-failed" in text]
+    assert told[0] == "a: refused: ledger-failed"
+    assert told[1].startswith("a: refused: ledger-failed (61 times since 20")
+    assert len(told) == 2
+    for n in range(100):
+        table.run.note("warning", "b", f"lie {n}")
+    assert sum("lie" in text for text in table.told) == 20
+
+
+def test_a_site_that_is_away_for_ten_rounds_leaves_the_mean_which_is_said(make: Any) -> None:
+    table = make(replace(SOME, training={**TRAINING, "n_rounds": 12}))
+    table.begin("a", "b", "c")
+    for k in range(1, 12):
+        for site in ("a", "b") if k > 1 else ("a", "b", "c"):
+            table.say(site, 4.0 if site == "c" else 1.0)
+        table.run.close_round(0.1)
+        left = [site["name"] for site in table.run.snapshot()["sites"] if site["left_out"]]
+        assert left == (["c"] if k >= 11 else [])
+        assert np.array_equal(table.run.consensus, mean(1.0) if k >= 11 else mean(1.0, 1.0, 4.0))
+    text = "c: away for 10 rounds, so it left the mean: the model is that of the others until it is back"
+    assert table.told.count(text) == 1

@@ -16,10 +16,12 @@ from in_process import InProcess
 
 from dpadmm._base.arrays import Integers
 from dpadmm.federation.aggregator.coordinator import run_rounds
-from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.journal import Journal, result_of
 from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.responder import Responder
+from dpadmm.model.file import load_model
+from dpadmm.model.model import model_of
 from dpadmm.optim.losses import LOSSES, Logistic
 from dpadmm.optim.problem import Rows
 from dpadmm.study.study import Study
@@ -32,7 +34,7 @@ from dpadmm.trusted.policy import Policy
 
 SIZES, D, ROUNDS = (7, 40, 300), 5, 6
 NAMES = ("a", "b", "c")
-POLICY = Policy(1e3, 1e-5, frozenset({"dp_admm", "dp_sgd"}), frozenset(LOSSES), ROUNDS, 2)
+POLICY = Policy(1e3, 1e-5, frozenset({"auto", "dp_admm", "dp_sgd"}), frozenset(LOSSES), ROUNDS, 2)
 LOG = logging.getLogger("test")
 
 
@@ -134,6 +136,30 @@ def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path
         journal = held.enter_context(Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True))
         assert journal.answered() == {name: list(range(1, ROUNDS + 1)) for name in NAMES}
         assert [event.text for event in journal.events()][-1] == f"done after {ROUNDS} rounds"
+
+
+def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(
+    sites: Sites, rows: Rows, tmp_path: Path
+) -> None:
+    training = {"inference": True, "n_rounds": ROUNDS, "noise_multiplier": 0.3}
+    accepted = Study(name="together", features=tuple("vwxyz"), classes=(-1, 1), training=training)  # type: ignore[arg-type]
+    for name in NAMES:
+        sites.start(name, accepted)
+    run(accepted, sites, tmp_path / "s" / "journal.sqlite")
+    method = accepted.training.rounds(accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    done = train(method, accepted.problem, rows, n_rounds=ROUNDS, noise=ExactNoise(seeded))
+    clearance, covariance = method.inferred(done.broadcast)
+    assert covariance is not None
+    with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
+        told = result_of(journal)
+    assert told.inferred[0] == clearance > 1.0
+    assert np.array_equal(told.inferred[1], covariance)
+    assert np.array_equal(told.weights, done.consensus)
+    model = load_model(model_of(told).save(tmp_path / "m.dpadmm"))
+    assert np.array_equal(model.covariance, covariance)
+    assert set(model.conf_int()) == {*"vwxyz", "intercept"}
+    (group,) = told.statement.groups
+    assert [each.statistic for each in group.releases] == ["newton_pair", "newton_pair"]
 
 
 def test_a_site_that_misses_rounds_and_comes_back(sites: Sites, rows: Rows, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from brokers import DOWN, STUDY, connected, joined, new_authority
 
+from dpadmm.federation.logs import MAX_LINES
 from dpadmm.federation.nats import link as nats_link
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import Link, cancelled
@@ -142,10 +143,10 @@ def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
     async def flood() -> None:
         link = Link(site.url, site.client_context, lambda *_: None, LOG, name="a")
         for n in range(300):
-            link._warn(f"error {n % 2}")
+            link._say(logging.WARNING, f"error {n % 2}")
         assert len(caplog.records) == 2
         for n in range(300):
-            link._warn(f"error {n}")
-        assert len(caplog.records) == nats_link.MAX_WARNINGS
+            link._say(logging.WARNING, f"error {n}")
+        assert len(caplog.records) == MAX_LINES
 
     asyncio.run(flood())

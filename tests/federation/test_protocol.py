@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from looping import case
 
@@ -9,8 +11,14 @@ from dpadmm._base.errors import StudyError
 from dpadmm.federation.protocol import (
     AGGREGATOR,
     AGGREGATOR_USER,
+    BEAT_EVERY,
+    SILENT_AFTER,
+    BadMessage,
     MissingPackages,
+    beat_subjects_of,
     check_name,
+    clock_of_beat,
+    packed_beat,
     subjects_of,
     user_of,
 )
@@ -43,3 +51,29 @@ def test_sites_speak_to_the_aggregator_and_it_to_all() -> None:
 
 def test_missing_packages_say_what_to_install() -> None:
     assert str(MissingPackages()) == "federation needs more packages: pip install 'dpadmm[federation]'"
+
+
+def test_signs_of_life_have_subjects_that_the_broker_allows_and_no_study_can_have() -> None:
+    assert beat_subjects_of("north") == ("dpadmm.alive.up.north", "dpadmm.alive.down")
+    assert beat_subjects_of("aggregator") == ("dpadmm.alive.down", "dpadmm.alive.up.*")
+
+
+def test_a_sign_of_life_is_the_clock_in_16_bytes_and_anything_else_is_refused() -> None:
+    assert packed_beat(1.5) == b"dpAM\x01\xff\x00\x00" + struct.pack("<d", 1.5)
+    for clock in (0.0, 1.5, 1.8e9, 99_999_999_999.0):
+        assert clock_of_beat(packed_beat(clock)) == clock
+    fine = packed_beat(1.5)
+    for wrong in (
+        b"",
+        fine[:-1],
+        fine + b"x",
+        b"dpAN" + fine[4:],
+        fine[:4] + b"\x02" + fine[5:],
+        fine[:7] + b"\x01" + fine[8:],
+    ):
+        with pytest.raises(BadMessage, match=r"^not a sign of life$"):
+            clock_of_beat(wrong)
+    for clock in (-1e-9, 1e11, float("nan"), float("inf")):
+        with pytest.raises(BadMessage, match=r"^no clock$"):
+            clock_of_beat(packed_beat(clock))
+    assert (BEAT_EVERY, SILENT_AFTER) == (1.0, 3.5), "two that are lost are no silence"

@@ -16,11 +16,11 @@ from guards import STUDY, guarded, refusal, rows, tiny
 from guards import study as other_study
 
 from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
+from dpadmm.federation.logs import MAX_LINES, make_log
 from dpadmm.federation.nats.link import _reason
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.site.decisions import decide, decisions
-from dpadmm.federation.site.process import make_log
-from dpadmm.federation.site.responder import MAX_LINES, Responder
+from dpadmm.federation.site.responder import Responder
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
 
@@ -174,7 +174,8 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
         responder.answer(STUDY.hash, data)
         told.append(len(heard.lines))
     assert told == [1, 1, 2, 3]
-    assert heard.lines[0] == heard.lines[1] == f"{short}: refused an invalid message: a message cannot have 7 bytes"
+    assert heard.lines[0] == f"{short}: refused an invalid message: a message cannot have 7 bytes"
+    assert heard.lines[1].startswith(f"{heard.lines[0]} (3 times since 20")
     assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.close()
@@ -218,6 +219,10 @@ def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
         assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
         assert refusal(responder.leave, other_study(n_rounds=3)).code == "ledger-closed"
     clock.now = 12.0
+    assert not responder.is_open
+    if code == "ledger-failed":  # by itself, or by the next message
+        responder.reopen()
+        assert responder.is_open
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     assert responder.rounds() == {STUDY.hash: 1}
     responder.close()
@@ -240,7 +245,9 @@ def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
     for clock.now in (0.0, 0.5, 1.9, 2.0, 3.9, 4.0):
         assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
     assert tried == [0.0, 2.0, 4.0]
-    assert heard.lines == [f"the ledger cannot be opened: {error}"] * 3
+    assert heard.lines == [f"the ledger cannot be opened: {error}"], "and not three times"
+    assert heard.levels == [logging.ERROR]
+    assert not responder.is_open
 
 
 def test_who_may_not_take_part_is_told_to_the_owner_with_the_reason(tmp_path: Path, heard: Listener) -> None:
@@ -358,7 +365,7 @@ def test_no_more_rows_of_a_person_are_told_than_there_are(tmp_path: Path) -> Non
 
 
 def test_the_log_is_for_its_owner_alone_also_when_it_is_begun_anew(tmp_path: Path) -> None:
-    log = make_log(tmp_path, terminal=False)
+    log = make_log("test", terminal=False, file=tmp_path / "agent.log")
     for _ in range(20):
         log.info("x" * 2**17)
     files = list(tmp_path.glob("agent.log*"))

@@ -22,14 +22,16 @@ import numpy as np
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.toml import read_toml
 from dpadmm.cli.simulate_options import from_toml
+from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
 from dpadmm.experiments.grid import read_grid
 from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.health import read_status
 from dpadmm.federation.offers import read_offer
 from dpadmm.federation.pki.authority import all_approvals, read_settings
 from dpadmm.federation.pki.joining import read_invitation, read_request
 from dpadmm.federation.protocol import packed, unpacked
-from dpadmm.federation.site.decisions import decisions, read_status
+from dpadmm.federation.site.decisions import decisions
 from dpadmm.model.file import load_model
 from dpadmm.privacy.statement import read_statement
 from dpadmm.site.site import read_site
@@ -164,6 +166,7 @@ READERS: dict[str, Reader] = {
     "messages/masked-from-site": _message(True, ROSTER),
     "messages/masked-to-site": _message(False, ROSTER),
     "toml/site": _file("site.toml", read_site),
+    "toml/table": _file("visits.toml", read_database_table),
     "toml/study": _file("study.toml", read_study),
     "toml/study-check": _file("study.toml", _checked),
     "toml/grid": _file("grid.toml", _grid),

@@ -88,6 +88,7 @@ noise_multiplier = 20.0
 [provenance]
 rho = "public"
 """
+_TABLE = 'database = "postgresql://reader@db/x?sslmode=require"\ntable = "public.visits"\norder_by = "visit desc"\n'
 _GRID = """\
 format = 1
 title = "t"
@@ -177,6 +178,7 @@ def _texts() -> dict[str, list[bytes]]:
     drafted = _COLUMNS.replace("public = true", "public = false")
     texts = {
         "toml/site": [_SITE + 'column = "p"\n' + _LIMITS, "local_metrics = true\n" + _SITE + _LIMITS],
+        "toml/table": [_TABLE, _TABLE.replace("table", "query").replace('"visit desc"', '["a", "b"]')],
         "toml/study": [_STUDY, _COLUMNS, short],
         "toml/study-check": [_STUDY, _COLUMNS, short, drafted],
         "toml/grid": [_GRID, _GRID.replace("n_agents = 5", "").replace("label", 'by = "h"\nlabel')],
@@ -217,9 +219,10 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
     status = {
         "running": True, "pid": 4194304, "connected": True, "site": "north",
         "broker": "tls://study.example.org:4222",
-        "certificate_expires": NOW.isoformat(), "at": NOW.isoformat(),
+        "certificate_expires": NOW.isoformat(), "at": NOW.isoformat(), "connection_since": NOW.isoformat(),
+        "aggregator_silent": False, "clock_difference": 0.1, "ledger_open": True,
         "studies": [{"name": "flu", "hash": "ab" * 32, "decision": "accepted", "answering": True,
-                     "last_round": 3, "n_rounds": 100}],
+                     "last_round": 3, "n_rounds": 100, "asked_at": NOW.isoformat(), "deadline_at": None}],
     }  # fmt: skip
     tables: dict[str, list[Any]] = {
         "json/decision": [decision | {"study": study.as_json()}, decision | {"study": SMALL_STUDY}],

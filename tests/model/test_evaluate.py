@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.model.evaluate import auc, evaluate, of_scores
 from dpadmm.model.model import Model, Scorer, score_file
-from dpadmm.reporting.figures import evaluation_figure, save_figure
 
 RNG = np.random.default_rng(0)
 SCHEMA = Schema((Number("x", (-2.0, 2.0)), Number("y", (-2.0, 2.0))))
@@ -167,20 +165,3 @@ def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) 
             tmp_path = tmp_path_factory.mktemp("case")
             with pytest.raises((DataError, StudyError), match=sentence):
                 evaluate(model, write(tmp_path / "t.csv", labels), label=label)
-
-
-# --- figures -----------------------------------------------------------------------------------------------
-
-
-def test_figures_can_be_drawn(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for model in [binary(), binary("hinge"), several(), number()]:
-        with case(model):
-            tmp_path = tmp_path_factory.mktemp("case")
-            truth = RNG.integers(2, size=80).astype(float)
-            found = of_scores(model, truth, RNG.normal(size=(80, model.weights.shape[1])))
-            _, svg = save_figure(evaluation_figure(model, found, "80 rows"), tmp_path / "evaluation")
-            words = "".join(ElementTree.parse(svg).getroot().itertext())
-            assert "80 rows" in words
-            assert ("ROC" in words) == (model.task == "binary")
-            assert ("calibration" in words) == model.has_probabilities
-            assert ("RMSE" in words) == (model.task == "regression")

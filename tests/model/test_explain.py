@@ -12,9 +12,10 @@ import pytest
 from looping import case
 from mixed_tables import COLUMNS, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
 
+from dpadmm._base.errors import DataError
 from dpadmm.data.encoded import encode_table
-from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
-from dpadmm.model.explain import NO_INTERVAL, Coefficient, explain
+from dpadmm.data.schema import OTHER, Boolean, Category, Label, Number, Ordinal, Plain, Schema
+from dpadmm.model.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, Coefficient, explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
 from dpadmm.runs.training import run_study
@@ -116,13 +117,15 @@ def test_values_that_no_public_row_held_come_last_whatever_their_effect(tmp_path
     assert found[0].name == "ward=other"  # nobody said that it is unseen
 
 
-def test_small_beside_its_noise_error():
-    def may_be_noise(coefficient, error):
-        return Coefficient("a", "", "per unit", "", coefficient, error, 1.0).may_be_noise
+def test_p_values_agree_with_intervals():
+    def p_value(coefficient, error):
+        return Coefficient("a", "", "per unit", "", coefficient, error, 1.0).p_value
 
-    assert may_be_noise(-1.9, 1.0) is True
-    assert may_be_noise(-2.1, 1.0) is False
-    assert may_be_noise(0.1, None) is None
+    assert p_value(-1.959964, 1.0) == pytest.approx(0.05, abs=1e-7)
+    assert p_value(2.575829, 1.0) == pytest.approx(0.01, abs=1e-7)
+    assert p_value(0.0, 1.0) == 1.0
+    assert p_value(1.0, None) is None
+    assert p_value(1.0, 0.0) is None
 
 
 def test_a_single_public_value_is_compared_with_all_others():
@@ -187,34 +190,79 @@ def test_without_a_release_for_it_there_is_no_noise_error(trained):
     found = explain(model)
     assert found.unknown == NO_INTERVAL
     assert {each.standard_error for each in (*found.coefficients, *found.intercepts)} == {None}
-    assert found.as_json()["no_standard_error_because"] == found.unknown
+    assert found.as_json()["no_intervals_because"] == found.unknown
 
 
-def test_what_a_result_says_of_its_noise_is_in_the_model_and_its_file(trained_result, tmp_path):
-    noise_std = np.arange(1.0, 1.0 + trained_result.weights.size).reshape(trained_result.weights.shape)
-    model = replace(trained_result, noise_std=noise_std).model
+def test_standard_errors_are_in_the_units_of_columns_and_label_and_in_the_file(trained, tmp_path):
+    model, _ = trained
+    model = replace(model, covariance=np.diag(np.arange(1.0, 1.0 + len(model.weights)) ** 2), clearance=3.0)
     found = explain(load_model(model.save(tmp_path / "m.dpadmm")))
     assert found == explain(model)
     assert not found.unknown
     n0 = next(each for each in found.coefficients if each.name == "n0")
-    # in the units of the column (2/4) and of the label (50), as the coefficient itself
     assert n0.standard_error == pytest.approx(0.96 / SCHEMA.scale * (2.0 / 4.0) * 50.0)
+    low, high = n0.interval()
+    assert (low + high) / 2.0 == pytest.approx(n0.coefficient)
+    assert high - low == pytest.approx(2.0 * 1.959964 * n0.standard_error, rel=1e-6)
+    assert model.conf_int(0.5)["n0"][1] == pytest.approx(n0.coefficient + 0.67449 * n0.standard_error, rel=1e-4)
 
 
-@pytest.mark.parametrize("loss", ["logistic", "softmax", "huber"])
-def test_standard_errors_are_those_of_models_with_fresh_noise(loss):
-    """Noise is drawn and added to the weights; coefficients spread as the standard errors say."""
+@pytest.mark.parametrize("loss", ["logistic", "huber"])
+def test_standard_errors_are_those_of_models_with_fresh_errors(loss):
+    """Errors are drawn from the covariance and added to the weights; coefficients spread as the standard errors say."""
     model, rng, n = random_model(loss), np.random.default_rng(7), 150
-    noise_std = rng.uniform(0.5, 2.0, size=model.weights.shape)
-    found = explain(replace(model, noise_std=noise_std))
+    d = len(model.weights)
+    root = rng.normal(size=(d, d)) / d**0.5 + np.diag(rng.uniform(0.5, 2.0, size=d))
+    found = explain(replace(model, covariance=root @ root.T, clearance=2.0))
     drawn = {}
     for _ in range(n):
-        noisy = explain(replace(model, weights=model.weights + noise_std * rng.normal(size=noise_std.shape)))
+        noisy = explain(replace(model, weights=model.weights + root @ rng.normal(size=(d, 1))))
         for each in (*noisy.coefficients, *noisy.intercepts):
-            drawn.setdefault((each.name, each.output), []).append(each.coefficient)
+            drawn.setdefault(each.name, []).append(each.coefficient)
     for each in (*found.coefficients, *found.intercepts):
-        spread = np.std(drawn[each.name, each.output], ddof=1)
+        spread = np.std(drawn[each.name], ddof=1)
         assert spread == pytest.approx(each.standard_error, rel=5.0 / math.sqrt(2.0 * n))
+
+
+def test_why_there_are_no_intervals():
+    model = random_model("logistic")
+    asked = replace(model, study={"method": {"name": "auto", "inference": True}})
+    assert explain(model).unknown == NO_INTERVAL
+    assert explain(asked).unknown == NO_LAST_RELEASE
+    assert "(2.0 times too much)" in explain(replace(asked, clearance=0.5)).unknown
+    assert explain(replace(model, clearance=1e-9)).unknown == NOT_CLEAR.format(factor="")
+    with pytest.raises(DataError, match="there are no intervals: they need a release of their own"):
+        model.conf_int()
+    assert "No intervals: they need a release of their own" in model.summary()
+
+
+def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
+    """All values of a column up and the constant down changes no row; any other such direction is an obstacle."""
+    schema = Schema((Category("ward", ("a", "b", "c")), Number("age", (0, 9)), Boolean("b")))
+    d = len(schema.features) + 1
+    silent = np.zeros(d)
+    silent[:3], silent[-1] = 0.96 / schema.scale, -0.28
+    silent /= np.linalg.norm(silent)
+    model = Model(np.ones((d, 1)), "binary", "logistic", intercept=True, schema=schema, feature_names=schema.features)
+    covariance = np.eye(d) - np.outer(silent, silent)
+    covariance[3], covariance[:, 3] = 0.0, 0.0  # no row has another value
+    found = explain(replace(model, covariance=covariance, clearance=2.0))
+    assert not found.unknown
+    told, other = {each.name: each for each in (*found.coefficients, *found.intercepts)}, f"ward={OTHER}"
+    assert told[other].interval() is None
+    assert told[other].p_value is None
+    assert all(told[name].standard_error > 0.0 for name in told if name != other)
+    assert told["age"].row(ratios=True)["odds_ratio"] == pytest.approx(math.exp(told["age"].coefficient))
+    frame = replace(model, covariance=covariance, clearance=2.0).to_frame()
+    assert len(frame) == len(told)
+    assert frame["odds_ratio_high"].isna().sum() == 1
+    hidden = covariance.copy()
+    hidden[4, 5:], hidden[5:, 4] = 0.0, 0.0
+    hidden[4:6, 4:6] = 1.0  # of age and b only the sum is known
+    assert "hides" in explain(replace(model, covariance=hidden, clearance=2.0)).unknown
+    text = replace(model, covariance=covariance, clearance=2.0).summary()
+    for word in ("coef", "std err", "P>|z|", "[0.025", "0.975]", "odds ratio", "age (per unit)", "privacy noise"):
+        assert word in text
 
 
 def test_names_that_look_like_identifiers_are_no_obstacle(tmp_path):

@@ -18,11 +18,12 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
 from dpadmm._base.errors import DataError
+from dpadmm._base.fields import hash_of
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.model import file as model_file
 from dpadmm.model.file import FORMAT, load_model
-from dpadmm.model.model import Model, hash_of, model_of
+from dpadmm.model.model import Model, model_of
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, study_from
@@ -165,7 +166,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypat
 
 
 def test_what_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="cannot store object"):
+    with pytest.raises(TypeError, match="cannot hold a object"):
         Model(W1, "binary", "logistic", privacy={"x": object()}).save(tmp_path / "m")
     assert not list(tmp_path.iterdir())
 
@@ -443,12 +444,16 @@ def test_files_whose_parts_do_not_fit_are_refused(tmp_path_factory: pytest.TempP
                 load_model(path)
 
 
-def test_standard_errors_of_another_model_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for noise_std in [np.ones((4, 1)), np.ones(3), np.full((3, 1), np.nan), np.full((3, 1), -1.0), np.empty((0, 0))]:
-        with case(noise_std):
-            tmp_path = tmp_path_factory.mktemp("case")
-            with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
-                load_model(_write(tmp_path / "m", GOOD2, weights=W1, noise_std=noise_std))
+def test_a_covariance_of_another_model_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tilted, wide = np.eye(3) + np.eye(3, k=1), np.eye(3, 4)
+    tmp_path = tmp_path_factory.mktemp("case")
+    assert (load_model(_write(tmp_path / "m", GOOD2, weights=W1, covariance=np.eye(3))).covariance == np.eye(3)).all()
+    for wrong in [np.eye(4), np.ones(3), np.full((3, 3), np.nan), -np.eye(3), np.empty((0, 0)), tilted, wide]:
+        with case(wrong), pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+            load_model(_write(tmp_path / "m", GOOD2, weights=W1, covariance=wrong))
+    several = GOOD2 | {"task": "multiclass", "loss": "softmax", "classes": None}
+    with pytest.raises(DataError, match="not a model file of dpadmm, or damaged"):
+        load_model(_write(tmp_path / "m", several, weights=np.ones((3, 3)), covariance=np.eye(3)))
 
 
 def test_files_that_promise_too_much_are_refused_before_memory_is_taken(

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import coo_array, csc_array, csr_array
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import Features
 from dpadmm.optim.features import NORM_SLACK, as_matrix, check_norms, clip_rows, row_norms, stacked, with_intercept
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import PerformanceWarning
+from dpadmm._base.features import Features
 from dpadmm.optim import kernels, problem
 from dpadmm.optim.kernels import formulas
 from dpadmm.optim.losses import Loss, Softmax, slopes

@@ -165,14 +165,8 @@ def test_everything_is_written_and_the_same_again(paper_results, tmp_path):
     part = paper_results.select("bounds")
     written = write_all(part, tmp_path / "one")
     names = {str(path.relative_to(tmp_path / "one")) for path in written}
-    assert {
-        "figures/bounds.png",
-        "figures/bounds.svg",
-        "figures/captions.md",
-        "claims.md",
-        "claims.json",
-    } <= names
-    assert {"tables/accuracy_bounds.md", "tables/accuracy_bounds.csv", "tables/settings.md"} <= names
+    assert {"figures/bounds.png", "figures/bounds.svg", "claims.json"} <= names
+    assert {"tables/accuracy_bounds.csv", "tables/settings.csv"} <= names
     there = {str(path.relative_to(tmp_path / "one")) for path in (tmp_path / "one").rglob("*") if path.is_file()}
     assert there == names
     json.loads((tmp_path / "one" / "claims.json").read_text())

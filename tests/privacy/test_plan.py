@@ -234,3 +234,14 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
     with pytest.raises(StudyError, match="at most the 3 that noise is planned for"):
         run(training, training.problem(2), rows, ExactNoise(), n_rounds=4)
     assert run(training, training.problem(2), rows, ExactNoise(), n_rounds=2).privacy.n_releases.tolist() == [2] * 4
+
+
+def test_agents_with_the_same_noise_share_a_plan_and_others_do_not() -> None:
+    from dpadmm.training.methods import DpSgdRounds
+    from dpadmm.training.methods.base import plans_of
+
+    method = DpSgdRounds(0.1, np.array([5.0, 3.0, 5.0, 4.0]))
+    plans = plans_of(method, 4, 9)
+    assert plans == [method.plan(agent, 9) for agent in range(4)]
+    assert plans[0] is plans[2]
+    assert len(set(plans)) == 3

@@ -23,8 +23,9 @@ from scipy.sparse import csr_array
 
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
+from dpadmm._base.features import Features
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Number, Plain, Schema
 from dpadmm.optim import kernels

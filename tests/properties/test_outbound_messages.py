@@ -7,11 +7,13 @@ here says what it may be; a new field without one fails.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
 import re
 import struct
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,7 @@ from guards import memory_folder
 from looping import case
 
 from dpadmm.federation.demo import new_site
+from dpadmm.federation.nats.link import Link, SiteLink
 from dpadmm.federation.protocol import (
     HEAD,
     MAGIC,
@@ -119,6 +122,26 @@ def test_there_is_a_decision_for_every_field() -> None:
     assert HEAD.size == struct.calcsize(HEAD.format) == 104
     assert Message(Kind.CALL, STUDY.hash) == (*(Kind.CALL, STUDY.hash, 0, None, NO_DIGEST, 0, 0, "", b"", None),)
     assert HEAD.unpack_from(packed(Message(Kind.REQUEST, STUDY.hash, 7, np.zeros(STUDY.shape))))[6] == 7
+
+
+def test_a_sign_of_life_is_the_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link gives it by itself: it has the site's name, and nothing that knows rows."""
+    sent: list[tuple[str, bytes]] = []
+
+    async def publish(_: Link, subject: str, data: bytes) -> bool:
+        sent.append((subject, data))
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Link, "publish", publish)
+    monkeypatch.setattr(time, "time", lambda: 1.8e9)
+
+    async def run() -> None:
+        link = SiteLink("north", "tls://localhost:1", lambda: None, logging.getLogger("nobody"))  # type: ignore[arg-type,return-value]
+        with pytest.raises(asyncio.CancelledError):
+            await link._give_signs_of_life()
+
+    asyncio.run(run())
+    assert sent == [("dpadmm.alive.up.north", struct.pack("<4sBBHd", MAGIC, VERSION, 255, 0, 1.8e9))]
 
 
 # --- a study at a responder

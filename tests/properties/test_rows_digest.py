@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats, layout
+from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
+from dpadmm._base.features import Features, layout
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.optim.losses import Huber

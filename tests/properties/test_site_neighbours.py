@@ -19,6 +19,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,17 @@ from neighbours import LONG, Seen, allowed_steps, dense, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
 from statistic_cases import all_statistics, grid_of, parameters_for
 
+from dpadmm.federation.health import STATUS, write_status
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import join, make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed, unpacked
 from dpadmm.federation.site.decisions import decide
-from dpadmm.federation.site.process import STATUS, SiteProcess
+from dpadmm.federation.site.process import SiteProcess
 from dpadmm.privacy.plan import gaussian, plan_from_json
 from dpadmm.site.accounts import of_account
 from dpadmm.site.site import FORMAT, Site, read_site
 from dpadmm.study.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid, quantise
+from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.guard import Enrolled, Guard
 from dpadmm.trusted.ledger import LedgerState, read_ledger
 
@@ -90,7 +92,7 @@ def check_sums(pair: Neighbours) -> None:
     for statistic in all_statistics(study.problem.loss, study.shape[0]):
         grid = grid_of(statistic, one.n_rows)
         for asked in parameters_for(statistic):
-            sums = [quantise(rows.total(statistic, asked, grid.row_bound), grid) for rows in (one, other)]
+            sums = [rows.total(statistic, asked, grid) for rows in (one, other)]
             assert steps_between(*sums) <= allowed_steps(grid, pair.k), statistic.name
     (a, b), (c, d) = dense(one._rows), dense(other._rows)
     there, came = a.any(axis=1), c.any(axis=1)
@@ -211,8 +213,12 @@ def _serving(heard: Heard, site: Site) -> Iterator[Callable[[str, bytes], bytes 
     try:
         process._apply_decisions()
         yield responder.answer
-        process._write_status(connected=True, running=True)
-        heard.facts.append((site.path.parent / STATUS).read_text())
+        times = ("connection_since", "asked_at", "deadline_at")
+        write_status(site.path.parent, process._status(SimpleNamespace(connected=True, seen={})))
+        status = json.loads((site.path.parent / STATUS).read_text())
+        assert times[0] in status
+        plain = [{name: each for name, each in study.items() if name not in times} for study in status["studies"]]
+        heard.facts.append({**status, "at": None, times[0]: None, "studies": plain})
     finally:
         responder.close()
 

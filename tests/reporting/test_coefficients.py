@@ -24,7 +24,9 @@ def test_dots_and_bars():
     axes = coefficient_figure(explanation(CLEAR, NOISY), top=20, title="m").axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["age", r"ward=cost in \$ and \$"]
     reach = sorted(tuple(np.round(segment[:, 0], 9)) for segment in bars(axes))
-    assert reach == [(-1.1, 0.5), (3.6, 8.4)]
+    wide = 1.959963985
+    expected = [(-0.3 - 0.4 * wide, -0.3 + 0.4 * wide), (6.0 - 1.2 * wide, 6.0 + 1.2 * wide)]
+    assert np.allclose(reach, expected)
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # largest on top
     filled = {line.get_xdata()[0]: line.get_markerfacecolor() for line in axes.lines
               if line.get_marker() == "o" and len(line.get_xdata()) == 1}  # fmt: skip
@@ -48,6 +50,12 @@ def test_without_standard_errors_there_are_no_bars(count):
     figure = coefficient_figure(explanation(*parts, unknown="no study"), top=20, title="m")
     assert not bars(figure.axes[0])
     assert not figure.legends
+
+
+def test_what_has_no_interval_beside_others_is_left_out():
+    silent = Coefficient("ward", "other", "vs average", "", 0.9, None, 1.0)
+    axes = coefficient_figure(explanation(CLEAR, silent), top=20, title="m").axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["age"]
 
 
 def test_long_names_are_cut():

@@ -91,5 +91,5 @@ def test_a_data_frame_is_refused_in_a_sentence(table: Path) -> None:
     import pandas as pd
 
     for run in (train, simulate):
-        with case(run), pytest.raises(DataError, match=r"path of a CSV or Parquet file, not a DataFrame"):
+        with case(run), pytest.raises(DataError, match=r"path of a file, such as CSV or Parquet, not a DataFrame"):
             run(make_study(), pd.read_csv(table))

@@ -465,3 +465,29 @@ def test_a_result_is_shown_in_a_line_without_rows() -> None:
     assert repr(result) == "<Result of dp_admm: 2 agents, 2 rounds, ε = 1>"
     optimum = simulate("synthetic", method="centralized", n_agents=1, seed=1)
     assert repr(optimum) == "<Result of centralized: one agent, 1 rounds, no privacy>"
+
+
+def test_an_agent_that_leaves_costs_no_more_than_its_rows() -> None:
+    """One of three gone at a quarter: the loss is that of the other two alone. Frozen, it cost a quarter more."""
+    rng, n_rounds, weights = np.random.default_rng(0), 200, np.linspace(-4.0, 4.0, 8)
+    features = rng.normal(size=(1500, 8)) / np.sqrt(8) / 2.0
+    labels = np.where(rng.random(1500) < 1.0 / (1.0 + np.exp(-4.0 * features @ weights)), 1.0, -1.0)
+    owners = np.arange(1500) % 3
+    plan = np.ones((n_rounds, 3), dtype=bool)
+    plan[n_rounds // 4 :, 2] = False
+
+    def loss(kept: Any, **options: Any) -> float:
+        shared = {"epsilon": 1.0, "n_rounds": n_rounds, "test_rows": 0, "clip_rows": True, **options}
+        model = simulate((features[kept], labels[kept]), groups=owners[kept], **shared).model
+        return float(np.logaddexp(0.0, -labels * (features @ model.weights)[:, 0]).mean())
+
+    left = [loss(owners < 3, participation=plan, seed=seed) for seed in range(4)]
+    alone = [loss(owners < 2, seed=seed) for seed in range(4)]
+    assert np.mean(left) <= 1.02 * np.mean(alone)
+
+
+def test_a_report_says_whether_the_noise_was_exact() -> None:
+    rows = (np.eye(4), np.array([1.0, -1.0, 1.0, -1.0]))
+    for exact in (True, False):
+        result = simulate(rows, n_agents=2, n_rounds=2, epsilon=1.0, test_rows=0, exact_noise=exact)
+        assert result.privacy.exact_noise is exact

@@ -154,6 +154,8 @@ def test_the_owner_is_told_what_a_study_cannot_use(folder):
     ]
     write(folder, rows[0])
     assert table(folder).warnings(schema_study()) == []
+    write(folder, rows[3], rows[3])
+    assert table(folder).warnings(schema_study())[1].startswith("NO row has a label that the study knows")
 
 
 @pytest.mark.parametrize(

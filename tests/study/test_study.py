@@ -52,6 +52,7 @@ delta = 1e-6
 """
 
 OTHER = {
+    "inference": True,
     "method": "dp_sgd",
     "loss": "hinge",
     "loss_width": 2.0,

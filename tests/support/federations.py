@@ -76,6 +76,9 @@ def agent_process(site: Site, **environment: str) -> AgentProcess:
 class Federation:
     """``with Federation(folder, study) as all``: sites are set up, nothing runs; whatever runs is ended."""
 
+    start_wait = 60.0
+    """Seconds in which the aggregator waits for all sites at its start."""
+
     def __init__(
         self,
         folder: Path,
@@ -139,7 +142,17 @@ class Federation:
         """``dpadmm aggregator resume``: from the journal as it is, or from its beginning."""
         said = self.folder / "aggregator.txt"
         self.aggregator = ForkedProgram(
-            ["aggregator", "resume", "--folder", self.authority.folder, "--no-page", *words], said
+            [
+                "aggregator",
+                "resume",
+                "--folder",
+                self.authority.folder,
+                "--no-page",
+                "--start-wait",
+                self.start_wait,
+                *words,
+            ],
+            said,
         )
         return self.aggregator
 

@@ -154,7 +154,7 @@ STEPS: list[tuple[str, Any, str, bool, bool]] = [
     ("looking for a stored answer", ledger.Ledger, "replay", False, False),
     ("the gradient", TinyRows, "total", False, False),
     ("the noise", exact_noise, "discrete_gaussian", False, False),
-    ("the sum of both", guard_module, "release_sum", False, False),
+    ("the sum of both", guard_module, "with_noise", False, False),
     ("the ledger's rules", LedgerState, "check", False, False),
     ("the spend", ledger.Ledger, "spend", False, True),
     ("taking in what was committed", LedgerState, "apply", True, True),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError, Refusal
 from dpadmm.optim.features import clip_rows, with_intercept
 from dpadmm.optim.losses import Logistic, Loss
@@ -25,6 +25,7 @@ from dpadmm.privacy.statistics import Statistic
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
+from dpadmm.trusted.discrete_gaussian import Grid, quantise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
@@ -80,14 +81,16 @@ class TinyRows:
     def digest(self) -> str:
         return sha256(self.features.tobytes() + self.labels.tobytes()).hexdigest()
 
-    def total(self, statistic: Statistic, point: Floats, bound: float) -> Floats:
+    n_parts = 1
+
+    def total(self, statistic: Statistic, point: Floats, grid: Grid) -> Integers:
         assert statistic.name == "gradient"
         with np.errstate(all="ignore"):
             scores = np.nan_to_num(self.features @ point[:, 0])
             slopes = -self.labels / (1.0 + np.exp(np.minimum(self.labels * scores, 700.0)))
             norms = np.linalg.norm(self.features, axis=1)
-            slopes *= np.minimum(1.0, bound / np.maximum(np.abs(slopes) * norms, 1e-300))
-        return (self.features.T @ slopes)[:, None]
+            slopes *= np.minimum(1.0, grid.row_bound / np.maximum(np.abs(slopes) * norms, 1e-300))
+        return quantise((self.features.T @ slopes)[:, None], grid)
 
 
 def tiny(features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> Callable[[Study], TinyRows]:
@@ -112,7 +115,7 @@ def private(features: Any, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> Check
 
 def gradient_total(rows: CheckedRows, point: Floats, bound: float, loss: Loss | None = None) -> Floats:
     """The sum of the gradients of rows, each clipped to ``bound``."""
-    return rows.total(Gradient(loss or Logistic(), rows.n_features), point, bound)
+    return Gradient(loss or Logistic(), rows.n_features).sums(rows._rows, point[None], bound=bound)[0]
 
 
 OpenRows = Callable[[Any], Any]

@@ -38,6 +38,7 @@ def with_delays(
     state, consensus = method.init(problem, rows), method.start(study.shape)
     uploads = np.zeros((rows.n_agents, *study.upload_shape(1)))
     sent_in: dict[int, Floats] = {}
+    answered = np.zeros(rows.n_agents, dtype=np.int64)
     history: list[Floats] = []
     for k in range(1, journal.rounds_done + 1):
         said = np.flatnonzero([k in each for each in noise])
@@ -49,10 +50,11 @@ def with_delays(
         now = [each for each, when in entered.items() if when == k]
         for name, round in sorted(now, key=lambda each: each[1]):
             agent = journal.members.index(name)
+            answered[agent] = max(answered[agent], round)
             if round == k or not method.server_side:
                 uploads[agent] = sent_in[round][agent]
         active = np.flatnonzero([(name, k) in now for name in journal.members])
-        gathered = Gathered(uploads, consensus, k, problem, rows.n_rows, active)
+        gathered = Gathered(uploads, consensus, k, problem, rows.n_rows, active, answered)
         consensus = np.array(method.aggregate(gathered))
         history.append(consensus)
     return history

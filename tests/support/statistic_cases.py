@@ -12,6 +12,7 @@ from dpadmm.optim.losses import Loss
 from dpadmm.optim.problem import Problem
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.statistics import STATISTICS, Statistic, make_statistic
+from dpadmm.privacy.statistics.newton_pair import LOSSES, NewtonPair
 from dpadmm.privacy.statistics.shaped_gradient import MOST, ShapedGradient
 from dpadmm.trusted.discrete_gaussian import Grid
 
@@ -19,7 +20,8 @@ from dpadmm.trusted.discrete_gaussian import Grid
 def all_statistics(loss: Loss, n_features: int) -> list[Statistic]:
     """One of each, for a loss and a width of rows."""
     problem = Problem(loss, L2(), 0.0)
-    return [make_statistic(name, problem, n_features) for name in STATISTICS]
+    names = [name for name in STATISTICS if name != NewtonPair.name or loss.name in LOSSES]
+    return [make_statistic(name, problem, n_features) for name in names]
 
 
 def grid_of(statistic: Statistic, n_rows: int) -> Grid:
@@ -32,7 +34,17 @@ def parameters_for(statistic: Statistic) -> list[Floats]:
     if statistic.name == ShapedGradient.name:
         return shapes_and_points(*statistic.shape)
     shape = statistic.parameter_shape
+    if statistic.name == NewtonPair.name:
+        return points_and_clips(statistic.n_features, shape[0])
     return points_for(shape) if len(shape) == 2 else [np.zeros(shape)]  # type: ignore[arg-type]
+
+
+def points_and_clips(d: int, size: int) -> list[Floats]:
+    """Points near and far; residuals are clipped to much and to little, for losses that have some."""
+    signs = np.where(np.arange(d) % 2, -1.0, 1.0)
+    points = [0.0 * signs, signs, 0.4812 * np.eye(d)[0], 1e5 * np.eye(d)[-1], MOST * signs, 1e-300 * signs]
+    clips = [1.0, 0.1, 2.0, 1.0 / MOST, MOST, 1.0]
+    return [np.append(point, clip)[:size] for point, clip in zip(points, clips, strict=True)]
 
 
 def shapes_and_points(d: int, p: int) -> list[Floats]:

@@ -27,6 +27,7 @@ from dpadmm.training.loop import (
     train,
 )
 from dpadmm.training.methods import DpAdmmRounds, DpSgdRounds
+from dpadmm.training.methods.base import PATIENCE
 from dpadmm.training.metrics import Metrics, TestRows, error
 from dpadmm.training.oracles import SimulatedNoise
 
@@ -228,10 +229,28 @@ def test_an_absent_agents_upload_stays_in_the_mean_and_it_is_not_charged() -> No
         np.testing.assert_array_equal(view.released[~present], before[~present])
         assert (view.released[present] != before[present]).any(axis=(1, 2)).all()
         before = view.released
-    # agent 2 has said nothing in round 1: it counts as zero among the four
+    # agent 2 has said nothing in round 1, so it does not count
     first = seen[0].released
-    np.testing.assert_allclose(seen[0].consensus, first.sum(axis=0) / N, atol=1e-15)
+    np.testing.assert_allclose(seen[0].consensus, first[mask[0]].mean(axis=0), atol=1e-15)
     assert not first[2].any()
+
+
+def test_an_agent_that_is_gone_leaves_the_mean_and_the_duals_of_the_others_sum_to_zero() -> None:
+    mask = np.ones((PATIENCE + 12, N), dtype=bool)
+    mask[5 : PATIENCE + 8, 1] = False  # it answers in round 5 last, and is back in round PATIENCE + 9
+    others, means, duals = [0, *range(2, N)], {}, {}
+
+    def watch(view: RoundView) -> None:
+        uploads = [view.uploads[others], view.uploads]
+        means[view.round] = [bool(np.allclose(view.consensus, each.mean(axis=0), atol=1e-14)) for each in uploads]
+        duals[view.round] = [abs(view.state.dual[who].sum(axis=0)).max() for who in (others, slice(None), [1])]
+
+    run(len(mask), participation=PlannedParticipation(mask), observers=[watch])
+    left = range(PATIENCE + 5, PATIENCE + 9)
+    assert [k for k, (without, _) in means.items() if without] == list(left)
+    assert [k for k, (_, with_it) in means.items() if not with_it] == list(left)
+    assert duals[left[2]][0] < 1e-12 < 1e-3 < duals[left[2]][2], "its own dual is not the others' to close"
+    assert duals[len(mask)][1] < 1e-12, "when it is back, all sum to zero again"
 
 
 def test_everyone_present_is_the_same_as_no_plan() -> None:

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numba
 import numpy as np
 import pytest
+from cases import random_labels
 from cohorts import cohort
+from looping import case
 from questions import gradient_question
 from scipy import stats
+from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.kernels.normals import standard_normals
-from dpadmm.optim.losses import Logistic
+from dpadmm.optim.losses import Logistic, Loss, Softmax, Squared
 from dpadmm.optim.problem import make_rows
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release, UnpricedRelease
+from dpadmm.privacy.statistics import moments
+from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
 from dpadmm.training.oracles import (
     ExactNoise,
+    Pooled,
     Question,
     SimulatedNoise,
+    Streamed,
     fresh_seed,
     priced,
     release,
@@ -312,3 +321,75 @@ def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_r
     told = ExactNoise().answer(Question(rows, statistic, asked, np.ones(2), 3, np.array([0])))
     assert told[0].any()
     assert not told[1].any()
+
+
+def test_the_weighted_mean_of_streamed_answers_is_that_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within rounding, whoever takes part and however rows are stored; none of the answers is kept."""
+    rng = np.random.default_rng(4)
+    z = np.resize([0.0, 2.0, 5.0], 150)
+    sizes = rng.integers(2, 6, 150)  # more agents than are added up in one go
+    coded = CodedRows(rng.random((sizes.sum(), 3)) / 3, rng.integers(2, 5, (sizes.sum(), 1), np.uint8), np.arange(2), 5)
+    dense, offsets = coded.toarray(), np.concatenate([[0], np.cumsum(sizes)])
+    shape = [rng.uniform(0.5, 2.0, 5), rng.standard_normal(5)]
+    monkeypatch.setattr(moments, "PORTION", 5 * 40)  # rows are looked at in several portions
+    single = dense.astype(np.float32)
+    for loss, features in (
+        (Logistic(), csr_array(dense)),
+        (Softmax(3), coded),
+        (Squared(), single),
+        (Logistic(), dense),
+    ):
+        p, labels = loss.n_outputs, random_labels(loss, rng, sizes.sum())
+        rows = make_rows(features, labels, offsets=offsets, order=rng.permutation(sizes.sum()))
+        noise, point = SimulatedNoise(3, len(sizes), (5, p)), rng.standard_normal((5, p))
+        questions = (
+            (Gradient(loss, 5), point),
+            (ShapedGradient(loss, 5), np.concatenate([*shape, point.ravel()])),
+            (moments.Moments(loss, 5), np.zeros(0)),
+            (Unstreamed(loss, 5), np.zeros(0)),
+        )
+        for (statistic, parameters), active in product(questions, (None, np.array([1, 70, 149]))):
+            with case(loss, type(features), statistic, active):
+                asked = np.broadcast_to(parameters, (len(sizes), *parameters.shape))
+                question = Question(rows, statistic, asked, z, 4, active)
+                assert question.at_one_point
+                agents = np.arange(len(sizes)) if active is None else active
+                for weights in (np.full(len(agents), 0.5), sizes[agents] / 9.0):
+                    expected = np.tensordot(weights, noise.answer(question)[agents], 1)
+                    found = Streamed(question, noise).mean(weights)
+                    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+                np.testing.assert_array_equal(Streamed(question, noise).each(), noise.answer(question))
+
+
+class Unstreamed:
+    """A statistic that cannot add up answers while they are made."""
+
+    def __init__(self, loss: Loss, n_features: int) -> None:
+        self._moments = moments.Moments(loss, n_features)
+        self.shape, self.row_norm, self.means = self._moments.shape, self._moments.row_norm, self._moments.means
+
+
+def test_the_sum_of_shares_is_streamed_at_one_point_for_all_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, noise = wanted(), SimulatedNoise(3, 3, (2, 1))
+    pooled = Pooled(noise, 2, asked.rows.n_rows, 4)
+    apart = replace(asked, parameters=np.arange(6.0).reshape(3, 2, 1))
+    alike = replace(asked, parameters=np.broadcast_to(asked.parameters[0], asked.parameters.shape))
+    assert [each.at_one_point for each in (asked, apart, alike)] == [False, False, True]
+    shares = replace(apart, noise_multiplier=np.full(3, np.sqrt(0.5)))
+    expected = np.tensordot(np.array([2, 3, 4]) / 9, noise.answer(shares), 1)
+    np.testing.assert_allclose(pooled.answer(apart), expected[None], rtol=1e-12)
+    kept = pooled.answer(asked)
+    np.testing.assert_array_equal(Pooled(Unweighted(3, 3, (2, 1)), 2, asked.rows.n_rows, 4).answer(alike), kept)
+    calm = np.tensordot(np.ones(3), clean(alike), 1)
+    monkeypatch.delattr(SimulatedNoise, "answer")  # nobody's answer is made
+    monkeypatch.delattr(Gradient, "means")
+    quiet = replace(alike, noise_multiplier=np.zeros(3))
+    np.testing.assert_allclose(noise.weighted_mean(quiet, np.ones(3)), calm, rtol=1e-12)
+    np.testing.assert_allclose(pooled.answer(alike), kept, rtol=1e-12)
+
+
+class Unweighted(SimulatedNoise):
+    """Noise of one's own, which knows single answers only."""
+
+    def weighted_mean(self, asked: Question, weights: Floats) -> Floats:
+        raise NotImplementedError

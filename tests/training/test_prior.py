@@ -10,6 +10,7 @@ import pytest
 from cohorts import cohort
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
@@ -19,9 +20,9 @@ from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L1, L2
 from dpadmm.runs.run import Result, run
 from dpadmm.study.settings import Training
-from dpadmm.training.methods.auto import PublicState
+from dpadmm.training.methods.auto import PublicState, usual_shrink
 from dpadmm.training.oracles import ExactNoise, SimulatedNoise
-from dpadmm.training.prior import RIDGE, prior_of
+from dpadmm.training.prior import CLIPS, FOLDS, LEAST_SHRINK, RIDGE, prior_of
 
 LOSSES: tuple[Loss, ...] = (Logistic(), Softmax(n_outputs=3), Squared())
 TASKS = {"binary": LOSSES[0], "multiclass": LOSSES[1], "regression": LOSSES[2]}
@@ -32,18 +33,54 @@ TASKS = {"binary": LOSSES[0], "multiclass": LOSSES[1], "regression": LOSSES[2]}
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_it_is_the_model_that_scikit_learn_finds(loss: Loss) -> None:
-    """The study's own regularizer has no say."""
-    rows = cohort(loss, sizes=(300,))
-    features, labels = rows.features[rows.order], rows.labels
-    found = prior_of(Problem(loss, L1(), 0.3), rows)
-    if loss.task == "regression":
-        oracle: Any = Ridge(alpha=RIDGE, fit_intercept=False).fit(features, labels)
-    else:
-        oracle = LogisticRegression(C=1.0 / RIDGE, fit_intercept=False, tol=1e-10, max_iter=1000).fit(features, labels)
-    np.testing.assert_allclose(found.weights.T, np.atleast_2d(oracle.coef_), rtol=1e-4, atol=1e-5)
-    assert found.n_rows == 300
-    np.testing.assert_allclose(found.means, features.mean(axis=0))
-    np.testing.assert_allclose(found.squares, np.square(features).mean(axis=0))
+    """With the first penalty after which a lighter one is no better on rows unseen; the study's own has no say."""
+    for scale in (1.0, 0.05):  # shorter rows need larger weights
+        rows = cohort(loss, sizes=(300,))
+        features, labels = scale * rows.features[rows.order], rows.labels
+        folds = np.empty(300, dtype=int)
+        folds[np.argsort(labels, kind="stable")] = np.arange(300) % FOLDS
+        losses, models = [], []
+        for ridge in (RIDGE / 4.0**k for k in range(6)):
+            if loss.task == "regression":
+                oracle: Any = Ridge(alpha=ridge, fit_intercept=False)
+            else:
+                oracle = LogisticRegression(C=1.0 / ridge, fit_intercept=False, tol=1e-10, max_iter=1000)
+            how = "predict" if loss.task == "regression" else "decision_function"
+            scores = cross_val_predict(oracle, features, labels, cv=PredefinedSplit(folds), method=how)
+            losses.append(loss.value(labels, scores.reshape(300, -1)).mean())
+            models.append(np.atleast_2d(oracle.fit(features, labels).coef_))
+        best = next((k for k in range(5) if losses[k + 1] >= losses[k]), 5)
+        found = prior_of(Problem(loss, L1(), 0.3), make_rows(features, labels))
+        np.testing.assert_allclose(found.weights.T, models[best], rtol=1e-4, atol=1e-4)
+        assert scale == 1.0 or best > 0
+        assert found.n_rows == 300
+        np.testing.assert_allclose(found.means, features.mean(axis=0))
+        np.testing.assert_allclose(found.squares, np.square(features).mean(axis=0))
+
+
+def test_scores_are_shortened_by_as_much_as_clipping_makes_them_longer() -> None:
+    """Of one feature that is ±1: after descent on clipped gradients, s times the weight is the weight without clip."""
+    rng = np.random.default_rng(0)
+    features = np.where(rng.random((4000, 1)) < 0.5, 1.0, -1.0)
+    for strength in (0.4, 1.0, 2.0):
+        chances = 1.0 / (1.0 + np.exp(-strength * features[:, 0]))
+        labels = np.where(rng.random(4000) < chances, 1.0, -1.0)
+        prior = prior_of(Problem(Logistic(), L2(), 0.0), make_rows(features, labels))
+        for clip in (0.3, 0.45, 0.8):
+            weight, right = 0.0, np.mean(labels == features[:, 0])
+            for _ in range(3000):
+                surprise = 1.0 / (1.0 + np.exp(weight))
+                weight += 4.0 * (right * min(surprise, clip) - (1.0 - right) * min(1.0 - surprise, clip))
+            expected = max(float(prior.weights[0, 0]) / weight, LEAST_SHRINK)
+            assert prior.shrink(clip) == pytest.approx(expected, rel=0.03)
+
+
+def test_labels_that_the_rows_do_not_tell_leave_the_usual_length() -> None:
+    rng = np.random.default_rng(1)
+    features = rng.uniform(-0.5, 0.5, size=(60, 3))
+    labels = np.where(np.arange(60) % 2 == 0, 1.0, -1.0)
+    prior = prior_of(Problem(Logistic(), L2(), 0.0), make_rows(features, labels))
+    np.testing.assert_array_equal(prior.shrinks, usual_shrink(CLIPS))
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -36,6 +36,7 @@ from dpadmm.trusted.discrete_gaussian import (
     discrete_gaussian,
     quantise,
     release_sum,
+    with_noise,
 )
 
 ADULT = Grid(1.0, 104, 400)
@@ -575,3 +576,28 @@ def test_the_margin_of_a_share_pays_for_its_being_discrete_however_small_it_is()
         with case(mu, epsilon):
             shift = math.floor(scale / (1.0 + SHARE_MARGIN) * mu)
             assert discrete_delta(scale, shift, epsilon) <= exact_delta(mu, epsilon)
+
+
+def test_shares_of_sites_in_one_place_suffice_for_a_site_in_parts() -> None:
+    """All others make their shares for a sum that is rounded once; its own S has two roundings."""
+    for size, m, norm, z, honest in ((1, 2, 1.0, 0.1, 2), (104, 400, 1.0, 5.0, 1000), (50_000, 10**6, 2.0, 80.0, 7)):
+        once, twice = (Grid(norm, size, m, n_parts=k) for k in (1, 5))
+        assert twice.sensitivity > once.sensitivity
+        together = math.sqrt(honest) * once.noise_scale(z, honest)
+        assert together >= z * twice.sensitivity / twice.step * (1.0 + 5e-9)
+
+
+def test_noise_is_added_to_whole_numbers_of_the_grid_alone() -> None:
+    grid = Grid(1.0, 3, 10)
+    edge = np.array([grid.largest, -grid.largest, 0])
+    assert with_noise(edge, grid, 1.0, shares=1, draw=lambda scale, n: np.zeros(n, np.int64)).tolist() == edge.tolist()
+    for wrong in (
+        edge + np.array([1, 0, 0]),
+        edge - np.array([0, 1, 0]),
+        edge[:2],
+        edge.astype(float),
+        edge.tolist(),
+        np.append(edge, 0),
+    ):
+        with pytest.raises(DataError, match="is not what its grid was made for"):
+            with_noise(wrong, grid, 1.0, shares=1)

@@ -393,14 +393,14 @@ class Watched:
 
     def __init__(self, held: CheckedRows) -> None:
         self.held, self.looked = held, list[str]()
-        self.unit, self.n_rows, self.n_features = held.unit, held.n_rows, held.n_features
+        self.unit, self.n_rows, self.n_features, self.n_parts = held.unit, held.n_rows, held.n_features, held.n_parts
 
     def digest(self) -> str:
         return self.held.digest()
 
-    def total(self, statistic: Statistic, parameters: Floats, bound: float) -> Floats:
+    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
         self.looked.append(statistic.name)
-        return self.held.total(statistic, parameters, bound)
+        return self.held.total(statistic, parameters, grid)
 
 
 def shaped(**changes: float) -> Floats:

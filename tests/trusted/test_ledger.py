@@ -647,3 +647,16 @@ def test_a_record_says_whom_it_is_about_and_what_it_costs(tmp_path):
     told = [(each.kind, each.study, each.mu_squared) for each in read_ledger(tmp_path).records]
     caps = [("cap", "", 2.0), ("cap-alone", "", 1e6)]
     assert told == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
+
+
+def test_both_sums_are_those_of_all_rounds_of_all_studies(tmp_path):
+    """They are kept beside the accounts; one that forgot earlier rounds or studies would let a site overspend."""
+    with Ledger.open(tmp_path, cap=1.0, cap_alone=2.0, create=True) as ledger:
+        for study, shares in ((A, 3), (B, 1)):
+            ledger.reserve(study, 0.25, about={}, shares=shares)
+        for round, study in product((1, 2), (A, B)):
+            spend(ledger, study, round, 0.1)
+        for book in (ledger.status(), read_ledger(tmp_path)):
+            assert book.spent == sum(each.spent for each in book.accounts.values()) == 4 * Fraction(0.1)
+            assert book.spent_alone == sum(each.shares * each.spent for each in book.accounts.values())
+            assert book.spent_alone == 8 * Fraction(0.1)

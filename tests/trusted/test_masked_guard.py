@@ -35,7 +35,7 @@ from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import Release
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian, quantise
+from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import bitmap_of, public_key
@@ -84,8 +84,8 @@ def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_un
             masked = {i: guards[i].masked(HASH, round, request, bitmap) for i in members}
             bare = {i: unmasked(guards[i], round, request, bitmap, masked[i]) for i in members}
         for i, (scale, noise) in zip(members, drawn, strict=True):
-            total = TinyRows(*rows(i)).total(MASKED.terms.statistics["gradient"], point, grid.row_bound)
-            np.testing.assert_array_equal(bare[i], quantise(total, grid) + noise.reshape(D, 1))
+            total = TinyRows(*rows(i)).total(MASKED.terms.statistics["gradient"], point, grid)
+            np.testing.assert_array_equal(bare[i], total + noise.reshape(D, 1))
             assert scale == grid.noise_scale(Z, shares=HONEST)
             assert scale * HONEST**0.5 == pytest.approx(grid.noise_scale(Z), rel=1e-5)
         np.testing.assert_array_equal(sum(masked.values()), sum(bare.values()))

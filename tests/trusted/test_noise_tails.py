@@ -1,16 +1,13 @@
-"""Far tails of the discrete Gaussian, where no sample of it ever comes: every coin is scripted.
+"""The sampler of exact noise, attempt by attempt: every byte is scripted, and an oracle in fractions says what is kept.
 
-``y = ±(kσ + u)`` takes one trial of exp(−1/2) for each step of k, then k(k − 1)/2 trials of exp(−1), k of
-exp(−u/σ) and one of exp(−u²/(2σ²)); all have to go well. Here each draw has its bound checked and its value
-put in, so it is seen which draws decide, and what. A trial is: toss a coin of x, and one of 1/j, for
-j = 1, 2, …; it goes well if the first j that fails is odd.
+So it is tried where no sample ever comes: in the far tails, at the edges of stairs, next to the curve, where floats
+cannot decide, and where 64 bits cannot.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from itertools import product
@@ -29,253 +26,244 @@ from dpadmm.site.agent import Agent
 from dpadmm.training import oracles
 from dpadmm.training.oracles import ExactNoise
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import REACH, Grid, quantise, release_sum
+from dpadmm.trusted.discrete_gaussian import CLOSE, REACH, STAIRS, TOP, Grid, quantise, release_sum
 
-SCALE = 5
-Step = tuple[int, ...]
-"""The numbers drawn for one j: those of the coin, and last the one below j."""
-
-KINDS = ("half", "one", "share", "last")
-
-
-def bounds(kind: str, scale: int = SCALE) -> tuple[int, ...]:
-    """Of the numbers that one coin is tossed with."""
-    return {"half": (2,), "one": (), "share": (scale,), "last": (scale, scale, 2)}[kind]
-
-
-def heads(kind: str, u: int, numbers: tuple[int, ...]) -> bool:
-    """Whether a coin comes up: with probability 1/2, 1, u/σ, u²/(2σ²)."""
-    if kind == "half":
-        return numbers == (0,)
-    if kind == "one":
-        return True
-    return all(number < u for number in numbers[:2]) and (kind == "share" or numbers[2] == 0)
-
-
-def steps(kind: str, u: int, j: int, scale: int = SCALE) -> Iterator[tuple[Step, bool]]:
-    """All that can be drawn for one j, and whether the trial goes on after it."""
-    for draw in np.ndindex(*bounds(kind, scale), j):
-        yield tuple(draw), heads(kind, u, tuple(draw[:-1])) and draw[-1] == 0
-
-
-def chance(kind: str, u: int, scale: int = SCALE) -> Fraction:
-    """x of a trial of exp(−x)."""
-    share = Fraction(u, scale)
-    return {"half": Fraction(1, 2), "one": Fraction(1), "share": share, "last": share**2 / 2}[kind]
+SCALES = [1, 2, 5, 1000, 637_535_235, 2**55 + 1, 2**56 - 1]
+Attempt = tuple[int, int]
+"""The point under the stairs, and the word that is a number of 63 bits and a sign."""
 
 
 @cache
-def endings(kind: str, u: int, longest: int) -> list[tuple[list[Step], bool]]:
-    """Trials that end at j = 1, 2, …, with numbers on both sides of what decides; whether they went well."""
-    before: list[Step] = []
-    out = []
-    near = {0, u - 1, u, SCALE - 1}
-    for j in range(1, longest + 1):
-        passed = None
-        for draw, on in steps(kind, u, j):
-            passed = draw if on and passed is None else passed
-            if not on and set(draw[: len(draw[:-1]) - (kind == "last")]) <= near and draw[-1] in (0, 1, j - 1):
-                out.append(([*before, draw], j % 2 == 1))
-        if passed is None:
-            break
-        before.append(passed)
+def curve(size: int, scale: int, bits: int = 0) -> int:
+    """The whole part of ``TOP·2^bits·exp(−y²/(2σ²))``, by the series of ``exp(y²/(2σ²)/4096)`` in whole numbers."""
+    precision = bits + 192  # of which roundings spoil some twenty
+    x = (size**2 << precision) // (2 * scale**2) >> 12
+    term, total, j = 1 << precision, 0, 0
+    while term:
+        total, j = total + term, j + 1
+        term = term * x // j >> precision
+    for _ in range(12):
+        total = total * total >> precision
+    return (TOP << bits << precision) // total
+
+
+def attempt(k: int, u: int, height: int, *, negative: bool = False, quotient: int = 0, scale: int) -> Attempt:
+    return int(STAIRS[k]) + height, 2 * (quotient * scale + u) + negative
+
+
+class Bytes:
+    """In place of the operating system: what is scripted, in this order, and not a byte more."""
+
+    def __init__(self, attempts: list[Attempt], later: list[int] | None = None) -> None:
+        self.first = np.array(attempts, np.uint64).reshape(-1, 2).T.tobytes()
+        self.later = later or []
+        self.asked: list[int] = []
+
+    def __call__(self, count: int) -> bytes:
+        self.asked.append(count)
+        if len(self.asked) == 1:
+            assert count == len(self.first)
+            return self.first
+        assert count == 8
+        return self.later.pop(0).to_bytes(8)
+
+
+def kept(scale: int, attempts: list[Attempt], later: list[int] | None = None, *, close: float = CLOSE) -> list[int]:
+    """What the sampler keeps; all bytes of the script have to be used."""
+    source = Bytes(attempts, later)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "urandom", source)
+        patch.setattr(exact_noise, "CLOSE", close)
+        out: list[int] = exact_noise._attempts(scale, len(attempts)).tolist()
+    assert not source.later
     return out
 
 
-@cache
-def shortest(kind: str, u: int, well: bool) -> list[Step]:
-    return next(path for path, decision in endings(kind, u, 4) if decision is well)
+def expected(scale: int, attempts: list[Attempt]) -> list[int]:
+    """The oracle, for points that are not exactly at the curve."""
+    out = []
+    for point, word in attempts:
+        k = sum(point >= int(stair) for stair in STAIRS) - 1
+        quotient, u = divmod(word // 2, scale)
+        size, height = k * scale + u, point - int(STAIRS[k])
+        assert height != curve(size, scale)
+        if height < curve(size, scale) and (quotient + 1) * scale <= 2**63 and (size or word % 2 == 0):
+            out.append(-size if word % 2 else size)
+    return out
 
 
-@dataclass(eq=False)
-class Attempt:
-    """What is drawn for one attempt, trial by trial; by default everything goes well up to ±(kσ + u)."""
-
-    k: int
-    u: int
-    negative: bool = False
-    trials: dict[tuple[str, int], list[Step]] = field(default_factory=dict)
-
-    def path(self, kind: str, turn: int) -> list[Step]:
-        well = turn < self.k if kind == "half" else True
-        return self.trials.get((kind, turn)) or shortest(kind, self.u, well)
-
-    def well(self, kind: str, turn: int) -> bool:
-        return len(self.path(kind, turn)) % 2 == 1
+# --- the stairs and the curve ------------------------------------------------------------------------------
 
 
-Calls = list[tuple[int, list[int]]]
+def test_the_oracles_curve_is_the_exponential() -> None:
+    for size in range(0, 60, 7):
+        assert curve(size, 10, 200) / (TOP << 200) == pytest.approx(math.exp(-(size**2) / 200), rel=1e-13)
+    (tenth,) = {curve(17, 10, bits) >> bits for bits in (0, 64, 500)}
+    assert tenth == curve(17, 10)
 
 
-def script(attempts: list[Attempt], scale: int = SCALE) -> tuple[Calls, list[int]]:
-    """The draws that several attempts make together, and what must come of them."""
-    calls: Calls = [(scale, [each.u for each in attempts])]
-
-    def trial(kind: str, turn: int, who: list[Attempt]) -> list[Attempt]:
-        running, j = who, 1
-        while running:
-            for place, bound in enumerate((*bounds(kind, scale), j)):
-                calls.append((bound, [each.path(kind, turn)[j - 1][place] for each in running]))
-            running, j = [each for each in running if len(each.path(kind, turn)) > j], j + 1
-        return [each for each in who if each.well(kind, turn)]
-
-    going, turn = attempts, 0
-    while going:
-        going, turn = trial("half", turn, going), turn + 1
-    alive = [each for each in attempts if each.k < REACH]
-    for kind, times in (("one", lambda k: k * (k - 1) // 2), ("share", lambda k: k), ("last", lambda _: 1)):
-        turn = 0
-        while due := [each for each in alive if times(each.k) > turn]:
-            kept = trial(kind, turn, due)
-            alive, turn = [each for each in alive if each in kept or each not in due], turn + 1
-    calls.append((2, [0 if each.negative else 1 for each in alive]))
-    sizes = [(each.k * scale + each.u, each.negative) for each in alive]
-    return calls, [-size if negative else size for size, negative in sizes if size or not negative]
+def test_every_stair_is_above_the_curve_and_hardly_more_and_all_fit_into_64_bits() -> None:
+    """``y = kσ + u`` is then proposed by a constant area for every y, of which the part below the curve is kept."""
+    ends = [*(int(each) for each in STAIRS[1:]), 2**64]
+    assert (len(STAIRS), STAIRS[0], STAIRS.dtype) == (REACH, 0, np.uint64)
+    for k, (start, end) in enumerate(zip(STAIRS, ends, strict=True)):
+        needed = Fraction(curve(k, 1, 128) + 1, 2**128)
+        assert end - int(start) >= max(1, needed * (1 + Fraction(3, 2**42)))
+        if k < REACH - 1:
+            assert end - int(start) <= needed * (1 + Fraction(1, 2**39)) + 1
+    assert 1.0 - 1e-3 < int(STAIRS[-1]) / 2**64 < 1.0  # so that seldom nothing is proposed
 
 
-class Scripted:
-    """In place of ``_below``: the next numbers of the script, for exactly the bound that it says."""
-
-    def __init__(self, calls: Calls) -> None:
-        self.calls, self.at = calls, 0
-
-    def __call__(self, bound: int, count: int) -> Integers:
-        if count == 0:
-            return np.zeros(0, np.int64)
-        assert self.at < len(self.calls), f"{count} more numbers below {bound} were drawn"
-        expected, values = self.calls[self.at]
-        assert (bound, count) == (expected, len(values)), f"draw {self.at} is another"
-        self.at += 1
-        return np.array(values, np.int64)
+# --- what is kept, for given bytes -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``drawn(attempts)``: what the sampler keeps of them; it must draw what the script says, and no more."""
-
-    def dry(_: int) -> bytes:
-        raise AssertionError("bytes were drawn past the script")
-
-    def run(*attempts: Attempt) -> list[int]:
-        calls, expected = script(list(attempts))
-        source = Scripted(calls)
-        monkeypatch.setattr(exact_noise, "_below", source)
-        kept: list[int] = exact_noise._attempts(SCALE, len(attempts)).tolist()
-        assert kept == expected
-        assert source.at == len(calls) - (not calls[-1][1])  # of nobody the sign is asked
-        return kept
-
-    monkeypatch.setattr(os, "urandom", dry)
-    return run
+def places(scale: int) -> list[int]:
+    return sorted({0, 1 % scale, scale // 3, scale // 2, scale - 1})
 
 
-# --- what a trial decides ----------------------------------------------------------------------------------
-
-
-def test_a_trial_of_these_coins_goes_well_with_probability_exp_of_minus_x() -> None:
-    """Of the model of a trial that all below is compared with: all draws counted, in exact fractions."""
-    for u, kind in product(range(SCALE), KINDS):
-        with case(u, kind):
-            x, going, well, most = chance(kind, u), Fraction(1), Fraction(0), 9
-            for j in range(1, most + 1):
-                decisions = [on for _, on in steps(kind, u, j)]
-                on = Fraction(sum(decisions), len(decisions))
-                assert on == x / j
-                well += going * (1 - on) * (j % 2)
-                going *= on
-            exp, term = Fraction(0), Fraction(1)
-            for j in range(40):
-                exp, term = exp + term, term * -x / (j + 1)
-            assert abs(well - exp) <= going
-
-
-def test_all_trials_together_are_a_gaussian() -> None:
-    """exp of −(kσ + u)²/(2σ²), up to a constant, is what the numbers of trials add up to."""
-    for k in range(REACH):
-        for u in range(SCALE):
-            exponent = (
-                k * chance("half", u) + k * (k - 1) // 2 * chance("one", u) + k * chance("share", u) + chance("last", u)
-            )
-            assert exponent == Fraction((k * SCALE + u) ** 2, 2 * SCALE**2)
-
-
-# --- the sampler, draw by draw -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [*range(13), 20, 40, REACH - 1])
-def test_every_size_is_reached_and_with_the_trials_of_its_own(drawn: Any, k: int) -> None:
-    for u in range(SCALE) if k < 9 else (0, SCALE - 1):
-        assert drawn(Attempt(k, u)) == [k * SCALE + u]
-        assert drawn(Attempt(k, u, negative=True)) == ([-(k * SCALE + u)] if k or u else [])
-
-
-@pytest.mark.parametrize("k", [REACH, REACH + 1, REACH + 30])
-def test_beyond_the_reach_nothing_is_kept_and_below_everything(drawn: Any, k: int) -> None:
-    assert drawn(Attempt(k, 3)) == []
-    assert drawn(Attempt(k, 3), Attempt(REACH - 1, 3), Attempt(2, 1)) == [SCALE * (REACH - 1) + 3, 11]
-
-
-def trials_of(k: int) -> list[tuple[str, int]]:
-    """All trials of an attempt at k, but those that find k."""
-    return [*(("one", i) for i in range(k * (k - 1) // 2)), *(("share", i) for i in range(k)), ("last", 0)]
-
-
-@pytest.mark.parametrize("k", range(9))
-def test_every_trial_decides_by_itself_in_every_way_it_can_end(drawn: Any, k: int) -> None:
-    u = 2
-    for i, (kind, turn) in enumerate(trials_of(k)):
-        for path, well in endings(kind, u, 3 if kind == "last" or i % 4 else 5):
-            assert drawn(Attempt(k, u, trials={(kind, turn): path})) == ([k * SCALE + u] if well else [])
-
-
-@pytest.mark.parametrize("k", [13, 30, REACH - 1])
-def test_far_out_one_trial_that_fails_is_enough_wherever_it_is(drawn: Any, k: int) -> None:
-    every = trials_of(k)
-    for kind, turn in {*every[:: len(every) // 6], every[-1], every[-2], every[k * (k - 1) // 2 - 1]}:
-        assert drawn(Attempt(k, 4, trials={(kind, turn): shortest(kind, 4, False)})) == []
-        long = [path for path, _ in endings(kind, 4, 7) if len(path) == 7][-1]
-        assert drawn(Attempt(k, 4, trials={(kind, turn): long})) == [k * SCALE + 4]
-
-
-@pytest.mark.parametrize("k", range(9))
-def test_k_counts_the_trials_that_went_well(drawn: Any, k: int) -> None:
-    for turn in range(k + 1):
-        for path, well in endings("half", 1, 6):
-            if well is (turn < k):
-                assert drawn(Attempt(k, 1, trials={("half", turn): path})) == [k * SCALE + 1]
-
-
-def test_attempts_do_not_touch_each_other(drawn: Any) -> None:
+def test_what_is_kept_is_what_exact_arithmetic_says_by_floats_and_without() -> None:
+    """Random bytes; with a huge CLOSE every decision is made in exact arithmetic, and is the same."""
     rng = np.random.default_rng(3)
-    for _ in range(30):
-        attempts = []
-        for _ in range(rng.integers(2, 9)):
-            k, u = int(rng.choice([0, 0, 1, 1, 2, 3, 7, 12])), int(rng.integers(SCALE))
-            trials, own = {}, trials_of(k)
-            if rng.random() < 0.4:
-                kind, turn = own[rng.integers(len(own))]
-                ways = [path for path, _ in endings(kind, u, 5)]
-                trials = {(kind, turn): ways[rng.integers(len(ways))]}
-            attempts.append(Attempt(k, u, bool(rng.integers(2)), trials))
-        drawn(*attempts)
+    for scale in SCALES:
+        with case(scale):
+            words = [(int(point), int(word)) for point, word in rng.integers(0, 2**64, (200, 2), np.uint64)]
+            found = kept(scale, words)
+            assert found == expected(scale, words) == kept(scale, words, close=2.0**70)
+            assert 110 < len(found) < 175 or scale == 1
+
+
+def near(scale: int, distances: list[int]) -> list[Attempt]:
+    """Attempts at many places, so far above the curve, where this is below their stair."""
+    out = []
+    for k, distance in product([*range(12), 20, 40, REACH - 1], distances):
+        height = 2**64 - int(STAIRS[k]) if k == REACH - 1 else int(STAIRS[k + 1]) - int(STAIRS[k])
+        there = [(u, curve(k * scale + u, scale) + distance) for u in places(scale)]
+        out += [attempt(k, u, here, scale=scale, negative=bool(k)) for u, here in there if 0 <= here < height]
+    return out
+
+
+def test_next_to_the_curve_the_decision_is_exact() -> None:
+    for scale in SCALES:
+        with case(scale):
+            attempts = near(scale, [s * d for s in (1, -1) for d in (3, 2**10, 2**20, CLOSE - 2**20, CLOSE + 2**20)])
+            assert kept(scale, attempts) == expected(scale, attempts)
+
+
+def test_floats_err_by_less_than_the_decision_record_says() -> None:
+    """Beyond 2²⁵ they decide rightly by themselves, so CLOSE has room for a worse exponential."""
+    assert CLOSE == 2**32
+    for scale in SCALES:
+        with case(scale), pytest.MonkeyPatch.context() as patch:
+            attempts = near(scale, [s * d for s in (1, -1) for d in (2**25 + 2**14, 2**26, 2**40)])
+            patch.setattr(exact_noise, "_is_below", lambda *_: pytest.fail("not decided by floats"))
+            assert kept(scale, attempts, close=2**25) == expected(scale, attempts)
+            assert {-1, 1} <= {np.sign(point) for point in expected(scale, attempts)} or scale == 1
+
+
+def test_numpys_exponential_is_far_better_than_the_proof_needs() -> None:
+    """Within 2⁻⁴⁰, in whatever lengths it is called."""
+    halves = np.concatenate([np.arange(0, 8 * 512), np.random.default_rng(5).integers(0, 64 * 512, 600)]) / 512
+    exact = np.array([curve(int(1024 * half), 1024, 128) / (TOP << 128) for half in halves])
+    for each in (np.exp(-0.5 * halves**2), np.array([np.exp(-0.5 * half**2) for half in halves])):
+        assert np.abs(each - exact).max() < 2.0**-50
+
+
+def test_a_nan_of_the_exponential_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = near(1000, [2**50, -(2**50)])
+    monkeypatch.setattr(np, "exp", lambda x: np.full(x.shape, np.nan))
+    assert kept(1000, attempts) == expected(1000, attempts)
+
+
+# --- with more than 64 bits --------------------------------------------------------------------------------
+
+
+def words_of(number: int, count: int) -> list[int]:
+    """Its last ``count`` words of 64 bits, in their order."""
+    return [number >> 64 * i & (2**64 - 1) for i in reversed(range(count))]
+
+
+def test_exactly_at_the_curve_more_bits_decide_as_many_as_it_takes() -> None:
+    """The next 64 bits of the curve itself leave it open once more."""
+    for scale, k in product((5, 637_535_235, 2**56 - 1), (0, 1, 3, 9)):
+        u = scale // 3
+        size = k * scale + u
+        for extra, above in product((1, 30) if (scale, k) == (5, 1) else (1, 2, 3), (-3, 3)):
+            with case(scale, k, extra, above):
+                exact = curve(size, scale, 64 * extra) + above
+                found = kept(scale, [attempt(k, u, exact >> 64 * extra, scale=scale)], words_of(exact, extra))
+                assert found == ([size] if above < 0 else [])
+
+
+def test_more_bits_are_drawn_only_within_two_of_the_curve() -> None:
+    here, size = curve(1234, 1000), 1234
+    for distance in range(-3, 4):
+        later = [] if abs(distance) > 2 else [0]
+        found = kept(1000, [attempt(1, 234, here + distance, scale=1000)], later)
+        assert found == ([size] if distance <= 0 else [])
+
+
+def test_every_tail_is_reached_and_none_beyond() -> None:
+    """Stair k, and bits that are zero for as long as the curve's are; all ones are the end of the last stair."""
+    for scale, k in [*product((5, 2**56 - 1), (7, 11, 12, 20)), (5, REACH - 1)]:
+        with case(scale, k):
+            size, zeros = k * scale + scale - 1, 0
+            while curve(size, scale, 64 * zeros) <= 2:
+                zeros += 1
+            assert k < 11 or zeros
+            far = attempt(k, scale - 1, 0, negative=True, scale=scale)
+            assert kept(scale, [far], [0] * zeros) == [-size]
+            if zeros:
+                assert kept(scale, [far], words_of(curve(size, scale, 64 * zeros) + 3, zeros)) == []
+    assert kept(5, [(2**64 - 1, 0)]) == []
+
+
+# --- signs, remainders, lots -------------------------------------------------------------------------------
+
+
+def test_zero_has_one_sign_and_every_other_number_two() -> None:
+    for scale in SCALES:
+        for k, u in product((0, 1), places(scale)):
+            both = [attempt(k, u, 0, negative=negative, scale=scale) for negative in (False, True)]
+            size = k * scale + u
+            assert kept(scale, both) == ([size, -size] if size else [0])
+
+
+def test_remainders_are_of_whole_multiples_of_the_scale_alone() -> None:
+    """Of numbers below the largest multiple that fits 63 bits, so that each remainder is as frequent as the others."""
+    for scale in SCALES:
+        with case(scale):
+            last = 2**63 // scale - 1
+            for u in places(scale):
+                assert kept(scale, [attempt(0, u, 0, quotient=last, scale=scale)]) == [u]
+                if (last + 1) * scale + u < 2**63:
+                    assert kept(scale, [attempt(0, u, 0, quotient=last + 1, scale=scale)]) == []
+
+
+def test_draws_are_what_was_kept_and_missing_ones_are_drawn_anew() -> None:
+    for count, first in [(1, 0), (3, 2), (104, 100), (104, 104), (104, 110)]:
+        asked: list[int] = []
+
+        def lots(scale: int, n: int, first: int = first, asked: list[int] = asked) -> Integers:
+            asked.append(n)
+            return np.arange(first) + scale if len(asked) == 1 else np.arange(1000, 1000 + n)
+
+        with case(count, first), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(exact_noise, "_attempts", lots)
+            drawn = exact_noise.discrete_gaussian(5, count).tolist()
+            assert drawn == [*range(5, 5 + first), *range(1000, 1000 + count)][:count]
+            assert asked == [n + n // 2 + 8 for n in (count, count - first) if n > 0]
+
+
+def test_a_number_takes_about_25_bytes_of_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, asked = np.random.default_rng(1), []
+    monkeypatch.setattr(os, "urandom", lambda count: asked.append(count) or rng.bytes(count))
+    for scale, count in product((1000, 2**56 - 1), (104, 10_000)):
+        asked.clear()
+        exact_noise.discrete_gaussian(scale, count)
+        assert sum(asked) < 26 * count
 
 
 # --- from an attempt to an upload --------------------------------------------------------------------------
-
-
-def test_draws_are_what_was_kept_and_nothing_is_cut_off() -> None:
-    """The first attempts keep one number less than wanted, so a second lot is needed."""
-    for sizes in [[7, 8, 9], [0, 12, 63], [30]]:
-        with case(sizes), pytest.MonkeyPatch.context() as monkeypatch:
-            count = len(sizes)
-            lost = {("last", 0): shortest("last", 4, False)}
-            first = [Attempt(k, 4, negative=True) for k in sizes[:-1]]
-            first = [Attempt(1, 4, trials=lost) for _ in range(2 * count + 16 - len(first))] + first
-            second = [*(Attempt(1, 4, trials=lost) for _ in range(17)), Attempt(sizes[-1], 3)]
-            calls = script(first)[0] + script(second)[0]
-            monkeypatch.setattr(exact_noise, "_below", Scripted([call for call in calls if call[1]]))
-            expected = [-(k * SCALE + 4) for k in sizes[:-1]] + [sizes[-1] * SCALE + 3]
-            assert exact_noise.discrete_gaussian(SCALE, count).tolist() == expected
 
 
 FAR = (6.5, -7.0, 11.0, -63.9, 0.5)
@@ -311,36 +299,3 @@ def test_noise_far_out_reaches_the_upload_as_it_is(monkeypatch: pytest.MonkeyPat
         gradient = exact_noise.as_mean(far(own.noise_scale(STUDY.noise_multiplier), 3)[:, None], own)[None]
         _, upload = calm.advance(state, gradient, consensus(1), round=1, problem=STUDY.problem)
         np.testing.assert_array_equal(agent.step(1, consensus(1)), upload[0])
-
-
-# --- whole numbers below a bound, from bytes ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bound", [2, 3, 4, 5, 7, 8, 100, 2**20 - 1, 637_535_235, 2**55 + 1, 2**56 - 1])
-def test_numbers_below_a_bound_are_the_low_bits_and_too_large_ones_are_drawn_again(
-    monkeypatch: pytest.MonkeyPatch, bound: int
-) -> None:
-    bits = (bound - 1).bit_length()
-    edge = {0, 1, bound // 2, bound - 1, bound % 2**bits, 2**bits - 1, 2 ** (bits - 1)}
-    low = sorted(edge) if bits > 8 else list(range(2**bits))
-    high = (0xABCDEF0123456789 >> bits) << bits
-    words, asked = [high | each for each in low], []
-    later = [high | (each % bound) for each in (0, bound - 1, *range(len(low)))]
-
-    def urandom(size: int) -> bytes:
-        asked.append(size)
-        source = words if len(asked) == 1 else later
-        return np.array([source.pop(0) for _ in range(size // 8)], np.uint64).tobytes()
-
-    again = iter([each & (2**bits - 1) for each in later])
-    monkeypatch.setattr(os, "urandom", urandom)
-    drawn = exact_noise._below(bound, len(low))
-    assert drawn.tolist() == [each if each < bound else next(again) for each in low]
-    over = sum(each >= bound for each in low)
-    assert asked == [8 * len(low), *([8 * over] if over else [])]
-
-
-def test_below_one_there_is_only_zero_and_no_bytes_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "urandom", lambda size: pytest.fail("bytes were drawn"))
-    zeros = exact_noise._below(1, 3)
-    assert (zeros.tolist(), zeros.dtype) == ([0, 0, 0], np.int64)

@@ -135,7 +135,7 @@ def in_a_file(block):
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_rows_in_a_nameless_file_are_silenced_in_place(kind, monkeypatch):
+def test_rows_that_are_given_away_are_silenced_in_place(kind, monkeypatch):
     monkeypatch.setattr("dpadmm._base.memmap.PORTION_BYTES", 64 * 24)  # several portions
     features = np.random.default_rng(0).uniform(0.1, 0.5, (50, 3))
     ids = Ids.of([row if row % 3 else "" for row in range(50)])
@@ -144,11 +144,24 @@ def test_rows_in_a_nameless_file_are_silenced_in_place(kind, monkeypatch):
         places = in_a_file(np.tile(np.arange(3, dtype=np.int32), 50)[:, None])
         matrix = compact_csr(matrix.reshape(-1), places.reshape(-1), np.arange(0, 151, 3), (50, 3))
     assert is_nameless(matrix)
-    done = protect(matrix, np.ones(50), PrivacyUnit(1, "who"), ids).features
-    assert is_nameless(done)
+    done = protect(matrix, np.ones(50), PrivacyUnit(1, "who"), ids, given=True).features
+    assert done is matrix
     out = done.toarray() if kind == "sparse" else np.asarray(done)
     wanted = np.where((np.arange(50) % 3 == 0)[:, None], 0.0, features)
     assert np.array_equal(out, wanted)
+
+
+def test_rows_that_are_not_given_away_can_be_changed_by_their_owner_without_harm():
+    """The digest and the lengths of rows are taken once: they must stay those of the rows that are summed."""
+    for ours in (False, True):
+        features, labels = rows()
+        held = CheckedRows(protect(features, labels, ONE_ROW, given=ours))
+        assert np.shares_memory(held._rows.features, features) == ours
+        before = held.digest()
+        if not ours:
+            features *= 0.5
+            labels *= -1
+            assert held.digest() == before
 
 
 def test_a_guard_refuses_rows_of_another_unit(tmp_path):

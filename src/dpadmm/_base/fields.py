@@ -7,9 +7,11 @@ does the checking.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from hashlib import sha256
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -226,6 +228,12 @@ def for_json(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [for_json(each) for each in value]
     raise TypeError(f"JSON cannot hold a {type(value).__name__}")
+
+
+def hash_of(document: Any) -> str:
+    """SHA-256 of the canonical JSON: sorted keys, no spaces, ASCII."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return sha256(text.encode("ascii")).hexdigest()
 
 
 def _finite(value: object) -> bool:

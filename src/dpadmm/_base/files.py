@@ -12,11 +12,11 @@ from dpadmm._base.errors import StudyError
 
 
 @contextmanager
-def atomic_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path, *, mode: int = 0o666, replace: bool = True, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a temporary neighbour of ``path`` for writing and move it there at the end; folders are made.
 
     Whatever stops the writing, ``path`` is either what it was before or the whole new file. Without ``replace``
-    a file that is there already is an error.
+    a file that is there already is an error. What is not ``durable`` may be lost if the machine stops.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -26,9 +26,11 @@ def atomic_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Itera
         with os.fdopen(handle, "wb") as out:
             yield out
             out.flush()
-            os.fsync(out.fileno())
+            if durable:
+                os.fsync(out.fileno())
         (os.replace if replace else os.link)(part, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
 

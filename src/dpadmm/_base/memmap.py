@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm._base.arrays import Features, Floats, Integers, layout
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.features import Features, layout
 
 PORTION_BYTES = 2**26
 MEMORY_BYTES = 2**28
@@ -49,12 +50,12 @@ def portions(features: Features, sizes: Integers) -> Iterator[slice]:
 
 
 def row_portions(features: Features) -> Iterator[slice]:
-    """The same for rows: all of them, or about 64 MB at a time of a mapped file."""
+    """The same for rows: about 64 MB at a time, so that what is made of them stays small beside them."""
     n = features.shape[0]
-    if not is_mapped(features):
-        yield slice(0, n)
-        return
     some = max(1, PORTION_BYTES // 64 // max(1, sum(part.nbytes for part in _parts(features)) // max(1, n)))
+    if not is_mapped(features):
+        yield from (slice(start, min(n, start + 64 * some)) for start in range(0, n, 64 * some))
+        return
     sizes = np.full(-(-n // some), PORTION_BYTES // 64)
     for part in portions(features, sizes):
         yield slice(part.start * some, min(n, part.stop * some))

@@ -56,5 +56,10 @@ def unknown_name(kind: str, name: str, known: Sequence[str], where: object) -> S
 
 def listed(names: Iterable[str]) -> str:
     """Names as a message shows them: quoted, the first few only."""
-    every = [repr(name)[:40] for name in names]
-    return ", ".join(every[:8]) + (f" and {len(every) - 8} more" if len(every) > 8 else "") or "nothing"
+    return first_of([repr(name)[:40] for name in names], 8) or "nothing"
+
+
+def first_of(values: Sequence[object], most: int = 12, *, between: str = ", ") -> str:
+    """``a, b, c and 4 more``."""
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return f"{between.join(map(str, values[:most]))}{more}"

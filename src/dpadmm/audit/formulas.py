@@ -60,9 +60,21 @@ def moments(features: Floats, labels: Floats, asked: Floats) -> Floats:
     return np.asarray((terms * 2.0 / np.maximum(lengths, 2.0)).sum(axis=0))
 
 
+def newton_pair(features: Floats, labels: Floats, point: Floats) -> Floats:
+    """``Σ_j (r_j·a_j, φ^{5/2}·|r_j|(1 − |r_j|)·a_j a_jᵀ)`` of the logistic loss, φ the golden ratio: ``d(d + 3)/2``.
+
+    Of the matrix the upper triangle, row by row, with √2 off the diagonal.
+    """
+    size = 1.0 / (1.0 + np.exp(np.clip(labels * (features @ point), -700.0, 700.0)))
+    curvature = (0.5 + math.sqrt(1.25)) ** 2.5 * size * (1.0 - size)
+    matrix = (features.T * curvature) @ features * (math.sqrt(2.0) - (math.sqrt(2.0) - 1.0) * np.eye(N_FEATURES))
+    return np.concatenate([(-labels * size) @ features, *(matrix[j, j:] for j in range(N_FEATURES))])
+
+
 FORMULAS: Mapping[str, Formula] = {
     "gradient": Formula(N_FEATURES, 1.0, gradient),
     "shaped_gradient": Formula(N_FEATURES, 1.0, shaped_gradient),
     "moments": Formula(3 * N_FEATURES + 1, 2.0, moments),
+    "newton_pair": Formula(N_FEATURES * (N_FEATURES + 3) // 2, 1.0, newton_pair),
 }
 """By the name of the statistic."""

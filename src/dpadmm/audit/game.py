@@ -4,13 +4,15 @@ Each agent has one of two data sets that differ in a single row, its *world*. Th
 what it likes, and sees uploads only. There is a game for each method that agents can be asked for, and together
 they ask for every statistic of the closed list. What an agent says is to be, ``formulas.py`` says.
 
-The loss is the squared one. The row in question has a label far beyond what any point here predicts, so that its
-gradient is as long as it may be after clipping, and only after clipping, in every round. (With the logistic loss
-the first round of DP-ADMM, at 0, would have half of that.)
+The loss is the squared one, but for ``auto_inference``. The row in question has a label far beyond what any point
+here predicts, so that its gradient is as long as it may be after clipping, and only after clipping, in every round.
+(With the logistic loss the first round of DP-ADMM, at 0, would have half of that.)
 
 - ``dp_admm``: the row is ``(±cos θ, sin θ)``, and its two gradients are ``2·cos θ`` apart: 0.9988 of the sensitivity.
 - ``auto``: the row is ±a with nine equal entries. Its two shaped gradients are opposite, so all of the sensitivity
   2 apart; of its moments ``(a, a∘a, √3·y·a, y²/2)`` the first and the third change their signs: 0.958 of 4.
+- ``auto_inference``: the rows of ``dp_admm`` and a logistic loss, far out, where slopes are 1 and curvatures vanish:
+  0.9988 of the sensitivity (with the squared loss, no two rows are more than .78 of the sensitivity apart).
 - ``auto_coalition``, ``auto_alone``: the same with secure aggregation, and an active aggregator. It tells each of the
   two agents of members of its own: the agent, a site beside it, and a third site, in both, that works with the
   aggregator. In ``alone`` the sites beside do so too. The noise that is left is to be just that of the promise.
@@ -34,6 +36,7 @@ from dpadmm.study.roster import RosterEntry
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.methods.auto import PublicState
+from dpadmm.training.methods.newton import Inferred
 
 N_ROUNDS = 3
 """Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
@@ -59,10 +62,11 @@ class Role:
     others: tuple[tuple[int, int, float, float], ...]
     """The rows that are the same in both worlds: column, how many, value, label."""
     sent: tuple[Floats, ...]
+    label: float = LABEL
 
     def rows(self, world: int) -> tuple[Floats, Floats]:
         """Features (m, d) and labels (m,): the row in question first."""
-        features, labels = np.zeros((self.n_rows, N_FEATURES)), np.full(self.n_rows, LABEL)
+        features, labels = np.zeros((self.n_rows, N_FEATURES)), np.full(self.n_rows, self.label)
         features[0] = _padded(self.row[world])
         first = 1
         for column, count, value, label in self.others:
@@ -130,10 +134,13 @@ class Game:
     roles: tuple[Role, Role]
     listener: Callable[[], Listener]
     coalition: Coalition | None = None
+    loss: str = "squared"
+    inference: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.method}_{self.coalition.name}" if self.coalition else self.method
+        variant = self.coalition.name if self.coalition else "inference" if self.inference else ""
+        return f"{self.method}_{variant}" if variant else self.method
 
     @property
     def trust(self) -> str:
@@ -184,12 +191,14 @@ class Game:
     def study(self, name: str, *, mu: float, delta: float, keys: Mapping[str, bytes] | None = None) -> Study:
         """A study of three rounds that costs μ in all, by this game; with the private ``keys`` of its sites."""
         training = {
-            "method": self.method, "loss": "squared", "regularizer": "none", **self.constants,
+            "method": self.method, "loss": self.loss, "regularizer": "none", **self.constants,
             "noise_multiplier": math.sqrt(N_ROUNDS) * self.exposure / mu, "delta": delta, "n_rounds": N_ROUNDS,
         }  # fmt: skip
         agreed: dict[str, Any] = {}
         if self.method == "dp_admm":
             training["schedule"] = "constant"
+        if self.inference:
+            training["inference"] = True
         if self.coalition:
             training |= {"trust": self.trust, "honest": self.shares}
             agreed = {"most_rows": MOST_ROWS, "allow_missed_rounds": True, "quorum": self.shares + 1}
@@ -200,6 +209,7 @@ class Game:
         return Study(
             name=name,
             features=tuple(f"x{j + 1}" for j in range(N_FEATURES)),
+            classes=(-1, 1) if self.loss == "logistic" else None,
             training=Training(**training),
             provenance=dict.fromkeys(self.constants, "assumed"),
             **agreed,
@@ -309,7 +319,40 @@ AUTO = Game(
     AutoListener,
 )  # fmt: skip
 
+
+class NewtonListener:
+    """Likewise."""
+
+    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """The point."""
+        return Inferred.unpacked(sent, N_FEATURES).weights, upload.ravel()
+
+
+def _newton_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *point: float) -> Role:
+    worlds = (math.cos(ANGLE), math.sin(ANGLE)), (-math.cos(ANGLE), math.sin(ANGLE))
+    none = np.zeros((N_FEATURES, N_FEATURES))
+    sent = tuple(Inferred(1.0, 0.0, _padded((0.0, far, *point)), none).packed() for far in (1e3, 2e3, 1e3))
+    return Role(name, n_rows, worlds, others, sent, label=-1.0)
+
+
+AUTO_INFERENCE = Game(
+    "auto",
+    {},
+    tuple(Round("newton_pair", share, math.cos(ANGLE)) for share in (0.2, 0.2, 0.6)),
+    (
+        # 20 rows at the golden ratio, where gradient and Hessian together are 1 long
+        _newton_role("far", 40, ((2, 20, 1.0, -1.0), (3, 19, 0.05, 1.0)), math.log((math.sqrt(5.0) + 1.0) / 2.0)),
+        # Ten rows of zeros with labels; 30 rows that follow the point
+        _newton_role("near", 50, ((2, 9, 0.05, 1.0), (2, 10, 0.0, 1.0),
+                                  *((column, 5, 1.0, 1.0) for column in range(3, N_USED))),
+                     0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0),
+    ),
+    NewtonListener,
+    loss="logistic",
+    inference=True,
+)  # fmt: skip
+
 AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, honest=2))
 AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, honest=1))
 
-GAMES: Mapping[str, Game] = {game.name: game for game in (AUTO, DP_ADMM, AUTO_COALITION, AUTO_ALONE)}
+GAMES: Mapping[str, Game] = {game.name: game for game in (AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COALITION, AUTO_ALONE)}

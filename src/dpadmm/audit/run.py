@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 import dpadmm
 from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import StudyError
+from dpadmm._base.fields import for_json
 from dpadmm.audit.formulas import N_FEATURES
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game
 from dpadmm.audit.gates import Gate, Guesses, LowerBound, all_guesses, judge, lower_bound, threshold
@@ -119,10 +119,7 @@ class Audit:
             "epsilon_lower_bound": self.bound.epsilon,
             "share_found": self.bound.epsilon / self.epsilon,
             "guesses": asdict(self.bound),
-            "gates": [
-                {**asdict(gate), "measured": gate.measured if math.isfinite(gate.measured) else None}
-                for gate in self.gates
-            ],
+            "gates": [for_json(asdict(gate)) for gate in self.gates],
             "false_alarm": self.false_alarm,
             "seconds": self.seconds,
         }

@@ -207,7 +207,7 @@ class _Site:
             epsilon=exact_epsilon(2.0 * mu if alone else mu, delta),
             delta=delta,
             methods=frozenset({game.method}),
-            losses=frozenset({"squared"}),
+            losses=frozenset({game.loss}),
             max_rounds=N_ROUNDS,
             min_rows=2,
             masking=MaskingLimits(exact_epsilon(mu if alone else 2.0 * mu, delta), 2, 1) if game.coalition else None,

@@ -55,33 +55,6 @@ class Commands(TyperGroup):
         for name, text in COMMANDS.items():
             self.add_command(TyperCommand(name, help=text))
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """As typer shows it; typer imports Markdown and tracebacks first, a third of the time of --help."""
-        from rich.columns import Columns
-        from rich.console import Console
-        from rich.padding import Padding
-        from rich.panel import Panel
-        from rich.table import Table
-        from rich.text import Text
-
-        options, commands = (
-            Table(box=None, show_header=False, expand=True, pad_edge=False, padding=(0, 1)) for _ in range(2)
-        )
-        params: list[Any] = self.get_params(ctx)
-        for each in params:
-            kind = Text.assemble(("<", "dim"), "bool", (">", "dim"), style="bold yellow")
-            options.add_row(Text(each.opts[0], "bold cyan"), "", "", "", kind, Columns([each.help]))
-        commands.add_column(style="bold cyan", no_wrap=True, width=max(map(len, COMMANDS)))
-        commands.add_column(ratio=10)
-        for name, text in COMMANDS.items():
-            commands.add_row(name, text)
-        console, usage = Console(highlight=False), Text(self.get_usage(ctx))
-        usage.highlight_words(["Usage: "], "yellow")
-        console.print(Padding(usage, 1), style="bold")
-        console.print(Padding(self.help or "", (0, 1, 1, 1)))
-        for title, rows in (("Options", options), ("Commands", commands)):
-            console.print(Panel(rows, title=title, title_align="left", border_style="dim"))
-
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and loaded(str(name)), rest

@@ -26,6 +26,7 @@ def run_suite(
     only: str | None = None,
     sets: str | None = None,
     workers: int | None = None,
+    scheduler: str | None = None,
     overwrite: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -53,7 +54,14 @@ def run_suite(
         if not as_json:
             say(f"{entry.name}: {dataset.n_rows} rows × {dataset.n_features} features")
         results = run_with_progress(
-            grid, dataset, place, names=again or None, workers=workers, overwrite=overwrite, quiet=as_json
+            grid,
+            dataset,
+            place,
+            names=again or None,
+            workers=workers,
+            scheduler=scheduler,
+            overwrite=overwrite,
+            quiet=as_json,
         )
         lines += accuracy.lines_of(entry, results)
     if not lines:

@@ -18,9 +18,14 @@ from typer import Argument, Option
 from dpadmm._base.errors import Refusal, StudyError
 from dpadmm.cli.screen import (
     AsJson,
+    LogForm,
+    Metrics,
+    OnlyLive,
     StudyFile,
+    alarms_json,
     check_new,
     echo_json,
+    exit_with_health,
     rounded_down,
     rounded_up,
     say,
@@ -100,7 +105,7 @@ def check(
         show_survey(study, survey)
         say(*(f"Warning: {problem}" for problem in survey.problems))
     elif study is not None:
-        say("Cells are counted in .csv and .parquet tables only.")
+        say("Cells are counted in tables with named columns only.")
     return None
 
 
@@ -323,20 +328,25 @@ def join(
 
 @agent_app.command("run")
 def run(
-    site_file: SiteOption = Path("site.toml"), quiet: bool = Option(False, "--quiet", help="Log to agent.log only.")
+    site_file: SiteOption = Path("site.toml"),
+    quiet: bool = Option(False, "--quiet", help="Log to agent.log only."),
+    log_form: LogForm = "text",
+    metrics: Metrics = None,
 ) -> None:
-    """Answer the studies that you accepted, until it is stopped. Connects to the broker; opens no port.
+    """Answer the studies that you accepted, until it is stopped. Connects to the broker; opens no port but --metrics.
 
     It notices when you accept or leave a study. It can be killed at any time and resumes when started again.
     """
-    from dpadmm.federation.site.process import SiteProcess, make_log
+    from dpadmm.federation.logs import make_log
+    from dpadmm.federation.site.process import LOG, SiteProcess
 
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # gives memory of tables back
     site = read_site(site_file)
     _warn(*site.warnings(), *broken_promises(site.policy, read_ledger(site.ledger)))
-    log = make_log(site.path.parent, terminal=not quiet)
+    folder = site.path.parent
+    log = make_log(f"agent.{folder}", terminal=not quiet, file=folder / LOG, as_json=log_form == "json")
     with _without_pandas():
-        asyncio.run(_until_signal(SiteProcess(site, log)))
+        asyncio.run(_until_signal(SiteProcess(site, log), metrics))
     log.info("stopped")
 
 
@@ -357,49 +367,54 @@ def _without_pandas() -> Iterator[None]:
         del sys.modules["pandas"]
 
 
-async def _until_signal(process: SiteProcess) -> None:
+async def _until_signal(process: SiteProcess, metrics: str | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await process.run(stop)
+    await process.run(stop, metrics=metrics)
 
 
 @agent_app.command("status")
 def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -> None:
-    """Show whether the agent is running and connected, and which studies it answers."""
-    path = read_site(site_file).path.parent / decisions.STATUS
-    if not path.exists():
-        raise StudyError("the agent has not run here yet: start it with dpadmm agent run")
-    seen = decisions.read_status(path)
-    seen["running"] = bool(seen["running"]) and _is_alive(seen["pid"])
-    seen["connected"] = seen["running"] and seen["connected"]
+    """Show whether the agent is running and connected, which studies it answers, and what is wrong."""
+    from dpadmm.federation import health
+
+    folder = read_site(site_file).path.parent
+    seen = health.read_status(folder / health.STATUS)
+    alarms, live = health.agent_alarms(seen, folder), health.is_live(seen)
     if as_json:
-        return echo_json(seen)
-    running = "is running" if seen["running"] else "is not running"
-    connected = "connected" if seen["connected"] else "not connected"
-    say(f"{seen['site']}: the agent {running}, {connected} to {seen['broker']} ({seen['at']})")
-    say(f"Its certificate is valid until {seen['certificate_expires'][:10]}.")
-    rows = [
-        (
-            each["name"],
-            each["decision"],
-            "yes" if each["answering"] and seen["running"] else "no",
-            "" if each["last_round"] is None else str(each["last_round"]),
-            str(each["n_rounds"]),
-        )
-        for each in seen["studies"]
-    ]
-    return show_table(("study", "decision", "answering", "last round", "of"), rows)
+        known = {} if seen is None else seen | {"running": live, "connected": live and seen["connected"]}
+        days = {} if seen is None else {"certificate_days_left": health.days_left(seen["certificate_expires"])}
+        return echo_json({"running": False, "connected": False, "studies": []} | known | days | alarms_json(alarms))
+    if seen is not None:
+        running = "is running" if live else "is not running"
+        connected = "connected" if live and seen["connected"] else "not connected"
+        say(f"{seen['site']}: the agent {running}, {connected} to {seen['broker']} ({seen['at']})")
+        say(f"Its certificate is valid until {seen['certificate_expires'][:10]}.")
+        rows = [
+            (
+                each["name"],
+                each["decision"],
+                "yes" if each["answering"] and live else "no",
+                "" if each["last_round"] is None else str(each["last_round"]),
+                str(each["n_rounds"]),
+                each["asked_at"] or "",
+            )
+            for each in seen["studies"]
+        ]
+        show_table(("study", "decision", "answering", "last round", "of", "last asked"), rows)
+    return say(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
 
 
-def _is_alive(pid: object) -> bool:
-    try:
-        os.kill(int(str(pid)), 0)
-    except PermissionError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return True
+@agent_app.command("health")
+def health_command(site_file: SiteOption = Path("site.toml"), only_live: OnlyLive = False) -> None:
+    """Say what is wrong, for systemd, Docker and Kubernetes. Exit code 0: healthy. 1: not."""
+    from dpadmm.federation import health
+
+    folder = read_site(site_file).path.parent
+    seen = health.read_status(folder / health.STATUS)
+    alarms = health.agent_alarms(seen, folder)
+    exit_with_health([each for each in alarms if not only_live or each.code == "not-running"])
 
 
 def _opened(path: Path) -> Site:
@@ -476,9 +491,8 @@ def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
 
 
 def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[str]:
-    from dpadmm.data.reader import line_warnings
 
-    found, used = line_warnings(site.table, persons.n_rows), persons.n_used
+    found, used = site.rows.line_warnings(persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
         found.append(f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}.")
     if site.policy.delta * used >= 1.0:

@@ -15,7 +15,22 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted
-from dpadmm.cli.screen import AsJson, check_new, echo_json, progress_bar, say, say_path, show_table, write
+from dpadmm.cli.screen import (
+    AsJson,
+    LogForm,
+    Metrics,
+    OnlyLive,
+    alarms_json,
+    check_free,
+    check_new,
+    echo_json,
+    exit_with_health,
+    progress_bar,
+    say,
+    say_path,
+    show_table,
+    write,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,6 +54,9 @@ BrokerUrl = Annotated[
 ]
 PagePort = Annotated[int, Option("--page-port", help="Port of the live page; 0 for any free port.", metavar="PORT")]
 WithPage = Annotated[bool, Option("--page/--no-page", help="Serve a live page on this machine only.")]
+StartWait = Annotated[
+    float, Option("--start-wait", min=1.0, help="Seconds to wait for all sites at the start.", metavar="SECONDS")
+]
 HERE = Path()
 
 
@@ -98,10 +116,13 @@ def revoke(
 
     authority = Authority.open(folder)
     authority.revoke(name)
-    broker = Broker(authority)
-    if running := broker.alive():
+    broker, what = Broker(authority), ""
+    if broker.alive():
         broker.reload()
-    say(f"Revoked: {name}." + (" The broker has closed its connections." if running else ""))
+        what = " The broker has closed its connections."
+    elif broker.kept():  # in another container
+        what = " The broker closes its connections within a few seconds."
+    say(f"Revoked: {name}.{what}")
 
 
 @aggregator_app.command("sites")
@@ -138,6 +159,22 @@ def roster(
     say("Next, at each site: dpadmm agent review STUDY --accept --hash HASH")
 
 
+@aggregator_app.command("broker")
+def broker(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text", metrics: Metrics = None) -> None:
+    """Keep the broker running between studies, so that sites stay connected, until it is stopped.
+
+    Without it, serve starts a broker that stops with the last study.
+    """
+    from dpadmm.federation.aggregator.server import keep_broker
+    from dpadmm.federation.pki.authority import Authority
+
+    try:
+        work = keep_broker(Authority.open(folder), _log(log_form), port=port, metrics=metrics)
+        asyncio.run(until_signal(work, ""))
+    except Interrupted:
+        say("Stopped. A study that is being served keeps the broker until its end.")
+
+
 @aggregator_app.command("serve")
 def serve(
     study_file: Path = Argument(..., help="The study's file.", show_default=False, metavar="STUDY"),
@@ -149,10 +186,14 @@ def serve(
     port: Port = None,
     page: WithPage = True,
     page_port: PagePort = 0,
+    start_wait: StartWait = 60.0,
+    log_form: LogForm = "text",
+    metrics: Metrics = None,
 ) -> None:
     """Run a study across sites: wait for them, run all rounds, and keep a journal.
 
-    It can be killed at any time and resumes with the same round when started again.
+    Round 1 starts when all sites are there, or after --start-wait with the quorum; without it, this ends with exit
+    code 2 and says who is missing. It can be killed at any time and resumes with the same round when started again.
     """
     from dpadmm.federation.aggregator.server import Server, begin
     from dpadmm.federation.pki.authority import Authority
@@ -160,7 +201,7 @@ def serve(
 
     authority, study = Authority.open(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
-    server = Server(authority, begin(authority, study, wanted), _log(), broker, port)
+    server = Server(authority, begin(authority, study, wanted), _log(log_form), broker, port, start_wait, metrics)
     _run(server, folder, study_file, page_port if page else None)
 
 
@@ -172,27 +213,63 @@ def resume(
     port: Port = None,
     page: WithPage = True,
     page_port: PagePort = 0,
+    start_wait: StartWait = 60.0,
+    log_form: LogForm = "text",
+    metrics: Metrics = None,
 ) -> None:
     """Continue a study from its journal, with the round that was open."""
     from dpadmm.federation.aggregator.server import Server
     from dpadmm.federation.pki.authority import Authority
 
-    server = Server(Authority.open(folder), _journal(folder, study_file), _log(), broker, port)
+    journal = _journal(folder, study_file)
+    server = Server(Authority.open(folder), journal, _log(log_form), broker, port, start_wait, metrics)
     _run(server, folder, study_file, page_port if page else None)
 
 
 @aggregator_app.command("status")
 def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
-    """Show the progress of a study: its rounds, its sites, and what each has released."""
-    from dpadmm.federation.aggregator.journal import Journal
-    from dpadmm.federation.aggregator.sums import snapshot_of_journal
+    """Show the progress of a study: its rounds, its sites, what each has released, and what is wrong."""
+    from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
+    from dpadmm.federation.health import STATUS, AggregatorStatus, is_live, read_status
+    from dpadmm.federation.pki.authority import Authority
 
-    with Journal.open(_journal(folder, study_file), read_only=True) as journal:
-        seen = snapshot_of_journal(journal) | {"served": journal.is_held()}
+    authority = Authority.open(folder)
+    hub, found = read_status(folder / STATUS, AggregatorStatus), journals(folder)
+    if study_file or (not as_json and len(found) > 1):
+        found = [_journal(folder, study_file)]
+    seen = [status_of(authority, each) for each in found]
+    alarms = alarms_of(authority, seen)
     if as_json:
-        echo_json(seen)
-    else:
-        _show(seen)
+        several = seen[0] if len(seen) == 1 else {"state": "several" if seen else "none", "studies": seen}
+        return echo_json(several | {"broker": hub and hub | {"running": is_live(hub)}} | alarms_json(alarms))
+    if hub is not None:
+        say_path(f"The broker {'is running' if is_live(hub) else 'is not kept running'}: {hub['broker']} ({hub['at']})")
+    if seen:
+        _show(seen[0])
+    elif hub is not None:
+        rows = [(name, site["last_seen"] or "never") for name, site in hub["sites"].items()]
+        show_table(("site", "last sign of life"), rows)
+    if not seen:
+        say("No study was served here yet.")
+    return say(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
+
+
+@aggregator_app.command("health")
+def health(study_file: ChosenStudy = None, folder: Folder = HERE, only_live: OnlyLive = False) -> None:
+    """Say what is wrong, for systemd, Docker and Kubernetes. Exit code 0: healthy. 1: not.
+
+    Without STUDY: the broker that dpadmm aggregator broker keeps, and all studies that are being served.
+    """
+    from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
+    from dpadmm.federation.pki.authority import Authority
+
+    authority = Authority.open(folder)
+    found = [_journal(folder, study_file)] if study_file else journals(folder)
+    seen = [status_of(authority, each) for each in found]
+    if study_file is None:
+        seen = [each for each in seen if each["live"] is not None and each["live"]["running"]]
+    alarms = alarms_of(authority, seen)
+    exit_with_health([each for each in alarms if not only_live or each.code == "not-running"])
 
 
 @aggregator_app.command("export")
@@ -209,9 +286,7 @@ def export(
     from dpadmm.model.model import model_of
 
     transcript = output.with_suffix(".transcript.npz")
-    for path in (output, statement_path(output), transcript):
-        if path.exists() and not overwrite:
-            raise StudyError(f"{path} exists; choose another name, or add --overwrite")
+    check_free(output, statement_path(output), transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
         rounds = journal.study.training.planned_rounds
@@ -237,15 +312,10 @@ def _journal(folder: Path, study_file: Path | None) -> Path:
     return found[0]
 
 
-def _log() -> logging.Logger:
-    log = logging.getLogger("dpadmm.aggregator")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    if not log.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-        log.addHandler(handler)
-    return log
+def _log(form: str) -> logging.Logger:
+    from dpadmm.federation.logs import make_log
+
+    return make_log("aggregator", terminal=True, as_json=form == "json")
 
 
 def _run(server: Server, folder: Path, study: Path | None, page_port: int | None) -> None:

@@ -19,7 +19,7 @@ from typer import Option
 
 from dpadmm._base.errors import DIVERGED, StudyError
 from dpadmm.cli import reproduce
-from dpadmm.cli.reproduce import RESULTS, Restart, Workers
+from dpadmm.cli.reproduce import RESULTS, Restart, Scheduler, Workers
 from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
 from dpadmm.cli.screen import Row as TableRow
 from dpadmm.cli.simulate_options import (
@@ -76,6 +76,7 @@ def compare(
     seed: int = Option(1, help="Seed of the first split."),
     metrics_every: int = Option(5, help="Measure every this many rounds."),
     workers: Workers = None,
+    scheduler: Scheduler = None,
     output: Path | None = Option(None, "--output", "-o", help="Folder for the results file and the figure."),
     overwrite: Restart = False,
     suite: str | None = Option(None, help="accuracy: auto beside all methods on 30 data sets, with a page; hours."),
@@ -101,6 +102,7 @@ def compare(
             only=only,
             sets=sets,
             workers=workers,
+            scheduler=scheduler,
             overwrite=overwrite,
             as_json=as_json,
         )
@@ -145,8 +147,8 @@ def compare(
     first = grid.cells()[0].settings
     dataset = open_dataset(about, first, study)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
-        run = partial(reproduce.run_with_progress, workers=workers, overwrite=overwrite, kept=output is not None)
-        results = run(grid, dataset, Path(folder), prior=prior, quiet=as_json)
+        run = partial(reproduce.run_with_progress, workers=workers, scheduler=scheduler, overwrite=overwrite)
+        results = run(grid, dataset, Path(folder), prior=prior, quiet=as_json, kept=output is not None)
     rows = rows_of(results)
     asked = [row for row in rows if row.method != "centralized"]
     if asked and all(row.status != DONE for row in asked):

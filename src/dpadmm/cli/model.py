@@ -12,17 +12,28 @@ from typer import Argument, Option
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.screen import AsJson, Quiet, Row, TableFile, echo_json, say, say_path, show_table, waiting
+from dpadmm.cli.screen import (
+    TABLE_KINDS,
+    AsJson,
+    Quiet,
+    Row,
+    TableFile,
+    check_free,
+    echo_json,
+    say,
+    say_path,
+    show_table,
+    waiting,
+)
 from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import NOT_TO_PUBLISH, Evaluation
 from dpadmm.model.evaluate import evaluate as measure
-from dpadmm.model.explain import AGAINST_AVERAGE, Coefficient, Explanation
+from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, ratio
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
 
 ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
-FigureFolder = Annotated[Path | None, Option(help="Folder for a figure (png, svg).", metavar="FOLDER")]
 PREDICTION = "prediction"
 
 
@@ -43,8 +54,7 @@ def predict(
     suffix = output.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise StudyError(f"{output}: predictions are written as .csv or .parquet")
-    if output.is_dir() or (output.exists() and not overwrite):
-        raise StudyError(f"{output} exists; choose another name with -o, or add --overwrite")
+    check_free(output, overwrite=overwrite)
     if clash := set(kept) & set(added_columns(model)):
         raise StudyError(f"the column {clash.pop()!r} cannot be kept: a column of predictions has this name")
     scorer = Scorer(model)
@@ -108,9 +118,8 @@ LONGEST_CLASS = 10
 
 def evaluate(
     model_file: ModelFile,
-    data: Path = Option(..., "--data", "-d", help="Table with labels: .csv, .tsv, .parquet.", metavar="TABLE"),
+    data: Path = Option(..., "--data", "-d", help=f"Table with labels: {TABLE_KINDS}.", metavar="TABLE"),
     label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
-    figure: FigureFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a table with labels.
@@ -121,18 +130,13 @@ def evaluate(
     model = load_model(model_file)
     with waiting(f"reading {data}", quiet=as_json):
         found = measure(model, data, label=label)
-    if figure is not None:
-        from dpadmm.reporting.figures import evaluation_figure, save_figure
-
-        title = f"{data.name}, {found.n_rows:,} rows"
-        save_figure(evaluation_figure(model, found, title), figure / "evaluation")
     if as_json:
         echo_json({**found.as_json(), "owner_only": owner_report.as_json(found.report, data)})
     else:
-        _show_evaluation(found, data, figure)
+        _show_evaluation(found, data)
 
 
-def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None:
+def _show_evaluation(found: Evaluation, data: Path) -> None:
     rows = []
     for name, words in WORDS.items():
         if name in found.figures and (bool(found.bins) or name not in OF_PROBABILITIES):
@@ -147,8 +151,6 @@ def _show_evaluation(found: Evaluation, data: Path, figure: Path | None) -> None
         _show_confusion(found)
     _say_warnings(found.report, data)
     say(NOT_TO_PUBLISH)
-    if figure is not None:
-        say_path(f"Figure: {figure / 'evaluation.png'}")
 
 
 def _show_calibration(found: Evaluation) -> None:
@@ -177,24 +179,20 @@ def _short(names: Sequence[str], longest: int) -> list[str]:
 
 TOP = 20
 UNSEEN = "* No public row held this value: if no private row does either, its coefficient is noise alone."
+NOTHING_KNOWN = "–: too few rows say something of this coefficient, or of what it is told against."
 FIGURE = "coefficients"
-STANDARD_ERROR = (
-    "± is the noise standard error: it counts the privacy noise only, not how much a sample of people varies "
-    "nor how far training is from the optimum. noise?: the coefficient is below two noise standard errors and "
-    "may be noise."
-)
 
 
 def explain(
     model_file: ModelFile,
     top: int = Option(TOP, help="Number of coefficients to show.", min=1),
-    figure: FigureFolder = None,
+    figure: Path | None = Option(None, help="Folder for a figure (png, svg).", metavar="FOLDER"),
     as_json: AsJson = False,
 ) -> None:
     """Show coefficients in the units of the columns, largest effect first.
 
-    Where the study's method tells how much privacy noise moves a coefficient,
-    its noise standard error stands beside it. No rows are read.
+    If the study asked for inference: with standard errors, 95% intervals,
+    p-values and odds ratios. No rows are read.
     """
     found = explanation_of(load_model(model_file))
     if figure is not None:
@@ -225,16 +223,18 @@ def in_words(found: Explanation, top: int) -> list[str]:
         "change over the whole range of a column.",
         *(["Categories and bins: against the average over the column's public values."] if against else []),
         *([found.shortened] if found.shortened else []),
-        f"No noise standard error is shown: {found.unknown}." if found.unknown else STANDARD_ERROR,
+        f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED,
+        *([NOTHING_KNOWN] if not found.unknown and any(e.standard_error is None for e in found.coefficients) else []),
     ]
 
 
 def _show_coefficients(found: Explanation, top: int) -> None:
     classes = _class_column(found)
     words = ["column", *(["class"] if classes else []), "change"]
-    numbers = ["coefficient", "over\nrange"] if found.unknown else ["coefficient", "± noise\nSE", "over\nrange", ""]
-    rows: list[Row] = [_cells(each, classes) for each in found.coefficients[:top]]
-    rows += [(), *(_cells(each, classes, intercept=True) for each in found.intercepts)]
+    told = ["coeffi-\ncient", "std.\nerror", "95% interval", "p", *(["odds\nratio"] if found.ratios else [])]
+    numbers = ["coefficient", "over\nrange"] if found.unknown else told
+    rows: list[Row] = [_cells(found, each, classes) for each in found.coefficients[:top]]
+    rows += [(), *(_cells(found, each, classes, intercept=True) for each in found.intercepts)]
     left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
     show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
 
@@ -245,16 +245,18 @@ def _class_column(found: Explanation) -> dict[str, str]:
     return dict(zip(names, _short(names, LONGEST_CLASS), strict=True)) if names else {}
 
 
-def _cells(each: Coefficient, classes: Mapping[str, str], *, intercept: bool = False) -> list[Text]:
+def _cells(found: Explanation, each: Coefficient, classes: Mapping[str, str], *, intercept: bool = False) -> list[Text]:
     texts = [
         f"{each.name}{' *' * each.unseen}",
         *([classes[each.output]] if classes else []),
         each.per,
         f"{each.coefficient:+.3g}",
     ]
-    if each.standard_error is not None:
-        texts.append(f"{each.standard_error:.2g}")
+    if not found.unknown:
+        ends, p = each.interval(), each.p_value
+        texts += [f"{each.standard_error:.2g}", "{:+.3g} to {:+.3g}".format(*ends)] if ends else ["–", "–"]
+        texts.append("–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<.001")
+        odds = None if intercept or not found.ratios else ratio(each.coefficient)
+        return [Text(text) for text in [*texts, *(["" if odds is None else f"{odds:.3g}"] if found.ratios else [])]]
     texts.append("" if intercept else f"{each.effect:+.3g}")
-    if each.standard_error is not None:
-        texts.append("noise?" if each.may_be_noise and not intercept else "")
     return [Text(text) for text in texts]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from rich.filesize import decimal
 from typer import Option
 
 from dpadmm._base.arrays import Integers
@@ -34,7 +35,7 @@ from dpadmm.runs.planning import forecast
 from dpadmm.runs.planning import plan as planning
 from dpadmm.runs.planning.plan import Alternative, Plan
 from dpadmm.runs.training import with_public_table
-from dpadmm.study.study import Study, budget_warnings, read_study
+from dpadmm.study.study import Study, read_study, study_warnings
 from dpadmm.training.methods.auto import MOST_NOISE, Auto
 
 ROUNDS = (50, 200, 800)
@@ -119,7 +120,7 @@ def plan(
     costs = planning.costs_of(study, sizes, planning.measured_seconds(study, scenarios[0].folds[0][0], sizes))
     compared = planning.alternatives(given, sizes, own)
     outlooks, found = _run(study, scenarios, sizes, grid, compared, seed=seed, quiet=as_json)
-    warnings = [f"{each}." for each in budget_warnings(study, int(sizes.max()))]
+    warnings = [f"{each}." for each in study_warnings(study, int(sizes.max()))]
     made = Plan(
         study=study,
         sizes=sizes,
@@ -252,8 +253,8 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
         ("noise multiplier z", releases.noise_in_words()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
-        ("one agent in a round", f"hears {in_bytes(costs.bytes_heard)}, says up to {in_bytes(costs.bytes_said)}"),
-        (f"traffic of one agent in {costs.n_rounds} rounds", in_bytes(costs.bytes_total)),
+        ("one agent in a round", f"hears {decimal(costs.bytes_heard)}, says up to {decimal(costs.bytes_said)}"),
+        (f"traffic of one agent in {costs.n_rounds} rounds", decimal(costs.bytes_total)),
         ("time with all agents in one process", time_in_words(costs.seconds)),
     ]
     if math.isfinite(costs.epsilon_paper):
@@ -316,14 +317,6 @@ def _show_trust(plan: Plan) -> None:
     titles = [forecast.MEASURES[name].title for name in plan.measures]
     caption = "* this study. A void round is charged in full. ε alone: if all others work together."
     show_table(("honest", "void", "rounds", *titles, "ε alone"), rows, caption=caption)
-
-
-def in_bytes(n_bytes: int) -> str:
-    """``1.7 kB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes} bytes"
 
 
 def time_in_words(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -16,10 +15,6 @@ from dpadmm.privacy import accounting
 from dpadmm.privacy import calibration as noise
 from dpadmm.privacy.releases import Release
 from dpadmm.privacy.sensitivity import mean_sensitivity
-
-GRID_EPSILONS = (0.01, 0.05, 0.1, 0.2)
-GRID_DELTAS = (1e-3, 1e-4, 1e-5, 1e-6)
-GRID_ROUNDS = 100
 
 Calibration = Literal["paper", "exact"]
 
@@ -39,7 +34,6 @@ def privacy(
     lipschitz: float | None = Option(None, help="c1, the bound of a row's gradient norm (with --rows)."),
     rows_per_person: int = Option(1, help="Maximum number of rows per person at an agent."),
     cross_check: bool = Option(False, "--cross-check", help="Also use the RDP and PLD accountants of dp_accounting."),
-    table: bool = Option(False, "--table", help="Compare the paper's bound with the exact total on a grid."),
     as_json: AsJson = False,
 ) -> None:
     """Privacy calculator: compute noise, ε per round, total ε or rounds from the others.
@@ -47,12 +41,9 @@ def privacy(
     Noise for a target: --epsilon with --rounds. Total ε: --round-epsilon or -z, with --rounds. Rounds
     within a budget: --epsilon with --round-epsilon or -z. --delta is always required.
     """
-    given = {name: value for name, value in locals().items() if name not in ("table", "as_json")}
-    answer = reference_grid(given) if table else solve(SimpleNamespace(**given))
-    if as_json:
-        echo_json(_plain(answer))
-    elif table:
-        _show_grid(answer)
+    answer = solve(SimpleNamespace(**locals()))
+    if as_json:  # which has no infinity
+        echo_json({name: "inf" if value == math.inf else value for name, value in answer.items()})
     else:
         show_table(("", "value", "how"), _rows(answer), left=(0, 2))
         say(in_words(answer))
@@ -108,8 +99,7 @@ def _check(asked: Any) -> None:
         (noises == 2, "give either --round-epsilon or --noise-multiplier, not both"),
         (
             not noises and not total,
-            "give --round-epsilon, --noise-multiplier, or a total --epsilon together with --rounds "
-            "(or --table for the reference grid)",
+            "give --round-epsilon, --noise-multiplier, or a total --epsilon together with --rounds",
         ),
         (
             not noises and not rounds,
@@ -145,31 +135,6 @@ def _noise_multiplier(asked: Any) -> tuple[float, str]:
     # A person with k rows must be protected too: k times the noise
     z = noise.total_noise_multiplier(asked.epsilon, asked.delta, asked.rounds) * asked.rows_per_person
     return z, "exact for the total ε"
-
-
-def reference_grid(given: dict[str, Any]) -> dict[str, Any]:
-    """The paper's bound and the exact total for a grid of ε per round and δ."""
-    if {**given, "rounds": None} != {**dict.fromkeys(given), "rows_per_person": 1, "cross_check": False}:
-        raise StudyError("--table can only be combined with --rounds and --json")
-    rounds = GRID_ROUNDS if given["rounds"] is None else given["rounds"]
-    checks.require_whole("rounds", rounds, least=1)
-    cells = []
-    for round_epsilon, delta in product(GRID_EPSILONS, GRID_DELTAS):
-        z = noise.paper_noise_multiplier(round_epsilon, delta)
-        cell = {"round_epsilon": round_epsilon, "delta": delta, "noise_multiplier": z}
-        cell["epsilon_paper"] = accounting.paper_epsilon(z, rounds, delta)
-        cell["epsilon_exact"] = accounting.exact_epsilon(accounting.gaussian_mu([Release(z, rounds)]), delta)
-        cells.append(cell)
-    return {"rounds": rounds, "cells": cells}
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity: it becomes the string "inf"."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
 def _rows(answer: dict[str, Any]) -> list[Row]:
@@ -222,20 +187,6 @@ def in_words(answer: dict[str, Any]) -> str:
         f"replace-one neighbours, against everyone who sees all messages of {rounds} "
         f"round{'s' if rounds != 1 else ''}."
     )
-
-
-def _show_grid(grid: dict[str, Any]) -> None:
-    """The reference grid, with a section for every ε per round."""
-    rows: list[Row] = []
-    for cell in grid["cells"]:
-        paper, exact = cell["epsilon_paper"], cell["epsilon_exact"]
-        small = f"{cell['delta']:.0e}".replace("e-0", "e-")
-        numbers = (f"{cell['round_epsilon']:g}", small, f"{cell['noise_multiplier']:.2f}")
-        rows += [(*numbers, _number(paper), _number(exact), f"{1.0 - exact / paper:.0%}")]
-        rows += [()] if cell["delta"] == GRID_DELTAS[-1] else []
-    title = f"Total ε after {grid['rounds']} rounds, z = √(2 ln(1.25/δ))/ε"
-    headings = ("ε per round", "δ", "z", "paper's bound", "exact", "saved")
-    show_table(headings, rows, left=(), title=title, pad_edge=True)
 
 
 def _number(value: float) -> str:

@@ -27,6 +27,10 @@ from dpadmm.training.prior import Prior
 
 RESULTS = "results.parquet"
 Workers = Annotated[int | None, Option(help="Processes, one core each.", show_default="all cores")]
+Scheduler = Annotated[
+    str | None,
+    Option(help="Run on the workers of this Dask scheduler, such as tcp://10.0.0.5:8786.", show_default=False),
+]
 Restart = Annotated[bool, Option("--overwrite", help="Start again where the folder has other results.")]
 
 
@@ -37,6 +41,7 @@ def reproduce(
     output: Path = Option(Path("runs/paper"), "--output", "-o", help="Folder for results, figures, tables."),
     grid_file: Path | None = Option(None, "--grid", help="Your own grid (TOML) in place of the paper's."),
     workers: Workers = None,
+    scheduler: Scheduler = None,
     repeats: int | None = Option(None, help="Random splits of each run.", show_default="10"),
     overwrite: Restart = False,
     no_figures: bool = Option(False, "--no-figures", help="Stop after the results file."),
@@ -53,7 +58,14 @@ def reproduce(
     chosen = None if not names or "all" in names else grid.known(names)
     check_results_folder(output, overwrite=overwrite)
     results = run_with_progress(
-        grid, data_of(grid), output, names=chosen, workers=workers, overwrite=overwrite, quiet=as_json
+        grid,
+        data_of(grid),
+        output,
+        names=chosen,
+        workers=workers,
+        scheduler=scheduler,
+        overwrite=overwrite,
+        quiet=as_json,
     )
     lines = [results.select(name).last() for name in chosen or results.experiments]
     if lines and all((each.column("status") == REFUSED).all() for each in lines):
@@ -134,6 +146,7 @@ def run_with_progress(
     names: Sequence[str] | None = None,
     prior: Prior | None = None,
     workers: int | None = None,
+    scheduler: str | None = None,
     overwrite: bool = False,
     quiet: bool = False,
     kept: bool = True,
@@ -141,6 +154,8 @@ def run_with_progress(
     """Run the missing cells with a progress bar; after Ctrl-C, finished cells stay in the folder."""
     if workers is not None and workers < 1:
         raise StudyError(f"workers must be a whole number of at least 1, not {workers}")
+    if workers is not None and scheduler is not None:
+        raise StudyError("the scheduler's cluster has workers of its own; leave --workers or --scheduler out")
     with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
         task = bar.add_task("running", total=None)
         far = Progress(0, 0)
@@ -157,6 +172,7 @@ def run_with_progress(
             names=names,
             prior=prior,
             workers=workers,
+            scheduler=scheduler,
             overwrite=overwrite,
             command=shlex.join(["dpadmm", *sys.argv[1:]]),
             watch=watch,

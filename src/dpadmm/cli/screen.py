@@ -27,13 +27,21 @@ from dpadmm._base.files import atomic_file
 from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
+    from dpadmm.federation.health import Alarm
     from dpadmm.privacy.report import PrivacyReport
     from dpadmm.runs.planning.plan import Costs
     from dpadmm.training.loop import Observer, RoundView
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]
-TableFile = Annotated[Path, Option("--data", "-d", help="Table: .csv, .tsv (also .gz), .parquet.", metavar="TABLE")]
+TABLE_KINDS = ".csv, .tsv (also .gz), .parquet, .arrow, a folder of these, or a .toml file for a database"
+TableFile = Annotated[Path, Option("--data", "-d", help=f"Table: {TABLE_KINDS}.", metavar="TABLE")]
+LogForm = Annotated[Literal["text", "json"], Option("--log", help="The form of log lines.")]
+Metrics = Annotated[
+    str | None,
+    Option("--metrics", help="Serve /metrics for Prometheus: a port on this machine only, or ADDRESS:PORT."),
+]
+OnlyLive = Annotated[bool, Option("--live", help="Check only that the process gives signs of life.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
 NoPublic = Annotated[bool, Option("--no-public", help="Leave the study's public rows out.")]
 
@@ -55,6 +63,20 @@ def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False]
     if public is not None and no_public:
         raise StudyError("--public and --no-public cannot be combined")
     return False if no_public else public
+
+
+def exit_with_health(alarms: Sequence[Alarm]) -> None:
+    """Print the alarms; exit code 1 if one of them is an error."""
+    for alarm in alarms:
+        say_path(f"{alarm.level} {alarm.code}: {alarm.text}")
+    if any(alarm.level == "error" for alarm in alarms):
+        raise typer.Exit(1)
+    say("healthy")
+
+
+def alarms_json(alarms: Sequence[Alarm]) -> dict[str, Any]:
+    healthy = not any(alarm.level == "error" for alarm in alarms)
+    return {"healthy": healthy, "alarms": [alarm._asdict() for alarm in alarms]}
 
 
 def echo_json(value: Any) -> None:
@@ -163,6 +185,18 @@ def write(path: Path, content: bytes) -> None:
 def check_new(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise StudyError(f"{path} exists and is left as it is; choose another name")
+
+
+def check_free(*paths: Path, overwrite: bool) -> None:
+    """Check that files can be written, before any ε is spent."""
+    for path in paths:
+        if path.is_dir():
+            raise StudyError(f"{path} is a folder; give the name of a file")
+        if path.exists() and not overwrite:
+            raise StudyError(f"{path} exists; choose another name with -o, or add --overwrite")
+        folder = next(each for each in path.parents if each.exists())
+        if not folder.is_dir():
+            raise StudyError(f"{path} cannot be written, since {folder} is not a folder")
 
 
 def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:

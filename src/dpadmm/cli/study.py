@@ -17,8 +17,10 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm._base.fields import parameters
+from dpadmm._base.suggestions import first_of
 from dpadmm._base.toml import read_toml
 from dpadmm.cli.screen import (
+    TABLE_KINDS,
     AsJson,
     Row,
     StudyFile,
@@ -40,10 +42,10 @@ from dpadmm.study.study import (
     TABLES,
     Confirmation,
     Study,
-    budget_warnings,
     confirmations,
     read_study,
     study_problems,
+    study_warnings,
     table_parameters,
 )
 
@@ -65,7 +67,7 @@ _WHERE = re.compile(
 def new(
     file: Path = Argument(..., help="The file to write.", metavar="FILE"),
     from_table: Path | None = Option(
-        None, "--from", metavar="TABLE", help="A public or dummy table (.csv, .tsv, .parquet). Never private rows."
+        None, "--from", metavar="TABLE", help=f"A public or dummy table ({TABLE_KINDS}). Never private rows."
     ),
     label: str | None = Option(None, metavar="COLUMN", help="The column to predict."),
     dictionary: Path | None = Option(
@@ -152,13 +154,12 @@ def _draft_in_words(draft: Draft) -> list[str]:
     columns = "1 column" if used == 1 else f"{used} columns"
     said = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
     if out:
-        reasons = "; ".join(f"{each.name!r} ({each.comment.partition(';')[0]})" for each in out[:8])
-        said.append(f"Left out: {reasons}{f' and {len(out) - 8} more' if len(out) > 8 else ''}.")
+        reasons = [f"{each.name!r} ({each.comment.partition(';')[0]})" for each in out]
+        said.append(f"Left out: {first_of(reasons, 8, between='; ')}.")
     said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.is_doubted]
     said += [f"The label: {each}." for each in draft.comments]
     if asked := [repr(each.name) for each in draft.columns if each.about and each.comment and not each.is_doubted]:
-        more = f" and {len(asked) - 8} more" if len(asked) > 8 else ""
-        said.append(f"Comments in the file ask about {', '.join(asked[:8])}{more}.")
+        said.append(f"Comments in the file ask about {first_of(asked, 8)}.")
     if draft.not_public:
         said.append(f"Training will not start from the rows of {draft.source}: {draft.not_public}.")
     if draft.public_rows is not None:
@@ -194,7 +195,7 @@ def check(
 
         survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
         problems = survey.problems
-    warnings = budget_warnings(study, survey.rows if survey else None) if study else []
+    warnings = study_warnings(study, survey.rows if survey else None) if study else []
     if study and study.public_rows is not None and not problems:
         if study.public_rows.is_here:
             problems = _of_public_rows(study)
@@ -441,8 +442,7 @@ def _sites_in_words(study: Study) -> str:
     """Who is in the roster of a study with secure aggregation."""
     most = "" if study.most_rows is None else f", of at most {study.most_rows:,} rows each"
     names = [each.name for each in study.roster]
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    sites = f"{len(names)} sites{most}: {', '.join(names[:12])}{more}"
+    sites = f"{len(names)} sites{most}: {first_of(names)}"
     without = f"no roster of sites yet (dpadmm aggregator roster){most}"
     return f"at least {study.training.honest} honest; {sites if names else without}"
 
@@ -462,20 +462,19 @@ def _absences(study: Study) -> str:
 
 def _rows_in_words(study: Study) -> list[tuple[str, str]]:
     """What the rows are made of."""
-    names = ", ".join(study.features[:12])
-    more = f" and {len(study.features) - 12} more" if len(study.features) > 12 else ""
+    names = first_of(study.features)
     classes = "a number" if study.classes is None else ", ".join(map(str, study.classes))
     if study.schema is None or study.label is None:
         if study.classes is None and study.problem.loss.task == "binary":
             classes = "-1, 1"
-        return [("columns", f"{len(study.features)}: {names}{more}"), ("label", classes)]
+        return [("columns", f"{len(study.features)}: {names}"), ("label", classes)]
     if study.label.bounds is not None:
         classes = f"a number from {study.label.bounds[0]:g} to {study.label.bounds[1]:g}"
     declared = " (declared)" if study.schema.row_norm is not None else ", the square root of columns"
     return [
         ("label", f"{study.label.column}: {classes}"),
         ("columns", f"{len(study.schema.columns)}, which make {len(study.features)} features"),
-        ("features", f"{names}{more}"),
+        ("features", names),
         ("rows are divided by R", f"{study.schema.scale:.4g}{declared}"),
     ]
 
@@ -498,9 +497,7 @@ def _holds(column: Column) -> str:
         usual = "" if column.center is None else f", center {column.center:g}, scale {column.scale:g}"
         text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{usual}{bins}"
     elif isinstance(column, Category | Ordinal):
-        between = " < " if isinstance(column, Ordinal) else ", "
-        more = f" and {len(column.values) - 8} more" if len(column.values) > 8 else ""
-        text = between.join(column.values[:8]) + more
+        text = first_of(column.values, 8, between=" < " if isinstance(column, Ordinal) else ", ")
     else:
         text = "as it is" if column.kind == "plain" else ""
     missing = getattr(column, "missing", "middle") == "indicator"

@@ -16,6 +16,7 @@ from dpadmm.cli.screen import (
     Row,
     StudyFile,
     TableFile,
+    check_free,
     chosen_public,
     echo_json,
     say,
@@ -26,7 +27,7 @@ from dpadmm.cli.screen import (
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, prior_from, run_study, with_public_table
-from dpadmm.study.study import budget_warnings, read_study
+from dpadmm.study.study import read_study, study_warnings
 
 SUFFIX = ".dpadmm"
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
@@ -69,8 +70,7 @@ def train(
         raise StudyError("--by and --agents cannot be combined: --by defines the agents")
     study, known = with_public_table(read_study(study_file), chosen_public(public, no_public))
     statement = statement_path(output)
-    for path in (output, statement):
-        _check_free(path, overwrite=overwrite)
+    check_free(output, statement, overwrite=overwrite)
     silent = quiet or as_json
     with screen.waiting(f"reading {data}", quiet=silent):
         prior = None if known is None else prior_from(study, known, beside=data)
@@ -102,17 +102,6 @@ def train(
 def statement_path(model: Path) -> Path:
     """``m.dpadmm`` -> ``m.statement.json``."""
     return model.with_name(f"{model.name.removesuffix(SUFFIX)}.statement.json")
-
-
-def _check_free(path: Path, *, overwrite: bool) -> None:
-    """Check that a file can be written, before any ε is spent."""
-    if path.is_dir():
-        raise StudyError(f"{path} is a folder; give the name of a file")
-    if path.exists() and not overwrite:
-        raise StudyError(f"{path} exists; choose another name with -o, or add --overwrite")
-    folder = next(each for each in path.parents if each.exists())
-    if not folder.is_dir():
-        raise StudyError(f"{path} cannot be written, since {folder} is not a folder")
 
 
 def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
@@ -148,7 +137,7 @@ def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None
     rows.append(("δ", f"{result.privacy.delta:g}"))
     rows.append(("noise multiplier z", study.terms.plan.noise_in_words()))
     show_table(("privacy loss of a person with one row", ""), rows)
-    say(*(f"Warning: {each}." for each in budget_warnings(study, sum(result.n_rows))))
+    say(*(f"Warning: {each}." for each in study_warnings(study, sum(result.n_rows))))
     owner_report.show(found.report, data)
     exact = result.privacy.exact_noise
     say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")

@@ -146,9 +146,12 @@ def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.floa
     if types.is_float64(kind):
         return np.asarray(cells.to_numpy(zero_copy_only=False))
     if _is_any(kind, TEXT):
-        cells = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))
-        none = pc.is_in(cells, value_set=_strings(MISSING))
-        cells = pc.if_else(none, pa.scalar(None, pa.string()), cells)
+        cells = pc.cast(cells, pa.string())
+        try:  # as they are, which is what most columns need; a cell that is taken here means the same below
+            return np.asarray(pc.cast(cells, pa.float64()).to_numpy(zero_copy_only=False))
+        except pa.ArrowException:
+            cells = pc.utf8_trim_whitespace(cells)
+            cells = pc.if_else(pc.is_in(cells, value_set=_missing()), pa.scalar(None, pa.string()), cells)
     elif not _is_any(kind, NUMERIC):
         raise DataError(f"column {name!r} holds {kind} values, where numbers are needed")
     try:
@@ -191,6 +194,11 @@ def _normal(texts: Any) -> Any:
 @lru_cache(maxsize=256)
 def _value_set(values: tuple[str, ...]) -> Any:
     return _normal(_strings(values))
+
+
+@lru_cache(maxsize=1)
+def _missing() -> Any:
+    return _strings(MISSING)
 
 
 def _strings(values: Sequence[str | None]) -> Any:

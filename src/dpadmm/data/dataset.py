@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.features import Features
 from dpadmm.optim.losses.base import Task
 
 _BINARY_CLASSES = (-1, 1)

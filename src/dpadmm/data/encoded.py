@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError, DpadmmError
+from dpadmm._base.features import Features
 from dpadmm._base.memmap import MEMORY_BYTES
 from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
@@ -33,7 +36,7 @@ class EncodedTable:
     features: Features
     labels: Floats
     groups: Integers | None
-    owners: tuple[str, ...]
+    owners: Sequence[str]
     report: Report
 
 
@@ -67,12 +70,11 @@ def encode_table(
     numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
     if label is not None and label.classes is None:
         numeric.add(label.column)
-    numbers = frozenset() if total else frozenset(numeric)  # as text nothing is refused by the reader
     encoder = Encoder(schema, intercept=intercept, total=total)
     owners = _Owners(by, total=total) if by is not None else None
 
     def encoded() -> Iterator[tuple[tuple[NDArray[Any], ...], Floats | None, NDArray[np.int32] | None]]:
-        for batch in open_batches(path, [*columns, *others], numbers=numbers):
+        for batch in open_batches(path, [*columns, *others], numbers=frozenset(numeric), total=total):
             first = encoder.report.rows
             try:
                 values = bad = None
@@ -110,6 +112,7 @@ def encode_table(
         if not encoder.report.rows:
             raise DataError(f"{path} has no rows")
         places, names = owners.sorted() if owners else (None, ())
+        pa.default_memory_pool().release_unused()  # room that Arrow keeps for further batches
         return EncodedTable(
             encoder.matrix(tuple(part.finish() for part in rows)),
             labels.finish().reshape(-1),
@@ -119,7 +122,24 @@ def encode_table(
         )
 
 
-def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers, tuple[str, ...]]:
+class Texts(Sequence[str]):
+    """Text in an Arrow array, of which a few at a time become objects of Python, which are five times as large."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._array[place].as_py()
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 2**14):
+            yield from self._array.slice(start, 2**14).to_pylist()
+
+
+def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers, Sequence[str]]:
     """Whose every row is, as written and whatever it is: numbers, and the spellings that they stand for.
 
     Columns named in ``also`` have to be there.
@@ -179,34 +199,36 @@ def _in_other_capitals(label: Label, cells: Any, words: WordCache) -> NDArray[np
 
 
 class _Owners:
-    """Whose rows are, as numbers: text is kept once for every owner."""
+    """Whose rows are, as numbers: text is kept once for every owner of a batch, and no longer than needed."""
 
     def __init__(self, by: str, *, total: bool) -> None:
-        self._by, self._total = by, total
-        self._numbers: dict[str, int] = {}
+        self._by, self._total, self._count = by, total, 0
+        self._texts: list[Any] = []
 
     def numbers_of(self, cells: Any) -> NDArray[np.int32]:
-        """The number of every row's owner, by which no order is meant."""
+        """Numbers that stand for the owner of every row, in this batch alone; see ``sorted``."""
         words, places = as_words(cells, self._by)
-        texts = [*words.to_pylist(), None]  # the last is that of missing cells
-        by_word = np.empty(len(texts), dtype=np.int32)
-        for place in np.unique(places).tolist():
-            by_word[place] = self._number(texts[place])
-        numbers: NDArray[np.int32] = by_word[places]
+        places = np.where(places < 0, len(words), places)
+        used = np.bincount(places, minlength=len(words) + 1) > 0
+        texts = pa.concat_arrays([words, pa.nulls(1, pa.string())]).filter(pa.array(used)).fill_null("")
+        if not self._total:
+            texts = pc.utf8_trim_whitespace(texts)
+            if pc.any(pc.equal(texts, "")).as_py():
+                raise DataError(f"column {self._by!r} has a missing cell, so it is not known whose that row is")
+        numbers: NDArray[np.int32] = np.cumsum(used, dtype=np.int32)[places] + np.int32(self._count - 1)
+        self._texts.append(texts)
+        self._count += len(texts)
         return numbers
 
-    def _number(self, text: str | None) -> int:
-        name = (text or "") if self._total else (text or "").strip()
-        if not name and not self._total:
-            raise DataError(f"column {self._by!r} has a missing cell, so it is not known whose that row is")
-        return self._numbers.setdefault(name, len(self._numbers))
-
-    def sorted(self) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    def sorted(self) -> tuple[NDArray[np.int32], Texts]:
         """Sorted names, and which of them every number is."""
-        names = sorted(self._numbers)
-        places = np.empty(len(names), np.int32)
-        places[[self._numbers[name] for name in names]] = np.arange(len(names))
-        return places, tuple(names)
+        coded = pa.chunked_array(self._texts).dictionary_encode()
+        self._texts.clear()
+        names = coded.chunk(0).dictionary  # all chunks have the same
+        order = pc.sort_indices(names)
+        ranks = np.empty(len(order), np.int32)
+        ranks[order] = np.arange(len(order))
+        return ranks[np.concatenate([each.indices for each in coded.chunks])], Texts(names.take(order))
 
 
 def _renamed(numbers: NDArray[np.int32], places: NDArray[np.int32]) -> NDArray[Any]:

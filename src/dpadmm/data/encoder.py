@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpadmm._base.arrays import Features
 from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
 from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Integers
+from dpadmm._base.arrays import Integers
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import Features
 from dpadmm._base.memmap import MEMORY_BYTES, row_portions
 from dpadmm.optim.features import row_norms
 

@@ -1,4 +1,7 @@
-"""A CSV, TSV or Parquet file as a stream of record batches: named columns only, a few megabytes at a time."""
+"""A table as a stream of record batches: named columns only, a few megabytes at a time.
+
+A CSV, TSV, Parquet or Arrow file, a folder of such files, or a table of a database (``sources.py``).
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.parquet
 
 from dpadmm._base.errors import DataError
 from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, as_numbers, no_number
+from dpadmm.data.sources import advice, check_no_address, read_database_table
 
 T = TypeVar("T")
 
@@ -29,6 +35,9 @@ BLOCK_BYTES = 2**20
 
 WIDE_HEADER, WIDE_BLOCK_BYTES = 2**9, 2**25
 """Where the header alone is this long, rows may be too: blocks are as much larger, up to so many bytes."""
+
+PARQUET_BYTES = 2**16
+"""Of every column of a Parquet file at a time."""
 
 LONGEST_HEADER = 2**24
 BATCH_ROWS = 2**14
@@ -40,7 +49,12 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 """What pyarrow raises for a file that is not what its ending says."""
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-ENDINGS = ".csv or .tsv (also .gz) or .parquet"
+ARROW = (".arrow", ".feather")
+FILES = (*DELIMITERS, ".parquet", *ARROW)
+DATABASE = ".toml"
+"""A file that says where a table of a database is."""
+
+ENDINGS = ".csv or .tsv (also .gz), .parquet, .arrow or .feather file, a folder of them, or a .toml file for a database"
 CHUNK = 2**20
 
 
@@ -54,11 +68,13 @@ def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def open_batches(path: Path, columns: Sequence[str], *, numbers: frozenset[str] = frozenset()) -> Iterator[Any]:
+def open_batches(
+    path: Path, columns: Sequence[str], *, numbers: frozenset[str] = frozenset(), total: bool = False
+) -> Iterator[Any]:
     """Record batches with these columns; those in ``numbers`` are read as numbers, others of a CSV as text.
 
     What a cell becomes depends on no other cell: types are never guessed from the file. The next batches are
-    read while one is looked at.
+    read while one is looked at. ``total`` leaves numbers of a CSV as the text of every cell, so that none is refused.
     """
     names = column_names(path)
     wanted, counts = list(dict.fromkeys(columns)), Counter(names)
@@ -67,30 +83,83 @@ def open_batches(path: Path, columns: Sequence[str], *, numbers: frozenset[str] 
             raise unknown_name("column", name, names, path)
         if counts[name] > 1:
             raise DataError(f"{path}: column {name!r} occurs more than once")
-    return ahead(_csv(path, names, wanted, numbers) if _is_csv(path) else _parquet(path, wanted, numbers))
+    number = pa.string() if total else pa.float64()  # cells that are mostly different: no dictionary
+    types = {name: number if name in numbers else TEXT for name in wanted}
+    return ahead(_batches(path, names, types, numbers))
+
+
+def _batches(path: Path, names: list[str], types: dict[str, Any], numbers: frozenset[str]) -> Iterator[Any]:
+    if path.is_dir():
+        for part in parts(path):
+            yield from _batches(part, column_names(part), types, numbers)
+    elif _is_database(path):
+        yield from read_database_table(path).batches(list(types))
+    elif _is_csv(path):
+        yield from _csv(path, names, types)
+    else:
+        yield from (_parquet if table_format(path) == ".parquet" else _arrow)(path, list(types), numbers)
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of a file's columns; a file that cannot be a table is refused in a sentence."""
+    """The names of a table's columns; what cannot be a table is refused in a sentence."""
+    check_no_address(path)
     if not has_named_columns(path):
-        raise DataError(f"{path}: a study's table must be a {ENDINGS} file")
-    if not path.is_file():
+        if not path.suffix and not path.exists():
+            raise DataError(f"{path}: there is no such file or folder")
+        raise DataError(f"{path}: {advice(path) or f'a study needs a {ENDINGS}'}")
+    if not path.exists():
         raise DataError(f"{path}: there is no such file")
-    if path.stat().st_size == 0:
+    if path.is_file() and path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
-    names = _header(path)[0] if _is_csv(path) else list(_parquet_schema(path).names)
+    if path.is_dir():
+        names = _same_columns(parts(path))
+    elif _is_database(path):
+        names = read_database_table(path).names()
+    else:
+        names = _header(path)[0] if _is_csv(path) else list(_schema(path).names)
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{path} has {len(names):,} columns; at most {MOST_COLUMNS:,} can be read, one row per line")
     return names
 
 
 def column_types(path: Path) -> dict[str, Any]:
-    """The Arrow types of a file's columns, by name; all of a CSV are text."""
+    """The Arrow types of a table's columns, by name; all of a CSV and of a database are text."""
     names = column_names(path)
-    if _is_csv(path):
+    if path.is_dir():
+        return column_types(parts(path)[0])
+    if _is_csv(path) or _is_database(path):
         return dict.fromkeys(names, TEXT)
-    schema = _parquet_schema(path)
+    schema = _schema(path)
     return dict(zip(schema.names, schema.types, strict=True))
+
+
+def parts(folder: Path) -> list[Path]:
+    """The files of a table in a folder, by name; those that begin with a dot or ``_`` are no part of it."""
+    found = sorted((each for each in folder.iterdir() if each.name[0] not in "._"), key=lambda each: each.name)
+    if not found:
+        told = "put the table's files there; names that begin with . or _ are passed over"
+        raise DataError(f"{folder} is a directory without files: {told}")
+    for each in found:
+        if not each.is_file() or table_format(each) not in FILES:
+            said = f"{folder} is a directory, and {each.name!r} in it is no part of a table"
+            raise DataError(f"{said}: keep only files that end in {', '.join(FILES)} there, all of one kind")
+        if table_format(each) != table_format(found[0]):
+            raise DataError(f"{folder}: {found[0].name!r} and {each.name!r} are of two kinds; keep one")
+    return found
+
+
+def _same_columns(files: list[Path]) -> list[str]:
+    """The columns of the first file, which all others must have, with the same types."""
+    names, types = column_names(files[0]), column_types(files[0])
+    for each in files[1:]:
+        others = column_types(each)
+        if sorted(column_names(each)) != sorted(names):
+            raise DataError(f"{each} has other columns than {files[0].name}; a folder's files are one table")
+        for name in names:
+            if others[name] != types[name]:
+                said = f"column {name!r} holds {others[name]} values, and {types[name]} in {files[0].name}"
+                raise DataError(f"{each}: {said}; a folder's files are one table")
+    return names
 
 
 def repeated(names: Sequence[str]) -> list[str]:
@@ -98,9 +167,8 @@ def repeated(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def _csv(path: Path, names: list[str], wanted: list[str], numbers: frozenset[str]) -> Iterator[Any]:
-    types = {name: pa.float64() if name in numbers else TEXT for name in wanted}
-    convert = pa.csv.ConvertOptions(include_columns=wanted, column_types=types)
+def _csv(path: Path, names: list[str], types: dict[str, Any]) -> Iterator[Any]:
+    convert = pa.csv.ConvertOptions(include_columns=list(types), column_types=types)
     wide = _header(path)[1] // WIDE_HEADER
     options = pa.csv.ReadOptions(block_size=min(WIDE_BLOCK_BYTES, BLOCK_BYTES * max(1, wide)))
     # a line break within quotes must not depend on where a block of the file happens to end
@@ -120,14 +188,39 @@ def _parquet(path: Path, wanted: list[str], numbers: frozenset[str]) -> Iterator
     types, texts = column_types(path), (pa.string(), pa.large_string())
     words = [name for name in wanted if name not in numbers and types[name] in texts]
     try:
-        with pa.parquet.ParquetFile(path, read_dictionary=words) as file:
+        # neither the whole file nor a whole row group, which may be as large, is held in memory
+        with pa.parquet.ParquetFile(path, read_dictionary=words, pre_buffer=False, buffer_size=PARQUET_BYTES) as file:
             yield from file.iter_batches(batch_size=BATCH_ROWS, columns=wanted)
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
 
 
-def _parquet_schema(path: Path) -> Any:
+def _arrow(path: Path, wanted: list[str], _: frozenset[str]) -> Iterator[Any]:
+    names = _schema(path).names
     try:
+        with _open_arrow(path, [names.index(name) for name in wanted]) as reader:
+            for batch in map(reader.get_batch, range(reader.num_record_batches)):
+                for first in range(0, batch.num_rows, BATCH_ROWS):  # a file may be a single batch
+                    yield batch.slice(first, BATCH_ROWS).select(wanted)
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from None
+
+
+@contextmanager
+def _open_arrow(path: Path, places: Sequence[int] | None = None) -> Iterator[Any]:
+    """A reader of the columns at these places, or of all."""
+    with pa.OSFile(str(path)) as file:  # of Arrow's stream form nobody sees that its end is missing
+        if file.read(6) != b"ARROW1":
+            raise pa.ArrowInvalid("it is not in Arrow's file form (IPC file, Feather version 2)")
+        with pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=places)) as reader:
+            yield reader
+
+
+def _schema(path: Path) -> Any:
+    try:
+        if table_format(path) in ARROW:
+            with _open_arrow(path) as reader:
+                return reader.schema
         with pa.parquet.ParquetFile(path) as file:
             return file.schema_arrow
     except UNREADABLE as error:
@@ -171,9 +264,13 @@ def _is_csv(path: Path) -> bool:
     return table_format(path) in DELIMITERS
 
 
+def _is_database(path: Path) -> bool:
+    return table_format(path) == DATABASE
+
+
 def has_named_columns(path: Path) -> bool:
-    """Whether a study can read the file, by its name."""
-    return _is_csv(path) or table_format(path) == ".parquet"
+    """Whether a study can read it: a folder, or a file with such a name."""
+    return path.is_dir() or table_format(path) in (*FILES, DATABASE)
 
 
 def _unreadable(path: Path, error: Exception, names: Sequence[str] = ()) -> DataError:
@@ -232,8 +329,9 @@ def line_warnings(path: Path, rows: int) -> list[str]:
     It is for the table's owner only. A line break within quotation marks is a part of its cell, so nothing is
     refused: whether a table is accepted may not depend on what is in a cell.
     """
-    lines = count_lines(path) if _is_csv(path) else 0
-    if lines - 1 - rows <= max(3, rows // 100):
+    files = [each for each in (parts(path) if path.is_dir() else [path]) if _is_csv(each)]
+    lines = sum(map(count_lines, files))
+    if lines - len(files) - rows <= max(3, rows // 100):
         return []
     made = f"{rows:,} row{'s' * (rows != 1)}"
     return [f"{lines:,} lines of the file make {made}: is a quotation mark open, or do cells have line breaks?"]

@@ -1,4 +1,4 @@
-"""A user's file in any format, read as a whole: CSV, TSV, Parquet, NPZ or svmlight text -> Dataset."""
+"""A user's table in any format, read as a whole: what ``reader.py`` reads, NPZ or svmlight text -> Dataset."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.features import Features
 from dpadmm._base.files import expanded
 from dpadmm._base.suggestions import listed, unknown_name
 from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
 from dpadmm.data.matrices import compact_csr
-from dpadmm.data.reader import column_names, open_batches, reason_of, repeated, table_format
+from dpadmm.data.reader import ARROW, DATABASE, column_names, open_batches, reason_of, repeated, table_format
+from dpadmm.data.sources import advice, check_no_address
 from dpadmm.optim.losses.base import Task
 
 _LARGEST_INDEX = 2**31 - 2
@@ -54,7 +56,8 @@ def read_table(
 ) -> Dataset:
     """Read rows and labels from a file; its ending says the format. Classes are as for ``encode_labels``.
 
-    ``.csv``, ``.tsv`` (both also ``.gz``) or ``.parquet``: one column is the ``label``, all others but ``by``, the
+    ``.csv``, ``.tsv`` (both also ``.gz``), ``.parquet``, ``.arrow`` or ``.feather``, a folder of them, or a ``.toml``
+    file that says where a database's table is: one column is the ``label``, all others but ``by``, the
     owner, are numeric features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a
     sparse matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
     scipy.sparse.save_npz does. ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``, where
@@ -113,8 +116,10 @@ def _read(
     path: str | os.PathLike[str], label: str | None, by: str | None, columns: Sequence[str] | None
 ) -> tuple[Path, RawTable]:
     source = expanded(path)
-    _check_file(source)
-    raw = _READERS[table_format(source)](source, label, by, columns)
+    check_no_address(source)
+    if not source.is_dir():
+        _check_file(source)
+    raw = (read_named if source.is_dir() else _READERS[table_format(source)])(source, label, by, columns)
     if raw.features.shape[0] == 0:
         raise DataError(f"{source} has no rows")
     return source, raw
@@ -122,12 +127,8 @@ def _read(
 
 def _check_file(path: Path) -> None:
     if table_format(path) not in _READERS:
-        raise DataError(
-            f"{path}: unknown ending {path.suffix!r}: the formats that can be read are {', '.join(_READERS)}, "
-            ".csv.gz, .tsv.gz"
-        )
-    if path.is_dir():
-        raise DataError(f"{path} is a directory, not a file")
+        formats = f"the formats that can be read are {', '.join(_READERS)}, .csv.gz, .tsv.gz"
+        raise DataError(f"{path}: unknown ending {path.suffix!r}: {advice(path) or formats}")
     try:
         with path.open("rb") as file:
             if not file.read(1):
@@ -138,11 +139,11 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
-# CSV and Parquet: named columns, in batches
+# CSV, Parquet, Arrow, databases: named columns, in batches
 
 
 def read_named(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None) -> RawTable:
-    """A CSV with a header line, or a Parquet file; all columns, or those chosen."""
+    """A table with named columns; all of them, or those chosen."""
     names = column_names(path)
     if columns is None and (twice := repeated(names)):
         raise DataError(f"{path}: column {min(twice)!r} occurs more than once")
@@ -391,4 +392,5 @@ _READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None
     ".svm": read_svmlight,
     ".libsvm": read_svmlight,
     ".svmlight": read_svmlight,
+    **dict.fromkeys((*ARROW, DATABASE), read_named),
 }

@@ -19,10 +19,13 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
 
+from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
 from dpadmm._base.fields import nearest
 from dpadmm.data import Dataset
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive, validated
+from dpadmm.model.explain import Explanation, in_units
+from dpadmm.model.model import Model
 from dpadmm.optim.features import row_norms
 from dpadmm.optim.regularizers import ElasticNet
 from dpadmm.privacy.budget import BudgetAccountant, charge_all, open_accountants
@@ -85,11 +88,14 @@ class PrivateLinearModel(BaseEstimator):
     n_agents: int | None = None
     trust: str = "local"
     honest: int | None = None
+    inference: bool = False
     rho: float = 0.1
     weight_radius: float = 30.0
     random_state: Any = None
     accountant: BudgetAccountant | None = None
     _encoding: Encoding = field(init=False)
+    _model: Model = field(init=False)
+    _units: tuple[Floats, float] = field(init=False)
     _sent_from: tuple[BudgetAccountant, ...] = field(init=False)
 
     def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
@@ -113,6 +119,33 @@ class PrivateLinearModel(BaseEstimator):
         Nothing of it is kept in the estimator. It is about the rows, without noise: for their owner only.
         """
         return np.asarray(row_norms(self._encode(X)) > 1.0)
+
+    def conf_int(self, level: float = 0.95) -> Floats:
+        """Confidence intervals of the coefficients, in the order of ``coef_``, and last of the intercept: (d + 1, 2).
+
+        They count how much a sample varies and the privacy noise. They need ``inference=True``, and are nan for a
+        coefficient of which the rows say nothing.
+        """
+        ends = self._explained().conf_int(level).values()
+        return np.array([(np.nan, np.nan) if each is None else each for each in ends])
+
+    def summary(self) -> str:
+        """Coefficients with standard errors, p-values and 95% intervals, as a table of text; for ``inference=True``."""
+        return self._explained().summary([f"ε = {self.privacy_['epsilon']:.4g} at δ = {self.privacy_['delta']:g}"])
+
+    def _explained(self) -> Explanation:
+        check_is_fitted(self)
+        if not self._model.clearance:
+            raise StudyError("there are no intervals: fit with inference=True, which spends a part of epsilon on them")
+        (rows, shift), model = self._units, self._model
+        names = [str(name) for name in getattr(self, "feature_names_in_", map("x{}".format, range(len(rows) - 1)))]
+        return in_units(model, rows, [*names, "intercept"], shift=shift)
+
+    def _keep(self, model: Model, encoding: Encoding, *, middle: float, half: float) -> None:
+        """The model, and its coefficients in the units of rows and labels as combinations of weights."""
+        coef, constant = encoding.coefficients(np.eye(len(model.weights)), model.intercept)
+        self._encoding, self._model = encoding, model
+        self._units = half * np.column_stack([coef, constant]).T, middle
 
     def _encode(self, X: Any) -> Any:
         """Rows to predict, scaled as the training rows were."""
@@ -146,6 +179,7 @@ class PrivateLinearModel(BaseEstimator):
             n_rounds=_whole("max_iter", self.max_iter),
             trust=self.trust,
             honest=_whole("honest", self.honest, least=2),
+            inference=bool(self.inference),
             rho=self.rho,
             weight_radius=self.weight_radius,
             clip_rows=True,

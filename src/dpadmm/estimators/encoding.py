@@ -15,8 +15,9 @@ import numpy as np
 from scipy.sparse import csr_array
 from sklearn.utils.validation import validate_data
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.features import Features
 from dpadmm._base.fields import nearest
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 

@@ -83,6 +83,9 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     honest : int, optional
         With secure_aggregation, h: epsilon holds if at least h agents of every round are honest, and
         ``privacy_["epsilon_alone"]`` if all others work together.
+    inference : bool
+        Whether to spend most of epsilon on confidence intervals that count the privacy noise (``auto``, two classes,
+        logistic loss): ``conf_int()``, ``summary()``. The fit then has no penalty.
     rho, weight_radius : float
         For dp_admm: ADMM's penalty, and a public guess of the norm of the scaled weights (about ``data_norm``
         times that of ``coef_``): both shape the steps and not the privacy.
@@ -157,7 +160,8 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
 
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
-            self.classes_, self._encoding, self._model = classes, encoding, result.model
+            self.classes_ = classes
+            self._keep(result.model, encoding, middle=0.0, half=1.0)
             self.coef_, self.intercept_ = encoding.coefficients(result.model.weights, settings.intercept)
 
         return Checked(leaks, train)
@@ -220,8 +224,8 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         in proportion to it.
     epsilon, delta, data_norm, bounds, center, scale, l1_ratio, fit_intercept, method, max_iter
         As in :class:`DPADMMClassifier`.
-    n_agents, trust, honest
-        Likewise.
+    n_agents, trust, honest, inference
+        Likewise; intervals are for the squared loss.
     rho, weight_radius, random_state, accountant
         Likewise; ``weight_radius`` is for labels scaled to [−1, 1].
 
@@ -288,7 +292,8 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
 
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
-            self._encoding, self._model, self._label_scale = encoding, result.model, (middle, half)
+            self._keep(result.model, encoding, middle=middle, half=half)
+            self._label_scale = middle, half
             coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
             self.coef_, self.intercept_ = half * coef[0], float(middle + half * constant[0])
 

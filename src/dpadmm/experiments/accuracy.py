@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -235,22 +236,12 @@ def read_lines(path: Path) -> list[Line]:
     """Lines of :func:`write_lines` or of a peer."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [
-            Line(
-                set=row["set"],
-                contender=row["contender"],
-                agents=int(row["agents"]),
-                epsilon=float(row["epsilon"] or "nan"),
-                seed=int(row["seed"]),
-                error=float(row["error"]),
-                loss=float(row["loss"] or "nan"),
-                setting=row.get("setting") or "",
-                total_epsilon=float(row.get("total_epsilon") or "nan"),
-            )
-            for row in rows
-        ]
-    except (OSError, KeyError, ValueError) as error:
+            rows = [
+                {name: cell or "nan" for name, cell in row.items() if cell or name != "setting"}
+                for row in csv.DictReader(file)
+            ]
+        return msgspec.convert(rows, list[Line], strict=False)
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a table of accuracies: {error}") from None
 
 

@@ -23,7 +23,7 @@ from msgspec import Meta
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Count, Parameter, check_names
 from dpadmm._base.toml import read_toml
-from dpadmm.experiments.results import ADDED, grid_digest, settings_columns
+from dpadmm.experiments.results import grid_digest, settings_columns
 from dpadmm.study.settings import Settings, flat_parameters
 
 FORMAT = 1
@@ -46,10 +46,8 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits: data, settings and timed; as before a setting was added, where that has its default."""
-        settings = settings_columns(self.settings)
-        settings = {name: value for name, value in settings.items() if name not in ADDED or value != ADDED[name]}
-        what = {"data": self.data, "settings": settings, "timed": self.timed}
+        """16 hex digits: data, settings and timed."""
+        what = {"data": self.data, "settings": settings_columns(self.settings), "timed": self.timed}
         return sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import dpadmm
-from dpadmm._base.arrays import layout
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import layout
 from dpadmm._base.files import atomic_file
 from dpadmm.data import Dataset
 from dpadmm.study.settings import Settings, flat_parameters
@@ -49,8 +49,6 @@ _HEADER = b"dpadmm"
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 SETTINGS = {name: _ARROW_TYPES[each.base] for name, each in flat_parameters(Settings).items()}
 """Columns of the settings, with their types."""
-ADDED = {name: flat_parameters(Settings)[name].default for name in ("trust", "honest", "void_rounds")}
-"""Settings that older files do not have, with the defaults that their runs had."""
 SCHEMA = pa.schema(
     {
         "cell": pa.string(),
@@ -197,8 +195,6 @@ def read_results(path: Path | str) -> Results:
     except (pa.ArrowException, OSError, ValueError):
         raise DataError(f"{path} is damaged or not a results file; make it again") from None
     meta = _meta(table, path)
-    for name in ADDED.keys() - set(table.column_names):
-        table = table.append_column(name, pa.array([ADDED[name]] * len(table), SETTINGS[name]))
     missing = [name for name in SCHEMA.names if name not in table.column_names]
     if missing:
         raise DataError(
@@ -206,7 +202,7 @@ def read_results(path: Path | str) -> Results:
             "make it again"
         )
     grid = meta.pop("grid")
-    return Results(table.replace_schema_metadata(None), grid, meta)
+    return Results(table.select(SCHEMA.names).replace_schema_metadata(None), grid, meta)
 
 
 def _meta(table: pa.Table, path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Run the missing cells of a grid on all cores and keep every finished cell in one results file.
+"""Run the missing cells of a grid on all cores, or on a cluster, and keep every finished cell in one results file.
 
 Timed cells run first, alone, with all cores to themselves; then one worker per core, one thread each. Every
 cell is a pure function of its settings, and lines are in the order of the grid. So the file does not depend
-on interruptions or on the number of workers, except in the timing columns.
+on interruptions, or on where and how many workers run it, except in the timing columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,13 @@ from typing import Any
 import pyarrow as pa
 
 import dpadmm
+from dpadmm._base.cluster import Cluster
 from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm.data import Dataset
 from dpadmm.experiments import results
 from dpadmm.experiments.grid import Cell, Grid
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
-from dpadmm.experiments.workers import in_processes, n_cores
+from dpadmm.experiments.workers import in_processes, n_cores, on_cluster
 from dpadmm.optim.theory import nonsmooth_bound, smooth_bound
 from dpadmm.privacy.accounting import exact_epsilon, paper_epsilon
 from dpadmm.privacy.releases import Release
@@ -56,6 +57,7 @@ def run_grid(
     names: Sequence[str] | None = None,
     prior: Prior | None = None,
     workers: int | None = None,
+    scheduler: str | None = None,
     overwrite: bool = False,
     command: str = "",
     watch: Callable[[Progress], None] = lambda progress: None,
@@ -64,10 +66,14 @@ def run_grid(
     """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
 
     When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. ``prior`` is what
-    public rows say, with which every run starts; the grid's title has to tell it from others.
+    public rows say, with which every run starts; the grid's title has to tell it from others. ``scheduler`` is the
+    address of a Dask scheduler whose workers are to run the cells.
     """
     wanted = grid.cells(names)
-    with Store(grid, dataset, path, overwrite=overwrite, command=command) as store:
+    with (
+        Cluster(scheduler) if scheduler else nullcontext() as cluster,
+        Store(grid, dataset, path, overwrite=overwrite, command=command) as store,
+    ):
 
         def look() -> None:
             watch(Progress(sum(cell.key in store for cell in wanted), len(wanted)))
@@ -82,8 +88,12 @@ def run_grid(
         )
         for cells, alone in ((timed, True), (others, False)):
             make = partial(cell_runner, dataset, timed=alone, prior=prior)
-            size = 1 if alone else workers or n_cores()
-            with closing(in_processes(make, cells, workers=size, stop=stop, all_cores=alone)) as finished:
+            if cluster is not None:
+                running = on_cluster(make, cells, cluster=cluster, stop=stop, one_at_a_time=alone)
+            else:
+                size = 1 if alone else workers or n_cores()
+                running = in_processes(make, cells, workers=size, stop=stop, all_cores=alone)
+            with closing(running) as finished:
                 for cell, lines in finished:
                     store.add(cell, lines)
                     look()

@@ -1,6 +1,6 @@
-"""Worker processes: tasks go out one at a time, and answers come back as they are found.
+"""Tasks go out to worker processes, or to a cluster, and answers come back as they are found.
 
-A worker ends when its parent does, does not hear Ctrl-C, and is killed on exit: nobody is left behind.
+A worker process ends when its parent does, does not hear Ctrl-C, and is killed on exit: nobody is left behind.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from queue import Empty, SimpleQueue
 from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, Signals, pthread_sigmask
 from typing import Any, TypeAlias, TypeVar
 
+from dpadmm._base.cluster import Cluster, DataLost, Future
 from dpadmm._base.errors import DpadmmError
 
 LOOK_EVERY = 0.2
@@ -79,6 +82,68 @@ def in_processes(
                 if waiting and not stopped:
                     busy[line] = _send(line, crew[line], waiting.popleft())
                 yield task, answer
+
+
+def on_cluster(
+    make: Callable[[], Callable[[Task], Answer]],
+    tasks: Sequence[Task],
+    *,
+    cluster: Cluster,
+    stop: Callable[[], bool],
+    one_at_a_time: bool = False,
+) -> Generator[tuple[Task, Answer]]:
+    """The same with the workers of a cluster; ``make`` goes to each of them once, with all that it holds.
+
+    A task whose worker dies is run again. Those that are running when ``stop`` is true end, and are not waited for.
+    """
+    waiting, busy = deque(tasks), dict[Future, Task]()
+    finished, shared = SimpleQueue[Future](), None
+    try:
+        while (waiting or busy) and not stop():
+            shared = shared or cluster.send(_MadeOnce(make))
+            while waiting and not (one_at_a_time and busy):
+                future = cluster.submit(_answered, shared, waiting[0])
+                busy[future] = waiting.popleft()
+                future.add_done_callback(finished.put)
+            try:
+                future = finished.get(timeout=LOOK_EVERY)
+            except Empty:
+                continue
+            if future not in busy:
+                continue
+            task = busy.pop(future)
+            try:
+                (answer,) = cluster.gather([future])
+            except DataLost:  # with all workers that had it: those that came since get it anew
+                waiting.extend([task, *busy.values()])
+                busy, shared = {}, None
+                continue
+            yield task, answer
+    finally:
+        for future in busy:
+            future.cancel()
+
+
+class _MadeOnce:
+    """What a function made, once in every process that it is sent to."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Callable[[Any], Any]:
+        answer: Callable[[Any], Any] = self._make()
+        return answer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _MadeOnce, (self._make,)
+
+    def __call__(self, task: Any) -> Any:
+        return self._made(task)
+
+
+def _answered(shared: _MadeOnce, task: Any) -> Any:
+    return shared(task)
 
 
 @contextmanager

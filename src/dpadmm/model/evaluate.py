@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
@@ -42,13 +43,13 @@ class Bin:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Figures by name (None where there is no such number), and what they were computed from.
+    """Figures by name (None where there is no such number).
 
     ``figures`` are accuracy, most_frequent_class, loss, auc, and of probabilities log_loss, brier (summed over
     more than two classes) and calibration_error; or rmse, mae, r2, loss.
     ``confusion`` has rows by true class (down) and predicted class (across); it is empty for numbers.
     ``bins`` compare the probability of the positive class (of the likeliest one where there are more than
-    two) with how often it was true. ``truth`` are codes of the classes, or numbers in the label's units.
+    two) with how often it was true.
     """
 
     n_rows: int
@@ -56,8 +57,6 @@ class Evaluation:
     classes: tuple[Any, ...]
     confusion: Integers
     bins: Sequence[Bin]
-    truth: Floats
-    scores: Floats
     report: Report
 
     def as_json(self) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
             low, high = model.label.bounds
             labels = (np.clip(truth, low, high) - low) / (high - low) * 2.0 - 1.0
         figures["loss"] = _mean_loss(model, labels, scores)
-        return Evaluation(len(truth), figures, (), np.empty((0, 0), int), (), truth, scores, report)
+        return Evaluation(len(truth), figures, (), np.empty((0, 0), int), (), report)
     codes, n_classes = truth.astype(int), len(classes)
     chosen = (scores[:, 0] > 0.0).astype(int) if model.task == "binary" else scores.argmax(axis=1)
     confusion = np.bincount(codes * n_classes + chosen, minlength=n_classes**2).reshape(n_classes, n_classes)
@@ -121,7 +120,7 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
         squares = np.square(chances - np.eye(n_classes)[codes]).sum(axis=1)
         figures["brier"] = float(squares.mean() / (2.0 if n_classes == 2 else 1.0))
         figures["calibration_error"] = sum(bin.rows * abs(bin.predicted - bin.observed) for bin in bins) / len(codes)
-    return Evaluation(len(codes), figures, classes, confusion, bins, truth, scores, report)
+    return Evaluation(len(codes), figures, classes, confusion, bins, report)
 
 
 def auc(positive: Any, scores: Floats) -> float | None:
@@ -140,9 +139,7 @@ def mean_auc(codes: Integers, scores: Floats) -> float | None:
     """AUC; with several classes the mean over them of each against all others. None if a class is absent."""
     if scores.shape[1] == 1:
         return auc(codes == 1, scores[:, 0])
-    # As probabilities, which rows of different lengths can be compared by
-    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
-    chances = exponentials / exponentials.sum(axis=1, keepdims=True)
+    chances = softmax(scores, axis=1)  # which rows of different lengths can be compared by
     each = [auc(codes == k, chances[:, k]) for k in range(scores.shape[1])]
     return None if None in each else float(np.mean([value for value in each if value is not None]))
 

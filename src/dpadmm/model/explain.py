@@ -1,34 +1,42 @@
-"""A model's coefficients in the units of the original columns, and what the privacy noise does to them.
+"""A model's coefficients in the units of the original columns, with confidence intervals where there are any.
 
 ``score = intercept + Σ coefficient · value``, exactly, for every row that training did not clamp or shorten.
 A value is the number itself (its binary logarithm after a log), 1 or 0 for true and false, the place of an
 ordinal value from 0, and 1 for the category, bin or missing cell a row has. A missing cell without a feature
-of its own has the value in the middle, or the column's center. A standard error follows from those of the
-weights, where the method of a study gave them (``Model.noise_std``); the noise of different weights counts as
-independent.
+of its own has the value in the middle, or the column's center. Standard errors follow from the covariance of the
+weights, where the study asked for it (``Model.covariance``): they count the sample and the privacy noise.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import DataError
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.model.model import Model
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
 TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
-NOISE = 2.0
-"""A coefficient below so many standard errors may be noise."""
+LEVEL = 0.95
 
 NO_INTERVAL = (
-    "an interval needs a release of its own, since how far noise moves a coefficient depends on how the columns go "
-    "together in private rows; coefficients of values that few rows have may be noise alone"
+    "they need a release of their own, since how far noise moves a coefficient depends on how the columns go together "
+    "in private rows; a study asks for it by inference = true under [method]. Coefficients of values that few rows "
+    "have may be noise alone"
+)
+NO_LAST_RELEASE = "the last round, which releases what they are made of, is missing or void"
+NOT_CLEAR = (
+    "the noise hides how some columns go together{factor}. The noise falls with ε and with the number of rows alike "
+    "(secure aggregation of n sites: by √n), and fewer columns, or categories that more rows have, leave less to hide. "
+    "The coefficients come from steps that were damped by the noise"
 )
 
 PORTION = 256
@@ -39,9 +47,9 @@ PORTION = 256
 class Coefficient:
     """The change of the score by one unit (``per``) of a column, or by a category, a bin or ``missing``.
 
-    ``output`` is the class whose score it changes, where there is one score for each. The standard error is
-    over runs that differ in their noise alone, or None where no release tells it. ``span`` is how far the value
-    can go. ``unseen``: no public row had the value, as the study says.
+    ``output`` is the class whose score it changes, where there is one score for each. The standard error counts the
+    sample and the privacy noise; it is None where no release tells it, or rows say nothing of this coefficient.
+    ``span`` is how far the value can go. ``unseen``: no public row had the value, as the study says.
     """
 
     column: str
@@ -62,29 +70,54 @@ class Coefficient:
         """The change of the score over the whole range of the column."""
         return self.coefficient * self.span
 
-    @property
-    def may_be_noise(self) -> bool | None:
-        return None if self.standard_error is None else abs(self.coefficient) < NOISE * self.standard_error
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
+        """Where the coefficient is, with this confidence."""
+        if self.standard_error is None:
+            return None
+        reach = float(ndtri(0.5 + 0.5 * level)) * self.standard_error
+        return self.coefficient - reach, self.coefficient + reach
 
-    def as_json(self) -> dict[str, Any]:
-        return {
+    @property
+    def p_value(self) -> float | None:
+        """Two-sided, of the coefficient being 0."""
+        if not self.standard_error:
+            return None
+        return float(2.0 * ndtr(-abs(self.coefficient) / self.standard_error))
+
+    def row(self, *, ratios: bool) -> dict[str, Any]:
+        """Plain values by their tidy names; ``ratios`` for log odds."""
+        low, high = self.interval() or (None, None)
+        found = {
             "column": self.column,
             "value": self.value or None,
             "class": self.output or None,
             "per": self.per,
             "coefficient": self.coefficient,
             "standard_error": self.standard_error,
-            "effect_over_range": self.effect,
-            "may_be_noise": self.may_be_noise,
-            "unseen": self.unseen,
+            "low": low,
+            "high": high,
+            "p_value": self.p_value,
         }
+        if ratios:
+            odds = {"odds_ratio": self.coefficient, "odds_ratio_low": low, "odds_ratio_high": high}
+            found |= {name: None if value is None else ratio(value) for name, value in odds.items()}
+        return found
+
+    def as_json(self, *, ratios: bool) -> dict[str, Any]:
+        return {**self.row(ratios=ratios), "effect_over_range": self.effect, "unseen": self.unseen}
+
+
+def ratio(log_odds: float) -> float | None:
+    """Odds ratio; None where it is no finite number."""
+    return math.exp(log_odds) if log_odds < 700.0 else None
 
 
 @dataclass(frozen=True)
 class Explanation:
     """All coefficients, largest effect over the column's range first; those of unseen values last.
 
-    ``score`` says what they change; ``unknown`` says why there is no standard error, where there is none.
+    ``score`` says what they change, and ``ratios`` whether that are log odds of a class against another; ``unknown``
+    says why there are no intervals, where there are none.
     """
 
     score: str
@@ -92,21 +125,63 @@ class Explanation:
     intercepts: tuple[Coefficient, ...]
     unknown: str
     shortened: str
+    ratios: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {
             "score": self.score,
-            "intercept": [
-                {
-                    "class": each.output or None,
-                    "coefficient": each.coefficient,
-                    "standard_error": each.standard_error,
-                }
-                for each in self.intercepts
-            ],
-            "coefficients": [each.as_json() for each in self.coefficients],
-            "no_standard_error_because": self.unknown or None,
+            "intercept": [each.row(ratios=False) for each in self.intercepts],
+            "coefficients": [each.as_json(ratios=self.ratios) for each in self.coefficients],
+            "confidence": LEVEL,
+            "no_intervals_because": self.unknown or None,
         }
+
+    def to_frame(self) -> Any:
+        """A tidy data frame of pandas: a line for every coefficient, the intercepts last."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise DataError("a data frame needs pandas: pip install pandas") from None
+        lines = (*self.coefficients, *self.intercepts)
+        return DataFrame([each.row(ratios=self.ratios) for each in lines])
+
+    def conf_int(self, level: float = LEVEL) -> dict[str, tuple[float, float] | None]:
+        """Ends of the intervals by the name of the coefficient; None where rows say nothing of it."""
+        if self.unknown:
+            raise DataError(f"there are no intervals: {self.unknown}")
+        if not 0.0 < level < 1.0:
+            raise DataError(f"level must lie between 0 and 1, not {level!r:.60}")
+        return {each.name: each.interval(level) for each in (*self.coefficients, *self.intercepts)}
+
+    def summary(self, about: Sequence[str] = ()) -> str:
+        """A table as text: estimates with standard errors, p-values and 95% intervals."""
+        words = ["", "coef", "std err", "z", "P>|z|", "[0.025", "0.975]", *(["odds ratio"] if self.ratios else [])]
+        lines = [words]
+        for each in (*self.coefficients, *self.intercepts):
+            cells = [f"{each.name} ({each.per})" if each.per else each.name, f"{each.coefficient:.4g}"]
+            ends, p = each.interval(), each.p_value
+            if ends is not None and each.standard_error and p is not None:
+                cells += [f"{each.standard_error:.3g}", f"{each.coefficient / each.standard_error:.3f}", f"{p:.3f}"]
+                cells += [f"{end:.4g}" for end in ends]
+            else:
+                cells += [""] * 5
+            odds = ratio(each.coefficient) if self.ratios and each.per else None
+            lines.append([*cells, *(["" if odds is None else f"{odds:.4g}"] if self.ratios else [])])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        made = [
+            "  ".join(f"{cell:<{width}}" if j == 0 else f"{cell:>{width}}" for j, (cell, width) in
+                      enumerate(zip(line, widths, strict=True))).rstrip()
+            for line in lines
+        ]  # fmt: skip
+        rule = "=" * max(map(len, made))
+        notes = [f"No intervals: {self.unknown}."] if self.unknown else [COUNTED]
+        return "\n".join([f"Effects on: {self.score}", *about, rule, made[0], "-" * len(rule), *made[1:], rule, *notes])
+
+
+COUNTED = (
+    "Standard errors and 95% intervals count how much a sample of people varies and the privacy noise, for the model "
+    "without a penalty."
+)
 
 
 class _Term(NamedTuple):
@@ -138,13 +213,12 @@ def explain(model: Model) -> Explanation:
     if model.intercept:
         constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
     outputs, classes = _outputs(model)
+    unknown = unknown_because(model, schema)
 
     def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0) -> list[Coefficient]:
         rows = rows * (share * scale)
         values = rows @ model.weights @ outputs.T + shift
-        errors: Any = np.full(values.shape, None)
-        if model.noise_std is not None:  # Var(Σ r·w·o) = Σ r²·σ²·o² of independent weights w
-            errors = np.sqrt(rows**2 @ model.noise_std**2 @ outputs.T**2)
+        errors = np.full(values.shape, None) if unknown else standard_errors(model, rows)
         return [
             Coefficient(term.column, term.value, term.per, name, value, error, term.span, term.unseen)
             for name, of_class, errors_of_class in zip(classes, values.T.tolist(), errors.T.tolist(), strict=True)
@@ -159,9 +233,56 @@ def explain(model: Model) -> Explanation:
         score=_score(model),
         coefficients=tuple(sorted(every, key=lambda each: (each.unseen, -abs(each.effect)))),
         intercepts=tuple(coefficients([_Term("intercept", "", "", 1.0, 0, 1.0)], constant[None], shift)),
-        unknown="" if model.noise_std is not None else NO_INTERVAL,
+        unknown=unknown,
         shortened=_shortened(model),
+        ratios=model.loss == "logistic",
     )
+
+
+def in_units(model: Model, rows: Floats, names: Sequence[str], *, shift: float = 0.0) -> Explanation:
+    """The same where coefficients are combinations (d, weights) of a model's weights; the last is the intercept."""
+    unknown = unknown_because(model, Schema(tuple(map(Plain, names[:-1])), row_norm=1.0))
+    values = rows @ model.weights[:, 0]
+    values[-1] += shift
+    errors = [None] * len(rows) if unknown else standard_errors(model, rows)[:, 0].tolist()
+    found = [
+        Coefficient(name, "", PER_UNIT * (name is not names[-1]), "", value, error, 1.0)
+        for name, value, error in zip(names, values.tolist(), errors, strict=True)
+    ]
+    return Explanation(_score(model), tuple(found[:-1]), (found[-1],), unknown, "", model.loss == "logistic")
+
+
+def standard_errors(model: Model, rows: Floats) -> Any:
+    """Of combinations (n, d) of the weights of one score: (n, 1), None where rows say nothing of a weight in it."""
+    assert model.covariance is not None
+    told = ~((rows != 0.0) & (np.diag(model.covariance) == 0.0)).any(axis=1)
+    variances = np.einsum("ij,jk,ik->i", rows, model.covariance, rows)
+    errors = np.sqrt(np.maximum(variances, 0.0)).astype(object)
+    errors[~told] = None
+    return errors[:, None]
+
+
+def unknown_because(model: Model, schema: Schema) -> str:
+    """Why there are no intervals; empty if there are.
+
+    Of the directions that rows say nothing of, those are no obstacle in which every category (or bin) of a column goes
+    up by as much as the constant goes down: no coefficient depends on them.
+    """
+    if model.covariance is None:
+        asked = bool(model.study.get("method", {}).get("inference")) or model.clearance > 0.0
+        if not asked:
+            return NO_INTERVAL
+        factor = f" ({1.0 / model.clearance:.1f} times too much)" if model.clearance > 0.1 else ""
+        return NOT_CLEAR.format(factor=factor) if model.clearance else NO_LAST_RELEASE
+    known, first, dependent = np.diag(model.covariance) > 0.0, 0, 0
+    for column in schema.columns:
+        width = len(column.features)
+        dependent += bool(_values(column)) and bool(known[first : first + width].any())
+        first += width
+    dependent -= not model.intercept and dependent > 0
+    spectrum = np.linalg.eigvalsh(model.covariance[np.ix_(known, known)])
+    silent = np.count_nonzero(spectrum < 1e-12 * spectrum[-1]) if len(spectrum) else 1
+    return NOT_CLEAR.format(factor="") if silent > dependent else ""
 
 
 def _rows(terms: list[_Term], width: int) -> Floats:

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm._base.arrays import Features
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import Features
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Schema
 from dpadmm.model.file import require_finite

@@ -20,6 +20,7 @@ import numpy as np
 from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
+from dpadmm._base.fields import for_json
 from dpadmm._base.files import atomic_file
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.model.model import Model
@@ -28,6 +29,9 @@ from dpadmm.optim.features import INTERCEPT
 FORMAT = "dpadmm-model/2"
 
 MOST_BYTES = 2**30
+
+WIDEST_COVARIANCE = 1000
+"""Weights of which a file may have a covariance."""
 
 BROKEN = (*BROKEN_ARCHIVE, KeyError, AttributeError)
 """What NumPy, zipfile, JSON and the checks below raise for files that are none of ours."""
@@ -39,8 +43,8 @@ _INSTEAD = "; train again or restore a copy"
 def save_model(model: Model, path: Path) -> Path:
     """Write one file; it appears whole or not at all, and never with numbers that are not finite."""
     arrays = {"weights": model.weights}
-    if model.noise_std is not None:
-        arrays["noise_std"] = model.noise_std
+    if model.covariance is not None:
+        arrays["covariance"] = model.covariance
     require_finite(arrays, f"{path} was not written")
     about = {
         "format": FORMAT,
@@ -51,6 +55,7 @@ def save_model(model: Model, path: Path) -> Path:
         "intercept": model.intercept,
         "intercept_value": INTERCEPT,
         "clip": model.clip,
+        "clearance": model.clearance,
         "feature_names": model.feature_names,
         "privacy": dict(model.privacy),
         "schema": None if model.schema is None else schema_as_json(model.schema),
@@ -60,7 +65,7 @@ def save_model(model: Model, path: Path) -> Path:
         "statement": dict(model.statement),
     }
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, about=np.array(json.dumps(about, default=_plain)), **arrays)
+    np.savez(buffer, allow_pickle=False, about=np.array(json.dumps(for_json(about))), **arrays)
     with atomic_file(path) as out:
         out.write(buffer.getvalue())
     return path
@@ -103,7 +108,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Float
             raise DataError(f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it")
         if about["intercept"] and about["intercept_value"] != INTERCEPT:
             raise DataError(f"{path}: the model has another constant column; use the version that wrote it")
-        names = ["weights", "noise_std"] if "noise_std" in archive else ["weights"]
+        names = ["weights", "covariance"] if "covariance" in archive else ["weights"]
         known = {f"{name}.npy" for name in ("about", *names)}
         for each in members:  # nothing rides along that no reader looks at
             if each.filename not in known:
@@ -145,6 +150,7 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
         label=None if about["label"] is None else label_from(about["label"]),
         study=_a(dict, about["study"]),
         statement=_a(dict, about["statement"]),
+        clearance=float(_a(float, about.get("clearance", 0.0))),
         version=_a(str, about["version"]),
     )
     if model.study_hash != about["study_hash"]:
@@ -169,20 +175,15 @@ def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any
         raise ValueError("classes")
     if isinstance(classes, str) or not all(isinstance(each, str | int | float) for each in classes or ()):
         raise ValueError("classes")
-    noise_std = arrays.get("noise_std", np.zeros(weights.shape))
-    if noise_std.shape != weights.shape or not np.all((noise_std >= 0.0) & np.isfinite(noise_std)):
-        raise ValueError("noise_std")
+    if "covariance" in arrays:
+        found, d = arrays["covariance"], len(weights)
+        if n_outputs != 1 or d > WIDEST_COVARIANCE or found.shape != (d, d) or not np.isfinite(found).all():
+            raise ValueError("covariance")
+        if (found != found.T).any() or (np.diag(found) < 0.0).any():
+            raise ValueError("covariance")
 
 
 def _a(kind: type[T], value: Any) -> T:
     if not isinstance(value, kind):
         raise TypeError(kind.__name__)
     return value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"cannot store {type(value).__name__} in a model file")

@@ -5,12 +5,10 @@ The file holds numbers and JSON, never code.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,8 +17,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import Features
+from dpadmm._base.fields import hash_of
 from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import as_numbers, placed
 from dpadmm.data.encoded import plain_schema
@@ -70,8 +70,11 @@ class Model:
         own units.
     privacy, study, statement : mapping
         The privacy report of the run, the study, and the privacy statement, as JSON values.
-    noise_std : (d, p), optional
-        The standard error that privacy noise gives every weight, where the method tells it by public numbers.
+    covariance : (d, d), optional
+        Of the weights, counting the sample and the privacy noise, where the study asked for intervals (one score).
+    clearance : float
+        The smallest eigenvalue of the released Hessian over what intervals need: below 1 there are none, and 0
+        where no Hessian was released.
     version : str
         The dpadmm that made it.
 
@@ -94,7 +97,8 @@ class Model:
     label: Label | None = None
     study: Mapping[str, Any] = field(default_factory=dict)
     statement: Mapping[str, Any] = field(default_factory=dict)
-    noise_std: Floats | None = None
+    covariance: Floats | None = None
+    clearance: float = 0.0
     version: str = VERSION
 
     def __repr__(self) -> str:
@@ -211,6 +215,24 @@ class Model:
 
         return save_model(self, Path(path))
 
+    def summary(self) -> str:
+        """Coefficients in the columns' units, with standard errors, p-values and intervals, as a table of text."""
+        from dpadmm.model.explain import explain
+
+        return explain(self).summary([repr(self)])
+
+    def conf_int(self, level: float = 0.95) -> dict[str, tuple[float, float] | None]:
+        """Ends of the confidence intervals, by coefficient, in the columns' units; where the study asked for them."""
+        from dpadmm.model.explain import explain
+
+        return explain(self).conf_int(level)
+
+    def to_frame(self) -> Any:
+        """Coefficients in the columns' units, as a tidy data frame of pandas."""
+        from dpadmm.model.explain import explain
+
+        return explain(self).to_frame()
+
     def to_sklearn(self) -> Any:
         """A fitted scikit-learn pipeline that predicts the same; see :mod:`dpadmm.model.export`."""
         from dpadmm.model.export import to_sklearn
@@ -232,7 +254,7 @@ class Trained(Protocol):
     @property
     def weights(self) -> Floats: ...
     @property
-    def noise_std(self) -> Floats | None: ...
+    def inferred(self) -> tuple[float, Floats | None]: ...
     @property
     def privacy(self) -> PrivacyReport: ...
     @property
@@ -256,14 +278,9 @@ def model_of(result: Trained) -> Model:
         label=study.label,
         study=study.as_json(),
         statement=result.statement.as_json(),
-        noise_std=result.noise_std,
+        covariance=result.inferred[1],
+        clearance=result.inferred[0],
     )
-
-
-def hash_of(study: Mapping[str, Any]) -> str:
-    """The hash of a study, from its JSON; as ``Study.hash``, which needs all that trains."""
-    text = json.dumps(study, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return sha256(text.encode("ascii")).hexdigest()
 
 
 def _promise(privacy: Mapping[str, Any]) -> str:

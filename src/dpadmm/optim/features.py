@@ -11,13 +11,17 @@ from dataclasses import replace
 import numpy as np
 from scipy.sparse import csr_array, diags_array, hstack, vstack
 
-from dpadmm._base.arrays import Features, Floats, row_sums, squared
+from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import Features, row_sums, squared
 from dpadmm._base.memmap import row_portions
 
 NORM_SLACK = 1e-6
 """Rows may exceed norm 1 by this much (float32 rounding); their gradients are clipped to c1 all the same."""
+
+CODED_ROWS = 2**12
+"""Coded rows whose squares are looked at together: they stay in the cache."""
 
 INTERCEPT, BESIDE_INTERCEPT = 0.28, 0.96
 """The constant column's value, and what all other features are multiplied by: their squares add up to 1.
@@ -68,7 +72,9 @@ def row_norms(features: Features) -> Floats:
         if isinstance(features, CodedRows):
             out = np.empty(features.shape[0])
             for part in row_portions(features):
-                out[part] = row_sums(squared(features[part]))
+                for start in range(part.start, part.stop, CODED_ROWS):
+                    few = slice(start, min(start + CODED_ROWS, part.stop))
+                    out[few] = row_sums(squared(features[few]))
             return np.sqrt(out, out=out)
         if not isinstance(features, csr_array):
             out = np.empty(features.shape[0])

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -14,9 +14,10 @@ from typing import Protocol
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats, Integers, layout, row_entries
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError, StudyError
-from dpadmm._base.memmap import row_portions
+from dpadmm._base.features import Features, layout, row_entries
+from dpadmm._base.memmap import portions
 from dpadmm.optim import kernels
 from dpadmm.optim.features import as_matrix, check_norms, row_norms
 from dpadmm.optim.losses.base import Loss
@@ -128,6 +129,24 @@ class Rows:
             entries = self.n_rows * int(stored[0])
         return kernels.cut_blocks(self.offsets, entries, self.n_features)
 
+    @cached_property
+    def even_blocks(self) -> kernels.Blocks:
+        """The same for one point of all agents: blocks of as many rows, whoever owns them; agent 0 stands for all."""
+        n, stored = len(self.labels), row_entries(self.features)
+        entries = n * (self.features.nnz // len(stored) if isinstance(self.features, csr_array) else int(stored[0]))
+        return kernels.cut_blocks(
+            np.array([0, n]), np.array([entries]), self.n_features, kernels.ENTRIES_PER_BLOCK // 8
+        )
+
+    def cohort(self, agents: Integers | None) -> Rows:
+        """Some agents alone."""
+        if agents is None:
+            return self
+        sizes = self.n_rows[agents]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        index = np.arange(offsets[-1]) + np.repeat(self.offsets[agents] - offsets[:-1], sizes)
+        return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index])
+
     def shaped(self, shape: Shape) -> Rows:
         """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
         return self._of_shape("_shaped", shape, self._shaped_rows)
@@ -149,12 +168,13 @@ class Rows:
         return replace(self, features=features, norms=np.maximum(row_norms(features)[self.order], LEAST_NORM))
 
     def _measured_rows(self, shape: Shape) -> Rows:
-        norms, step = np.empty(self.features.shape[0]), max(1, PORTION // self.n_features)
-        for large in row_portions(self.features):
-            for start in range(large.start, large.stop, step):
-                part = slice(start, min(start + step, large.stop))
-                norms[part] = row_norms(shape.rows(self.features[part]))
-        return replace(self, norms=np.maximum(norms[self.order], LEAST_NORM))
+        n, step = len(self.order), max(1, PORTION // self.n_features)
+        norms, starts = np.empty(n), np.arange(0, n, step)
+        for few in portions(self.features, np.full(len(starts), 8 * PORTION)):
+            for start in starts[few].tolist():
+                some = self.order[start : start + step]
+                norms[start : start + step] = row_norms(shape.rows(self.features[some]))
+        return replace(self, norms=np.maximum(norms, LEAST_NORM, out=norms))
 
     def drawn(self, share: float, *, seed: int, round: int) -> Rows:
         """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).
@@ -168,6 +188,21 @@ class Rows:
         index = np.concatenate([first + part for first, part in zip(self.offsets, chosen, strict=False)])
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in chosen])])
         return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index])
+
+    def portions(
+        self, active: Integers | None, most: int, *, width: int | None = None
+    ) -> Iterator[tuple[int, Features, Floats]]:
+        """Agents, each with some of its rows and their labels: of about ``most`` stored entries, or of this width.
+
+        How rows are cut depends on the agent's own rows alone.
+        """
+        for i in range(self.n_agents) if active is None else active.tolist():
+            mine = self.order[self.offsets[i] : self.offsets[i + 1]]
+            stored = width or int(row_entries(self.features)[mine].sum()) // max(1, len(mine))
+            step = max(1, most // max(1, stored))
+            for start in range(0, len(mine), step):
+                some, first = mine[start : start + step], int(self.offsets[i]) + start
+                yield i, self.features[some], self.labels[first : first + len(some)]
 
     def agent(self, i: int) -> Rows:
         """Agent i alone: a cohort of one."""
@@ -237,7 +272,9 @@ def _check_owners(order: Integers, n: int) -> None:
     if len(order) and (order.min() < 0 or order.max() >= n):
         wrong = order.min() if order.min() < 0 else order.max()
         raise DataError(f"the partition names row {wrong + 1}, but there are {n} rows")
-    if len(np.unique(order)) != len(order):
+    owned = np.zeros(n, dtype=bool)
+    owned[order] = True
+    if np.count_nonzero(owned) != len(order):
         raise DataError("the partition gives a row to two agents; every row may have one owner only")
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from dpadmm._base.arrays import Features, Floats
+from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
+from dpadmm._base.features import Features
 from dpadmm._base.memmap import empty, row_portions
 
 WIDEST = 2000
@@ -56,7 +57,7 @@ class Shape:
     def rank(self, ridge: float) -> float:
         """``Σ e/(e + τ)`` over the eigenvalues e of K: about how many directions are clear of τ."""
         inverse = np.square(self.scale)
-        trace = np.sum(inverse) - np.sum(inverse * np.square(self.direction)) / self._root**2
+        trace = np.sum(inverse) - np.sum(inverse * np.square(self.direction)) / self.spread**2
         return float(len(self.scale) - ridge * trace)
 
     def filtered(self, vectors: Floats, ridge: float, doubt: float) -> Floats:
@@ -64,7 +65,7 @@ class Shape:
 
         ``BBᵀ`` is diagonal but for two directions, so that a 2 × 2 system is solved.
         """
-        inverse, q, turn = np.square(self.scale), self.direction, 1.0 / (self._root * (self._root + 1.0))
+        inverse, q, turn = np.square(self.scale), self.direction, 1.0 / (self.spread * (self.spread + 1.0))
         sides = np.stack([q, inverse * q])
         middle = np.array([[turn**2 * np.sum(sides[1] * q), -turn], [-turn, 0.0]])
         weights = 1.0 + doubt - ridge * inverse
@@ -76,7 +77,8 @@ class Shape:
         return np.asarray(solved - ridge * (inverse[:, None] * solved + across))
 
     @property
-    def _root(self) -> float:
+    def spread(self) -> float:
+        """``r = √(1 + ‖q‖²)``: ``diag(s)·a`` is at most so many times as long as ``B·a``."""
         return float(np.sqrt(1.0 + np.sum(np.square(self.direction))))
 
     def times(self, vectors: Floats) -> Floats:
@@ -90,10 +92,10 @@ class Shape:
     def solve_transposed(self, vectors: Floats) -> Floats:
         """The θ with ``Bᵀθ = x``: from weights of rows to weights of shaped rows."""
         plain = _by_rows(1.0 / self.scale, vectors)
-        return plain + _outer(self.direction, plain) / (self._root + 1.0)
+        return plain + _outer(self.direction, plain) / (self.spread + 1.0)
 
     def _turned(self, vectors: Floats) -> Floats:
-        return vectors - _outer(self.direction, vectors) / (self._root * (self._root + 1.0))
+        return vectors - _outer(self.direction, vectors) / (self.spread * (self.spread + 1.0))
 
     def rows(self, features: Features) -> Features:
         """``u = B·a`` of every row; sparse rows stay so where the direction is zero.
@@ -105,7 +107,7 @@ class Shape:
             features = features.tocsr()
         if isinstance(features, csr_array) and not turned:
             return csr_array(features.astype(np.float64) @ diags_array(self.scale))
-        out, factor = empty(features.shape), 1.0 / (self._root * (self._root + 1.0))
+        out, factor = empty(features.shape), 1.0 / (self.spread * (self.spread + 1.0))
         step = max(1, PORTION // features.shape[1])
         for large in row_portions(out):
             for start in range(large.start, large.stop, step):

@@ -30,7 +30,7 @@ def figure(results: Results, name: str) -> Picture:
             curve = series.by_end(where(lines, delta=one), f"total_{column}", "round_epsilon")
             draw(right, curve, look, label=f"{words}, δ = {power(one)}", hollow=hollow, band=False)
     style.at_values(right, distinct(lines, "round_epsilon"))
-    style.log_y(right)
+    style.logarithmic(right.yaxis)
     dress(right, title="(b) after the last round", x="ε per round", y="total ε")
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, handlelength=3.0)

@@ -107,7 +107,7 @@ def objective_figure(results: Results, name: str) -> Picture:
             if len(group):
                 draw(axes, by_round(group, "augmented_objective"), look, label=f"{BUDGETS[budget]} {value:g}")
         floor(axes, best, "optimum, n·F*")
-        style.log_y(axes)
+        style.logarithmic(axes.yaxis)
         x = "round" if i + columns >= len(deltas) else ""
         y = "augmented objective" if i % columns == 0 else ""
         dress(axes, title=f"({'abcdefgh'[i % 8]}) δ = {power(delta)}", x=x, y=y)
@@ -195,7 +195,7 @@ def _fit(axes: Axes) -> None:
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
     if drawn.size and drawn.max() > 3.0 * drawn.min():
-        style.log_y(axes)
+        style.logarithmic(axes.yaxis)
 
 
 def times_figure(results: Results, name: str) -> Picture:
@@ -219,7 +219,7 @@ def times_figure(results: Results, name: str) -> Picture:
             axes.plot(*zip(*paper, strict=True), look.marker, markerfacecolor="white", markersize=6,
                       markeredgecolor=look.color, label=f"paper, ε = {value:g}")  # fmt: skip
     axes.axvline(1.0, color="black", linewidth=0.8)
-    style.log_x(axes)
+    style.logarithmic(axes.xaxis)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     dress(axes, x="time of a run, as a multiple of DP-ADMM's at the same ε (logarithmic)")
@@ -243,8 +243,7 @@ def bounds_figure(results: Results, name: str) -> Picture:
             bound = series.Curve(curve.x, gap.bound, np.zeros_like(gap.bound), 1)
             draw(axes, measured, look, label=f"measured, {budget} {gap.budget:g}", band=False)
             draw(axes, bound, look, label=f"bound, {budget} {gap.budget:g}", hollow=True)
-        style.log_x(axes)
-        style.log_y(axes)
+        style.logarithmic(axes.xaxis, axes.yaxis)
         y = "augmented objective − n·F*" if axes is panels[0] else ""
         dress(axes, title=THEOREMS.get(regularizer, regularizer), x="round t", y=y)
     legend(figure, panels[0], columns=4 if len(regularizers) > 1 else 2)

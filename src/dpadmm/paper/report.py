@@ -62,8 +62,16 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
 
 def _about(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
     """What every kind of report says."""
+    groups = {
+        "The paper's claims": [claim for claim in found if claim.from_paper],
+        "Claims that we added": [claim for claim in found if not claim.from_paper],
+    }
     return {
-        **_about_claims(found),
+        "groups": {title: group for title, group in groups.items() if group},
+        "in_short": in_short(found),
+        "few_splits": few_splits(found),
+        "signs": SIGNS,
+        "clear": CLEAR,
         "title": in_words(results.grid.get("title") or "Comparison of methods"),
         "meta": results.meta,
         "facts": facts(results),
@@ -83,16 +91,6 @@ def _rendered(template: str, **words: Any) -> str:
     )
     environment.filters |= {"slug": slug, "together": together, "anchor": _anchor, "escaped": _escaped}
     return environment.get_template(template).render(words)
-
-
-def _about_claims(found: Sequence[Claim]) -> dict[str, Any]:
-    groups = {
-        "The paper's claims": [claim for claim in found if claim.from_paper],
-        "Claims that we added": [claim for claim in found if not claim.from_paper],
-    }
-    groups = {title: group for title, group in groups.items() if group}
-    words = {"groups": groups, "in_short": in_short(found), "few_splits": few_splits(found)}
-    return {**words, "signs": SIGNS, "clear": CLEAR}
 
 
 def image(picture: Picture) -> str:
@@ -165,30 +163,18 @@ def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
     return [page, *written]
 
 
-def claims_markdown(found: Sequence[Claim], *, n_missing: int = 0) -> str:
-    """The claims as a Markdown page; ``n_missing`` runs of the experiments are not there yet."""
-    return _rendered("claims.md", **_about_claims(found), missing=n_missing)
-
-
 def claims_json(found: Sequence[Claim]) -> str:
     return json.dumps([claim.as_json() for claim in found], indent=2, ensure_ascii=False) + "\n"
 
 
 def write_all(results: Results, folder: Path) -> list[Path]:
-    """Write every figure (PNG and SVG), table (Markdown and CSV) and claim of the results; the paths."""
+    """Write every figure (PNG and SVG), table (CSV) and claim (JSON) of the results; the paths."""
     written: list[Path] = []
-    texts: dict[str, str] = {}
-    captions = []
     for picture in pictures(results):
         written += save_figure(picture.figure, folder / "figures" / picture.name)
-        captions.append(f"## {picture.name}: {picture.title}\n\n{picture.caption}\n")
-    for table in tables(results):
-        texts |= {f"tables/{table.name}.md": table.markdown(), f"tables/{table.name}.csv": table.csv()}
+    texts = {f"tables/{table.name}.csv": table.csv() for table in tables(results)}
     if found := claims(results):
-        texts["claims.md"] = claims_markdown(found, n_missing=missing(results))
         texts["claims.json"] = claims_json(found)
-    if captions:
-        texts["figures/captions.md"] = "# Captions\n\n" + "\n".join(captions)
     for name, text in texts.items():
         write_text(folder / name, text)
         written.append(folder / name)

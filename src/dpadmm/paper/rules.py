@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from dpadmm._base.suggestions import first_of
 from dpadmm.experiments.results import Results
 from dpadmm.optim.losses import LOSSES
 from dpadmm.paper.measurements import gaps, rounds_to_settle, times
@@ -147,16 +148,11 @@ def tally(comparisons: Sequence[Comparison]) -> str:
         unclear = [each.label for each in mine if not each.clear and not each.reversed]
         part = f"{kind + ': ' if kind else ''}{sum(each.clear for each in mine)} of {len(mine)} "
         part += "comparisons clear" if len(mine) > 1 else "comparison clear"
-        part += f", {len(turned)} clearly reversed ({_some(turned)})" if turned else ""
-        part += f", {len(unclear)} not clear ({_some(unclear)})" if unclear else ""
+        part += f", {len(turned)} clearly reversed ({first_of(turned, 3, between='; ')})" if turned else ""
+        part += f", {len(unclear)} not clear ({first_of(unclear, 3, between='; ')})" if unclear else ""
         parts.append(part)
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def _some(labels: Sequence[str], most: int = 3) -> str:
-    rest = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return f"{'; '.join(labels[:most])}{rest}"
 
 
 MEASURES = (

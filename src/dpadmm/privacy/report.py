@@ -78,7 +78,7 @@ class PrivacyReport:
     @cached_property
     def accountant(self) -> str:
         """How the rounds were added up."""
-        releases = [release for tally in dict.fromkeys(self.planned) for release, _ in tally]
+        releases = [release for tally in _distinct(self.planned) for release, _ in tally]
         return ", ".join(dict.fromkeys(map(accountant_of, releases)))
 
     @property
@@ -122,7 +122,7 @@ class PrivacyReport:
 
         NaN where it does not apply: rounds with different noise, or that are not plain Gaussian releases.
         """
-        found = {tally_paper_epsilon(tally, self.delta) for tally in set(self.charged)}
+        found = {tally_paper_epsilon(tally, self.delta) for tally in _distinct(self.charged)}
         return float("nan") if any(np.isnan(each) for each in found) else max(found)
 
     @cached_property
@@ -131,7 +131,7 @@ class PrivacyReport:
 
         inf beyond 1, where the classical theorem proves nothing; NaN for rounds that are neither.
         """
-        releases = [release for tally in set(self.planned) for release, _ in tally]
+        releases = [release for tally in _distinct(self.planned) for release, _ in tally]
         if not releases:
             return 0.0
         pure = [release.epsilon for release in releases if isinstance(release, PureRelease)]
@@ -148,7 +148,8 @@ class PrivacyReport:
         plain = ~np.isnan(mu)
         out = np.empty(len(tallies))
         if plain.any():
-            out[plain] = exact_epsilon(mu[plain], self.delta)
+            values, which = np.unique(mu[plain], return_inverse=True)
+            out[plain] = exact_epsilon(values, self.delta)[which]
         if not plain.all():
             out[~plain] = _each(
                 [tally for tally, is_plain in zip(tallies, plain, strict=True) if not is_plain],
@@ -162,7 +163,7 @@ class PrivacyReport:
         def plain(value: float) -> float | None:
             return float(value) if np.isfinite(value) else None
 
-        unpriced = any(isinstance(r, UnpricedRelease) for tally in set(self.charged) for r, _ in tally)
+        unpriced = any(isinstance(r, UnpricedRelease) for tally in _distinct(self.charged) for r, _ in tally)
         why_none = "the noise source states no price" if unpriced else "rows were used without noise"
         return {
             "private": self.private,
@@ -172,10 +173,10 @@ class PrivacyReport:
             "planned_epsilon": plain(self.planned_epsilon),
             "paper_epsilon": plain(self.paper_epsilon),
             "round_epsilon": plain(self.round_epsilon),
-            "epsilon_by_agent": [plain(value) for value in self.epsilon_by_agent],
-            "noise_multiplier": [plain(z) for z in self.noise_multiplier],
-            "n_releases": [int(k) for k in self.n_releases],
-            "charged_releases": [int(k) for k in self.charged_releases],
+            "epsilon_by_agent": _finite(self.epsilon_by_agent),
+            "noise_multiplier": _finite(self.noise_multiplier),
+            "n_releases": self.n_releases.tolist(),
+            "charged_releases": self.charged_releases.tolist(),
             "accountant": self.accountant,
             "guarantee": self._guarantee if self.private else f"none: {why_none}",
             "noise": (EXACT if self.exact_noise else SIMULATED) if np.any(self.noise_multiplier) else "none",
@@ -200,10 +201,20 @@ def trust_in_words(honest: int) -> str:
     )
 
 
+def _finite(values: Floats) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _distinct(tallies: Sequence[Tally]) -> list[Tally]:
+    """Each tally once; most agents share the very same one, and to compare them would take long."""
+    return list(dict.fromkeys({id(tally): tally for tally in tallies}.values()))
+
+
 def _each(tallies: Sequence[Tally], calculate: Callable[[Tally], float]) -> Floats:
     """``calculate`` of every agent, once for agents with the same tally."""
-    known = {tally: calculate(tally) for tally in set(tallies)}
-    return np.array([known[tally] for tally in tallies], dtype=float)
+    known = {tally: calculate(tally) for tally in _distinct(tallies)}
+    by_place = {id(tally): known[tally] for tally in {id(tally): tally for tally in tallies}.values()}
+    return np.array([by_place[id(tally)] for tally in tallies], dtype=float)
 
 
 def _rounds(tally: Tally) -> int:

@@ -1,4 +1,4 @@
-"""The figures of commands: a run's convergence, comparison, evaluation, explanation, forecast and audit."""
+"""The figures of commands: a run's convergence, comparison, explanation, forecast and audit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from scipy.special import betainccinv, betaincinv, ndtr, ndtri
 from dpadmm._base.arrays import Floats
 from dpadmm._base.files import atomic_file
 from dpadmm.experiments.results import Results
-from dpadmm.model.explain import NOISE, Coefficient, Explanation
+from dpadmm.model.explain import Coefficient, Explanation
 from dpadmm.reporting import series, style
 from dpadmm.reporting.series import BUDGETS, METHODS, Curve, distinct, done, where
 from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, legend, new_figure, steps
 from dpadmm.training.metrics import Trace, spread
 
 if TYPE_CHECKING:
-    from dpadmm.model.evaluate import Evaluation
-    from dpadmm.model.model import Model
     from dpadmm.runs.planning.forecast import Outlook
     from dpadmm.runs.planning.plan import Plan, Verdict
 
@@ -127,7 +125,7 @@ def comparison_figure(results: Results) -> Figure:
             dress(axes, title=title, x=x, y=y if axes is grid[i][0] else "", percent=rate)
         if not rate and _far_apart(lines, column):
             for axes in grid[i]:
-                style.log_y(axes)
+                style.logarithmic(axes.yaxis)
     legend(figure, grid[0][0], columns=max(3, 3 * len(panels)))
     return figure
 
@@ -188,81 +186,6 @@ def _side_by_side(axes: Axes, groups: dict[str, Results], column: str) -> None:
     axes.set_xlim(-0.6, len(groups) - 0.4)
 
 
-# --- dpadmm evaluate -------------------------------------------------------------------------------------
-
-MOST_CLASSES = 12
-"""Beyond, a confusion matrix has no numbers in its cells."""
-MOST_POINTS = 2000
-"""Of a curve: what a figure can show."""
-
-
-def evaluation_figure(model: Model, evaluation: Evaluation, title: str) -> Figure:
-    """Confusion, calibration and ROC, as far as the model has them; or predicted against true numbers."""
-    if model.task == "regression":
-        figure = new_figure(5.2, 4.6)
-        _numbers(figure.subplots(), model, evaluation, title)
-        return figure
-    wanted = ((_confusion, True), (_reliability, bool(evaluation.bins)), (_roc, model.task == "binary"))
-    panels = [panel for panel, shown in wanted if shown]
-    figure = new_figure(4.4 * len(panels), 4.2)
-    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
-        panel(axes, evaluation)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    return figure
-
-
-def _confusion(axes: Axes, evaluation: Evaluation) -> None:
-    counts = evaluation.confusion
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    names = [str(name) for name in evaluation.classes]
-    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0)
-    axes.set_yticks(range(len(names)), names)
-    if len(names) <= MOST_CLASSES:
-        for (row, column), count in np.ndenumerate(counts):
-            color = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8.5, color=color)
-    dress(axes, title=f"accuracy {evaluation.figures['accuracy']:.1%}", x="predicted", y="true")
-    axes.grid(visible=False)
-
-
-def _reliability(axes: Axes, evaluation: Evaluation) -> None:
-    bins, look = evaluation.bins, kinds(["bins"])["bins"]
-    _diagonal(axes)
-    predicted, observed = [each.predicted for each in bins], [each.observed for each in bins]
-    axes.plot(predicted, observed, "o-", color=look.color, linewidth=1.2, markersize=5.0)
-    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0))
-    title = f"calibration, mean error {evaluation.figures['calibration_error']:.3f}"
-    dress(axes, title=title, x="predicted probability", y="share that was so")
-
-
-def _roc(axes: Axes, evaluation: Evaluation) -> None:
-    order = np.argsort(-evaluation.scores[:, 0], kind="stable")
-    positive, scores = evaluation.truth[order] == 1, evaluation.scores[order, 0]
-    last_of_tie = np.append(np.diff(scores) != 0.0, True)
-    hits, alarms = (np.append(0, np.cumsum(each)[last_of_tie]) for each in (positive, ~positive))
-    chosen = np.unique(np.linspace(0, len(hits) - 1, MOST_POINTS).astype(int))
-    _diagonal(axes)
-    if hits[-1] and alarms[-1]:
-        axes.plot(alarms[chosen] / alarms[-1], hits[chosen] / hits[-1], color=kinds(["roc"])["roc"].color)
-    area, (negative, found) = evaluation.figures["auc"], evaluation.classes[:2]
-    title = "ROC" if area is None else f"ROC, area {area:.3f}"
-    dress(axes, title=title, x=f"{negative} taken for {found}"[:60], y=f"{found} found"[:60])
-
-
-def _numbers(axes: Axes, model: Model, evaluation: Evaluation, title: str) -> None:
-    predicted = model.answers(evaluation.scores)
-    low = float(min(predicted.min(), evaluation.truth.min()))
-    high = float(max(predicted.max(), evaluation.truth.max()))
-    axes.hexbin(evaluation.truth, predicted, gridsize=50, cmap="viridis", bins="log", mincnt=1)
-    _diagonal(axes, low, high)
-    dress(axes, title=f"{title}: RMSE {evaluation.figures['rmse']:.4g}", x="true", y="predicted")
-
-
-def _diagonal(axes: Axes, low: float = 0.0, high: float = 1.0) -> None:
-    axes.plot([low, high], [low, high], color="#777777", linestyle=(0, (5, 2)), linewidth=1.0)
-
-
 # --- dpadmm explain: what every column does to the score -------------------------------------------------
 
 LONGEST = 44
@@ -272,8 +195,9 @@ PER_ROW, MARGIN = 0.24, 1.7
 
 
 def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Figure:
-    """Effects over the columns' ranges, largest on top; bars of 2 standard errors, hollow if they reach 0."""
-    shown = explanation.coefficients[:top]
+    """A forest plot: effects over the columns' ranges, largest on top; 95% intervals, hollow if they reach 0."""
+    known = [each for each in explanation.coefficients if explanation.unknown or each.standard_error is not None]
+    shown = known[:top]
     figure = new_figure(7.2, MARGIN + PER_ROW * max(len(shown), 3))
     axes = figure.subplots()
     looks = kinds(list(dict.fromkeys(each.output for each in shown)))
@@ -291,17 +215,17 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
             axes.plot(nothing, nothing, look.marker, color=look.color, label=_plain(output))
     if not explanation.unknown:
         axes.errorbar(nothing, nothing, xerr=nothing, color=GREY, capsize=2.5,
-                      label="± 2 noise standard errors")  # fmt: skip
+                      label="95% confidence interval")  # fmt: skip
         axes.plot(nothing, nothing, "o", color=GREY, markerfacecolor="white",
-                  label="may be noise: reaches zero")  # fmt: skip
+                  label="reaches zero")  # fmt: skip
     longest = max(map(len, axes.get_legend_handles_labels()[1]), default=0)
     legend(figure, axes, columns=max(1, 110 // (longest + 10)))  # as many as fit the figure
     return figure
 
 
 def _dot(axes: Axes, each: Coefficient, place: int, look: Look) -> None:
-    hollow = bool(each.may_be_noise)
-    reach = NOISE * (each.standard_error or 0.0) * each.span
+    low, high = each.interval() or (each.coefficient, each.coefficient)
+    reach, hollow = (high - low) / 2.0 * each.span, low < 0.0 < high
     color = GREY if hollow and not each.output else look.color
     axes.errorbar(
         [each.effect], [place], xerr=[reach] if reach else None, color=color, marker=look.marker,
@@ -405,8 +329,7 @@ def roc_figure(
     dress(left, title="(a) all thresholds", x=ALPHA, y=BETA, percent=True)
     least = max(1e-4, 3.0 / min(len(each) for each in scores))
     right.set(xlim=(least, 1.0), ylim=(least, 1.0))
-    style.log_x(right)
-    style.log_y(right)
+    style.logarithmic(right.xaxis, right.yaxis)
     for scale in (right.xaxis, right.yaxis):
         scale.set_major_formatter(FuncFormatter(lambda value, _: f"{100.0 * value:g}%"))
     dress(right, title="(b) the same, logarithmic", x=ALPHA, y=BETA)

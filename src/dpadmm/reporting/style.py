@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
@@ -105,25 +105,14 @@ def at_values(axes: Axes, values: list[float]) -> None:
     axes.minorticks_off()
 
 
-def log_y(axes: Axes) -> None:
-    """A logarithmic y axis with plain numbers."""
-    axes.set_yscale("log")
-    _plain_log(axes.yaxis)
-
-
-def log_x(axes: Axes) -> None:
-    """A logarithmic x axis with plain numbers."""
-    axes.set_xscale("log")
-    _plain_log(axes.xaxis)
-
-
-def _plain_log(axis: Axis) -> None:
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    low, high = axis.get_view_interval()
-    if high > 200.0 * low:
-        axis.set_major_locator(LogLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+def logarithmic(*axes: XAxis | YAxis) -> None:
+    """Logarithmic axes with plain numbers."""
+    for each in axes:
+        each.axes.set(**{f"{each.axis_name}scale": "log"})
+        low, high = each.get_view_interval()
+        each.set_major_locator(LogLocator(subs=(1.0,) if high > 200.0 * low else (1.0, 2.0, 5.0)))
+        each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        each.set_minor_formatter(NullFormatter())
 
 
 def power(value: float) -> str:

@@ -73,10 +73,13 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     n_test = _test_count(settings.test_rows, len(dataset.labels))
     matrix = clip_rows(dataset.features) if settings.clip_rows else as_matrix(dataset.features)
     features = with_intercept(matrix) if settings.intercept else matrix
-    everyone = np.arange(len(dataset.labels))
-    kept, held = sources.holdout(len(everyone), n_test, rng) if n_test else (everyone, everyone[:0])
+    kept, held = np.arange(len(dataset.labels)), np.arange(0)
+    if n_test:
+        kept, held = sources.holdout(len(kept), n_test, rng)
     deal = _deal(dataset, kept, settings, rng)
-    rows = make_rows(features, dataset.labels, order=kept[deal.order], offsets=deal.offsets, names=deal.names)
+    order = kept[deal.order] if n_test else deal.order
+    del kept
+    rows = make_rows(features, dataset.labels, order=order, offsets=deal.offsets, names=deal.names)
     test = TestRows(features, dataset.labels[held], held) if n_test else None
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
     return Prepared(dataset, settings.problem(n_classes), rows, test, deal.names)

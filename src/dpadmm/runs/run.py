@@ -31,9 +31,11 @@ from dpadmm.training.loop import (
     Participation,
     PlannedParticipation,
     StopRule,
+    tallies,
     train,
 )
 from dpadmm.training.methods import Method
+from dpadmm.training.methods.base import plans_of
 from dpadmm.training.metrics import Trace
 from dpadmm.training.oracles import Noise, Pooled, priced
 from dpadmm.training.prior import Prior
@@ -62,8 +64,6 @@ class Result:
         Time of calibration and rounds.
     trace : Trace
         The paper's measures by round, in a simulation.
-    noise_std : (d, p), optional
-        The standard error that privacy noise gives every weight, where the method tells it by public numbers.
     of_study, names, dataset
         What was run, the agents' names, and the data of a simulation.
     """
@@ -78,7 +78,6 @@ class Result:
     stopped_by_result: bool = False
     seconds: float = 0.0
     trace: Trace = field(default_factory=lambda: Trace({}))
-    noise_std: Floats | None = None
     of_study: Study | None = None
     names: tuple[str, ...] = ()
     dataset: Dataset | None = None
@@ -114,6 +113,11 @@ class Result:
         return self.outcome.weights(self.training.average)
 
     @property
+    def inferred(self) -> tuple[float, Floats | None]:
+        """How clear the Hessian is of its noise (0: none was released), and the weights' covariance if it is."""
+        return self.method.inferred(self.outcome.broadcast)
+
+    @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the run early."""
         return self.outcome.interrupted
@@ -138,17 +142,12 @@ class Result:
     @cached_property
     def privacy(self) -> PrivacyReport:
         """What every agent has given away, by the method's plans at the noise's prices."""
-        plans = [
-            priced(self.method.plan(agent, self.training.planned_rounds), self.noise)
-            for agent in range(self.rows.n_agents)
-        ]
-        planned = [
-            plan.tally(None if self.planned is None else np.flatnonzero(self.planned[:, i]) + 1)
-            for i, plan in enumerate(plans)
-        ]
+        plans = plans_of(self.method, self.rows.n_agents, self.training.planned_rounds)
+        at_price = {id(plan): priced(plan, self.noise) for plan in {id(plan): plan for plan in plans}.values()}
+        plans = [at_price[id(plan)] for plan in plans]
         return PrivacyReport(
-            self.outcome.tallies(plans),
-            planned,
+            tallies(plans, self.outcome.attended, self.outcome.charged_rounds),
+            tallies(plans, self.planned, self.training.planned_rounds),
             self.training.delta,
             self.method.name,
             ended_by_result=self.interrupted or self.stopped_by_result,
@@ -183,7 +182,8 @@ class Result:
             clip=settings.clip_rows,
             feature_names=dataset.feature_names if dataset else (),
             privacy=self.privacy.as_json(),
-            noise_std=self.noise_std,
+            covariance=self.inferred[1],
+            clearance=self.inferred[0],
         )
 
     def summary(self) -> dict[str, Any]:

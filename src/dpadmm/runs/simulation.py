@@ -167,9 +167,10 @@ def run_prepared(
             f"in {settings.method.name} every agent speaks once, so participation must be 1, "
             f"not {settings.participation}"
         )
-    averages = Averages(with_released=settings.metrics_every > 0)
+    rho = getattr(settings.method, "rho", None)
+    averages = Averages(with_released=settings.metrics_every > 0 and rho is not None)
     metrics = Metrics(
-        problem, rows, averages, getattr(settings.method, "rho", None), prepared.test,
+        problem, rows, averages, rho, prepared.test,
         max(1, settings.metrics_every), settings.average,
     )  # fmt: skip
     result = run(

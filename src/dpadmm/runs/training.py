@@ -40,8 +40,8 @@ def train(
 ) -> Result:
     """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
 
-    ``study`` is a study or its file, and ``data`` a CSV or Parquet file. The column ``by`` says who owns a row; else
-    rows are dealt to ``n_agents``. The noise is exact, and differs in every run; with a ``seed`` it is simulated, and
+    ``study`` is a study or its file, and ``data`` the path of a table. The column ``by`` says who owns a row; else rows
+    are dealt to ``n_agents``. The noise is exact, and differs in every run; with a ``seed`` it is simulated, and
     protects nobody. The study's public rows are the start, trusted as far as the first answers agree with them; another
     table of ``public`` rows takes their place, and False leaves them out. ``result.model`` predicts from tables, and
     ``result.statement`` says what it cost.
@@ -76,6 +76,8 @@ def prior_from(study: Study, public: Path, *, beside: object = None) -> Prior:
 
 
 def _same_bytes(one: Path, other: Path) -> bool:
+    if one.is_dir() and other.is_dir():
+        return one.samefile(other)
     if not (one.is_file() and other.is_file()):
         return False  # whoever reads them says so
     return one.stat().st_size == other.stat().st_size and PublicRows.of(one) == PublicRows.of(other)
@@ -87,8 +89,8 @@ def encode(
     """Encode a table for a study, which must define its columns; with its constant column, unless told otherwise."""
     if not isinstance(data, str | PathLike):
         raise DataError(
-            f"a study's table is the path of a CSV or Parquet file, not a {type(data).__name__}; write it to a file "
-            "first, such as by to_parquet(path)"
+            f"a study's table is the path of a file, such as CSV or Parquet, not a {type(data).__name__}; write it to "
+            "a file first, such as by to_parquet(path)"
         )
     if study.schema is None:
         raise StudyError(
@@ -156,4 +158,4 @@ def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[NDArray
         return equal_owners(len(table.labels), n_agents, rng), numbered(n_agents)
     if n_agents != 1:
         raise StudyError("the table says whose rows are whose, so the number of agents cannot be chosen")
-    return table.groups, table.owners
+    return table.groups, tuple(table.owners)

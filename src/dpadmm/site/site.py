@@ -24,7 +24,6 @@ from dpadmm.study.study import DEPLOYABLE, Study
 from dpadmm.trusted.guard import Enrolled, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
-from dpadmm.trusted.private_rows import CheckedRows
 from dpadmm.trusted.unit import PrivacyUnit
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = "dpadmm-site/1"
 SECTIONS = {
-    "data": ("table", "label"),
+    "data": ("table", "label", "scheduler"),
     "person": ("column", "rows"),
     "limits": ("epsilon", "delta", "methods", "losses", "max_rounds", "min_rows"),
     "secure_aggregation": ("allow", "min_honest", "min_withstood", "epsilon_alone"),
@@ -52,19 +51,26 @@ class Site:
     """The folder of the ledger."""
     label: str | None
     """The column with the outcome."""
+    scheduler: str | None = None
+    """The address of the Dask scheduler whose workers hold the rows; None: this process does."""
     policy: Policy
     """The limits; ``policy.unit`` says whose rows go together, and how many of them are used."""
 
     @cached_property
     def rows(self) -> SiteRows:
         """The table, and what a study makes of it: for the owner only."""
+        about = self.path, self.table, self.label, self.policy.unit
+        if self.scheduler is not None:
+            from dpadmm.site.cluster import ClusterRows
+
+            return ClusterRows(*about, self.scheduler)
         from dpadmm.site.table import SiteRows  # loads the readers of tables
 
-        return SiteRows(self.path, self.table, self.label, self.policy.unit)
+        return SiteRows(*about)
 
-    def open_rows(self, study: Study) -> CheckedRows:
+    def open_rows(self, study: Study) -> PrivateRows:
         """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
-        return CheckedRows(self.rows.encoded(study))
+        return self.rows.opened(study)
 
     @contextmanager
     def guard(self, *, create: bool = False, rows: PrivateRows | None = None) -> Iterator[Guard]:
@@ -167,6 +173,7 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         table=here / entries.path("data.table", data.get("table")),
         ledger=here / entries.path("ledger", table.get("ledger")),
         label=label,
+        scheduler=entries.text("data.scheduler", data["scheduler"]) if "scheduler" in data else None,
         policy=Policy(
             epsilon=epsilon,
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),

@@ -22,7 +22,8 @@ from dpadmm.data.tables import RawTable, read_columns
 from dpadmm.optim.features import clip_rows, with_intercept
 from dpadmm.site.site import counted
 from dpadmm.study.study import Study
-from dpadmm.trusted.private_rows import ProtectedRows, protect
+from dpadmm.trusted.guard import PrivateRows
+from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows, protect
 from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
 
@@ -52,14 +53,15 @@ class SiteRows:
         raw = self._read(())
         return self.unit.persons(self._ids(raw), len(raw.labels))
 
+    def opened(self, study: Study) -> PrivateRows:
+        """The rows as a guard holds them."""
+        return CheckedRows(self.encoded(study))
+
     def encoded(self, study: Study) -> ProtectedRows:
         """Features with the constant column if there is one, and labels; as many rows as the file has."""
-        for role, column in (("label", self.label), ("person", self.unit.column)):
-            if column in study.features:
-                raise DataError(f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature")
-        if (encoded := self._encoded_table(study)) is not None:
+        if (encoded := self.encoded_table(study)) is not None:
             ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
-            rows = protect(encoded.features, encoded.labels, self.unit, ids)
+            rows = protect(encoded.features, encoded.labels, self.unit, ids, given=True)
             self._reports[study.hash] = encoded.report, rows.persons
             return rows
         raw = self._read(study.features)
@@ -72,19 +74,21 @@ class SiteRows:
         features = clip_rows(raw.features.astype(np.float32))
         # Last of all: a constant column would give silent rows a gradient again
         features = with_intercept(features) if study.training.intercept else features
-        return protect(features, labels, self.unit, self._ids(raw))
+        return protect(features, labels, self.unit, self._ids(raw), given=True)
 
     def warnings(self, study: Study) -> list[str]:
         """What of the table a study cannot use: for the owner only, since it depends on the rows."""
         if self._schema(study) is None:
             return []
         if study.hash not in self._reports:
-            self.encoded(study)
+            self._encode(study)
         report, persons = self._reports[study.hash]
-        told = line_warnings(self.table, report.rows)
+        told = self.line_warnings(report.rows)
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
             told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")
+        if report.label.unknown == report.rows:
+            told.append("NO row has a label that the study knows: enrolled as it is, it spends your budget on nothing.")
         if persons.n_without_id or persons.n_ambiguous:
             without = counted(persons.n_without_id, "row has", "rows have")
             ambiguous = counted(persons.n_ambiguous, "id is", "ids are")
@@ -98,10 +102,18 @@ class SiteRows:
                 told.append(f"of {report.rows:,} cells {kind} in columns {many}{doubt}")
         return told
 
+    def line_warnings(self, n_rows: int) -> list[str]:
+        """Where lines of the file became no rows."""
+        return line_warnings(self.table, n_rows)
+
     def survey(self, study: Study) -> Survey | None:
         """What a study makes of the table's cells, for the owner only; None for files without columns."""
         named = self._schema(study)
         return None if named is None else survey_table(self.table, *named)
+
+    def _encode(self, study: Study) -> None:
+        """Make a report of what a study makes of the table."""
+        self.encoded(study)
 
     @property
     def _has_named_columns(self) -> bool:
@@ -118,7 +130,11 @@ class SiteRows:
         groups = None if self.unit.column is None else raw.groups  # NPZ may have groups that nobody named
         return None if groups is None else Ids.of(groups.tolist())
 
-    def _encoded_table(self, study: Study) -> EncodedTable | None:
+    def encoded_table(self, study: Study) -> EncodedTable | None:
+        """The table before anything is silenced; None for files without columns."""
+        for role, column in (("label", self.label), ("person", self.unit.column)):
+            if column in study.features:
+                raise DataError(f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature")
         if (named := self._schema(study)) is None:
             return None
         schema, label = named

@@ -136,6 +136,10 @@ class Training:
             object.__setattr__(self, "n_rounds", self.method.usual_rounds)
         self._check_budget()
         self._check_trust()
+        if given.get("inference") and not hasattr(self.method, "inference"):
+            raise StudyError(f"inference belongs to auto, and {self.method.name} gives no intervals; leave it out")
+        if getattr(self.method, "inference", False) and self.average != "last":
+            raise StudyError('intervals are around the model of the last round: with inference, average is "last"')
 
     def _check_trust(self) -> None:
         if self.trust == "local":

@@ -6,12 +6,10 @@ pins it when it enrols, and no later message can change any of it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -19,7 +17,8 @@ import numpy as np
 from msgspec import Meta
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import Parameter, check_names, nearest, parameters, problems
+from dpadmm._base.fields import Parameter, check_names, hash_of, nearest, parameters, problems
+from dpadmm._base.suggestions import first_of
 from dpadmm._base.toml import read_toml
 from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
@@ -331,9 +330,8 @@ class Study:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the canonical JSON: sorted keys, no spaces, ASCII."""
-        text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return sha256(text.encode("ascii")).hexdigest()
+        """By which all who take part know it."""
+        return hash_of(self.as_json())
 
 
 _OPTIONAL = ("quorum", "deadline", "most_rows")
@@ -445,9 +443,17 @@ def _confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**confirmed(table), **rows}
 
 
-def budget_warnings(study: Study, n_rows: int | None = None) -> list[str]:
-    """Where a budget protects little: a large ε, or a δ that is not below 1 / rows (where their number is known)."""
+def study_warnings(study: Study, n_rows: int | None = None) -> list[str]:
+    """Where a budget protects little: a large ε, or a δ that is not below 1 / rows (where their number is known).
+
+    And what has no say in estimates with intervals.
+    """
     epsilon, delta, found = study.epsilon, study.terms.delta, []
+    if getattr(study.training.method, "inference", False):
+        if (study.training.reg_share or 0.0) > study.training.method.usual_reg_share:
+            found.append("inference estimates the model without a penalty: the regularizer has no say")
+        if study.public_rows is not None:
+            found.append("with inference public rows are where training starts, and have no say in the estimate")
     if epsilon >= LARGE_EPSILON:
         found.append(
             f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}"
@@ -486,6 +492,9 @@ def _tables(training: Training) -> dict[str, dict[str, Any]]:
         name: {"name": made.name, **{each.name: getattr(made, each.name) for each in parameters(type(made))}}
         for name, made in chosen.items()
     }
+    for name in training.method.younger:
+        if not tables["method"][name]:
+            del tables["method"][name]
     tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
     tables["training"]["n_rounds"] = training.planned_rounds
     return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
@@ -505,9 +514,7 @@ def _training_from(table: Mapping[str, Any]) -> Training:
 def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     """What is wrong with the frame of a study's table."""
     if table.get("format") != FORMAT:
-        older = "; since format 2, [method], [loss], [regularizer] and [privacy] are tables: see dpadmm study new FILE"
-        hint = older if table.get("format") == "dpadmm-study/1" else ""
-        return [f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}{hint}']
+        return [f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}']
     found = [f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS]
     if table.get("adjacency", ADJACENCY) != ADJACENCY:
         found.append(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r:.60}')
@@ -567,11 +574,7 @@ def _shown(about: Mapping[str, Any]) -> str:
     named = {
         key: about[key] for key in ("bounds", "center", "scale", "values", "unseen", "classes", "bins") if key in about
     }
-    return ", ".join(f"{key} {_first(value) if isinstance(value, list) else value}" for key, value in named.items())
-
-
-def _first(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values[:12])) + (f" and {len(values) - 12} more" if len(values) > 12 else "")
+    return ", ".join(f"{key} {first_of(value) if isinstance(value, list) else value}" for key, value in named.items())
 
 
 def _noise_in_words(settings: Training, z: float) -> str:

@@ -1,8 +1,8 @@
 """The one round loop, and what may watch it.
 
 A round is: broadcast the consensus -> ``method.step`` at the agents that take part -> ``method.aggregate``.
-An absent agent's last upload still counts, except in server-side methods, and it is charged only for rounds it
-took part in.
+An absent agent's last upload counts for a few rounds more, except in server-side methods, and it is charged only for
+rounds it took part in.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Diverged, StudyError
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan, Tally
-from dpadmm.training.methods.base import Gathered, Method, Round, State
-from dpadmm.training.oracles import Noise, Pooled
+from dpadmm.training.methods.base import Gathered, Method, Round, State, keep_absent
+from dpadmm.training.oracles import Noise, Pooled, Streamed
 
 AverageName = Literal["last", "all", "tail"]
 AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
@@ -36,7 +36,9 @@ class RoundView:
     released: Floats
     seconds: float  # spent in rounds so far, without the observers' own
     state: Any = None  # what the method's agents remember
-    uploads: Floats | None = None  # (n, d, p): what agents sent last; of an absent one, what it sent before
+    uploads: Floats | None = (
+        None  # (n, d, p): what agents sent last; of an absent one, what it sent before; None: not kept
+    )
     active: Integers | None = None  # who took part; None: all
     local_models: bool = True  # whether agents have some; else what is measured of them is the global model's
     broadcast: Floats | None = None  # next: the consensus, or all that a server-side method's aggregator knows
@@ -179,14 +181,6 @@ class Outcome:
             return np.full(len(self.released), self.charged_rounds)
         return np.asarray(self.attended.sum(axis=0))
 
-    def tallies(self, plans: Sequence[ReleasePlan]) -> list[Tally]:
-        """What every agent released, by its plan and the rounds that it took part in."""
-        if self.attended is None:
-            rounds = range(1, self.charged_rounds + 1)
-            known = {plan: plan.tally(rounds) for plan in set(plans)}
-            return [known[plan] for plan in plans]
-        return [plan.tally(np.flatnonzero(self.attended[:, i]) + 1) for i, plan in enumerate(plans)]
-
     def weights(self, average: AverageName = "last") -> Floats:
         """The global model; see :meth:`Averages.model`."""
         return self.averages.model(average, self.consensus)
@@ -218,7 +212,7 @@ def train(
     """
     averages = Averages() if averages is None else averages
     state, shape = method.init(problem, rows), (rows.n_features, problem.loss.n_outputs)
-    uploads = np.zeros((rows.n_agents, *shape))
+    uploads: Floats | Streamed = np.broadcast_to(np.zeros(()), (rows.n_agents, *shape))  # takes no room
     if warm_start is not None:
         warm_start = np.asarray(warm_start, dtype=float)
         if warm_start.shape != shape or not np.isfinite(warm_start).all():
@@ -227,6 +221,7 @@ def train(
     broadcast = method.start(shape, warm_start)
     consensus = method.model(broadcast)
     attended = np.zeros((n_rounds if participation else 0, rows.n_agents), dtype=bool)
+    answered = np.zeros(rows.n_agents, dtype=np.int64) if participation else None
     done, charged, seconds, interrupted = 0, 0, 0.0, False
     try:
         for k in range(1, n_rounds + 1):
@@ -237,12 +232,13 @@ def train(
                 continue
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # refused below
                 new_state, sent = method.step(state, Round(k, problem, rows, broadcast, noise, active))
-                if active is None or method.server_side:
-                    uploads = sent
-                else:
-                    uploads[active] = sent[active]
+                if active is not None and not method.server_side:
+                    sent = keep_absent(np.asarray(sent), np.asarray(uploads), active)
+                uploads = sent
                 before = consensus
-                gathered = Gathered(uploads, broadcast, k, problem, (sizes or rows).n_rows, active)
+                if answered is not None:
+                    answered[slice(None) if active is None else active] = k
+                gathered = Gathered(uploads, broadcast, k, problem, (sizes or rows).n_rows, active, answered)
                 if isinstance(noise, Pooled):
                     gathered = gathered.pooled(noise.honest)
                 void = voids is not None and voids(k)
@@ -254,8 +250,9 @@ def train(
             state, broadcast, consensus, done = new_state, next_broadcast, new_consensus, k
             seconds += perf_counter() - started
             local = local_models(method, state, consensus)
+            seen = None if isinstance(uploads, Streamed) else uploads
             view = RoundView(
-                k, n_rounds, consensus, local, seconds, state, uploads, active, method.local_models, broadcast
+                k, n_rounds, consensus, local, seconds, state, seen, active, method.local_models, broadcast
             )
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
@@ -272,6 +269,15 @@ def train(
     released = local_models(method, state, consensus)
     taken = attended[:charged] if participation else None
     return Outcome(consensus, released, averages, done, charged, taken, seconds, interrupted, state, broadcast)
+
+
+def tallies(plans: Sequence[ReleasePlan], attended: NDArray[np.bool_] | None, n_rounds: int) -> list[Tally]:
+    """What every agent releases, by its plan and who takes part when (rounds, n); None: all in so many rounds."""
+    if attended is None:
+        rounds = range(1, n_rounds + 1)
+        known = {id(plan): plan.tally(rounds) for plan in {id(plan): plan for plan in plans}.values()}
+        return [known[id(plan)] for plan in plans]
+    return [plan.tally(np.flatnonzero(attended[:, i]) + 1) for i, plan in enumerate(plans)]
 
 
 def local_models(method: Method[Any], state: State, consensus: Floats) -> Floats:

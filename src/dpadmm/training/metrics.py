@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.features import Features
 from dpadmm.optim import kernels
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Rows

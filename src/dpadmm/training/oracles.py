@@ -40,6 +40,11 @@ class Question:
     active: Integers | None = None  # who takes part; None: all. Of others no value may be used
 
     @property
+    def at_one_point(self) -> bool:
+        """Whether all agents are asked the same, so that their answers can be added up while they are made."""
+        return self.parameters.strides[0] == 0
+
+    @property
     def agents(self) -> Sequence[int]:
         """Those that take part."""
         return range(self.rows.n_agents) if self.active is None else self.active.tolist()
@@ -99,6 +104,42 @@ class SimulatedNoise:
 
     def answer(self, asked: Question) -> Floats:
         return with_normals(asked, self, asked.rows.n_rows)
+
+    def weighted_mean(self, asked: Question, weights: Floats) -> Floats:
+        """``Σ_i W_i h_i`` over the answers of those that take part, none of which is kept: (present,) -> shape.
+
+        For a question at one point for all. It is the weighted sum of ``answer`` but for rounding, by at most some
+        2⁻⁵³ of the sum of the rows' absolute values for each of its additions.
+        """
+        from dpadmm.optim.kernels.normals import weighted_normals
+
+        rows, statistic = asked.rows, asked.statistic
+        agents = np.arange(rows.n_agents) if asked.active is None else asked.active
+        if hasattr(statistic, "weighted_mean"):
+            found = statistic.weighted_mean(rows, asked.parameters[0], weights, asked.active)
+        else:
+            found = np.tensordot(weights, statistic.means(rows, asked.parameters, asked.active)[agents], 1)
+        z = np.broadcast_to(asked.noise_multiplier, (rows.n_agents,))[agents]
+        scales = weights * (z * mean_sensitivity(statistic.row_norm, rows.n_rows[agents]))
+        if not np.any(scales):
+            return np.asarray(found)
+        noise = weighted_normals(self.seed, asked.round, agents, scales, math.prod(statistic.shape))
+        return np.asarray(found + noise.reshape(statistic.shape))
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Answers of which a weighted mean is all that is wanted: they are made and added up when it is asked for."""
+
+    asked: Question
+    noise: SimulatedNoise
+
+    def mean(self, weights: Floats) -> Floats:
+        return self.noise.weighted_mean(self.asked, weights)
+
+    def each(self) -> Floats:
+        """What every agent says, for whoever has room for it: (n, *shape)."""
+        return self.noise.answer(self.asked)
 
 
 def with_normals(asked: Question, noise: Noise, n_rows: Integers) -> Floats:
@@ -201,9 +242,13 @@ class Pooled:
             most = np.full(len(self.n_rows), self.most_rows)
             total = self.noise.whole(asked, most, self.honest)[agents].sum(axis=0)
             return pooled_mean(total, asked.grid(self.most_rows), int(n_rows.sum()))[None]
-        z = asked.noise_multiplier / math.sqrt(self.honest)
-        means = self.noise.answer(replace(asked, noise_multiplier=z))[agents]
-        return np.asarray(np.tensordot(n_rows / n_rows.sum(), means, axes=1))[None]
+        shares, weights = (
+            replace(asked, noise_multiplier=asked.noise_multiplier / math.sqrt(self.honest)),
+            n_rows / n_rows.sum(),
+        )
+        if type(self.noise) is SimulatedNoise and asked.at_one_point:
+            return self.noise.weighted_mean(shares, weights)[None]
+        return np.asarray(np.tensordot(weights, self.noise.answer(shares)[agents], axes=1))[None]
 
 
 def pooled_mean(total: Integers, grid: Grid, n_rows: int) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers, kinds
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.theory import Constants, constants_of
@@ -81,9 +81,13 @@ class Setup:
         if self.epsilon is None:
             exact = self.calibration == "exact"
             calibrate = exact_round_noise_multiplier if exact else paper_noise_multiplier
-            return np.asarray(calibrate(self._each("round_epsilon"), self.delta))
+            return _shared(lambda epsilon: calibrate(epsilon, self.delta), self._each("round_epsilon"))
         if sampling == 1.0:
-            return np.asarray(total_noise_multiplier(self._each("epsilon"), self.delta, self.planned))
+            return _shared(
+                lambda epsilon, rounds: total_noise_multiplier(epsilon, self.delta, int(rounds)),
+                self._each("epsilon"),
+                self.planned,
+            )
         return _shared(
             lambda epsilon, rounds: sampled_noise_multiplier(epsilon, self.delta, int(rounds), sampling),
             self._each("epsilon"),
@@ -139,7 +143,7 @@ class Setup:
         return np.broadcast_to(values, (self.n_agents,))
 
 
-def _shared(calculate: Callable[[float, float], float], *columns: Floats | Integers) -> Floats:
+def _shared(calculate: Callable[..., float], *columns: Floats | Integers) -> Floats:
     """``calculate`` of every agent, once for agents with the same numbers."""
-    unique, index = np.unique(np.stack(columns, axis=1).astype(float), axis=0, return_inverse=True)
-    return np.array([calculate(*row) for row in unique.tolist()])[index.ravel()]
+    first, which = kinds(*columns)
+    return np.array([calculate(*row) for row in zip(*(each[first].tolist() for each in columns), strict=True)])[which]

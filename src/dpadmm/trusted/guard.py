@@ -27,7 +27,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import Refusal, StudyError
 from dpadmm.privacy.plan import gaussian
 from dpadmm.privacy.releases import AnyRelease, Release
-from dpadmm.trusted.discrete_gaussian import Grid, release_sum
+from dpadmm.trusted.discrete_gaussian import Grid, with_noise
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 from dpadmm.trusted.unit import PrivacyUnit
@@ -60,11 +60,15 @@ class PrivateRows(Protocol):
     def n_features(self) -> int:
         """d, the width of the rows."""
 
-    def digest(self) -> str:
-        """SHA-256 of all rows."""
+    @property
+    def n_parts(self) -> int:
+        """How many parts the rows are in, each with a rounded sum of its own."""
 
-    def total(self, statistic: Statistic, parameters: Floats, bound: float) -> Floats:
-        """The sum over rows of a statistic, what every row adds shortened to a norm of ``bound``."""
+    def digest(self) -> str:
+        """SHA-256 of all rows, part by part."""
+
+    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+        """The sum over rows of a statistic in steps of a grid, what every row adds shortened to its ``row_bound``."""
 
 
 class Question(NamedTuple):
@@ -110,7 +114,8 @@ class Enrolled(NamedTuple):
         masking = self.terms.masking
         # Answers that are added need one grid
         n_rows, shares = (masking.most_rows, masking.honest) if masking else (self.rows.n_rows, 1)
-        return Question(asked, statistic, Grid(statistic.row_norm, math.prod(statistic.shape), n_rows), shares)
+        size, n_parts = math.prod(statistic.shape), self.rows.n_parts
+        return Question(asked, statistic, Grid(statistic.row_norm, size, n_rows, n_parts), shares)
 
 
 class Prepared(NamedTuple):
@@ -304,9 +309,9 @@ def _request(study: str, round: int, statistic: Statistic, parameters: Floats, m
 def _release(rows: PrivateRows, asked: Question, parameters: Floats) -> bytes:
     """The answer; whatever goes wrong, the same refusal, since what is said of it might depend on rows."""
     try:
-        total = rows.total(asked.statistic, parameters, asked.grid.row_bound)
+        total = rows.total(asked.statistic, parameters, asked.grid)
         z = asked.release.noise_multiplier
-        return release_sum(total, asked.grid, z, shares=asked.shares).astype("<i8").tobytes()
+        return with_noise(total, asked.grid, z, shares=asked.shares).astype("<i8").tobytes()
     except Exception:
         pass
     raise Refusal("release-failed", "the agent could not compute an answer")

@@ -92,16 +92,8 @@ class LedgerState:
         self.seq, self.fingerprint, self.cap, self.cap_alone = 0, START, 0.0, 0.0
         self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
-
-    @property
-    def spent(self) -> Fraction:
-        """Σμ² of all releases."""
-        return sum((each.spent for each in self.accounts.values()), Fraction(0))
-
-    @property
-    def spent_alone(self) -> Fraction:
-        """The same if all other sites work together."""
-        return sum((each.shares * each.spent for each in self.accounts.values()), Fraction(0))
+        # Σμ² of all releases, and the same if all other sites work together: summing accounts for every record is slow
+        self.spent = self.spent_alone = Fraction(0)
 
     @property
     def promised(self) -> Fraction:
@@ -147,8 +139,11 @@ class LedgerState:
         elif record.kind == "reserve":
             self.accounts[record.study] = Account(record, **json.loads(payload))
         elif record.kind == "spend":
-            self.accounts[record.study].rounds[record.round] = record
-            self.accounts[record.study].spent += Fraction(record.mu_squared)
+            account, mu_squared = self.accounts[record.study], Fraction(record.mu_squared)
+            account.rounds[record.round] = record
+            account.spent += mu_squared
+            self.spent += mu_squared
+            self.spent_alone += account.shares * mu_squared
         else:
             self.accounts[record.study].closed = True
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Features, Floats, layout
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.coded import CodedRows
-from dpadmm._base.memmap import is_nameless, row_portions
+from dpadmm._base.errors import DataError
+from dpadmm._base.features import Features, layout
+from dpadmm._base.memmap import row_portions
 from dpadmm.optim.features import clip_rows
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.privacy.statistics import Statistic
+from dpadmm.trusted.discrete_gaussian import Grid, quantise
 from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
 
@@ -27,21 +31,31 @@ class ProtectedRows:
     labels: Floats
     unit: PrivacyUnit
     persons: Persons
+    given: bool
+    """Whether nobody but the holder of this can change the features."""
 
 
-def protect(features: Features, labels: Floats, unit: PrivacyUnit, ids: Ids | None = None) -> ProtectedRows:
+def protect(
+    features: Features, labels: Floats, unit: PrivacyUnit, ids: Ids | None = None, *, given: bool = False
+) -> ProtectedRows:
     """The last step of encoding: silent rows become zeros, the constant column too.
 
-    Rows in a nameless file, to which nobody else can write, are changed in place.
+    Features that are ``given`` away, by who made them and keeps no other use of them, are changed in place.
     """
-    persons = unit.persons(ids, features.shape[0])
-    return ProtectedRows(_silenced(features, persons.silent), labels, unit, persons)
+    return silence(features, labels, unit, unit.persons(ids, features.shape[0]), given=given)
 
 
-def _silenced(features: Features, silent: NDArray[np.bool_]) -> Features:
+def silence(features: Features, labels: Floats, unit: PrivacyUnit, persons: Persons, *, given: bool) -> ProtectedRows:
+    """The same where it is known whose rows these are, as of a part of a table."""
+    if persons.silent.shape != labels.shape:
+        raise DataError(f"it is known of {persons.n_rows:,} rows whose they are, and there are {len(labels):,}")
+    return ProtectedRows(_silenced(features, persons.silent, given), labels, unit, persons, given)
+
+
+def _silenced(features: Features, silent: NDArray[np.bool_], given: bool) -> Features:
     if not silent.any():
         return features
-    out: Any = features if is_nameless(features) else features.copy()
+    out: Any = features if given else features.copy()
     if isinstance(out, csr_array):
         lengths = np.diff(out.indptr)
         for part in row_portions(out):
@@ -60,7 +74,7 @@ class CheckedRows:
     def __init__(self, rows: ProtectedRows) -> None:
         matrix, labels = clip_rows(rows.features), rows.labels
         # Of rows that others can change, lengths and digest would not be true for long
-        self._rows: Rows = make_rows(matrix if is_nameless(matrix) else matrix.copy(), labels.copy())
+        self._rows: Rows = make_rows(matrix if rows.given else matrix.copy(), labels.copy())
         self._unit = rows.unit
 
     @property
@@ -76,6 +90,10 @@ class CheckedRows:
     def n_features(self) -> int:
         return self._rows.n_features
 
+    @property
+    def n_parts(self) -> int:
+        return 1
+
     def digest(self) -> str:
         """SHA-256 of the kind, the shape and the bytes of features and labels."""
         total = sha256(repr((type(self._rows.features).__name__, self._rows.features.shape)).encode())
@@ -84,6 +102,60 @@ class CheckedRows:
             total.update(np.ascontiguousarray(part).data)
         return total.hexdigest()
 
-    def total(self, statistic: Statistic, parameters: Floats, bound: float) -> Floats:
-        """The sum over rows of a statistic, by the lines that simulations of exact noise use."""
-        return np.asarray(statistic.sums(self._rows, parameters[None], bound=bound)[0])
+    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+        """The rounded sum over rows of a statistic, by the lines that simulations of exact noise use."""
+        return quantise(np.asarray(statistic.sums(self._rows, parameters[None], bound=grid.row_bound)[0]), grid)
+
+
+class Part(NamedTuple):
+    """What is known of a part of the rows, which are held elsewhere."""
+
+    n_rows: int
+    n_features: int
+    digest: str
+
+
+class PartitionedRows:
+    """Rows in parts, each a :class:`CheckedRows` that is held elsewhere; see ``guard.PrivateRows``.
+
+    ``totals`` has every part's own total, whole numbers: their sum depends neither on their order nor on who
+    computed which. Persons may have rows in several parts (docs/decisions/0018-rows-on-a-cluster.md).
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        unit: PrivacyUnit,
+        totals: Callable[[Statistic, Floats, Grid], Sequence[Integers]],
+    ) -> None:
+        if len({part.n_features for part in parts}) != 1:
+            raise DataError("the parts of a table need the same columns, and there must be one at least")
+        self._parts, self._unit, self._totals = tuple(parts), unit, totals
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """What no person's rows exceed, in all parts together."""
+        return self._unit
+
+    @property
+    def n_rows(self) -> int:
+        return sum(part.n_rows for part in self._parts)
+
+    @property
+    def n_features(self) -> int:
+        return self._parts[0].n_features
+
+    @property
+    def n_parts(self) -> int:
+        return len(self._parts)
+
+    def digest(self) -> str:
+        """SHA-256 of the digests of all parts, in their order."""
+        return sha256(repr([part.digest for part in self._parts]).encode()).hexdigest()
+
+    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+        """The sum of the parts' rounded sums."""
+        totals = self._totals(statistic, parameters, grid)
+        if len(totals) != self.n_parts:
+            raise DataError(f"{len(totals)} of {self.n_parts} parts have a sum")
+        return np.asarray(np.sum(totals, axis=0))

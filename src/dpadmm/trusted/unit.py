@@ -26,6 +26,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ NO_ID = frozenset({"", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none"
 """What stands where an id is missing, after normalisation."""
 
 _NUMBER = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
+_POWER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?e[+-]?[0-9]{1,3}")  # as floats are written from 1e+10 on
 
 
 class Ids(NamedTuple):
@@ -128,12 +130,14 @@ class PrivacyUnit:
         present = np.zeros(len(ids.spellings), dtype=bool)
         present[ids.codes] = True
         numbers: dict[str, int] = {}
-        class_of = np.array([numbers.setdefault(person_of(each), len(numbers)) for each in ids.spellings])
-        spelt = np.bincount(class_of[present], minlength=len(numbers))
+        found = (numbers.setdefault(person_of(each), len(numbers)) for each in ids.spellings)
+        class_of = np.fromiter(found, np.int64)
         nameless = np.array([name in NO_ID for name in numbers])
+        numbers.clear()  # of many persons, more than half of all the memory that is needed here
+        spelt = np.bincount(class_of[present], minlength=len(nameless))
         ambiguous = (spelt > 1) & ~nameless
         classes = class_of[ids.codes]
-        count = np.bincount(classes, minlength=len(numbers))
+        count = np.bincount(classes, minlength=len(nameless))
         above = (count > self.rows) & ~nameless & ~ambiguous
         silent = (nameless | ambiguous)[classes] | (_place_in_class(classes, count) >= self.rows)
         return Persons(
@@ -150,11 +154,11 @@ ONE_ROW = PrivacyUnit()
 
 
 def person_of(value: object) -> str:
-    """A name for a person: 7, 7.0, "7", " 7" and "007" are one, since the other mistake would undercharge."""
+    """A name for a person: 7, 7.0, "7", " 7", "007" and "7e0" are one, since the other mistake would undercharge."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     text = "" if value is None or value != value else unicodedata.normalize("NFKC", str(value)).casefold().strip()
-    found = _NUMBER.fullmatch(text)
+    found = _NUMBER.fullmatch(format(Decimal(text), "f") if _POWER.fullmatch(text) else text)
     return found[1] * (found[2] != "0") + found[2] if found else text
 
 

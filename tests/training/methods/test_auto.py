@@ -31,7 +31,7 @@ from dpadmm.privacy.plan import gaussian
 from dpadmm.privacy.statistics.moments import Moments
 from dpadmm.runs.run import Result
 from dpadmm.study.settings import Settings, Training
-from dpadmm.training.loop import train
+from dpadmm.training.loop import tallies, train
 from dpadmm.training.methods import Auto, AutoRounds, Gathered, Round
 from dpadmm.training.methods.auto import LEAST_KNOWN, PublicState
 from dpadmm.training.oracles import ExactNoise, Question, SimulatedNoise
@@ -217,7 +217,9 @@ def test_a_run_reports_what_every_agent_took_part_in() -> None:
         result = simulate(data, groups=groups, method="auto", epsilon=epsilons, n_rounds=9, participation=mask,
                           seed=1, exact_noise=exact, **MEANT)  # fmt: skip
         plans = [result.method.plan(i, 9) for i in range(3)]
-        for epsilon, tally in zip(epsilons, result.outcome.tallies(plans), strict=True):
+        for epsilon, tally in zip(
+            epsilons, tallies(plans, result.outcome.attended, result.outcome.charged_rounds), strict=True
+        ):
             spent = sum(n / gaussian(each).noise_multiplier ** 2 for each, n in tally)
             assert exact_epsilon(math.sqrt(spent), 1e-5) <= epsilon
         assert 1.99 < result.privacy.epsilon <= 2.0

@@ -20,7 +20,7 @@ from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import Release, SampledRelease
 from dpadmm.training.loop import train
 from dpadmm.training.methods import DpSgd, DpSgdRounds, Round, minimizer
-from dpadmm.training.oracles import SimulatedNoise
+from dpadmm.training.oracles import SimulatedNoise, Streamed
 
 N, D = len(SIZES), 5
 PROBLEM = Problem(Logistic(), L2(), 0.02)
@@ -38,7 +38,7 @@ def uploads(method: DpSgdRounds, rows: Rows, *, round: int = 1, consensus: Float
             noise=SimulatedNoise(3, rows.n_agents, shape),
         ),
     )
-    return sent
+    return sent.each() if isinstance(sent, Streamed) else sent
 
 
 def test_it_is_gradient_descent_as_written() -> None:

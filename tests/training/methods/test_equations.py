@@ -17,6 +17,7 @@ from dpadmm.optim.theory import constants_of, theorem_schedule
 from dpadmm.training.loop import RoundView, train
 from dpadmm.training.methods import DpAdmmRounds, Round
 from dpadmm.training.methods import dp_admm as updates
+from dpadmm.training.methods.base import LARGE, DeployableMethod
 from dpadmm.training.oracles import SimulatedNoise
 
 SIZES = (3, 8, 5, 20)
@@ -171,3 +172,28 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
         consensus = updates.consensus_step(uploads)
         closed = updates.dual_step(state.dual, released=state.released, consensus=consensus, rho=RHO)
         assert np.abs(closed.sum(axis=0)).max() < 1e-12
+
+
+def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
+    for loss, regularizer, z in product(LOSS_CASES, REGULARIZER_CASES, (Z, 0.0 * Z)):
+        with case(loss, regularizer, z):
+            problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
+            shape = (D, loss.n_outputs)
+            method, noise = (
+                DpAdmmRounds(RHO, lambda k: np.array([0.5, 0.1, 2.0, 7.0]) / k, z),
+                SimulatedNoise(5, N, shape),
+            )
+            state, consensus = method.init(problem, rows), np.zeros(shape)
+            for k in range(1, 4):
+                now = Round(number=k, problem=problem, rows=rows, consensus=consensus, noise=noise)
+                expected, sent = DeployableMethod.step(method, state, now)
+                state, uploads = method.step(state, now)
+                np.testing.assert_array_equal(state.released, expected.released)
+                np.testing.assert_array_equal(state.dual, expected.dual)
+                np.testing.assert_array_equal(uploads, sent)
+                consensus = updates.consensus_step(uploads)
+
+
+def test_the_mean_of_many_uploads_is_the_mean_of_few() -> None:
+    uploads = np.random.default_rng(3).standard_normal((LARGE // 7 + 1, 7, 1))
+    np.testing.assert_array_equal(updates.consensus_step(uploads), uploads.mean(axis=0))

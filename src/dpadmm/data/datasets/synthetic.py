@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from scipy.special import expit, softmax
 
-from dpadmm._base.arrays import Features, Floats, Integers
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
+from dpadmm._base.features import Features
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.matrices import compact_csr, shrink_rows
 from dpadmm.optim.losses import Task

@@ -7,9 +7,10 @@ round is differs: ``Uploads`` takes answers with all of their noise, ``sums.py``
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from logging import Logger, getLevelNamesMapping
@@ -22,10 +23,21 @@ import numpy as np
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DpadmmError
 from dpadmm.federation.aggregator.journal import Journal, Received
-from dpadmm.federation.protocol import BadMessage, Kind, Message, Transport, digest_of, packed, unpacked
+from dpadmm.federation.logs import MAX_LINES, Repeats
+from dpadmm.federation.protocol import (
+    SILENT_AFTER,
+    BadMessage,
+    Kind,
+    Message,
+    Seen,
+    Transport,
+    digest_of,
+    packed,
+    unpacked,
+)
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import MAX_MU, ROW_GROUPS
-from dpadmm.training.methods.base import Gathered
+from dpadmm.training.methods.base import PATIENCE, Gathered
 
 PERMANENT = (
     "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",
@@ -33,8 +45,11 @@ PERMANENT = (
 )  # fmt: skip
 """Refusals that a repeated request cannot change; after others the site is asked again."""
 
-MAX_LATE, MAX_EVENTS_PER_ROUND, SHOWN_EVENTS = 8, 20, 200
-"""Per site and round: late uploads that are kept, and recorded events; and events of a snapshot."""
+MAX_LATE, SHOWN_EVENTS = 8, 200
+"""Late uploads of a site that are kept in a round, and events of a snapshot."""
+
+STALLED_AFTER = 30.0
+"""Seconds after which a round that lacks answers is stalled, unless it usually takes longer."""
 
 
 class Stopped(DpadmmError):
@@ -77,6 +92,10 @@ class Coordinator(ABC):
         lasts = np.cumsum([count for _, count in self.study.terms.plan.runs]).tolist()
         self._shapes = [(last, self.study.upload_shape(last)) for last in lasts]
         """Last rounds of what is asked in a row, and the shape of its uploads."""
+        self.start_wait: float | None = None
+        """Seconds in which the first phase waits for all sites, in place of the deadline; None after it."""
+        self.seen: Mapping[str, Seen] = {}
+        """Signs of life of sites."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
         for name, sizes in journal.sizes().items():
@@ -86,7 +105,9 @@ class Coordinator(ABC):
         self.seconds = journal.seconds()
         self.opened: float | None = None
         """When the open phase was first requested, by the clock of the event loop."""
-        self._events: dict[str, set[str]] = {}
+        self._repeats = Repeats()
+        self.stalled: tuple[str, ...] = ()
+        """The sites without which the open round cannot be closed."""
         self._present: set[str] = set()
         self._digests: dict[int, str] = {}
         """The digest of the request of every round, to recognise late answers."""
@@ -236,24 +257,67 @@ class Coordinator(ABC):
                 f"the study stops before round {self.rounds_done + 1}: only {able} of {len(self._names)} "
                 f"sites can still answer, but the quorum is {self.quorum}"
             )
-        if len(self.answered_now()) < self.quorum:
-            return False
-        return not self.missing() or self._too_late(waited)
+        enough = len(self.answered_now()) >= self.quorum
+        if enough and (not self.missing() or self._too_late(waited)):
+            return True
+        if not self.called and self.start_wait is not None and waited >= self.start_wait:
+            raise Stopped(self._not_begun())
+        return False
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds after which this phase is over if the quorum has answered."""
+        if self.start_wait is None or (self.called and self.study.deadline is None):
+            return self.study.deadline
+        return max(self.start_wait, self.study.deadline or 0.0) if self.called else self.start_wait
 
     def _too_late(self, waited: float) -> bool:
-        limit = self.study.deadline
+        limit = self.time_limit
         return self.study.allow_missed_rounds and limit is not None and waited >= limit
+
+    def _not_begun(self) -> str:
+        there = self.here()
+        missing = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self._names if name not in there)
+        needed = self.quorum if self.study.allow_missed_rounds else len(self._names)
+        return (
+            f"the study does not begin: after {self.start_wait:g} seconds {len(there)} of {len(self._names)} sites are "
+            f"there, and {needed} are needed. {missing}. Serve it again when they are there, or with a longer "
+            "--start-wait"
+        )
+
+    def here(self) -> set[str]:
+        """The sites that answered the call; at the start, those that are not gone since."""
+        return {name for name in self._present if self.start_wait is None or self.silent_for(name) is None}
+
+    def silent_for(self, name: str) -> float | None:
+        """Seconds since the last sign of life of a site, or None if that is not long ago."""
+        return since if (since := self._since(name)) > SILENT_AFTER else None
+
+    def _since(self, name: str) -> float:
+        last, seen = self.members[name].last_seen, self.seen.get(name)
+        return monotonic() - max(-math.inf if last is None else last, -math.inf if seen is None else seen.at)
+
+    def whereabouts(self, name: str) -> str:
+        """What is known of a site that has not answered."""
+        member, silent = self.members[name], self.silent_for(name)
+        if member.state == "revoked":
+            return "its certificate was revoked or has expired"
+        if member.code:
+            return f"refused ({member.code})"
+        if silent is not None:
+            return "never connected" if silent == math.inf else f"gone since {_time(silent)}"
+        return "connected, but does not answer" if self.called else "connected, but has not accepted the study"
 
     @abstractmethod
     def proceed(self, seconds: float) -> None:
         """Store what this phase of so many seconds gave, and go on to the next."""
 
     def begin(self) -> None:
-        self.called = True
+        self.called, here = True, self.here()
         for member in self.members.values():
-            if member.name not in self._present and not member.out and self.study.allow_missed_rounds:
+            if member.name not in here and not member.out and self.study.allow_missed_rounds:
                 member.state = "absent"
-        self.note("info", "", f"round 1 starts with {len(self._present)} of {len(self._names)} sites")
+        self.note("info", "", f"round 1 starts with {len(here)} of {len(self._names)} sites")
         self._next()
 
     def _close(self, consensus: Floats, seconds: float) -> None:
@@ -275,21 +339,21 @@ class Coordinator(ABC):
         for name in sorted(sites):
             if self.members[name].state in ("present", "late"):
                 self.members[name].state = "absent"
-                self.note("warning", name, f"missed the deadline of round {self.round}")
+                self.note("warning", name, f"missed the deadline of round {self.round}", like="missed")
 
     def _next(self) -> None:
-        self._present, self._events = set(), {}
+        self._present = set()
         self.request = self._request()
 
     # Events
 
-    def note(self, level: str, site: str, text: str) -> None:
-        """Record an event once per round; the limit per site keeps any site from flooding the journal."""
-        noted = self._events.setdefault(site if site in self.members else "unknown site", set())
-        if site and (text in noted or len(noted) >= MAX_EVENTS_PER_ROUND):
+    def note(self, level: str, site: str, text: str, *, like: str | None = None) -> None:
+        """Record an event; what repeats is folded, and no site can flood the journal."""
+        source, most = (site if site in self.members else "unknown site", MAX_LINES) if site else ("", math.inf)
+        said = self._repeats.said(source, text, now=monotonic(), like=like, most=most)
+        if said is None:
             return
-        noted.add(text)
-        event = self._journal.note(level, f"{site}: {text}" if site else text)
+        event = self._journal.note(level, f"{site}: {said}" if site else said)
         self.events.append(event)
         if self._log is not None:
             self._log.log(getLevelNamesMapping()[level.upper()], "%s", event.text)
@@ -300,6 +364,31 @@ class Coordinator(ABC):
                 self.members[name].state = "late"
 
     # Status
+
+    def watch(self) -> None:
+        """Notice whether the open round can be closed; called every second or so."""
+        before, self.stalled = self.stalled, self._lacking()
+        if self.stalled and not before:
+            who = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self.stalled)
+            self.note("error", "", f"stalled in round {self.round}. {who}", like="stalled")
+        elif before and not self.stalled:
+            self.note("info", "", f"no longer stalled, in round {self.round}", like="no longer stalled")
+
+    def _lacking(self) -> tuple[str, ...]:
+        if self.done or not self.called or self.opened is None:
+            return ()
+        waited, answered, able = monotonic() - self.opened, self.answered_now(), self.able()
+        needed = self.quorum if self.study.allow_missed_rounds else len(able)
+        starting = self.start_wait is not None and waited < 2.0 * SILENT_AFTER
+        if len(answered) >= needed or starting:
+            return ()
+        lacking = able - answered
+        coming = {name for name in lacking if self.silent_for(name) is None and not self.members[name].code}
+        if len(answered) + len(coming) < needed:
+            return tuple(sorted(lacking - coming))
+        usual = median(self.seconds[-20:]) if self.seconds else 0.0
+        too_long = waited > max(STALLED_AFTER, self.study.deadline or 0.0, 10.0 * usual)
+        return tuple(sorted(lacking)) if too_long else ()
 
     def _charged(self, member: Member) -> Sequence[int]:
         """The rounds that a site may have spent budget on."""
@@ -315,8 +404,8 @@ class Coordinator(ABC):
         """The state of the study for people, as plain values; may be called from any thread."""
         study, now, training = self.study, monotonic(), self.study.training
         deadline_in = None
-        if study.deadline is not None and self.opened is not None:
-            deadline_in = max(0.0, self.opened + study.deadline - now)
+        if (limit := self.time_limit) is not None and self.opened is not None:
+            deadline_in = max(0.0, self.opened + limit - now)
         usual = median(self.seconds[-50:]) if self.seconds else None
         delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
         epsilons = exact_epsilon(self._mu_so_far(), np.full(len(members), delta)).tolist()
@@ -337,24 +426,34 @@ class Coordinator(ABC):
             "round": 0 if self.done else self.round,
             "rounds_done": self.rounds_done,
             "deadline_in": deadline_in,
+            "deadline_at": None if deadline_in is None or self.done else _time(-deadline_in),
+            "stalled": list(self.stalled),
             "quorum": self.quorum,
-            "sites": [
-                {
-                    "name": member.name,
-                    "state": member.state,
-                    "answered": len(member.answered),
-                    "rows": None if member.sizes is None else member.sizes[0],
-                    "epsilon": epsilon,
-                    "last_seen": None if member.last_seen is None else _time(now - member.last_seen),
-                    "code": member.code or None,
-                }
-                for member, epsilon in zip(members, epsilons, strict=True)
-            ],
+            "sites": [self._site(member, epsilon) for member, epsilon in zip(members, epsilons, strict=True)],
             "changes": list(self.changes),
             "events": [event._asdict() for event in list(self.events)],
             "median_seconds": usual,
             "seconds_left": None if usual is None else usual * (self._n_rounds - len(self.seconds)),
         }
+
+    def _site(self, member: Member, epsilon: float) -> dict[str, Any]:
+        since, seen = self._since(member.name), self.seen.get(member.name)
+        return {
+            "name": member.name,
+            "state": member.state,
+            "answered": len(member.answered),
+            "rows": None if member.sizes is None else member.sizes[0],
+            "epsilon": epsilon,
+            "last_seen": None if since == math.inf else _time(since),
+            "silent": since > SILENT_AFTER,
+            "clock_difference": None if seen is None else round(seen.clock_difference, 1),
+            "code": member.code or None,
+            "left_out": self._left_out(member),
+        }
+
+    def _left_out(self, member: Member) -> bool:
+        """Whether a site was away for so long that it has left the mean."""
+        return False
 
 
 def _time(seconds_ago: float) -> str:
@@ -364,8 +463,8 @@ def _time(seconds_ago: float) -> str:
 class Uploads(Coordinator):
     """Rounds of answers that carry all of their noise: local trust. ``close_round`` when it is over.
 
-    The last upload of an absent site stays in the mean, and one that arrives after its round enters the next mean;
-    except in server-side methods, which use the answers of a round alone.
+    The last upload of an absent site stays in the mean for a few rounds (``PATIENCE``), and one that arrives after its
+    round enters the next mean; except in server-side methods, which use the answers of a round alone.
     """
 
     def __init__(self, journal: Journal, log: Logger | None = None) -> None:
@@ -380,7 +479,7 @@ class Uploads(Coordinator):
 
     def answered_now(self) -> set[str]:
         if not self.called:
-            return set(self._present)
+            return self.here()
         return {name for name, received in self._new.items() if received.round == self.round}
 
     def proceed(self, seconds: float) -> None:
@@ -412,10 +511,14 @@ class Uploads(Coordinator):
             self._rounds[member.name] = answer.round
             self._late.append(received)
 
+    def _left_out(self, member: Member) -> bool:
+        return not self._method.server_side and self.rounds_done - self._rounds[member.name] >= PATIENCE
+
     def close_round(self, seconds: float) -> None:
         """Compute w^k from the latest upload of every site, or from the answers of this round alone; record it."""
         new = [*self._late, *self._new.values()]
         uploads = self._uploads | {received.site: received.values for received in new}
+        rounds = self._rounds | {received.site: received.round for received in new}
         current = {received.site: received.values for received in self._new.values()}
         used = current if self._method.server_side else uploads
         nothing = np.zeros(self._shape(self.round))
@@ -426,15 +529,20 @@ class Uploads(Coordinator):
             problem=self.study.problem,
             n_rows=np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()]),
             active=np.flatnonzero([name in current for name in self._names]),
+            answered=np.array([rounds[name] for name in self._names]),
         )
         consensus = self._aggregated(gathered)
         self._journal.close_round(self.round, consensus, new, seconds)
         for received in new:
-            self._rounds[received.site] = received.round
             self.members[received.site].answered.append(received.round)
         self._missed(set(self._names) - self.answered_now())
-        self._uploads, self._new, self._late = uploads, {}, []
+        self._uploads, self._rounds, self._new, self._late = uploads, rounds, {}, []
         self._close(consensus, seconds)
+        for member in self.members.values():
+            if self._left_out(member):
+                away = self.rounds_done - self._rounds[member.name]
+                text = f"away for {away} rounds, so it left the mean: the model is that of the others until it is back"
+                self.note("warning", member.name, text, like="left out")
 
 
 FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
@@ -452,6 +560,7 @@ async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
         opened = clock()
         await _gather(coordinator, transport, opened)
         coordinator.proceed(clock() - opened)
+        coordinator.start_wait = None
     await transport.send(coordinator.request)
 
 
@@ -470,8 +579,9 @@ async def _gather(coordinator: Coordinator, transport: Transport, opened: float)
                 await transport.send(message)
             ask_at, asked = now + patience, asked + 1
         wait = ask_at - now
-        if coordinator.study.deadline is not None:
-            wait = min(wait, max(0.01, opened + coordinator.study.deadline - now))
+        limit = coordinator.time_limit
+        if limit is not None and now < opened + limit:
+            wait = min(wait, max(0.01, opened + limit - now))
         if (received := await transport.receive(wait)) is not None:
             coordinator.take(*received, now=clock())
     while (received := await transport.receive(0.0)) is not None:  # answers that have arrived are in time

@@ -170,17 +170,6 @@ class Journal(AbstractContextManager["Journal"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def is_held(self) -> bool:
-        """Whether an aggregator is running this study."""
-        try:
-            with self._path.with_name("lock").open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
-
     def method(self, *n_rows: int) -> DeployableMethod[Any]:
         """The study's method for sites of so many rows, with an aggregator that knows the public rows."""
         made = self.study.method(*n_rows)
@@ -332,7 +321,7 @@ class FederatedResult:
     privacy: PrivacyReport
     statement: Statement
     rounds_done: int
-    noise_std: Floats | None = None
+    inferred: tuple[float, Floats | None]
 
 
 def result_of(journal: Journal) -> FederatedResult:
@@ -346,7 +335,8 @@ def result_of(journal: Journal) -> FederatedResult:
         raise StudyError("no round is complete yet: there is nothing to export")
     rounds = study.training.planned_rounds
     averages, done, method = Averages(), 0, journal.method(1)
-    for done, consensus in enumerate(map(method.model, journal.consensus()), 1):
+    for done, sent in enumerate(journal.consensus(), 1):
+        consensus = method.model(sent)
         averages(RoundView(done, rounds, consensus, consensus, 0.0))
     names = [name for name in journal.members if name in sites]
     plan = study.terms.plan
@@ -367,6 +357,7 @@ def result_of(journal: Journal) -> FederatedResult:
         privacy=privacy,
         statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, honest),
         rounds_done=done,
+        inferred=method.inferred(sent),
     )
 
 

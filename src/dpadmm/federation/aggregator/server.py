@@ -1,29 +1,58 @@
-"""Runs a study at the aggregator: the broker, the connection, the round loop, and revocations."""
+"""Runs a study at the aggregator: the broker, the connection, the round loop, and revocations.
+
+The broker runs as long as a study does, or longer if ``keep_broker`` keeps it, so that sites stay connected.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from logging import Logger
+from datetime import UTC, datetime, timedelta
+from logging import Logger, getLevelNamesMapping
 from pathlib import Path
 
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.sums import coordinator_of
+from dpadmm.federation.aggregator.sums import coordinator_of, snapshot_of_journal
+from dpadmm.federation.health import (
+    STATUS,
+    AggregatorStatus,
+    Alarm,
+    Sample,
+    Status,
+    days_left,
+    hub_alarms,
+    hub_samples,
+    is_live,
+    metrics_server,
+    now_text,
+    read_status,
+    study_alarms,
+    study_samples,
+    write_status,
+)
+from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import NatsTransport, until_one_ends
+from dpadmm.federation.nats.link import Link, NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER, Seen
 from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
 
 CHECK_EVERY = 1.0
 """Seconds between checks of the approved sites and of the broker."""
+
+WATCH_EVERY = 0.5
+"""Seconds between looks at the open round, each of which is a sign of life."""
+
+START_WAIT = 60.0
+"""Seconds to wait for sites at the start: an agent that found no broker for long tries again after up to 45."""
 
 
 def journal_of(folder: Path, study: str) -> Path:
@@ -76,7 +105,8 @@ def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> P
 class Server:
     """Runs a study to its end: ``await server.run()``.
 
-    ``broker_url`` is an existing broker, configured by others; without it the built-in broker is started.
+    ``broker_url`` is an existing broker, configured by others; without it the built-in broker is started, unless
+    it is kept running. ``start_wait`` is how long sites are waited for at the start.
     """
 
     authority: Authority
@@ -84,20 +114,28 @@ class Server:
     log: Logger
     broker_url: str | None = None
     port: int | None = None
+    start_wait: float = START_WAIT
+    metrics: str | None = None
+    """Where to serve metrics: a port, or an address and a port."""
 
     async def run(self, on_start: Callable[[Coordinator], None] = lambda run: None) -> Coordinator:
         """Run to the end and return the coordinator, which ``on_start`` receives at the start."""
         async with AsyncExitStack() as resources:
             journal = resources.enter_context(Journal.open(self.journal))
             coordinator = coordinator_of(journal, self.log)
+            coordinator.start_wait = self.start_wait
             broker = self._broker(resources)
-            url, context = self.broker_url or self.authority.own_url(self.port), self.authority.client_context
-            transport = NatsTransport(coordinator.study.hash, url, context, self.log)
+            url = broker.url if broker is not None else self.broker_url or ""
+            transport = NatsTransport(coordinator.study.hash, url, self.authority.client_context, self.log)
             await resources.enter_async_context(transport)
+            coordinator.seen = transport.seen
+            live = _live_status(coordinator, transport)
+            resources.callback(lambda: write_status(self.journal.parent, live() | {"running": False}))
+            resources.enter_context(metrics_server(self.metrics, lambda: self._samples(live())))
             on_start(coordinator)
-            work = (run_rounds(coordinator, transport), self._check_sites(coordinator, broker))
+            work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker)
             try:
-                await until_one_ends(*work)
+                await until_one_ends(*work, self._watch(coordinator, live))
             except DpadmmError as problem:
                 coordinator.stopped = str(problem)
                 raise
@@ -107,12 +145,25 @@ class Server:
         if self.broker_url is not None:
             return None
         broker = Broker(self.authority, port=self.port)
-        lock = os.open(self.authority.folder / "serving", os.O_CREAT | os.O_RDWR, 0o600)
-        resources.callback(os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        broker.start()
-        resources.callback(_stop_if_last, broker, lock)
+        if kept := broker.kept():
+            running = broker.running_port()
+            if self.port not in (None, running):
+                raise StudyError(f"the running broker listens on port {running}: leave --port out")
+            broker = Broker(self.authority, port=running)
+            self.log.info("using the broker that dpadmm aggregator broker keeps running: %s", broker.url)
+        else:
+            self.log.info("starting the broker, which stops with the last study; dpadmm aggregator broker keeps it")
+        _use(broker, resources, start=not kept)
         return broker
+
+    async def _watch(self, coordinator: Coordinator, live: Callable[[], Status]) -> None:
+        while True:
+            coordinator.watch()
+            write_status(self.journal.parent, live())
+            await asyncio.sleep(WATCH_EVERY)
+
+    def _samples(self, live: Status) -> Iterator[Sample]:
+        return study_samples(live["snapshot"] | {"live": live | {"at": now_text()}}, self.authority.folder)
 
     async def _check_sites(self, coordinator: Coordinator, broker: Broker | None) -> None:
         """Exclude revoked sites at once, and keep the broker running."""
@@ -120,16 +171,101 @@ class Server:
             usable = _usable_sites(self.authority)
             for name in coordinator.members:
                 (coordinator.readmit if name in usable else coordinator.revoke)(name)
-            if broker is not None:
-                try:
-                    if not broker.alive():
-                        coordinator.note("warning", "", "the broker stopped; restarting it")
-                        await asyncio.to_thread(broker.start)
-                    else:
-                        await asyncio.to_thread(broker.refresh)
-                except DpadmmError as problem:  # nothing is lost by trying again
-                    coordinator.note("error", "", f"{problem}; trying again")
+            if broker is not None and not broker.kept():
+                await _keep_alive(broker, coordinator.note)
             await asyncio.sleep(CHECK_EVERY)
+
+
+async def keep_broker(
+    authority: Authority, log: Logger, *, port: int | None = None, metrics: str | None = None
+) -> None:
+    """Keep the broker running until this is cancelled, so that sites stay connected between studies."""
+
+    repeats = Repeats()
+
+    def note(level: str, source: str, text: str) -> None:
+        if (said := repeats.said(source, text, now=time.monotonic())) is not None:
+            log.log(getLevelNamesMapping()[level.upper()], "%s", said)
+
+    broker = Broker(authority, port=port)
+    async with AsyncExitStack() as resources:
+        resources.enter_context(broker.keeping())
+        _use(broker, resources, start=True)
+        link = Link(broker.url, authority.client_context, lambda *_: None, log, name=AGGREGATOR)
+        await resources.enter_async_context(link)
+
+        def live() -> Status:
+            known = {name: _seen(link.seen.get(name)) for name in sorted(_usable_sites(authority))}
+            return {"running": True, "connected": link.connected, "broker": broker.url, "sites": known}
+
+        resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
+        resources.enter_context(metrics_server(metrics, lambda: hub_samples(live(), authority.folder)))
+        while True:
+            await _keep_alive(broker, note)
+            write_status(authority.folder, live())
+            await asyncio.sleep(CHECK_EVERY)
+
+
+def _seen(seen: Seen | None) -> Status:
+    """What the last sign of life of a site says."""
+    if seen is None:
+        return {"last_seen": None, "silent": True, "clock_difference": None}
+    since = time.monotonic() - seen.at
+    at = (datetime.now(UTC) - timedelta(seconds=since)).isoformat(timespec="seconds")
+    return {"last_seen": at, "silent": since > SILENT_AFTER, "clock_difference": round(seen.clock_difference, 1)}
+
+
+def _live_status(coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:
+    def live() -> Status:
+        snapshot = {key: each for key, each in coordinator.snapshot().items() if key not in ("changes", "events")}
+        return {"running": True, "connected": transport.connected, "broker": transport.url, "snapshot": snapshot}
+
+    return live
+
+
+def status_of(authority: Authority, journal: Path) -> Status:
+    """The status of a study: of the process that serves it, if one does, else of its journal."""
+    with Journal.open(journal, read_only=True) as opened:
+        seen = snapshot_of_journal(opened)
+    live = read_status(journal.with_name(STATUS), AggregatorStatus)
+    served, expires = is_live(live), {each.name: each.expires for each in authority.sites()}
+    if live is not None:
+        last_seen = {site["name"]: site["last_seen"] for site in live["snapshot"]["sites"]}
+        for site in seen["sites"]:
+            site["last_seen"] = last_seen.get(site["name"])
+        seen |= live.pop("snapshot") if served else {}
+    for site in seen["sites"]:
+        site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
+    return seen | {"served": served, "live": live}
+
+
+def alarms_of(authority: Authority, studies: Sequence[Status]) -> list[Alarm]:
+    """All alarms of an aggregator's folder and of these studies."""
+    certificates = {each.name: each.expires for each in authority.sites() if not each.revoked}
+    certificates["the authority"] = authority.certificate.not_valid_after_utc
+    hub = hub_alarms(authority.folder, certificates, studies=bool(studies))
+    return [*(alarm for seen in studies for alarm in study_alarms(seen)), *hub]
+
+
+async def _keep_alive(broker: Broker, note: Callable[[str, str, str], None]) -> None:
+    try:
+        if not broker.alive():
+            note("warning", "", "the broker stopped; restarting it")
+            await asyncio.to_thread(broker.start)
+        else:
+            await asyncio.to_thread(broker.refresh)
+    except DpadmmError as problem:  # nothing is lost by trying again
+        note("error", "", f"{problem}; trying again")
+
+
+def _use(broker: Broker, resources: AsyncExitStack, *, start: bool) -> None:
+    """Need the broker: the last process of this folder that does stops it."""
+    lock = os.open(broker.folder / "serving", os.O_CREAT | os.O_RDWR, 0o600)
+    resources.callback(os.close, lock)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    if start:
+        broker.start()
+    resources.callback(_stop_if_last, broker, lock)
 
 
 def _stop_if_last(broker: Broker, lock: int) -> None:

@@ -165,7 +165,7 @@ class Sums(Coordinator):
     def answered_now(self) -> set[str]:
         if self._opening is not None:
             return set(self._masked)
-        here = self._ready if self.called else self._present
+        here = self._ready if self.called else self.here()
         return self._matching(here & (self.able() - self._resting()))
 
     def missing(self) -> set[str]:

@@ -6,6 +6,7 @@ an unlisted user cannot connect, and a listed user may use the subjects of its n
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -16,10 +17,11 @@ import ssl
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm.federation.pki.authority import Authority
@@ -41,7 +43,7 @@ class Broker:
     """
 
     def __init__(self, authority: Authority, *, port: int | None = None) -> None:
-        self._authority = authority
+        self._authority, self.folder = authority, authority.folder
         self._requested_port = port
         self._port = port or authority.settings.port
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,6 +85,26 @@ class Broker:
 
     def alive(self) -> bool:
         return self._pid() is not None
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Promise to keep the broker running, whether or not studies run; refused if another process does."""
+        with self._keeper_lock() as lock:
+            for _ in range(5):  # others may just be looking at it
+                if _locked(lock, fcntl.LOCK_EX):
+                    yield
+                    return
+                time.sleep(0.1)
+            raise DpadmmError("another process (dpadmm aggregator broker) keeps this folder's broker running")
+
+    def kept(self) -> bool:
+        """Whether another process keeps the broker running."""
+        with self._keeper_lock() as lock:
+            return not _locked(lock, fcntl.LOCK_SH)
+
+    def _keeper_lock(self) -> IO[bytes]:
+        path = self._authority.folder / "authority" / "keeper-lock"
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb")
 
     def stop(self) -> None:
         with self._lock():
@@ -171,9 +193,13 @@ class Broker:
 
     def _find_port(self) -> None:
         """The requested port, or that of the running broker, which another process may have chosen."""
-        found = _LISTEN.search(self._config.read_text(encoding="utf-8")) if self.alive() else None
-        running = int(found[1]) if found else None
-        self._port = self._requested_port or running or self._authority.settings.port
+        self._port = self._requested_port or self.running_port() or self._authority.settings.port
+
+    def running_port(self) -> int | None:
+        if not self._config.exists() or not (self.alive() or self.kept()):
+            return None
+        found = _LISTEN.search(self._config.read_text(encoding="utf-8"))
+        return int(found[1]) if found else None
 
     def _current_config(self) -> str:
         return broker_config(self._authority, port=self._port)
@@ -215,6 +241,13 @@ def _command_line(pid: int) -> list[str]:
     command = ["ps", "-o", "command=", "-p", str(pid)]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     return shown.stdout.strip().split(" -c ")
+
+
+def _locked(lock: IO[bytes], kind: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _signal(pid: int, number: int) -> bool:

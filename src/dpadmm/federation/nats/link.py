@@ -8,14 +8,25 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
-from logging import Logger, getLogger
+from logging import INFO, WARNING, Logger, getLogger
 from typing import Any, Self
 
-from dpadmm.federation.protocol import MissingPackages
+from dpadmm.federation.logs import Repeats
+from dpadmm.federation.protocol import (
+    AGGREGATOR,
+    BEAT_EVERY,
+    BadMessage,
+    MissingPackages,
+    Seen,
+    beat_subjects_of,
+    clock_of_beat,
+    packed_beat,
+)
 
 try:
     import nats
@@ -30,25 +41,25 @@ FIRST_PAUSE, LAST_PAUSE = 0.2, 30.0
 CHECK_EVERY = 0.5
 """Seconds between checks of the connection."""
 
-MAX_WARNINGS = 20
-"""Different warnings that are logged between two connections."""
-
 OnMessage = Callable[[str, bytes], None]
 Context = Callable[[], ssl.SSLContext]
 """Called for every connection, since certificates are renewed."""
 
 
 class Link:
-    """``async with Link(...) as link``: stays connected in the background."""
+    """``async with Link(...) as link``: stays connected in the background, and gives signs of life."""
 
     def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, *, name: str) -> None:
-        self._url, self._context, self._on_message = url, context, on_message
+        self.url, self._context, self._on_message = url, context, on_message
         self._log, self._name = log, name
-        self._subjects: set[str] = set()
+        self._beat_subject, hears = beat_subjects_of(name)
+        self._subjects = {hears}
+        self.seen: dict[str, Seen] = {}
+        """Who gave a sign of life: names of sites, or ``AGGREGATOR``."""
         self._client: Client | None = None
         self._closed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._warned: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._repeats = Repeats()
         # nats-py starts TLS in a way that makes asyncio warn whenever a connection is lost
         self._log_filter = lambda record: "eof_received" not in record.getMessage()
 
@@ -58,12 +69,11 @@ class Link:
 
     async def __aenter__(self) -> Self:
         getLogger("asyncio").addFilter(self._log_filter)
-        self._task = asyncio.create_task(self._stay_connected())
+        self._tasks = [asyncio.create_task(each) for each in (self._stay_connected(), self._give_signs_of_life())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        await cancelled(self._task)
+        await cancelled(*self._tasks)
         await self._disconnect()
         getLogger("asyncio").removeFilter(self._log_filter)
 
@@ -82,12 +92,26 @@ class Link:
         try:
             await self._client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
-            self._warn(f"a message could not be sent: {_reason(problem)}")
+            self._say(WARNING, f"a message could not be sent: {_reason(problem)}")
             return False
         return True
 
     async def _on_nats_message(self, message: Msg) -> None:
-        self._on_message(message.subject, message.data)
+        if message.subject.startswith("dpadmm.alive."):
+            self._on_beat(message.subject, message.data)
+        else:
+            self._on_message(message.subject, message.data)
+
+    def _on_beat(self, subject: str, data: bytes) -> None:
+        sender = subject.rpartition(".")[2]
+        with suppress(BadMessage):
+            seen = Seen(time.monotonic(), clock_of_beat(data) - time.time())
+            self.seen[AGGREGATOR if sender == "down" else sender] = seen
+
+    async def _give_signs_of_life(self) -> None:
+        while True:
+            await self.publish(self._beat_subject, packed_beat(time.time()))
+            await asyncio.sleep(BEAT_EVERY)
 
     async def _stay_connected(self) -> None:
         pause = FIRST_PAUSE
@@ -96,13 +120,12 @@ class Link:
             try:
                 self._client = await self._connected()
             except Exception as problem:  # nats-py raises many types; try again after any
-                self._warn(f"no connection to {self._url}: {_reason(problem)}")
+                self._say(WARNING, f"no connection to {self.url}: {_reason(problem)}")
             else:
-                self._warned.clear()
-                self._log.info("connected to %s", self._url)
+                self._say(INFO, f"connected to {self.url}")
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
-                self._log.warning("the connection to %s was lost", self._url)
+                self._say(WARNING, f"the connection to {self.url} was lost")
                 if asyncio.get_running_loop().time() - began > 5.0:
                     pause = FIRST_PAUSE
             await self._disconnect()
@@ -119,7 +142,7 @@ class Link:
 
     async def _connected(self) -> Client:
         client = await nats.connect(
-            self._url,
+            self.url,
             tls=self._context(),
             tls_handshake_first=True,
             allow_reconnect=False,
@@ -157,16 +180,14 @@ class Link:
 
     async def _failed(self, problem: Exception) -> None:
         if self.connected:  # otherwise connecting reports it
-            self._warn(f"error from the broker: {_reason(problem)}")
+            self._say(WARNING, f"error from the broker: {_reason(problem)}")
 
     async def _lost(self) -> None:
         self._closed.set()
 
-    def _warn(self, text: str) -> None:
-        """Log a line once per connection, and few different ones, even if the broker is away for hours."""
-        if text not in self._warned and len(self._warned) < MAX_WARNINGS:
-            self._warned.add(text)
-            self._log.warning("%s", text)
+    def _say(self, level: int, text: str) -> None:
+        if (said := self._repeats.said("", text, now=time.monotonic())) is not None:
+            self._log.log(level, "%s", said)
 
 
 def _reason(problem: BaseException) -> str:

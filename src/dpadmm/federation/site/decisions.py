@@ -1,4 +1,4 @@
-"""The owner's decisions about studies, and the status file of the agent.
+"""The owner's decisions about studies.
 
 Each decision is a dated file beside the ``site.toml``. A running agent, which holds the ledger, acts on new
 decisions; if none runs, the decision takes effect at once.
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
 from dpadmm._base.files import atomic_file
+from dpadmm.federation.health import STATUS
 from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study, study_from
@@ -26,8 +27,6 @@ from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
 FORMAT = "dpadmm-decision/1"
 MAX_BYTES = 2**26
 DECISIONS = ("accepted", "declined", "left")
-STATUS = "status.json"
-"""Beside the ``site.toml``: the status of a running agent."""
 
 
 class Decision(NamedTuple):
@@ -171,36 +170,3 @@ def _wait_for_agent(site: Site, done: Callable[[LedgerState], bool]) -> LedgerSt
                 "reads its limits at the start"
             )
         time.sleep(0.2)
-
-
-_Types = dict[str, Any]
-_STATUS: _Types = {
-    **dict.fromkeys(("site", "broker", "certificate_expires", "at"), str),
-    **dict.fromkeys(("running", "connected"), bool),
-    "pid": int | None,
-    "studies": list,
-}
-_STUDY: _Types = {
-    **dict.fromkeys(("name", "hash", "decision"), str),
-    "answering": bool,
-    "last_round": int | None,
-    "n_rounds": int,
-}
-
-
-def read_status(path: Path) -> dict[str, Any]:
-    """The status that the agent wrote last, with all fields checked."""
-    try:
-        seen = json.loads(path.read_text(encoding="utf-8"))
-        _check(seen, _STATUS)
-        for each in seen["studies"]:
-            _check(each, _STUDY)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        text = "damaged, or not written by an agent; restart the agent to write it again"
-        raise StudyError(f"{path}: {text}") from None
-    return dict(seen)
-
-
-def _check(table: Any, types: _Types) -> None:
-    if not all(isinstance(table[name], kind) for name, kind in types.items()):
-        raise TypeError("unexpected type")

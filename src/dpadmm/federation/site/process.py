@@ -6,22 +6,21 @@ It opens no port, and no message can make it do anything but answer a round or r
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import ssl
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
-from logging.handlers import RotatingFileHandler
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from dpadmm._base.errors import DpadmmError
-from dpadmm._base.files import atomic_file
+from dpadmm.federation.health import Status, agent_samples, metrics_server, now_text, write_status
 from dpadmm.federation.nats.link import SiteLink, until_one_ends
 from dpadmm.federation.pki.joining import site_identity
-from dpadmm.federation.site.decisions import STATUS, Decision, decisions
+from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER
+from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.responder import Responder
 from dpadmm.site.site import Site
 
@@ -43,20 +42,25 @@ class SiteProcess:
         self._logged: set[str] = set()
         self._studies_seen: tuple[tuple[str, int, int], ...] = ()
         self._network_seen: tuple[tuple[str, int, int], ...] = ()
-        self._status: dict[str, Any] = {}
+        self._connection = False, now_text()
+        """Whether it is connected, and since when."""
+        self._asked: dict[str, datetime] = {}
+        """When the last message of a study came."""
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``; refused if another process holds the ledger."""
+    async def run(self, stop: asyncio.Event, *, metrics: str | None = None) -> None:
+        """Serve until ``stop``; refused if another process holds the ledger. ``metrics`` is a port for Prometheus."""
         self._responder.open()
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
         try:
             async with SiteLink(identity.name, identity.url, self._context, self._log) as link:
-                answering = (self._follow_decisions(link, pool), link.answer(self._responder.answer, pool))
-                await until_one_ends(stop.wait(), *answering)  # answering ends only by an error
+                answering = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._give_status(link)
+                self._latest = self._status(link) | {"at": now_text()}
+                with metrics_server(metrics, lambda: agent_samples(self._latest, self._folder)):
+                    await until_one_ends(stop.wait(), *answering)  # answering ends only by an error
         finally:
             pool.shutdown(wait=True)
             self._responder.close()
-            self._write_status(connected=False, running=False)
+            write_status(self._folder, self._status(None))
 
     def _context(self) -> ssl.SSLContext:
         """The TLS context with the current certificate, which may have been renewed."""
@@ -80,10 +84,17 @@ class SiteProcess:
             for hash, decision in self._decided.items():
                 if decision.kind != "declined":  # studies that were left get a refusal
                     await link.follow(hash)
-            self._write_status(connected=link.connected, running=True)
+            await asyncio.sleep(CHECK_EVERY)
+
+    async def _give_status(self, link: SiteLink) -> None:
+        """Apart from decisions, which wait while a round is answered."""
+        while True:
+            self._latest = self._status(link) | {"at": now_text()}
+            write_status(self._folder, self._latest)
             await asyncio.sleep(CHECK_EVERY)
 
     def _apply_decisions(self) -> None:
+        self._responder.reopen()
         seen = _fingerprint(self._folder / "studies")
         if seen == self._studies_seen:
             return
@@ -116,28 +127,48 @@ class SiteProcess:
             self._logged.add(str(problem))
             self._log.error("%s", problem)
 
-    def _write_status(self, *, connected: bool, running: bool) -> None:
-        rounds = self._responder.rounds() if running else {}
+    def _status(self, link: SiteLink | None) -> Status:
+        rounds = {} if link is None else self._responder.rounds()
         joined = _fingerprint(self._folder / "network")
         if joined != self._network_seen:
             self._network_seen = joined
             with suppress(DpadmmError):  # the files are just being renewed
                 self._identity = site_identity(self._folder)
-        table: dict[str, Any] = {
-            "running": running,
-            "pid": os.getpid() if running else None,
+        connected = link is not None and link.connected
+        if connected != self._connection[0]:
+            self._connection = connected, now_text()
+        seen = None if link is None else link.seen.get(AGGREGATOR)
+        return {
+            "running": link is not None,
+            "pid": None if link is None else os.getpid(),
             "connected": connected,
+            "connection_since": self._connection[1],
+            "aggregator_silent": seen is None or time.monotonic() - seen.at > SILENT_AFTER,
+            "clock_difference": None if seen is None else round(seen.clock_difference, 1),
+            "ledger_open": self._responder.is_open,
             "site": self._identity.name,
             "broker": self._identity.url,
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
-            "studies": [_study_status(each, rounds.get(hash)) for hash, each in self._decided.items()],
+            "studies": [self._study_status(each, rounds.get(hash)) for hash, each in self._decided.items()],
         }
-        if table == self._status and running:
-            return
-        self._status = table
-        at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
-        with suppress(OSError), atomic_file(self._folder / STATUS) as out:
-            out.write(json.dumps(table | at, indent=2).encode() + b"\n")
+
+    def _study_status(self, decision: Decision, last_round: int | None) -> Status:
+        study, asked = decision.study, self._asked.get(decision.study.hash)
+        deadline = None if asked is None or study.deadline is None else asked + timedelta(seconds=study.deadline)
+        return {
+            "name": study.name,
+            "hash": study.hash,
+            "decision": decision.kind,
+            "answering": decision.kind == "accepted" and last_round is not None,
+            "last_round": last_round,
+            "n_rounds": study.training.planned_rounds,
+            "asked_at": None if asked is None else asked.isoformat(timespec="seconds"),
+            "deadline_at": None if deadline is None else deadline.isoformat(timespec="seconds"),
+        }
+
+    def _answer(self, study: str, data: bytes) -> bytes | None:
+        self._asked[study] = datetime.now(UTC)
+        return self._responder.answer(study, data)
 
 
 def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -146,49 +177,3 @@ def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
         found = ((entry.name, entry.stat()) for entry in entries)
         return tuple(sorted((name, about.st_ctime_ns, about.st_size) for name, about in found))
     return ()
-
-
-def _study_status(decision: Decision, last_round: int | None) -> dict[str, Any]:
-    study = decision.study
-    return {
-        "name": study.name,
-        "hash": study.hash,
-        "decision": decision.kind,
-        "answering": decision.kind == "accepted" and last_round is not None,
-        "last_round": last_round,
-        "n_rounds": study.training.planned_rounds,
-    }
-
-
-class _ForgivingHandler(logging.Handler):
-    """A full disk or a closed terminal may cost log lines, but no answers."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore the line."""
-
-
-class _TerminalHandler(_ForgivingHandler, logging.StreamHandler[Any]):
-    pass
-
-
-class _PrivateFileHandler(_ForgivingHandler, RotatingFileHandler):
-    """A rotating log that only its owner can read."""
-
-    def _open(self) -> Any:
-        os.close(os.open(self.baseFilename, os.O_CREAT | os.O_WRONLY, 0o600))
-        return super()._open()
-
-
-def make_log(folder: Path, *, terminal: bool) -> logging.Logger:
-    """The log of this site: a private file and, on request, the terminal. It contains no rows and no keys."""
-    log = logging.getLogger(f"dpadmm.agent.{folder}")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
-    handlers: list[logging.Handler] = [_PrivateFileHandler(folder / LOG, maxBytes=2**20, backupCount=3)]
-    if terminal:
-        handlers.append(_TerminalHandler())
-    for handler in handlers:
-        handler.setFormatter(form)
-        log.addHandler(handler)
-    return log

@@ -10,19 +10,17 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from logging import INFO, WARNING, Logger
+from logging import ERROR, INFO, WARNING, Logger
 from time import monotonic
 
 from dpadmm._base.errors import DpadmmError, Refusal
+from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import BadMessage, Kind, Message, digest_of, packed, unpacked
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
 from dpadmm.trusted.guard import Guard
 
 OpenGuard = Callable[[], AbstractContextManager[Guard]]
-
-LOG_AGAIN_AFTER, MAX_LINES = 60.0, 20
-"""Seconds before the same line about a study is logged again, and different lines in that time."""
 
 REOPEN_AFTER = 2.0
 """Seconds before a failed ledger is opened again."""
@@ -53,7 +51,7 @@ class Responder:
         self._accepted: dict[str, Study] = {}
         self._active: dict[str, ActiveStudy] = {}
         self._left: set[str] = set()
-        self._logged: dict[str, dict[str, float]] = {}
+        self._repeats = Repeats()
         self._reopen_at = 0.0
         self._lock = threading.RLock()
 
@@ -85,7 +83,7 @@ class Responder:
             self._accepted.pop(study.hash, None)
             if self._active.pop(study.hash, None) is not None or not declined:
                 self._left.add(study.hash)
-            self._reopen()
+            self.reopen()
             if self._guard is None:
                 raise Refusal("ledger-closed", "the ledger is not open")
             try:
@@ -95,16 +93,21 @@ class Responder:
                 if refusal.code != "study-unknown":  # it never reserved anything
                     raise
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has the ledger; it opens a failed one again by itself."""
+        return self._guard is not None
+
     def rounds(self) -> dict[str, int]:
-        with self._lock:
-            return {name: active.agent.last_round for name, active in self._active.items()}
+        """The last round of every study; does not wait while one is answered."""
+        return {name: active.agent.last_round for name, active in list(self._active.items())}
 
     def answer(self, study: str, data: bytes) -> bytes | None:
         """The reply to a message of a study, or None."""
         with self._lock:
             if study in self._left:
                 return _refusal(study, data, "study-closed")
-            self._reopen()
+            self.reopen()
             active = self._active.get(study)
             if active is None:
                 return _refusal(study, data, "study-unknown") if study in self._accepted else None
@@ -163,30 +166,27 @@ class Responder:
         return None
 
     def _log_limited(self, study: str, text: str, level: int = WARNING) -> None:
-        """Log a line at most once a minute, and few different ones, so that nobody can flood the log."""
-        now = monotonic()
-        recent = {line: at for line, at in self._logged.get(study, {}).items() if now - at < LOG_AGAIN_AFTER}
-        if text not in recent and len(recent) < MAX_LINES:
-            recent[text] = now
-            self._log.log(level, "%s: %s", _short(study), text)
-        self._logged[study] = recent
+        if (said := self._repeats.said(study, text, now=monotonic())) is not None:
+            self._log.log(level, "%s", f"{_short(study)}: {said}" if study else said)
 
     def _close_failed_ledger(self, refusal: Refusal) -> None:
         self._log.error("the ledger failed and is closed; it will be opened again: %s", refusal)
         self.close()
         self._reopen_at = monotonic() + REOPEN_AFTER
 
-    def _reopen(self) -> None:
-        if self._guard is not None or monotonic() < self._reopen_at:
-            return
-        try:
-            self.open()
-        except (DpadmmError, OSError) as problem:
-            self._reopen_at = monotonic() + REOPEN_AFTER
-            self._log.error("the ledger cannot be opened: %s", problem)
-            return
-        for study in self._accepted.values():
-            self._enrol(study)
+    def reopen(self) -> None:
+        """Open a ledger that failed, after a while."""
+        with self._lock:
+            if self._guard is not None or monotonic() < self._reopen_at:
+                return
+            try:
+                self.open()
+            except (DpadmmError, OSError) as problem:
+                self._reopen_at = monotonic() + REOPEN_AFTER
+                self._log_limited("", f"the ledger cannot be opened: {problem}", ERROR)
+                return
+            for study in self._accepted.values():
+                self._enrol(study)
 
 
 def _plain_reply(active: ActiveStudy, asked: Message, answer: Message) -> Message:

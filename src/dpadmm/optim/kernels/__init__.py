@@ -12,12 +12,13 @@ loss's own compiled formula, clipping to c1, and the sum, four rows together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers, layout, products, weighted_sum
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.coded import CodedRows
+from dpadmm._base.features import layout, products, weighted_sum
 from dpadmm._base.memmap import portions
 from dpadmm.optim.losses.base import Loss, slopes
 
@@ -37,7 +38,7 @@ Blocks = tuple[Integers, Integers, Integers]
 """Agent, first row and last row + 1 of every block."""
 
 
-def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> Blocks:
+def cut_blocks(offsets: Integers, entries: Integers, n_features: int, size: int | None = None) -> Blocks:
     """Cut every agent's rows into blocks of about equal work: (agent, start, stop) of each block.
 
     Parameters
@@ -48,6 +49,8 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> Blocks:
         Stored feature entries of every agent.
     n_features : int
         A block is never smaller than 16 gradients, so that the partial sums stay small beside the rows.
+    size : int, optional
+        Entries of a block.
 
     Examples
     --------
@@ -55,15 +58,12 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int) -> Blocks:
     >>> agent.tolist(), start.tolist(), stop.tolist()
     ([0, 1, 1, 1, 1], [0, 10, 15, 20, 25], [10, 15, 20, 25, 30])
     """
-    size = max(ENTRIES_PER_BLOCK, 16 * n_features)
-    agents, starts, stops = [], [], []
-    for i, (first, last) in enumerate(pairwise(offsets)):
-        n_blocks = int(min(-(-int(entries[i]) // size), last - first)) or 1
-        edges = first + (last - first) * np.arange(n_blocks + 1) // n_blocks
-        agents.append(np.full(n_blocks, i))
-        starts.append(edges[:-1])
-        stops.append(edges[1:])
-    return np.concatenate(agents), np.concatenate(starts), np.concatenate(stops)
+    size, rows = max(size or ENTRIES_PER_BLOCK, 16 * n_features), np.diff(offsets)
+    counts = np.maximum(np.minimum(-(-entries // size), rows), 1)
+    agent = np.repeat(np.arange(len(rows)), counts)
+    place, first, n, of = np.arange(len(agent)), offsets[:-1][agent], rows[agent], counts[agent]
+    place -= np.repeat(np.cumsum(counts) - counts, counts)  # of a block among its agent's
+    return agent, first + n * place // of, first + n * (place + 1) // of
 
 
 # --- the functions others call -----------------------------------------------------------------------------
@@ -82,52 +82,104 @@ def gradient(
     ``g_i = (1/m_i) Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound)``, where the bound is the loss's c1 unless the
     caller, who then may not release the result, gives another. Agents not in ``active`` get zeros.
     """
-    from dpadmm.optim.kernels import passes as compiled
-    from dpadmm.optim.kernels.formulas import compiled_slopes
+    total = gradient_sums(rows, points, loss, active, bound=bound)
+    total /= np.maximum(rows.n_rows, 1)[:, None, None]
+    return total
 
+
+def gradient_sums(
+    rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float | None = None
+) -> Floats:
+    """The same without the division by m_i."""
     bound = loss.lipschitz if bound is None else bound
-    of_rows = getattr(loss, "formula_of_rows", None)
-    slopes_of = compiled_slopes(of_rows or loss.formula, of_rows is not None)
-    if slopes_of is None:
-        return reference_gradient(rows, points, loss, active, bound=bound)
     blocks = rows.blocks
     if active is not None:
         chosen = np.isin(blocks[0], active)
         blocks = (blocks[0][chosen], blocks[1][chosen], blocks[2][chosen])
-    weights = _by_output(points)
-    sums = np.empty((len(blocks[0]), *weights.shape[1:]))
-    parameters = np.array(loss.parameters, dtype=float)
-    about_rows = (rows.order, rows.labels, rows.norms, bound, slopes_of, parameters)
-    kind, arrays = layout(rows.features)
-    for part in _portions(rows, blocks):
-        some = (blocks[0][part], blocks[1][part], blocks[2][part])
-        compiled.GRADIENTS[kind](*arrays, *about_rows, some, weights, sums[part])
+    sums = _block_sums(rows, blocks, points, loss, bound)
+    if sums is None:
+        return _plain_sums(rows, points, loss, active, bound)
     if active is None and len(sums) == rows.n_agents:
         total = sums
     else:
-        total = np.zeros_like(weights)
+        total = np.zeros((rows.n_agents, *sums.shape[1:]))
         if len(sums):
             first_blocks = np.flatnonzero(np.diff(blocks[0], prepend=-1))
             total[blocks[0][first_blocks]] = np.add.reduceat(sums, first_blocks, axis=0)
-    total /= np.maximum(rows.n_rows, 1)[:, None, None]
     return total.transpose(0, 2, 1)
+
+
+def weighted_gradient(rows: Rows, point: Floats, loss: Loss, weights: Floats, *, bound: float) -> Floats:
+    """``Σ_i (weights_i/m_i) Σ_j clip(ℓ'(a_ij, b_ij, point), bound)``: (d, p) and (n,) -> (d, p).
+
+    One pass whose cost does not depend on how many agents there are. It is the weighted sum of what ``gradient``
+    gives, but for rounding: its sums are taken in another order.
+    """
+    each = weights / np.maximum(rows.n_rows, 1)
+    alike = bool(np.all(each == each[0]))
+    factors = np.empty(0) if alike else np.repeat(each, rows.n_rows)
+    sums = _block_sums(rows, rows.even_blocks, point[None], loss, bound, factors)
+    if sums is None:
+        points = np.broadcast_to(point, (rows.n_agents, *point.shape))
+        return np.asarray(np.tensordot(weights, reference_gradient(rows, points, loss, bound=bound), 1))
+    return np.asarray(sums.sum(axis=0).T * (each[0] if alike else 1.0))
+
+
+def _block_sums(
+    rows: Rows, blocks: Blocks, points: Floats, loss: Loss, bound: float, factors: Floats | None = None
+) -> Floats | None:
+    """Sums of clipped gradients over the rows of every block, times the rows' factors if any: (blocks, p, d).
+
+    None where the loss's formula cannot be compiled.
+    """
+    from dpadmm.optim.kernels import passes as compiled
+    from dpadmm.optim.kernels.compiler import n_groups
+    from dpadmm.optim.kernels.formulas import compiled_slopes
+
+    of_rows = getattr(loss, "formula_of_rows", None)
+    slopes_of = compiled_slopes(of_rows or loss.formula, of_rows is not None)
+    if slopes_of is None:
+        return None
+    weights = _by_output(points)
+    sums = np.empty((len(blocks[0]), *weights.shape[1:]))
+    factors = np.empty(0) if factors is None else factors
+    about_rows = (
+        rows.order,
+        rows.labels,
+        rows.norms,
+        factors,
+        bound,
+        slopes_of,
+        np.array(loss.parameters, dtype=float),
+    )
+    kind, arrays = layout(rows.features)
+    for part in _portions(rows, blocks):
+        some = (blocks[0][part], blocks[1][part], blocks[2][part])
+        compiled.GRADIENTS[kind](*arrays, *about_rows, some, n_groups(), weights, sums[part])
+    return sums
 
 
 def scores(rows: Rows, points: Floats) -> Floats:
     """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
     from dpadmm.optim.kernels import passes as compiled
 
+    blocks = rows.blocks
+    if points.strides[0] == 0:  # one point for all
+        points, blocks = points[:1], rows.even_blocks
     weights = _by_output(points)
     out = np.empty((weights.shape[1], len(rows.labels)))
     kind, arrays = layout(rows.features)
-    for part in _portions(rows, rows.blocks):
-        some = (rows.blocks[0][part], rows.blocks[1][part], rows.blocks[2][part])
+    for part in _portions(rows, blocks):
+        some = (blocks[0][part], blocks[1][part], blocks[2][part])
         compiled.SCORES[kind](*arrays, rows.order, some, weights, out)
     return np.ascontiguousarray(out.T)
 
 
 def _by_output(points: Floats) -> Floats:
-    """(n, d, p) -> (n, p, d), always a copy: for arrays that cannot be written to, all would be compiled again."""
+    """(n, d, p) -> (n, p, d), writable: for arrays that cannot be written to, all would be compiled again."""
+    n, d, p = points.shape
+    if p == 1 and points.flags.c_contiguous and points.flags.writeable:
+        return points.reshape(n, p, d)
     return np.array(points.transpose(0, 2, 1), order="C")
 
 
@@ -137,8 +189,10 @@ def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
     return portions(rows.features, (blocks[2] - blocks[1]) * row_bytes)
 
 
-def guarded_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float) -> Floats:
-    """``Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound)`` of every agent, (n, d, p): what exact noise is added to.
+def guarded_sums(
+    rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float | Floats
+) -> Floats:
+    """``Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound_i)`` of every agent, (n, d, p): what exact noise is added to.
 
     Small agents, by ``m_i·d``, which is public, are summed in plain NumPy: it takes milliseconds, and a site
     that serves no other needs no compiler. An agent alone and in a cohort has the same sum, to the last bit.
@@ -146,12 +200,13 @@ def guarded_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None
     agents = np.arange(rows.n_agents) if active is None else active
     small = rows.n_rows[agents] * rows.n_features <= SMALL
     out = np.zeros(points.shape)
-    if not small.all():
-        means = gradient(rows, points, loss, agents[~small], bound=bound)
-        for i in agents[~small]:
-            out[i] = means[i] * rows.n_rows[i]
+    bounds = np.broadcast_to(bound, rows.n_agents)
+    for each in np.unique(bounds[agents[~small]]):
+        alike = agents[~small & (bounds[agents] == each)]
+        means = gradient(rows, points, loss, alike, bound=float(each))
+        out[alike] = means[alike] * rows.n_rows[alike, None, None]
     for i in agents[small]:
-        out[i] = _plain_sum(rows, int(i), points[i], loss, bound)
+        out[i] = _plain_sum(rows, int(i), points[i], loss, float(bounds[i]))
     return out
 
 
@@ -165,9 +220,13 @@ def reference_gradient(
 ) -> Floats:
     """The same as ``gradient`` in plain NumPy."""
     bound = loss.lipschitz if bound is None else bound
+    return _plain_sums(rows, points, loss, active, bound) / np.maximum(rows.n_rows, 1)[:, None, None]
+
+
+def _plain_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None, bound: float) -> Floats:
     out = np.zeros(points.shape)
     for i in range(rows.n_agents) if active is None else active:
-        out[i] = _plain_sum(rows, int(i), points[i], loss, bound) / max(int(rows.n_rows[i]), 1)
+        out[i] = _plain_sum(rows, int(i), points[i], loss, bound)
     return out
 
 
@@ -177,7 +236,8 @@ def _plain_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) 
     No BLAS: its sums depend on the number of threads.
     """
     first, last = int(rows.offsets[agent]), int(rows.offsets[agent + 1])
-    step, total = max(1, ENTRIES_PER_BLOCK // rows.n_features), np.zeros(point.shape)
+    width = rows.features.n_stored if isinstance(rows.features, CodedRows) else rows.n_features
+    step, total = max(1, ENTRIES_PER_BLOCK // width), np.zeros(point.shape)
     for start in range(first, last, step):
         some = slice(start, min(start + step, last))
         part = rows.features[rows.order[some]].astype(np.float64, copy=False)

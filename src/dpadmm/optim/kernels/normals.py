@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm.optim.kernels.compiler import numba
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -23,6 +23,7 @@ _MANTISSA = np.uint64(0x000FFFFFFFFFFFFF)
 _BIG_BITS = np.uint64(0x4330000000000000)  # of 2^52, whose last bit is worth 1
 _BIG = 4503599627370496.0
 _LN2 = 0.6931471805599453
+_TOGETHER = 128  # agents whose numbers are added up one after the other
 
 _inline = numba.njit(error_model="numpy", fastmath={"contract"})
 _serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
@@ -87,37 +88,54 @@ def _sine(t):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _fill_one(key, round, agent, out):  # type: ignore[no-untyped-def]
-    size = out.shape[1]
+def fill_one(key, round, agent, scratch, out):  # type: ignore[no-untyped-def]
+    """The numbers of one agent into ``out`` (size,); ``scratch`` is (2, at least (size + 1)//2)."""
+    size = out.shape[0]
     half = (size + 1) // 2
     start = _mix(key + _GOLDEN * np.uint64(agent + 1))
     start = _mix(start ^ (_GOLDEN * np.uint64(round)))
-    radius_and_turn = np.empty((2, half))
+    radius, turn = scratch[0], scratch[1]
     for i in range(half):
         at = start + _GOLDEN * np.uint64(2 * i)
-        radius_and_turn[0, i] = np.sqrt(-2.0 * _log(2.0 - _uniform(_mix(at))))
-        radius_and_turn[1, i] = _uniform(_mix(at + _GOLDEN)) - 1.5
+        radius[i] = np.sqrt(-2.0 * _log(2.0 - _uniform(_mix(at))))
+        turn[i] = _uniform(_mix(at + _GOLDEN)) - 1.5
     for i in range(half):
-        out[agent, i] = radius_and_turn[0, i] * _sine(radius_and_turn[1, i])
+        out[i] = radius[i] * _sine(turn[i])
     for i in range(size - half):
-        t = radius_and_turn[1, i] + 0.25
-        out[agent, half + i] = radius_and_turn[0, i] * _sine(t - 1.0 if t > 0.5 else t)
+        t = turn[i] + 0.25
+        out[half + i] = radius[i] * _sine(t - 1.0 if t > 0.5 else t)
 
 
 @_parallel
 def _fill_together(key, round, out):  # type: ignore[no-untyped-def]
-    for agent in numba.prange(out.shape[0]):
-        _fill_one(key, round, agent, out)
+    n, size = out.shape
+    for g in numba.prange(64):
+        scratch = np.empty((2, (size + 1) // 2))
+        for agent in range(n * g // 64, n * (g + 1) // 64):
+            fill_one(key, round, agent, scratch, out[agent])
 
 
 @_serial
 def _fill_alone(key, round, out):  # type: ignore[no-untyped-def]
+    scratch = np.empty((2, (out.shape[1] + 1) // 2))
     for agent in range(out.shape[0]):
-        _fill_one(key, round, agent, out)
+        fill_one(key, round, agent, scratch, out[agent])
+
+
+@_parallel
+def _add_up(key, round, agents, scales, sums):  # type: ignore[no-untyped-def]
+    size = sums.shape[1]
+    for part in numba.prange(len(sums)):
+        scratch, one, total = np.empty((2, (size + 1) // 2)), np.empty(size), np.zeros(size)
+        for i in range(part * _TOGETHER, min((part + 1) * _TOGETHER, len(agents))):
+            fill_one(key, round, agents[i], scratch, one)
+            for j in range(size):
+                total[j] += scales[i] * one[j]
+        sums[part] = total
 
 
 @lru_cache
-def _key(seed: int) -> np.uint64:
+def key_of(seed: int) -> np.uint64:
     return np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
 
 
@@ -133,5 +151,12 @@ def standard_normals(seed: int, round: int, n_agents: int, size: int) -> Floats:
     out = np.empty((n_agents, size))
     # waking a second thread takes as long as about 20,000 numbers
     fill = _fill_together if out.size > 40_000 else _fill_alone
-    fill(_key(seed), np.int64(round), out)
+    fill(key_of(seed), np.int64(round), out)
     return out
+
+
+def weighted_normals(seed: int, round: int, agents: Integers, scales: Floats, size: int) -> Floats:
+    """``Σ_i scales_i·ξ_i``, the ξ_i being the agents' ``standard_normals``, without room for all of them: (size,)."""
+    sums = np.empty((-(-len(agents) // _TOGETHER), size))
+    _add_up(key_of(seed), np.int64(round), agents, scales, sums)
+    return np.asarray(sums.sum(axis=0))

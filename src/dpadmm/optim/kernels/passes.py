@@ -20,13 +20,44 @@ _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SU
 _LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
 
 
+@_exact
+def _groups(start, stop, n_groups):  # type: ignore[no-untyped-def]
+    """Edges of groups of consecutive blocks with about as many rows: what a thread does with the same scratch space.
+
+    Every block has a sum of its own, so that nothing depends on how they are grouped.
+    """
+    edges, total, done, g = np.zeros(n_groups + 1, np.int64), 0, 0, 0
+    for b in range(len(start)):
+        total += stop[b] - start[b]
+    for b in range(len(start)):
+        while g < n_groups and done * n_groups >= g * total:
+            edges[g] = b
+            g += 1
+        done += stop[b] - start[b]
+    edges[g:] = len(start)
+    return edges
+
+
 # --- dense rows --------------------------------------------------------------------------------------------
 
 
 @_serial
 def _dense_scores(features, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
     # one row at a time: the rows come from memory here, and a straight read is what the prefetcher foresees
-    for h in range(weights.shape[0]):
+    whole = weights.shape[0] // _LANE * _LANE
+    for h in range(0, whole, _LANE):  # of several outputs, four at a time share what is read of a row
+        for r in range(first, last):
+            row = order[r]
+            s0 = s1 = s2 = s3 = 0.0
+            for j in range(weights.shape[1]):
+                x = features[row, j]
+                s0 += x * weights[h, j]
+                s1 += x * weights[h + 1, j]
+                s2 += x * weights[h + 2, j]
+                s3 += x * weights[h + 3, j]
+            i = r - first
+            scores[h, i], scores[h + 1, i], scores[h + 2, i], scores[h + 3, i] = s0, s1, s2, s3
+    for h in range(whole, weights.shape[0]):
         for r in range(first, last):
             row = order[r]
             s = 0.0
@@ -78,35 +109,70 @@ def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
                     slope[h, i] = slope[h, i] / largest * limit
 
 
+@_exact
+def _weigh(slope, factors, first, last):  # type: ignore[no-untyped-def]
+    """Multiply clipped slopes with their rows' factors, if there are any."""
+    if len(factors):
+        for h in range(slope.shape[0]):
+            for i in range(last - first):
+                slope[h, i] *= factors[first + i]
+
+
+@_serial
+def _dense_sums(features, order, first, last, slope, total):  # type: ignore[no-untyped-def]
+    whole, pairs = first + (last - first) // _LANE * _LANE, total.shape[0] // 2 * 2
+    for h in range(0, pairs, 2):
+        one, two = total[h], total[h + 1]
+        for r in range(first, whole, _LANE):
+            r0, r1, r2, r3 = order[r], order[r + 1], order[r + 2], order[r + 3]
+            i = r - first
+            s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
+            t0, t1, t2, t3 = slope[h + 1, i], slope[h + 1, i + 1], slope[h + 1, i + 2], slope[h + 1, i + 3]
+            for j in range(total.shape[1]):
+                x0, x1, x2, x3 = features[r0, j], features[r1, j], features[r2, j], features[r3, j]
+                one[j] += (s0 * x0 + s1 * x1) + (s2 * x2 + s3 * x3)
+                two[j] += (t0 * x0 + t1 * x1) + (t2 * x2 + t3 * x3)
+        for r in range(whole, last):
+            row, s, t = order[r], slope[h, r - first], slope[h + 1, r - first]
+            for j in range(total.shape[1]):
+                one[j] += s * features[row, j]
+                two[j] += t * features[row, j]
+    for h in range(pairs, total.shape[0]):
+        for r in range(first, whole, _LANE):
+            r0, r1, r2, r3 = order[r], order[r + 1], order[r + 2], order[r + 3]
+            i = r - first
+            s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
+            for j in range(total.shape[1]):
+                one = s0 * features[r0, j] + s1 * features[r1, j]
+                two = s2 * features[r2, j] + s3 * features[r3, j]
+                total[h, j] += one + two
+        for r in range(whole, last):
+            row, s = order[r], slope[h, r - first]
+            for j in range(total.shape[1]):
+                total[h, j] += s * features[row, j]
+
+
 @_parallel
-def dense_gradient(features, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums):  # type: ignore[no-untyped-def]
+def dense_gradient(  # type: ignore[no-untyped-def]
+    features, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
+):
     agent, start, stop = blocks
+    groups = _groups(start, stop, n_groups)
     n_outputs, n_features = weights.shape[1], weights.shape[2]
-    batch = max(_LANE, 24576 // (features.itemsize * n_features))  # rows that fit into the first-level cache
-    for b in numba.prange(len(agent)):
+    # rows that fit into half of the first-level cache, in whole lanes
+    batch = max(_LANE, 16384 // (features.itemsize * n_features) // _LANE * _LANE)
+    for g in numba.prange(n_groups):
         scores = np.empty((n_outputs, batch))
         slope = np.empty((n_outputs, batch))
-        total = np.zeros((n_outputs, n_features))
-        for first in range(start[b], stop[b], batch):
-            last = min(first + batch, stop[b])
-            _dense_scores(features, order, first, last, weights[agent[b]], scores)
-            slopes_of(labels[first:last], scores, parameters, slope)
-            _clip(slope, norms, first, last, bound)
-            whole = first + (last - first) // _LANE * _LANE
-            for h in range(n_outputs):
-                for r in range(first, whole, _LANE):
-                    r0, r1, r2, r3 = order[r], order[r + 1], order[r + 2], order[r + 3]
-                    i = r - first
-                    s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
-                    for j in range(n_features):
-                        one = s0 * features[r0, j] + s1 * features[r1, j]
-                        two = s2 * features[r2, j] + s3 * features[r3, j]
-                        total[h, j] += one + two
-                for r in range(whole, last):
-                    row, s = order[r], slope[h, r - first]
-                    for j in range(n_features):
-                        total[h, j] += s * features[row, j]
-        sums[b] = total
+        for b in range(groups[g], groups[g + 1]):
+            sums[b] = 0.0
+            for first in range(start[b], stop[b], batch):
+                last = min(first + batch, stop[b])
+                _dense_scores(features, order, first, last, weights[agent[b]], scores)
+                slopes_of(labels[first:last], scores, parameters, slope)
+                _clip(slope, norms, first, last, bound)
+                _weigh(slope, factors, first, last)
+                _dense_sums(features, order, first, last, slope, sums[b])
 
 
 @_parallel
@@ -132,27 +198,30 @@ def _sparse_scores(data, indices, indptr, order, first, last, weights, scores): 
 
 @_parallel
 def sparse_gradient(  # type: ignore[no-untyped-def]
-    data, indices, indptr, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
+    data, indices, indptr, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
 ):
     agent, start, stop = blocks
+    groups = _groups(start, stop, n_groups)
     n_outputs = weights.shape[1]
     batch = 64
-    for b in numba.prange(len(agent)):
+    for g in numba.prange(n_groups):
         scores = np.empty((n_outputs, batch))
         slope = np.empty((n_outputs, batch))
-        total = np.zeros((n_outputs, weights.shape[2]))
-        for first in range(start[b], stop[b], batch):
-            last = min(first + batch, stop[b])
-            _sparse_scores(data, indices, indptr, order, first, last, weights[agent[b]], scores)
-            slopes_of(labels[first:last], scores, parameters, slope)
-            _clip(slope, norms, first, last, bound)
-            for r in range(first, last):
-                row = order[r]
-                for h in range(n_outputs):
-                    s = slope[h, r - first]
-                    for k in range(indptr[row], indptr[row + 1]):
-                        total[h, indices[k]] += s * data[k]
-        sums[b] = total
+        for b in range(groups[g], groups[g + 1]):
+            total = sums[b]
+            total[:] = 0.0
+            for first in range(start[b], stop[b], batch):
+                last = min(first + batch, stop[b])
+                _sparse_scores(data, indices, indptr, order, first, last, weights[agent[b]], scores)
+                slopes_of(labels[first:last], scores, parameters, slope)
+                _clip(slope, norms, first, last, bound)
+                _weigh(slope, factors, first, last)
+                for r in range(first, last):
+                    row = order[r]
+                    for h in range(n_outputs):
+                        s = slope[h, r - first]
+                        for k in range(indptr[row], indptr[row + 1]):
+                            total[h, indices[k]] += s * data[k]
 
 
 @_parallel
@@ -234,26 +303,31 @@ def _coded_sums(values, codes, order, first, last, slope, by_number, tables):  #
 
 @_parallel
 def _coded_gradient_of_one(  # type: ignore[no-untyped-def]
-    values, codes, places, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
+    values, codes, places, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
 ):
     agent, start, stop = blocks
+    groups = _groups(start, stop, n_groups)
     batch = 512
-    for b in numba.prange(len(agent)):
+    for g in numba.prange(n_groups):
         scores = np.empty((1, batch))
         slope = np.empty((1, batch))
-        tables = np.zeros((_LANE, weights.shape[2]))
-        by_number = np.zeros(len(places))
-        for first in range(start[b], stop[b], batch):
-            last = min(first + batch, stop[b])
-            _coded_scores(values, codes, places, order, first, last, weights[agent[b]], scores)
-            slopes_of(labels[first:last], scores, parameters, slope)
-            _clip(slope, norms, first, last, bound)
-            slope[0, last - first :] = 0.0
-            _coded_sums(values, codes, order, first, last, slope[0], by_number, tables)
-        for j in range(weights.shape[2]):
-            sums[b, 0, j] = (tables[0, j] + tables[1, j]) + (tables[2, j] + tables[3, j])
-        for j in range(len(places)):
-            sums[b, 0, places[j]] = by_number[j]
+        tables = np.empty((_LANE, weights.shape[2]))
+        by_number = np.empty(len(places))
+        for b in range(groups[g], groups[g + 1]):
+            tables[:] = 0.0
+            by_number[:] = 0.0
+            for first in range(start[b], stop[b], batch):
+                last = min(first + batch, stop[b])
+                _coded_scores(values, codes, places, order, first, last, weights[agent[b]], scores)
+                slopes_of(labels[first:last], scores, parameters, slope)
+                _clip(slope, norms, first, last, bound)
+                _weigh(slope, factors, first, last)
+                slope[0, last - first : last - first + _LANE] = 0.0
+                _coded_sums(values, codes, order, first, last, slope[0], by_number, tables)
+            for j in range(weights.shape[2]):
+                sums[b, 0, j] = (tables[0, j] + tables[1, j]) + (tables[2, j] + tables[3, j])
+            for j in range(len(places)):
+                sums[b, 0, places[j]] = by_number[j]
 
 
 # Of several outputs: all scores of a row together, in multiples of four numbers
@@ -310,35 +384,39 @@ def _wide_sums(values, codes, places, order, first, last, slope, total):  # type
 
 @_parallel
 def _coded_gradient_of_many(  # type: ignore[no-untyped-def]
-    values, codes, places, order, labels, norms, bound, slopes_of, parameters, blocks, weights, sums
+    values, codes, places, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
 ):
     agent, start, stop = blocks
+    groups = _groups(start, stop, n_groups)
     n_outputs, n_features = weights.shape[1], weights.shape[2]
     batch, width = 128, (n_outputs + 3) // 4 * 4
-    for b in numba.prange(len(agent)):
+    for g in numba.prange(n_groups):
         scores = np.empty((n_outputs, batch))
         slope = np.empty((n_outputs, batch))
         wide = np.zeros((batch, width))
-        by_column, total = np.zeros((n_features, width)), np.zeros((n_features, width))
-        for j in range(n_features):
-            for h in range(n_outputs):
-                by_column[j, h] = weights[agent[b], h, j]
-        for first in range(start[b], stop[b], batch):
-            last = min(first + batch, stop[b])
-            _wide_scores(values, codes, places, order, first, last, by_column, wide)
-            for i in range(last - first):
+        by_column, total = np.zeros((n_features, width)), np.empty((n_features, width))
+        for b in range(groups[g], groups[g + 1]):
+            total[:] = 0.0
+            for j in range(n_features):
                 for h in range(n_outputs):
-                    scores[h, i] = wide[i, h]
-            slopes_of(labels[first:last], scores, parameters, slope)
-            _clip(slope, norms, first, last, bound)
-            for i in range(last - first):
+                    by_column[j, h] = weights[agent[b], h, j]
+            for first in range(start[b], stop[b], batch):
+                last = min(first + batch, stop[b])
+                _wide_scores(values, codes, places, order, first, last, by_column, wide)
+                for i in range(last - first):
+                    for h in range(n_outputs):
+                        scores[h, i] = wide[i, h]
+                slopes_of(labels[first:last], scores, parameters, slope)
+                _clip(slope, norms, first, last, bound)
+                _weigh(slope, factors, first, last)
+                for i in range(last - first):
+                    for h in range(n_outputs):
+                        wide[i, h] = slope[h, i]
+                wide[last - first :] = 0.0
+                _wide_sums(values, codes, places, order, first, last, wide, total)
+            for j in range(n_features):
                 for h in range(n_outputs):
-                    wide[i, h] = slope[h, i]
-            wide[last - first :] = 0.0
-            _wide_sums(values, codes, places, order, first, last, wide, total)
-        for j in range(n_features):
-            for h in range(n_outputs):
-                sums[b, h, j] = total[j, h]
+                    sums[b, h, j] = total[j, h]
 
 
 def coded_gradient(*asked):  # type: ignore[no-untyped-def]
@@ -357,4 +435,4 @@ def coded_all_scores(values, codes, places, order, blocks, weights, out):  # typ
 Pass = Callable[..., Any]
 GRADIENTS: dict[str, Pass] = {"dense": dense_gradient, "sparse": sparse_gradient, "coded": coded_gradient}
 SCORES: dict[str, Pass] = {"dense": dense_all_scores, "sparse": sparse_all_scores, "coded": coded_all_scores}
-"""By :func:`dpadmm._base.arrays.layout`."""
+"""By :func:`dpadmm._base.features.layout`."""

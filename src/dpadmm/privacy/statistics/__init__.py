@@ -55,6 +55,7 @@ STATISTICS: Mapping[str, Any] = registered(
     "gradient",
     "shaped_gradient",
     "moments",
+    "newton_pair",
     having="sums",
 )
 """The closed list, by name; ``of`` makes one from a problem and the width of rows."""

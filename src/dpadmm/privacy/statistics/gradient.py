@@ -50,3 +50,7 @@ class Gradient:
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
         return np.asarray(kernels.gradient(rows, parameters, self.loss, active))
+
+    def weighted_mean(self, rows: Rows, point: Floats, weights: Floats, active: Integers | None = None) -> Floats:
+        """``Σ_i weights_i·means_i`` at one point for all, over the agents that take part."""
+        return kernels.weighted_gradient(rows.cohort(active), point, self.loss, weights, bound=self.row_norm)

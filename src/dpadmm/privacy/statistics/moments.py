@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm._base.arrays import Features, Floats, Integers, row_entries, row_sums, squared, weighted_sum
+from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.features import Features, row_sums, squared, weighted_sum
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.problem import Problem, Rows
 
@@ -60,22 +61,25 @@ class Moments:
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
-        for i in range(rows.n_agents) if active is None else active.tolist():
-            mine = rows.order[rows.offsets[i] : rows.offsets[i + 1]]
-            # how rows are cut depends on the agent's own rows alone
-            stored = int(row_entries(rows.features)[mine].sum()) // max(1, len(mine))
-            step = max(1, PORTION // max(1, stored))
-            for start in range(0, len(mine), step):
-                first = int(rows.offsets[i]) + start
-                some = mine[start : start + step]
-                out[i] += self._sum(rows.features[some], rows.labels[first : first + len(some)], bound)
+        for i, features, labels in rows.portions(active, PORTION):
+            out[i] += self._sum(features, labels, bound)
         return out
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
         return self.sums(rows, parameters, active, bound=self.row_norm) / np.maximum(rows.n_rows, 1)[:, None]
 
-    def _sum(self, features: Features, labels: Floats, bound: float) -> Floats:
-        """The sum over a few rows; no BLAS, whose sums depend on the number of threads."""
+    def weighted_mean(self, rows: Rows, parameters: Floats, weights: Floats, active: Integers | None = None) -> Floats:
+        """``Σ_i weights_i·means_i`` over the agents that take part, a few rows at a time, whoever owns them."""
+        rows, out = rows.cohort(active), np.zeros(self.shape)
+        each, step = weights / rows.n_rows, max(1, PORTION // rows.n_features)
+        for start in range(0, len(rows.labels), step):
+            some = np.arange(start, min(start + step, len(rows.labels)))
+            factors = each[np.searchsorted(rows.offsets, some, side="right") - 1]
+            out += self._sum(rows.features[rows.order[some]], rows.labels[some], self.row_norm, factors)
+        return out
+
+    def _sum(self, features: Features, labels: Floats, bound: float, factors: Floats | float = 1.0) -> Floats:
+        """The sum over a few rows, times their factors; no BLAS, whose sums depend on the number of threads."""
         targets = self._targets(labels)
         rows = features.astype(np.float64)
         squares = squared(rows)
@@ -84,7 +88,7 @@ class Moments:
         extra = np.where(counted, SQUARE_WEIGHT * np.square(targets[:, 0]), 0.0)
         by_label = LABEL_WEIGHT**2 * np.square(targets).sum(axis=1)
         norms = np.sqrt(lengths * (1.0 + by_label) + fourth + extra * extra)
-        factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))
+        factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny)) * factors
         weights = np.column_stack([factor, LABEL_WEIGHT * factor[:, None] * targets])
         first, second = weighted_sum(rows, weights), weighted_sum(squares, factor[:, None])
         parts = [first[:, 0], second[:, 0], first[:, 1:].ravel()]

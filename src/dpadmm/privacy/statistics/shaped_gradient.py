@@ -52,20 +52,33 @@ class ShapedGradient:
         return bool(narrow and (np.abs(parameters) <= MOST).all() and (scale >= 1.0 / MOST).all())
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
+        """``B·Σ_j clip(ℓ'(a_j, b_j, Bᵀθ))``: no row ``B·a_j`` is kept, only its norm.
+
+        B can make the rounding of the sum larger, by ``r = √(1 + ‖q‖²)`` at most. Gradients are clipped to so much
+        less, by public numbers alone: docs/decisions/0007-exact-noise.md.
+        """
         shape, points = self._asked(parameters)
-        return np.asarray(kernels.guarded_sums(rows.shaped(shape), points, self.loss, active, bound=bound))
+        of_shape = shape.spread * (3 * self.n_features + 16) * 2.0**-53
+        of_sum = rows.n_rows * (of_shape + shape.spread * rows.n_rows * 2.0**-53)
+        bounds = bound / ((1.0 + of_shape) * (1.0 + 2.0 * of_sum))
+        plain = np.stack([shape.transposed_times(each) for each in points])  # one by one: as an agent alone
+        sums = kernels.guarded_sums(rows.measured(shape), plain, self.loss, active, bound=bounds)
+        return np.stack([shape.times(each) for each in sums])
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
-        """For sparse and coded rows ``B·Σ_j clip(ℓ'(a_j, b_j, Bᵀθ))``, which needs no row ``B·a_j``.
-
-        It is the same but for rounding, which B can make larger than the proof for exact noise allows.
-        """
+        """The same sums over m, with no such care: simulated noise protects nobody."""
         shape, points = self._asked(parameters)
         if isinstance(rows.features, np.ndarray):
             return np.asarray(kernels.gradient(rows.shaped(shape), points, self.loss, active, bound=self.row_norm))
         plain = _of_all(shape.transposed_times, points)
         gradients = kernels.gradient(rows.measured(shape), plain, self.loss, active, bound=self.row_norm)
         return _of_all(shape.times, gradients)
+
+    def weighted_mean(self, rows: Rows, parameters: Floats, weights: Floats, active: Integers | None = None) -> Floats:
+        """``Σ_i weights_i·means_i`` for parameters that all share, over agents that take part; rows are not copied."""
+        shape, points = self._asked(parameters[None])
+        plain, measured = shape.transposed_times(points[0]), rows.measured(shape).cohort(active)
+        return shape.times(kernels.weighted_gradient(measured, plain, self.loss, weights, bound=self.row_norm))
 
     def _asked(self, parameters: Floats) -> tuple[Shape, Floats]:
         d = self.n_features

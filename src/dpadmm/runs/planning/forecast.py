@@ -25,8 +25,9 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import expit, softmax
 
-from dpadmm._base.arrays import Features, Floats, Integers, row_entries
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import ConvergenceWarning, DataError, StudyError
+from dpadmm._base.features import Features, row_entries
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
@@ -35,7 +36,7 @@ from dpadmm.model.evaluate import auc
 from dpadmm.model.model import PROBABILITIES
 from dpadmm.optim.features import clip_rows, with_intercept
 from dpadmm.optim.losses.base import Loss
-from dpadmm.optim.problem import Problem, PublicSizes, make_rows
+from dpadmm.optim.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import AnyRelease
 from dpadmm.runs.run import run as run_cohort
@@ -46,7 +47,7 @@ from dpadmm.training.methods import Auto
 from dpadmm.training.methods.centralized import minimizer
 from dpadmm.training.metrics import spread as deviation
 from dpadmm.training.oracles import Question, SimulatedNoise, with_normals
-from dpadmm.training.prior import RIDGE, need_every_class
+from dpadmm.training.prior import need_every_class, plain_model
 
 LEAST_FOLDS = 3
 LEAST_FORECAST = 30
@@ -409,10 +410,15 @@ def outlook(
         settings = study.training.changed(epsilon=epsilon, round_epsilon=None, noise_multiplier=None, n_rounds=rounds)
         made[epsilon, rounds] = reached(study, settings, scenario, sizes, seed=seed, finished=finished)
     optima, plain, guess = [], [], _guess(study, scenario)
+    weak = Problem(study.problem.loss, L2(), WEAK)
     for train, test in scenario.folds:
-        optima.append(_on_both(study, train, test, _optimum(study, train, WEAK), guess))
+        optima.append(_on_both(study, train, test, _unprotected(weak, train, minimizer), guess))
         if scenario.public:
-            plain.append(_on_both(study, train, test, _optimum(study, train, RIDGE / len(train)), guess))
+            plain.append(
+                _on_both(
+                    study, train, test, _unprotected(study.problem, train, lambda *given: plain_model(*given)[0]), guess
+                )
+            )
         finished()
     labels = np.concatenate([test.labels for _, test in scenario.folds])
     constant = figures(study.problem.loss, labels, np.broadcast_to(guess, (len(labels), len(guess))), guess)
@@ -517,12 +523,12 @@ def _on_both(study: Study, train: Pool, test: Pool, weights: Floats, guess: Floa
     return on_test, on_train
 
 
-def _optimum(study: Study, train: Pool, reg_share: float) -> Floats:
-    """A model without privacy, as scikit-learn makes it."""
+def _unprotected(problem: Problem, train: Pool, fitted: Callable[[Problem, Rows], Floats]) -> Floats:
+    """A model without privacy."""
     train = train.take(np.arange(min(len(train), max(LEAST_ROWS, int(MOST_POOLED / _entries(train))))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a forecast needs no ten digits
-        return minimizer(Problem(study.problem.loss, L2(), reg_share), make_rows(train.features, train.labels))
+        return fitted(problem, make_rows(train.features, train.labels))
 
 
 def _values(

@@ -27,7 +27,7 @@ from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.leakage import leaky_columns
-from dpadmm.data.reader import column_names, column_types, open_batches, repeated
+from dpadmm.data.reader import DATABASE, column_names, column_types, open_batches, repeated, table_format
 from dpadmm.data.schema import MOST_REACH, OTHER, OTHERS, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.study.drafting.draft import Draft, DraftColumn, check_name
@@ -133,7 +133,10 @@ def draft_from_table(path: Path, label: str) -> Draft:
     doubts = {each.name: each.sentence for each in found}
     columns = [each.doubted(doubts[each.name]) if each.name in doubts else each for each in columns]
     draft = Draft(tuple(columns), about, path.name, confirm=True, comments=notes)
-    if why := _no_start(seen[label]):
+    why = _no_start(seen[label])
+    if not why and (path.is_dir() or table_format(path) == DATABASE):
+        why = "a study knows public rows by the bytes of one file, so export them as CSV or Parquet"
+    if why:
         return replace(draft, not_public=why)
     return replace(draft, public_rows=PublicRows.of(path))
 
@@ -411,7 +414,7 @@ def _by_frequency(counts: Counter[str]) -> list[tuple[str, int]]:
 def _is_readable(kind: Any) -> bool:
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer)
-    more = (pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
+    more = (pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
     return any(is_kind(inner) for is_kind in (*kinds, *more))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from dpadmm.optim.shape import WIDEST, Shape
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.moments import Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
+from dpadmm.training.methods import newton
 from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState
 
 if TYPE_CHECKING:
@@ -51,23 +52,36 @@ LEAST_KNOWN = 0.2
 
 @dataclass(frozen=True)
 class Auto(MethodSettings):
-    """Shaped DP gradient descent, which needs no tuning."""
+    """Shaped DP gradient descent, which needs no tuning; with ``inference`` Newton steps, for intervals."""
+
+    inference: Annotated[
+        bool, "95% confidence intervals that count the privacy noise; for logistic and squared loss."
+    ] = False
 
     name: ClassVar[str] = "auto"
     title: ClassVar[str] = "auto"
     local_models: ClassVar[bool] = False
     deployable: ClassVar[bool] = True
+    younger: ClassVar[tuple[str, ...]] = ("inference",)
     sums_only: ClassVar[bool] = True
     usual_reg_share: ClassVar[float] = 1e-6
     usual_rounds: ClassVar[int] = 25
     weighs_public_rows: ClassVar[bool] = True
     rounds_by_size: ClassVar[bool] = True
 
-    def rounds(self, setup: Setup) -> AutoRounds:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inference:
+            object.__setattr__(self, "usual_rounds", newton.ROUNDS)
+            object.__setattr__(self, "rounds_by_size", False)
+
+    def rounds(self, setup: Setup) -> AutoRounds | newton.NewtonRounds:
         """The budget of t equal rounds, dealt anew: ``1/z_1² + (t − 1)/z_2² = t/z²``.
 
         For an agent that is to take part in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
         """
+        if self.inference:
+            return newton.NewtonRounds.of(setup)
         if setup.n_rounds < 2:
             raise StudyError("auto needs at least 2 rounds: one for the moments of rows, the others for gradients")
         z, t = setup.gaussian(), setup.planned
@@ -96,6 +110,11 @@ def noise_per_unit(n_rows: Integers, mu: Floats) -> float:
 def clarity(loss: Loss, n_features: int, noise: float) -> float:
     """``q = .0065/(ν√d)``, how well gradients are heard; d counts the weights that are free."""
     return 0.0065 / (noise * math.sqrt(n_features * max(1, loss.n_outputs - 1)))
+
+
+def usual_shrink(clip: float | Floats) -> Floats:
+    """s for two classes where gradients are clipped to ``clip·√rank`` and no public rows say better."""
+    return np.minimum(1.0, 0.5 + 0.45 * np.asarray(clip))
 
 
 @dataclass(frozen=True)
@@ -189,6 +208,7 @@ class AutoRounds(DeployableMethod[NoState]):
     cure: ClassVar[str] = "a smaller reg_share, or more noise"
     local_models: ClassVar[bool] = Auto.local_models
     server_side: ClassVar[bool] = True
+    weighs_answers: ClassVar[bool] = True
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -220,7 +240,7 @@ class AutoRounds(DeployableMethod[NoState]):
         """``s/C``, ``q`` and ``Cθ``: rows ``u/C`` have the gradients of rows u, clipped to C, over C."""
         n = len(state.released)
         if round == 1:
-            return np.zeros((n, 0))
+            return np.broadcast_to(np.zeros(0), (n, 0))
         now = self._state(consensus)
         asked = [now.shape.scale / now.clip, now.shape.direction, (now.clip * now.point).ravel()]
         return np.broadcast_to(np.concatenate(asked), (n, 2 * self._shape[0] + math.prod(self._shape)))
@@ -231,13 +251,13 @@ class AutoRounds(DeployableMethod[NoState]):
         return state, answers
 
     def aggregate(self, gathered: Gathered) -> Floats:
-        present, n = gathered.present, len(gathered.uploads)
+        present, n = gathered.present, len(gathered.n_rows)
         first, later = (np.broadcast_to(z[:n], (n,))[present] * gathered.spread for z in (self.first, self.later))
-        heard, n_rows, now = gathered.uploads[present], gathered.n_rows[present], self._state(gathered.consensus)
+        n_rows, now = gathered.n_rows[present], self._state(gathered.consensus)
         noisy = bool(np.all(first) and np.all(later))
         weights = n_rows / later if noisy else n_rows.astype(float)
         weights = weights / weights.sum()
-        mean = np.sum(weights.reshape(-1, *[1] * (heard.ndim - 1)) * heard, axis=0)
+        mean = gathered.mean(weights)
         mu = np.sqrt(1.0 / np.square(first) + (self.n_rounds - 1) / np.square(later)) if noisy else np.full(1, 1e9)
         if gathered.round == 1:
             return self._started(now, mean, noise_per_unit(n_rows, mu)).packed()
@@ -305,7 +325,7 @@ class AutoRounds(DeployableMethod[NoState]):
             return Tuned(ridge, clip, step * p / 4.0, start=1.25 * p, shrink=1.0)
         if loss.task == "binary":
             clip = 0.35 * math.sqrt(max(min(max(clear, 0.7), 1.0), 0.6 * min(clear, 16.0)))
-            shrink = min(1.0, 0.5 + 0.45 * clip)
+            shrink = float(usual_shrink(clip)) if self.prior is None else self.prior.shrink(clip)
             step *= min(max(math.sqrt(2.0 * clear), 0.4), 1.0)
         else:
             clip, shrink = 0.6 * math.sqrt(min(max(clear, 0.7), 9.0)) * self._residual(label_squares), 1.0

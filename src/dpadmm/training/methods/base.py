@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Pr
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers, kinds
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Positive, check
 from dpadmm.optim.problem import Problem, Rows, Sizes
@@ -17,7 +17,7 @@ from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import AnyRelease, Release
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.training.oracles import Noise, Question
+from dpadmm.training.oracles import Noise, Question, SimulatedNoise, Streamed
 
 if TYPE_CHECKING:
     from dpadmm.training.prior import Prior
@@ -60,6 +60,8 @@ class MethodSettings(ABC):
     """Whether the aggregator needs no more than the sum of all answers, so that it can be all that it sees."""
     weighs_public_rows: ClassVar[bool] = False
     """Whether its aggregator weighs public rows against the noise; others can only start from their model."""
+    younger: ClassVar[tuple[str, ...]] = ()
+    """Parameters that studies of before do not say: left out at their default, so that hashes stay what they were."""
     rounds_by_size: ClassVar[bool] = False
     """Whether ``best_rounds`` depends on the sizes of a cohort."""
 
@@ -88,8 +90,11 @@ class Round:
 
     def answers(self, parameters: Floats, noise_multiplier: Floats, statistic: str = Gradient.name) -> Floats:
         """Every agent's noisy mean of a statistic, at its own public parameters: (n, *shape)."""
+        return self.noise.answer(self.question(parameters, noise_multiplier, statistic))
+
+    def question(self, parameters: Floats, noise_multiplier: Floats, statistic: str) -> Question:
         made = make_statistic(statistic, self.problem, self.rows.n_features)
-        return self.noise.answer(Question(self.rows, made, parameters, noise_multiplier, self.number, self.active))
+        return Question(self.rows, made, parameters, noise_multiplier, self.number, self.active)
 
 
 class State(Protocol):
@@ -119,20 +124,26 @@ class NoState:
 S = TypeVar("S", bound=State)
 
 
+PATIENCE = 10
+"""An agent that answered in none of so many rounds leaves the mean until it answers again (docs/decisions/0012)."""
+
+
 @dataclass(frozen=True)
 class Gathered:
     """What the aggregator has after round k.
 
     ``uploads`` (n, *shape) of those that are absent are what they sent before, which server-side methods must not use.
+    ``answered`` is the round in which each agent answered last, 0 for never.
     ``spread`` is the noise of the answers over what the release costs: above 1 where more than the honest add shares.
     """
 
-    uploads: Floats
+    uploads: Floats | Streamed
     consensus: Floats  # as it was broadcast in this round
     round: int  # k, from 1
     problem: Problem
     n_rows: Integers  # (n,): m_i, which is public
     active: Integers | None = None  # who answered in this round; None: all
+    answered: Integers | None = None  # (n,); None: all have answered in this round
     spread: float = 1.0
 
     def pooled(self, honest: int) -> Gathered:
@@ -144,12 +155,38 @@ class Gathered:
     @property
     def present(self) -> Integers:
         """The agents that answered."""
-        return np.arange(len(self.uploads)) if self.active is None else self.active
+        return np.arange(len(self.n_rows)) if self.active is None else self.active
+
+    def mean(self, weights: Floats | None = None) -> Floats:
+        """The mean of the answers of those present, by their weights (present,), which add up to 1, or plain."""
+        if isinstance(self.uploads, Streamed):
+            n = len(self.present)
+            return self.uploads.mean(np.full(n, 1.0 / n) if weights is None else weights)
+        heard = self.uploads if self.active is None else self.uploads[self.active]
+        if weights is None:
+            return np.asarray(heard.mean(axis=0))
+        return np.asarray(np.sum(weights.reshape(-1, *[1] * (heard.ndim - 1)) * heard, axis=0))
+
+    @property
+    def recent(self) -> Floats:
+        """The uploads of agents that answered in one of the last ``PATIENCE`` rounds."""
+        assert isinstance(self.uploads, np.ndarray)
+        if self.answered is None:
+            return self.uploads
+        return self.uploads[(self.answered > 0) & (self.answered > self.round - PATIENCE)]
+
+
+LARGE = 2**18
+"""Numbers that are worth a second thread."""
 
 
 def consensus_step(uploads: Floats) -> Floats:
     """``w^k = mean_i c_i^k``."""
-    return np.asarray(uploads.mean(axis=0))
+    if uploads.size < LARGE:
+        return np.asarray(uploads.mean(axis=0))
+    from dpadmm.optim.kernels.updates import column_means  # the same bits
+
+    return column_means(uploads)
 
 
 class Method(ABC, Generic[S]):
@@ -164,14 +201,16 @@ class Method(ABC, Generic[S]):
     local_models: ClassVar[bool]
     """Whether agents have models of their own (else everyone has the consensus)."""
     server_side: ClassVar[bool] = False
-    """Whether agents that are absent are left out; else their last uploads stay in the mean."""
+    """Whether agents that are absent are left out; else their last uploads stay in the mean for a while."""
+    weighs_answers: ClassVar[bool] = False
+    """Whether ``aggregate`` takes no more than ``gathered.mean`` of what agents say, which then need not be kept."""
 
     @abstractmethod
     def init(self, problem: Problem, rows: Rows) -> S:
         """The agents before round 1; all models are zero."""
 
     @abstractmethod
-    def step(self, state: S, now: Round) -> tuple[S, Floats]:
+    def step(self, state: S, now: Round) -> tuple[S, Floats | Streamed]:
         """Round k at the agents: the consensus w^{k−1} comes in, uploads (n, d, p) go out.
 
         Only agents listed in ``now.active`` take part; the others' state and uploads stay untouched and must
@@ -194,9 +233,17 @@ class Method(ABC, Generic[S]):
         """The weights (d, p) in what is broadcast."""
         return consensus
 
+    def inferred(self, consensus: Floats) -> tuple[float, Floats | None]:
+        """How clear the Hessian is of its noise (0: none was released), and the weights' covariance (d, d) if it is."""
+        return 0.0, None
+
     def aggregate(self, gathered: Gathered) -> Floats:
-        """The aggregator: what was gathered in a round -> what is broadcast next; here the mean of uploads."""
-        return consensus_step(gathered.uploads)
+        """The aggregator: what was gathered in a round -> what is broadcast next; here the mean of recent uploads.
+
+        Over the agents in it, duals sum to zero after every round, whoever left before: ``Σ w̃_i − γ_i/ρ = n·w`` and
+        ``γ_i ← γ_i − ρ(w̃_i − w)`` give ``Σγ_i = 0``.
+        """
+        return consensus_step(gathered.recent)
 
 
 class DeployableMethod(Method[S]):
@@ -248,13 +295,24 @@ class DeployableMethod(Method[S]):
             known[n_rounds] = runs
         return known[n_rounds]
 
-    def step(self, state: S, now: Round) -> tuple[S, Floats]:
+    def step(self, state: S, now: Round) -> tuple[S, Floats | Streamed]:
         """Round k at the agents of a cohort; those that are absent stay as they were."""
         statistic, z = self.release(now.number)
-        asked = self.parameters(state, now.consensus, round=now.number)
-        answers = now.answers(asked, z, statistic)
+        asked = now.question(self.parameters(state, now.consensus, round=now.number), z, statistic)
+        if self.weighs_answers and type(now.noise) is SimulatedNoise and asked.at_one_point:
+            return state, Streamed(asked, now.noise)
+        answers = now.noise.answer(asked)
         new, uploads = self.advance(state, answers, now.consensus, round=now.number, problem=now.problem)
         return new if now.active is None else _merged(new, state, now.active), uploads
+
+
+def plans_of(method: Method[Any], n_agents: int, n_rounds: int) -> list[ReleasePlan]:
+    """The plans of all agents; those with the same noise share one, where nothing else can make a difference."""
+    first = which = np.arange(n_agents)
+    if isinstance(method, DeployableMethod):
+        first, which = kinds(np.zeros(n_agents), *(z for _, z, _ in method._runs(n_rounds)))
+    known = [method.plan(agent, n_rounds) for agent in first.tolist()]
+    return [known[kind] for kind in which.tolist()]
 
 
 def zero_models(problem: Problem, sizes: Sizes) -> Floats:

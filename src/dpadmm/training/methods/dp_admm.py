@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.fields import Positive
+from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.theory import Constant, Schedule, theorem_schedule
+from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.base import (
     DeployableMethod,
     MethodSettings,
     Rho,
+    Round,
     check_noise,
     zero_models,
 )
 from dpadmm.training.methods.base import consensus_step as consensus_step
+from dpadmm.training.oracles import SimulatedNoise, Streamed
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -136,6 +140,29 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
     def parameters(self, state: AdmmState, consensus: Floats, *, round: int) -> Floats:
         """Where every agent's gradient is wanted: w̃_i^{k−1}."""
         return state.released
+
+    def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats | Streamed]:
+        """With simulated noise, all that follows the gradient is one compiled pass with the bits of ``advance``."""
+        if type(now.noise) is not SimulatedNoise or now.active is not None:
+            return super().step(state, now)
+        from dpadmm.optim.kernels.updates import admm_round
+
+        problem, n_rows = now.problem, now.rows.n_rows
+        released, dual, uploads = admm_round(
+            seed=now.noise.seed,
+            round=now.number,
+            sums=kernels.gradient_sums(now.rows, state.released, problem.loss),
+            n_rows=n_rows,
+            noise_std=self.noise_multiplier * mean_sensitivity(problem.loss.lipschitz, n_rows),
+            reg_gradient=problem.regularizer.gradient(state.released),
+            reg_share=problem.reg_share,
+            released=state.released,
+            dual=state.dual,
+            consensus=now.consensus,
+            step_size=self.schedule(now.number),
+            rho=self.rho,
+        )
+        return AdmmState(released, dual), uploads
 
     def advance(
         self, state: AdmmState, answers: Floats, consensus: Floats, *, round: int, problem: Problem

@@ -19,7 +19,7 @@ from dpadmm.privacy.releases import AnyRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
 from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState, Round, check_noise
-from dpadmm.training.oracles import release
+from dpadmm.training.oracles import Streamed, release
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -66,6 +66,7 @@ class DpSgdRounds(DeployableMethod[NoState]):
     cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
     local_models: ClassVar[bool] = DpSgd.local_models
     server_side: ClassVar[bool] = True
+    weighs_answers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
@@ -85,7 +86,7 @@ class DpSgdRounds(DeployableMethod[NoState]):
     ) -> tuple[NoState, Floats]:
         return state, answers
 
-    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats]:
+    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats | Streamed]:
         if self.sampling == 1.0:
             return super().step(state, now)
         return state, self._sampled_gradient(self.parameters(state, now.consensus, round=now.number), now)
@@ -104,8 +105,7 @@ class DpSgdRounds(DeployableMethod[NoState]):
 
     def aggregate(self, gathered: Gathered) -> Floats:
         consensus, problem = gathered.consensus, gathered.problem
-        mean = gathered.uploads[gathered.present].mean(axis=0)
-        slope = mean + problem.reg_share * problem.regularizer.gradient(consensus)
+        slope = gathered.mean() + problem.reg_share * problem.regularizer.gradient(consensus)
         return np.asarray(consensus - self.learning_rate * slope)
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:

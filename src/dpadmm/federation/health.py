@@ -1,0 +1,328 @@
+"""How an agent or an aggregator is: status files, alarms, and metrics for Prometheus.
+
+A running process writes its status every second; it lives if that is not long ago. A process ID says nothing where
+processes are in containers. All numbers are public: rounds, times, certificates, disk space; nothing is about rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+import msgspec
+
+from dpadmm._base.errors import StudyError
+from dpadmm._base.files import atomic_file
+
+STATUS = "status.json"
+STALE_AFTER = 10.0
+"""Seconds after which a status is no sign of life any more."""
+
+FULL_DISK, SMALL_DISK = 2**24, 2**30
+"""Free bytes below which nothing can be recorded soon, and below which an owner should know."""
+
+CERTIFICATE_DAYS, MAX_CLOCK_DIFFERENCE, UNCONNECTED_AFTER = 30, 60.0, 60.0
+"""Days before a certificate expires, seconds between clocks, and seconds without a connection, that are alarming."""
+
+Status = dict[str, Any]
+
+
+class Alarm(NamedTuple):
+    """Something to act on; docs/operations.md says what to do. An ``error`` is unhealthy, a ``warning`` is not."""
+
+    code: str
+    level: str
+    text: str
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_status(folder: Path, table: Status) -> None:
+    """Write the status of this moment; a full disk costs the status and nothing else."""
+    text = json.dumps(table | {"at": now_text()}, indent=2, allow_nan=False)
+    with suppress(OSError), atomic_file(folder / STATUS, durable=False) as out:
+        out.write(text.encode() + b"\n")
+
+
+class AggregatorStatus(TypedDict):
+    """What ``serve`` (with a ``snapshot``) and ``broker`` (with ``sites``) write."""
+
+    at: str
+    running: bool
+    connected: bool
+    broker: str
+    snapshot: NotRequired[dict[str, Any]]
+    sites: NotRequired[dict[str, Any]]
+
+
+class StudyStatus(TypedDict):
+    """A study in the status of an agent."""
+
+    name: str
+    hash: str
+    decision: str
+    answering: bool
+    last_round: int | None
+    n_rounds: int
+    asked_at: str | None
+    deadline_at: str | None
+
+
+class AgentStatus(TypedDict):
+    """What an agent writes."""
+
+    at: str
+    running: bool
+    pid: int | None
+    connected: bool
+    connection_since: str
+    aggregator_silent: bool
+    clock_difference: float | None
+    ledger_open: bool
+    site: str
+    broker: str
+    certificate_expires: str
+    studies: list[StudyStatus]
+
+
+def read_status(path: Path, kind: type = AgentStatus) -> Status | None:
+    """The last status of a process, or None if there is none."""
+    try:
+        return dict(msgspec.json.decode(path.read_bytes(), type=kind)) if path.exists() else None
+    except (OSError, ValueError, RecursionError):
+        text = "damaged, or not a status of this version; restart the process that writes it, or delete it"
+        raise StudyError(f"{path}: {text}") from None
+
+
+def seconds_since(at: str) -> float:
+    try:
+        return (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()
+    except (TypeError, ValueError):  # not a time with its zone
+        return math.inf
+
+
+def is_live(status: Status | None) -> bool:
+    """Whether its process gave a sign of life in the last seconds."""
+    return status is not None and bool(status["running"]) and abs(seconds_since(status["at"])) < STALE_AFTER
+
+
+def days_left(expires: datetime | str) -> int:
+    end = datetime.fromisoformat(expires) if isinstance(expires, str) else expires
+    return (end - datetime.now(UTC)).days
+
+
+def disk_alarms(folder: Path) -> Iterator[Alarm]:
+    free = shutil.disk_usage(folder).free
+    if free < SMALL_DISK:
+        level, code = ("error", "disk-full") if free < FULL_DISK else ("warning", "disk-small")
+        yield Alarm(code, level, f"{free / 2**20:,.0f} MB are free for {folder}")
+
+
+def certificate_alarms(whose: str, expires: datetime | str, *, own: bool) -> Iterator[Alarm]:
+    if (days := days_left(expires)) < CERTIFICATE_DAYS:
+        when = f"expires in {days} days" if days >= 0 else f"expired {-days} days ago"
+        yield Alarm("certificate", "error" if own and days < 0 else "warning", f"the certificate of {whose} {when}")
+
+
+def clock_alarms(whose: str, difference: float | None) -> Iterator[Alarm]:
+    if difference is not None and abs(difference) > MAX_CLOCK_DIFFERENCE:
+        side = "ahead of" if difference > 0 else "behind"
+        text = f"the clock of {whose} is {abs(difference):,.0f} seconds {side} this machine's"
+        yield Alarm("clock", "warning", text)
+
+
+def not_running(what: str, seen: Status | None, start: str) -> Alarm:
+    when = "is not running" if seen is None else f"gave no sign of life since {seen['at']}"
+    if seen is not None and not seen["running"]:
+        when = f"was stopped at {seen['at']}"
+    return Alarm("not-running", "error", f"{what} {when}: {start}")
+
+
+def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
+    """The alarms of a site, of its last status."""
+    found = list(disk_alarms(folder))
+    if seen is None or not is_live(seen):
+        return [not_running("the agent", seen, "start it with dpadmm agent run"), *found]
+    if not seen["connected"]:
+        level = "error" if seconds_since(seen["connection_since"]) > UNCONNECTED_AFTER else "warning"
+        text = f"no connection to {seen['broker']} since {seen['connection_since']}"
+        found.append(Alarm("not-connected", level, text))
+    elif seen["aggregator_silent"]:
+        text = "connected to the broker, but the aggregator gives no sign of life"
+        found.append(Alarm("aggregator-silent", "warning", text))
+    if not seen["ledger_open"]:
+        found.append(Alarm("ledger-closed", "error", "the ledger failed, so that nothing is answered: see agent.log"))
+    found += certificate_alarms("this site", seen["certificate_expires"], own=True)
+    return [*found, *clock_alarms("the aggregator", seen["clock_difference"])]
+
+
+def study_alarms(seen: Status) -> Iterator[Alarm]:
+    """The alarms of a study at the aggregator, of its status."""
+    if seen["state"] == "done":
+        return
+    live = seen["live"]
+    if not is_live(live):
+        yield not_running("the study", live, "dpadmm aggregator resume continues it")
+        return
+    if not live["connected"]:
+        yield Alarm("not-connected", "error", f"no connection to the broker {live['broker']}")
+    if seen["stalled"]:
+        who = ", ".join(seen["stalled"])
+        yield Alarm("stalled", "error", f"round {seen['round']} cannot be closed without: {who}")
+    for site in seen["sites"]:
+        if site["code"]:
+            yield Alarm("site-refuses", "warning", f"{site['name']} refuses: {site['code']}")
+        elif site["silent"] and site["state"] not in ("revoked", "excluded"):
+            since = "" if site["last_seen"] is None else f" since {site['last_seen']}"
+            yield Alarm("site-silent", "warning", f"{site['name']} gave no sign of life{since}")
+        if site["left_out"]:
+            text = f"{site['name']} was away for long, and the model is that of the others"
+            yield Alarm("site-left-out", "warning", text)
+        yield from clock_alarms(site["name"], site["clock_difference"])
+
+
+def hub_alarms(folder: Path, certificates: Mapping[str, datetime], *, studies: bool = True) -> Iterator[Alarm]:
+    """The alarms of an aggregator beside those of its studies: its broker, its disk, and certificates.
+
+    Without ``studies`` a broker should run; with them, only one that was not stopped.
+    """
+    hub = read_status(folder / STATUS, AggregatorStatus)
+    if not is_live(hub) and (not studies or (hub is not None and hub["running"])):
+        yield not_running("the broker", hub, "dpadmm aggregator broker starts it")
+    elif is_live(hub) and hub is not None and not hub["connected"]:
+        yield Alarm("not-connected", "error", f"the broker {hub['broker']} does not answer")
+    yield from disk_alarms(folder)
+    for whose, expires in certificates.items():
+        yield from certificate_alarms(whose, expires, own=False)
+
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+def agent_samples(seen: Status, folder: Path) -> Iterator[Sample]:
+    yield "connected", {}, float(seen["connected"])
+    yield "aggregator_silent", {}, float(seen["aggregator_silent"])
+    yield "certificate_days_left", {}, float(days_left(seen["certificate_expires"]))
+    if seen["clock_difference"] is not None:
+        yield "clock_difference_seconds", {"of": "aggregator"}, seen["clock_difference"]
+    for study in seen["studies"]:
+        labels = {"study": study["hash"][:16]}
+        yield "study_answering", labels, float(study["answering"])
+        yield "study_last_round", labels, float(study["last_round"] or 0)
+    yield from _common_samples(agent_alarms(seen, folder), folder)
+
+
+def hub_samples(seen: Status, folder: Path) -> Iterator[Sample]:
+    yield "connected", {}, float(seen["connected"])
+    for name, site in seen["sites"].items():
+        yield "site_silent", {"site": name}, float(site["silent"])
+        if site["clock_difference"] is not None:
+            yield "clock_difference_seconds", {"of": name}, site["clock_difference"]
+    yield from _common_samples(list(disk_alarms(folder)), folder)
+
+
+def study_samples(seen: Status, folder: Path) -> Iterator[Sample]:
+    study = {"study": seen["study"]["hash"][:16]}
+    yield "connected", {}, float(seen["live"]["connected"])
+    yield "rounds_done", study, float(seen["rounds_done"])
+    yield "rounds_planned", study, float(seen["study"]["n_rounds"])
+    yield "stalled", study, float(bool(seen["stalled"]))
+    for site in seen["sites"]:
+        labels = study | {"site": site["name"]}
+        yield "site_rounds_answered", labels, float(site["answered"])
+        yield "site_silent", labels, float(site["silent"])
+        if site["clock_difference"] is not None:
+            yield "clock_difference_seconds", {"of": site["name"]}, site["clock_difference"]
+    yield from _common_samples([*study_alarms(seen), *disk_alarms(folder)], folder)
+
+
+def _common_samples(alarms: Sequence[Alarm], folder: Path) -> Iterator[Sample]:
+    yield "disk_free_bytes", {}, float(shutil.disk_usage(folder).free)
+    for code, level in sorted({alarm[:2] for alarm in alarms}):
+        yield "alarm", {"code": code, "level": level}, 1.0
+
+
+def prometheus_text(samples: Iterable[Sample]) -> str:
+    """The text format of Prometheus: all are gauges.
+
+    Examples
+    --------
+    >>> print(prometheus_text([("rounds_done", {"study": "ab"}, 3.0), ("connected", {}, 1.0)]), end="")
+    # TYPE dpadmm_rounds_done gauge
+    dpadmm_rounds_done{study="ab"} 3
+    # TYPE dpadmm_connected gauge
+    dpadmm_connected 1
+    """
+    families: dict[str, list[str]] = {}
+    for name, labels, value in samples:
+        inside = ",".join(f"{key}={json.dumps(text)}" for key, text in labels.items())
+        line = f"dpadmm_{name}{f'{{{inside}}}' if inside else ''} {value:.15g}"
+        families.setdefault(name, [f"# TYPE dpadmm_{name} gauge"]).append(line)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+def metrics_address(text: str) -> tuple[str, int]:
+    """``9100`` on loopback, or ``192.0.2.7:9100``."""
+    host, _, port = text.rpartition(":")
+    try:
+        address = str(ip_address(host.strip("[]") or "127.0.0.1"))
+        if not 0 <= int(port) <= 65535:
+            raise ValueError(port)
+    except ValueError:
+        raise StudyError(f"--metrics: {text!r} is not a port, or an address and a port (127.0.0.1:9100)") from None
+    return address, int(port)
+
+
+@contextmanager
+def metrics_server(where: str | None, samples: Callable[[], Iterable[Sample]]) -> Iterator[int | None]:
+    """Serve ``/metrics`` in the background, or nothing without an address; yields the port."""
+    if where is None:
+        yield None
+        return
+
+    address, port = metrics_address(where)
+
+    class Page(BaseHTTPRequestHandler):
+        timeout = 5
+
+        def do_GET(self) -> None:
+            if self.path != "/metrics":
+                return self.send_error(404)
+            body = prometheus_text(samples()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return None
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Scrapes are not logged."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        server = Server((address, port), Page)
+    except OSError as error:
+        raise StudyError(f"--metrics: cannot listen on {address}:{port} ({error.strerror})") from None
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()

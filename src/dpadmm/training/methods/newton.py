@@ -1,0 +1,193 @@
+"""``auto`` with intervals: private Newton steps, the last of which has a covariance that counts sample and noise.
+
+Every round asks for the gradient and the Hessian at the current point, of rows as they are. The rounds before the
+last share 40% of the budget, in μ², and come so near the optimum that one more step from there is linear: its
+estimate and covariance are those of the last round alone (docs/decisions/0019-intervals.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from dpadmm._base.arrays import Floats
+from dpadmm._base.errors import StudyError
+from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.privacy.sensitivity import mean_sensitivity
+from dpadmm.privacy.statistics.newton_pair import NewtonPair
+from dpadmm.training.methods.base import DeployableMethod, Gathered, NoState
+
+if TYPE_CHECKING:
+    from dpadmm.training.prior import Prior
+    from dpadmm.training.setup import Setup
+
+LAST_SHARE = 0.6
+"""Share of the budget, in μ², that the last round takes."""
+
+ROUNDS = 5
+"""Rounds, where nobody says how many."""
+
+MOST_COLUMNS = 200
+"""At most so many features, of which all d(d + 1)/2 products are released."""
+
+CLEAR = 2.0
+"""Eigenvalues of the Hessian are to be so many times as large as the largest of its noise."""
+
+LARGEST_RESIDUAL = 2.0
+"""Of labels and predictions in [−1, 1]."""
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """All that the aggregator knows, which is public.
+
+    ``clip`` is what residuals are clipped to; ``clearance`` the smallest eigenvalue of the last Hessian over what
+    intervals need, 0 until it was released; the covariance (d, d) is 0 unless that is at least 1.
+    """
+
+    clip: float
+    clearance: float
+    weights: Floats  # (d,)
+    covariance: Floats
+
+    def packed(self) -> Floats:
+        return np.concatenate([[self.clip, self.clearance], self.weights, _upper(self.covariance)])
+
+    @classmethod
+    def unpacked(cls, packed: Floats, d: int) -> Inferred:
+        half = np.zeros((d, d))
+        half[np.triu_indices(d)] = packed[2 + d :]
+        return cls(float(packed[0]), float(packed[1]), packed[2 : 2 + d], half + np.triu(half, 1).T)
+
+
+def _upper(matrix: Floats) -> Floats:
+    return np.asarray(matrix[np.triu_indices(len(matrix))])
+
+
+@dataclass(frozen=True)
+class NewtonRounds(DeployableMethod[NoState]):
+    """z of the last round and of the others, of every agent (n,), or of all alike (1,).
+
+    ``prior`` is what the aggregator knows of public rows: the start.
+    """
+
+    problem: Problem
+    n_features: int
+    n_rounds: int
+    earlier: Floats
+    last: Floats
+    prior: Prior | None = None
+
+    name: ClassVar[str] = "auto"
+    cure: ClassVar[str] = "fewer columns, or more noise"
+    local_models: ClassVar[bool] = False
+    server_side: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, setup: Setup) -> NewtonRounds:
+        """The budget of t equal rounds, dealt anew: ``(t − 1)/z_1² = .4·t/z²`` and ``1/z_2² = .6·t/z²``.
+
+        For an agent that is to take part in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
+        """
+        NewtonPair.of(setup.problem, 1)  # of a loss that has one
+        if setup.n_rounds < 2:
+            raise StudyError("intervals need at least 2 rounds: the last one starts from what the others found")
+        if setup.sizes.n_features > MOST_COLUMNS:
+            raise StudyError(
+                f"intervals are for at most {MOST_COLUMNS} features, and there are {setup.sizes.n_features}, whose "
+                "products would all be released; leave columns out, or inference"
+            )
+        z, t = setup.gaussian(), setup.planned
+        others = np.maximum(np.where(t == setup.n_rounds, t - 1, t), 1)  # for no round, as for one
+        earlier = z * np.sqrt(others / ((1.0 - LAST_SHARE) * np.maximum(t, 1)))
+        last = z / np.sqrt(LAST_SHARE * np.maximum(t, 1))
+        return cls(setup.problem, setup.sizes.n_features, setup.n_rounds, earlier, last)
+
+    @property
+    def _pair(self) -> NewtonPair:
+        return NewtonPair(self.problem.loss, self.n_features)
+
+    def init(self, problem: Problem, sizes: Sizes) -> NoState:
+        return NoState.of(problem, sizes)
+
+    def release(self, round: int) -> tuple[str, Floats]:
+        return NewtonPair.name, self.last if round == self.n_rounds else self.earlier
+
+    def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
+        d = shape[0]
+        if warm_start is None and self.prior is not None:
+            warm_start = self.prior.weights
+        point = np.zeros(d) if warm_start is None else warm_start[:, 0]
+        return Inferred(LARGEST_RESIDUAL if point.any() else 1.0, 0.0, point, np.zeros((d, d))).packed()
+
+    def with_prior(self, prior: Prior) -> NewtonRounds:
+        return replace(self, prior=prior)
+
+    def model(self, consensus: Floats) -> Floats:
+        return self._state(consensus).weights[:, None]
+
+    def inferred(self, consensus: Floats) -> tuple[float, Floats | None]:
+        now = self._state(consensus)
+        return now.clearance, now.covariance if now.clearance >= 1.0 else None
+
+    def _state(self, consensus: Floats) -> Inferred:
+        return Inferred.unpacked(consensus, self.n_features)
+
+    def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
+        now, size = self._state(consensus), self._pair.parameter_shape[0]
+        return np.broadcast_to(np.append(now.weights, now.clip)[:size], (len(state.released), size))
+
+    def advance(
+        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[NoState, Floats]:
+        return state, answers
+
+    def aggregate(self, gathered: Gathered) -> Floats:
+        present, n, final = gathered.present, len(gathered.n_rows), gathered.round == self.n_rounds
+        z = np.broadcast_to((self.last if final else self.earlier)[:n], (n,))[present] * gathered.spread
+        n_rows = gathered.n_rows[present]
+        weights = n_rows / z if np.all(z) else n_rows.astype(float)
+        weights = weights / weights.sum()
+        mean = gathered.mean(weights)
+        deviation = mean_sensitivity(NewtonPair.row_norm, 1) * float(np.linalg.norm(weights * z / n_rows))
+        per_row = float(np.sum(np.square(weights) / n_rows))
+        return self._stepped(self._state(gathered.consensus), mean, deviation, per_row, final=final).packed()
+
+    def _stepped(self, now: Inferred, released: Floats, deviation: float, per_row: float, *, final: bool) -> Inferred:
+        """A Newton step ``ŵ = w − Ĥ⁻¹ĝ``; in the last round with its covariance, if the Hessian is clear of its noise.
+
+        With noise E in Ĥ and e in ĝ, and ``v = w − H⁻¹g``, the step without noise, ``Ĥ(ŵ − v) = E(w − v) − e``. E has
+        the variance s² off the diagonal and 2s² on it, so Eδ has the covariance ``s²(‖δ‖²I + δδᵀ)``. The sample adds
+        ``φ·H/N``, where φ is 1, or the variance of residuals.
+
+        Directions of which rows say nothing, such as one category less the constant, keep their weights and have the
+        variance 0: with C the others, v is then the solution within ``w + span(C)``, and all above holds for it. Where
+        the Hessian is not clear, and in all rounds before the last, steps are damped by its noise.
+        """
+        d, pair = self.n_features, self._pair
+        scales = pair.weights(now.clip)
+        gradient, hessian, squares = pair.split(released, now.clip)
+        spread = deviation / (math.sqrt(2.0) * scales.hessian)
+        known = np.diag(hessian) > 3.0 * math.sqrt(2.0) * spread + 1e-10  # other columns are about 0 in all rows
+        edge = max(2.0 * spread * math.sqrt(np.count_nonzero(known)), 1e-10)
+        values, inside = np.linalg.eigh(hessian[np.ix_(known, known)])
+        told = values > edge
+        clearance = float(values[told].min()) / (CLEAR * edge) if told.any() else 1e-3
+        fine = final and clearance >= 1.0
+        basis = np.zeros((d, np.count_nonzero(told)))
+        basis[known] = inside[:, told]
+        inverse = basis / (values[told] + (0.0 if fine else edge)) @ basis.T
+        step, dispersion = inverse @ gradient, 1.0
+        clip, covariance = now.clip, np.zeros((d, d))
+        if self.problem.loss.task == "regression":  # of residuals after the step
+            error = deviation / scales.squares
+            dispersion = max(squares - float(gradient @ step), error)
+            clip = min(max(3.0 * math.sqrt(dispersion + error), 1e-3), LARGEST_RESIDUAL)
+        if fine:
+            within = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)
+            within += spread**2 * np.outer(step, step)
+            covariance = inverse @ within @ inverse + dispersion * per_row * inverse
+        return Inferred(clip, clearance if final else 0.0, now.weights - step, covariance)

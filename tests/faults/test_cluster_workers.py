@@ -1,0 +1,97 @@
+"""A site's rows at real Dask workers that are killed, changed under, or of another version."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clusters import STUDY, Here, kill_workers, three_files, two_workers, uploads
+from guards import refusal
+from looping import case
+
+from dpadmm._base import cluster as dask
+from dpadmm._base.errors import DataError, StudyError
+from dpadmm.site import cluster as on_cluster
+from dpadmm.site.agent import Agent
+
+
+@pytest.fixture(scope="module")
+def workers() -> Any:
+    with two_workers() as cluster:
+        yield cluster
+
+
+def test_the_answers_are_the_same_bits_on_one_worker_on_two_here_and_when_one_dies(
+    workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(on_cluster, "Cluster", Here)
+        here = three_files(tmp_path / "here", "nowhere")
+        expected, digest = uploads(here), here.open_rows(STUDY).digest()
+    assert len(set(expected)) == 3
+    site = three_files(tmp_path / "two", workers.scheduler_address)
+    sound, sums = dask.Cluster.gather, []
+
+    def gather(self: Any, futures: Any, timeout: float | None = None) -> Any:
+        """Where the sums of a round have a deadline: those of the second are asked for, and then a worker dies."""
+        sums.extend([timeout] if timeout else [])
+        if timeout and len(sums) == 2:
+            kill_workers(workers, 1)
+        return sound(self, futures, timeout)
+
+    monkeypatch.setattr(dask.Cluster, "gather", gather)
+    assert uploads(site) == expected
+    assert len(sums) == 3
+    monkeypatch.undo()
+    workers.scale(1)
+    while len(workers.scheduler_info["workers"]) != 1:
+        time.sleep(0.05)
+    alone = three_files(tmp_path / "one", workers.scheduler_address)
+    assert uploads(alone) == expected
+    assert alone.open_rows(STUDY).digest() == digest
+    workers.scale(2)
+
+
+def test_a_file_that_changed_is_not_summed_when_it_is_read_again(
+    workers: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = three_files(tmp_path / "a", workers.scheduler_address)
+    with site.guard(create=True) as guard:
+        agent = Agent(guard, STUDY)
+        consensus = np.zeros(STUDY.broadcast_shape)
+        agent.step(1, consensus)
+        file = tmp_path / "a" / "rows" / "part-002.csv"
+        file.write_text(file.read_text().replace("north", "south", 1))
+        agent.step(2, consensus)  # which is of the rows in memory
+        kill_workers(workers, 2)
+        with caplog.at_level(logging.ERROR):
+            assert refusal(agent.step, 3, consensus).code == "release-failed"
+        assert "is not what it was when the study was enrolled" in caplog.text
+        assert len(guard.transcript(STUDY.hash)) == 2
+    with site.guard() as guard:
+        assert refusal(Agent, guard, STUDY).code == "data-changed"
+
+
+def test_other_versions_and_clusters_that_are_not_there_are_refused(
+    workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask, "ANSWER_WITHIN", 1.0)
+    with pytest.raises(DataError, match=r"no Dask scheduler answers at .*; start one"):
+        dask.Cluster("tcp://127.0.0.1:9")
+    for address in ("nonsense", "no://such:1", "127.0.0.1", "tcp://127.0.0.1", "tcp://h:8786x", "tcp://h:99999", ""):
+        with case(address), pytest.raises(DataError, match="is not the address of a Dask scheduler, such as"):
+            dask.Cluster(address)
+    monkeypatch.setattr(dask, "ANSWER_WITHIN", 30.0)
+    monkeypatch.setattr(dask, "VERSION", "99.0")
+    with pytest.raises(StudyError, match=r"workers need dpadmm 99.0, and tcp://.* has 0.*; install the same version"):
+        dask.Cluster(workers.scheduler_address)
+    with pytest.raises(StudyError, match=r"need dpadmm 98.0, and a worker has 99.0"):
+        dask._call("98.0", len, "")  # at a worker that came later
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(DataError, match=r"needs Dask: pip install 'dpadmm\[dask\]'"):
+        dask.Cluster(workers.scheduler_address)

@@ -1,0 +1,231 @@
+"""Status, health and metrics tell the truth: a study whose sites are cut off, in real processes; and each alarm."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+from brokers import free_port
+from federations import NAMES, Federation, small_study
+from looping import case
+from proxies import Faults, Proxy
+
+from dpadmm._base.errors import StudyError
+from dpadmm.cli import main
+from dpadmm.federation import health
+from dpadmm.federation.health import (
+    Alarm,
+    agent_alarms,
+    hub_alarms,
+    metrics_address,
+    metrics_server,
+    study_alarms,
+    write_status,
+)
+from dpadmm.federation.pki.authority import Authority, url_of
+
+
+def command(*words: object) -> tuple[object, str]:
+    """The exit code of a command, and what it prints."""
+    out, before = io.StringIO(), sys.argv
+    sys.argv = ["dpadmm", *map(str, words)]
+    try:
+        with redirect_stdout(out):
+            main()
+    except SystemExit as end:
+        return end.code or 0, out.getvalue()
+    finally:
+        sys.argv = before
+    raise AssertionError("a command ends with its code")
+
+
+def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: Path) -> None:
+    port, metrics = free_port(), free_port()
+    authority = Authority.create(tmp_path / "aggregator", hosts=["localhost"], port=port)
+    folder = ("--folder", authority.folder)
+    study = small_study(5_000, deadline=2.0, quorum=2)  # slow ones: it does not end by itself
+
+    def status() -> dict[str, Any]:
+        return json.loads(command("aggregator", "status", *folder, "--json")[1])
+
+    def within(seconds: float, done: Callable[[], object]) -> None:
+        end = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < end, status()
+            time.sleep(0.1)
+
+    def agent(name: str) -> dict[str, Any]:
+        return json.loads(command("agent", "status", "--site", tmp_path / name / "site.toml", "--json")[1])
+
+    async def run() -> None:
+        async with Proxy("127.0.0.1", port, Faults(delay=0.2)) as proxy:
+            with Federation(tmp_path, study, authority=authority, url=url_of("localhost", proxy.port)) as all:
+                assert (status()["state"], status()["healthy"]) == ("none", False)  # before the first run
+                assert agent("a")["running"] is False
+                assert command("aggregator", "health", *folder)[0] == 1
+                all.accept()
+                all.begin()
+                all.start()
+                all.serve("--log", "json", "--metrics", str(metrics))
+                await asyncio.to_thread(all.after_round, 3)
+                healthy = await asyncio.to_thread(status)
+                assert (healthy["healthy"], healthy["served"], healthy["stalled"]) == (True, True, [])
+                assert all_fresh(healthy)
+                assert command("aggregator", "health", *folder)[0] == 0
+                assert command("agent", "health", "--site", tmp_path / "a" / "site.toml")[0] == 0
+                proxy.hold()
+                await asyncio.to_thread(within, 20.0, lambda: status()["stalled"] == list(NAMES))
+                seen = await asyncio.to_thread(status)
+                assert [each["code"] for each in seen["alarms"] if each["level"] == "error"] == ["stalled"]
+                assert {site["name"] for site in seen["sites"] if site["silent"]} == set(NAMES)
+                assert command("aggregator", "health", *folder)[0] == 1
+                assert command("aggregator", "health", *folder, "--live")[0] == 0
+                assert 'dpadmm_alarm{code="stalled",level="error"} 1' in scraped(metrics)
+                await asyncio.to_thread(within, 20.0, lambda: agent("a")["aggregator_silent"])
+                proxy.release()
+                await asyncio.to_thread(within, 60.0, lambda: status()["healthy"])
+                assert command("aggregator", "health", *folder)[0] == 0
+                assert "dpadmm_alarm{" not in scraped(metrics).replace('code="disk-small"', "")
+                told = [json.loads(line) for line in all.said.splitlines() if line.startswith("{")]
+                assert any(each["level"] == "error" and each["text"].startswith("stalled") for each in told)
+                assert any(each["text"].startswith("no longer stalled") for each in told)
+                all.aggregator.send_signal(signal.SIGSTOP)  # it holds its lock, and lives no more
+                await asyncio.to_thread(within, 30.0, lambda: not status()["served"])
+                assert command("aggregator", "health", *folder, "--live")[0] == 1
+                all.aggregator.send_signal(signal.SIGCONT)
+                await asyncio.to_thread(within, 30.0, lambda: status()["served"])
+
+    def all_fresh(seen: dict[str, Any]) -> bool:
+        return all(
+            not site["silent"] and abs(site["clock_difference"]) < 5 and site["certificate_days_left"] > 300
+            for site in seen["sites"]
+        )
+
+    asyncio.run(run())
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return page.read().decode()
+
+
+# Each alarm, without processes
+
+
+def agent_status(**more: object) -> dict[str, Any]:
+    fine: dict[str, Any] = {
+        "at": health.now_text(),
+        "running": True,
+        "pid": 1,
+        "connected": True,
+        "connection_since": "2026-01-01T00:00:00+00:00",
+        "aggregator_silent": False,
+        "clock_difference": 0.5,
+        "ledger_open": True,
+        "site": "north",
+        "broker": "tls://study.example.org:4222",
+        "certificate_expires": later(days=90),
+        "studies": [],
+    }
+    return {**fine, **more}
+
+
+def later(**time: float) -> str:
+    return (datetime.now(UTC) + timedelta(**time)).isoformat(timespec="seconds")
+
+
+def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can_be_answered(tmp_path: Path) -> None:
+    causes: list[tuple[dict[str, Any] | None, list[tuple[str, str]]]] = [
+        (agent_status(), []),
+        (None, [("not-running", "error")]),
+        (agent_status(running=False), [("not-running", "error")]),
+        (agent_status(at=later(seconds=-11)), [("not-running", "error")]),
+        (agent_status(at="2026-01-01"), [("not-running", "error")]),
+        (agent_status(connected=False, connection_since=later(seconds=-61)), [("not-connected", "error")]),
+        (agent_status(connected=False, connection_since=later(seconds=-50)), [("not-connected", "warning")]),
+        (agent_status(aggregator_silent=True), [("aggregator-silent", "warning")]),
+        (agent_status(ledger_open=False), [("ledger-closed", "error")]),
+        (agent_status(certificate_expires=later(days=29)), [("certificate", "warning")]),
+        (agent_status(certificate_expires=later(days=-1)), [("certificate", "error")]),
+        (agent_status(clock_difference=-61.0), [("clock", "warning")]),
+    ]
+    for seen, expected in causes:
+        with case(str(seen)):
+            assert [alarm[:2] for alarm in agent_alarms(seen, tmp_path) if alarm.code != "disk-small"] == expected
+
+
+def test_a_disk_is_full_before_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, expected in (
+        (2**30, []),
+        (2**30 - 1, ["disk-small"]),
+        (2**24, ["disk-small"]),
+        (2**24 - 1, ["disk-full"]),
+    ):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(health.shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert [alarm.code for alarm in agent_alarms(agent_status(), tmp_path)] == expected
+        assert f"dpadmm_disk_free_bytes {free}\n" in health.prometheus_text(
+            health.agent_samples(agent_status(), tmp_path)
+        )
+
+
+def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_path: Path) -> None:
+    soon = {"north": datetime.now(UTC) + timedelta(days=3, hours=1)}
+    assert [alarm.code for alarm in hub_alarms(tmp_path, {}) if alarm.code != "disk-small"] == []
+    told = [alarm for alarm in hub_alarms(tmp_path, soon) if alarm.code != "disk-small"]
+    assert told == [Alarm("certificate", "warning", "the certificate of north expires in 3 days")]
+    hub = {"running": True, "connected": False, "broker": "tls://x:1", "sites": {}}
+    write_status(tmp_path, hub)
+    assert next(alarm.code for alarm in hub_alarms(tmp_path, {})) == "not-connected"
+    site = {
+        "name": "a",
+        "state": "present",
+        "code": None,
+        "silent": False,
+        "last_seen": None,
+        "clock_difference": 61.0,
+        "left_out": False,
+    }
+    live = {"running": True, "connected": True, "broker": "tls://x:1", "at": health.now_text()}
+    sites = [site, site | {"name": "b", "code": "round-gap", "clock_difference": None, "left_out": True}]
+    told = list(study_alarms({"state": "running", "live": live, "stalled": [], "round": 3, "sites": sites}))
+    assert [alarm.text for alarm in told] == [
+        "the clock of a is 61 seconds ahead of this machine's",
+        "b refuses: round-gap",
+        "b was away for long, and the model is that of the others",
+    ]
+
+
+def test_metrics_are_on_loopback_unless_an_address_is_given() -> None:
+    assert metrics_address("9100") == ("127.0.0.1", 9100)
+    assert metrics_address("0.0.0.0:9100") == ("0.0.0.0", 9100)
+    assert metrics_address("[::1]:9100") == ("::1", 9100)
+    for wrong in ("", "host:1", "-1", "65536", "1.2.3.4:"):
+        with pytest.raises(StudyError, match="--metrics"):
+            metrics_address(wrong)
+    with metrics_server("0", lambda: [("connected", {}, 1.0)]) as port:
+        assert scraped(port or 0) == "# TYPE dpadmm_connected gauge\ndpadmm_connected 1\n"
+        with pytest.raises(HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        with pytest.raises(StudyError, match="cannot listen"), metrics_server(str(port), list):
+            pass
+
+
+def test_a_status_of_another_version_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{"running": true}')
+    with pytest.raises(StudyError, match="not a status of this version"):
+        health.read_status(tmp_path / "status.json")
