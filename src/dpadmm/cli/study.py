@@ -32,7 +32,7 @@ from dpadmm.cli.screen import (
     show_table,
     write,
 )
-from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
+from dpadmm.data.schema import Category, Column, Interaction, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
@@ -471,6 +471,7 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
     if study.label.bounds is not None:
         classes = f"a number from {study.label.bounds[0]:g} to {study.label.bounds[1]:g}"
     declared = " (declared)" if study.schema.row_norm is not None else ", the square root of columns"
+    declared += " and interactions" if study.schema.interactions and study.schema.row_norm is None else ""
     return [
         ("label", f"{study.label.column}: {classes}"),
         ("columns", f"{len(study.schema.columns)}, which make {len(study.features)} features"),
@@ -482,19 +483,22 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
 def _show_columns(schema: Schema) -> None:
     """Name, kind, and public bounds or values of every column."""
     rows: list[Row] = [
-        (Text(column.name), column.kind, Text(_holds(column)), str(len(column.features)))
-        for column in schema.columns[:MOST_SHOWN]
+        (Text(column.name), getattr(column, "kind", "interaction"), Text(_holds(column)), str(len(column.features)))
+        for column in schema.terms[:MOST_SHOWN]
     ]
-    more = len(schema.columns) - MOST_SHOWN
+    more = len(schema.terms) - MOST_SHOWN
     rows += [(f"and {more:,} more", "", "", "")] if more > 0 else []
     show_table(("column", "kind", "bounds or values", "features"), rows, left=range(3), fold=(0, 2))
 
 
-def _holds(column: Column) -> str:
+def _holds(column: Column | Interaction) -> str:
+    if isinstance(column, Interaction):
+        return "products of both columns' features"
     if isinstance(column, Number):
         low, high = (f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds)
         bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
         usual = "" if column.center is None else f", center {column.center:g}, scale {column.scale:g}"
+        bins += f", straight between {', '.join(f'{knot:g}' for knot in column.knots)}" if column.knots else ""
         text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{usual}{bins}"
     elif isinstance(column, Category | Ordinal):
         text = first_of(column.values, 8, between=" < " if isinstance(column, Ordinal) else ", ")

@@ -18,7 +18,7 @@ from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
-from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 Values = NDArray[np.float32]
@@ -108,22 +108,50 @@ class Encoder:
         """The same, as the arrays that rows are stored in."""
         n, first = batch.num_rows, 0
         rows = (CodedBlock if self.schema.n_categories else DenseBlock)(n, self.schema, intercept=self.intercept)
-        for column in self.schema.columns:
-            tally = self.report.columns[column.name]
-            cells = batch.column(column.name)
-            if self.total and isinstance(column, Number | Plain):
-                cells = _numbers_of_any(cells, column, tally)
-            for place, value in ENCODERS[column.kind](column, cells, tally, self.words):
+        paired: dict[str, Entries] = {name: [] for pair in self.schema.interactions for name in pair}
+        for term in self.schema.terms:
+            if isinstance(term, Interaction):
+                entries = _products(term, paired[term.left.name], paired[term.right.name])
+            else:
+                entries = self._entries(term, batch.column(term.name))
+                if term.name in paired:
+                    paired[term.name] = entries
+            for place, value in entries:
                 rows.append(place + first, value)
-            first += len(column.features)
+            first += len(term.features)
         self.report.rows += n
         blocks = rows.finish()
         self.report.shortened += rows.shortened
         return blocks
 
+    def _entries(self, column: Column, cells: Any) -> Entries:
+        tally = self.report.columns[column.name]
+        if self.total and isinstance(column, Number | Plain):
+            cells = _numbers_of_any(cells, column, tally)
+        return ENCODERS[column.kind](column, cells, tally, self.words)
+
 
 Entries = list[tuple[Any, Any]]
 """Places (one for all rows, or one per row) within the column's features, and the values there."""
+
+
+def _products(term: Interaction, left: Entries, right: Entries) -> Entries:
+    """All products of the features of two columns; of two categories, which of the products is 1."""
+    width = len(term.right.features)
+    if not isinstance(left[0][0], int) and not isinstance(right[0][0], int):
+        return [(left[0][0].astype(np.int64) * width + right[0][0], ONE)]
+    ours, theirs = _spread(term.left, left), _spread(term.right, right)
+    return [(i * width + j, one * other) for i, one in ours for j, other in theirs]
+
+
+def _spread(column: Column, entries: Entries) -> Entries:
+    """Every feature of a column with its values, also of a category."""
+    place = entries[0][0]
+    return (
+        entries
+        if isinstance(place, int)
+        else [(j, (place == j).astype(np.float32)) for j in range(len(column.features))]
+    )
 
 
 def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entries:
@@ -146,6 +174,8 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
     if column.transform == "log":  # logarithms are rounded, here and there differently
         low, high = column.ends
         value = np.clip(np.log(value, out=value), low, high, out=value)
+    if column.knots:
+        return _hats(column, value, missing)
     if column.center is None or column.scale is None:
         value -= low
         value /= (high - low) / 2.0  # at most 2, whatever the rounding
@@ -154,6 +184,17 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
         value -= column.center
         value /= column.scale
     return _with_missing(value.astype(np.float32), missing, column)
+
+
+def _hats(column: Number, value: NDArray[np.float64], missing: NDArray[np.bool_] | None) -> Entries:
+    """The spline's features: 1 − t at the node before a value and t at the one behind."""
+    nodes = np.array(column.nodes)
+    value = np.where(missing, nodes[0], value) if missing is not None else value
+    before = np.minimum(np.searchsorted(nodes, value, "right") - 1, len(nodes) - 2)
+    share = np.clip((value - nodes[before]) / (nodes[before + 1] - nodes[before]), 0.0, 1.0).astype(np.float32)
+    there = np.ones_like(share) if missing is None else (~missing).astype(np.float32)
+    hats = [((before == k) * (ONE - share) + (before == k - 1) * share) * there for k in range(len(nodes))]
+    return [*enumerate(hats), (len(nodes), ONE - there)]
 
 
 def _plain(column: Plain, cells: Any, tally: Tally, words: WordCache) -> Entries:

@@ -28,7 +28,7 @@ MOST_COLUMNS = 100_000
 def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
     """The label and the schema of a study's table; refused while any of their values is not confirmed."""
     label = label_from(table.get("label"))
-    schema = schema_from(table["columns"], table.get("row_norm"), label=label.column)
+    schema = schema_from(table["columns"], table.get("row_norm"), table.get("interactions", ()), label=label.column)
     if names := [who for who, _ in unconfirmed(table)]:
         doubts = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise StudyError(
@@ -82,26 +82,30 @@ def problems(table: Mapping[str, Any]) -> list[str]:
         except StudyError as error:
             found.append(str(error))
     try:
-        Schema(tuple(good), table.get("row_norm"))
+        # what is wrong with a column is said once
+        Schema(tuple(good), table.get("row_norm"), () if found else table.get("interactions", ()))
     except StudyError as error:
         if good or not columns:
             found.append(str(error))
     return found
 
 
-def schema_from(columns: object, row_norm: object = None, *, label: str | None = None) -> Schema:
+def schema_from(
+    columns: object, row_norm: object = None, interactions: object = (), *, label: str | None = None
+) -> Schema:
     """A schema from tables of columns, by name (as in TOML, in the file's order) or in a list."""
     made = tuple(_column(each, label) for each in _listed_columns(columns))
-    return Schema(made, row_norm)  # type: ignore[arg-type]  # it is checked there
+    return Schema(made, row_norm, interactions)  # type: ignore[arg-type]  # they are checked there
 
 
 def schema_as_json(schema: Schema, *, label: str | None = None) -> dict[str, Any]:
-    """The columns in order, and R where it was declared; ``schema_from`` takes it back."""
+    """The columns in order, R where it was declared, and pairs of columns; ``schema_from`` takes it back."""
     columns = [_as_json(each) for each in schema.columns]
     for column in columns:
         if is_identifier(column["name"]) or (label is not None and is_label_like(column["name"], label)):
             column["allow"] = True  # whoever made it a column said so
-    return {"columns": columns, "row_norm": schema.row_norm}
+    pairs = {"interactions": [list(each) for each in schema.interactions]} if schema.interactions else {}
+    return {"columns": columns, "row_norm": schema.row_norm, **pairs}
 
 
 def label_from(table: object) -> Label:
@@ -208,12 +212,8 @@ def _table(name: object, about: object) -> Mapping[str, Any]:
 
 
 def _as_json(column: Column) -> dict[str, Any]:
-    return _listed(
-        {
-            "kind": column.kind,
-            **{each.name: getattr(column, each.name) for each in fields_in_file(type(column))},
-        }
-    )
+    said = {each.name: getattr(column, each.name) for each in fields_in_file(type(column))}
+    return _listed({"kind": column.kind, **{name: value for name, value in said.items() if name != "knots" or value}})
 
 
 def fields_in_file(made: type[Column] | type[Label]) -> list[Field[Any]]:

@@ -2,7 +2,9 @@
 
 ``score = intercept + Σ coefficient · value``, exactly, for every row that training did not clamp or shorten.
 A value is the number itself (its binary logarithm after a log), 1 or 0 for true and false, the place of an
-ordinal value from 0, and 1 for the category, bin or missing cell a row has. A missing cell without a feature
+ordinal value from 0, and 1 for the category, bin or missing cell a row has. The coefficients of a spline are its
+heights at the knots and bounds. The value of an interaction is the product of both columns' values; a column's own
+coefficient is then for the average of the other one's values, or for its 0. A missing cell without a feature
 of its own has the value in the middle, or the column's center. Standard errors follow from the covariance of the
 weights, where the study asked for it (``Model.covariance``): they count the sample and the privacy noise.
 """
@@ -19,7 +21,7 @@ from scipy.special import ndtr, ndtri
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
-from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.data.schema import OTHER, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
 from dpadmm.model.model import Model
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
@@ -185,7 +187,10 @@ COUNTED = (
 
 
 class _Term(NamedTuple):
-    """A coefficient as a combination of weights: ``slope`` times one of them, less a column's average."""
+    """A coefficient as a combination of weights: ``slope`` times one of them, less a column's average.
+
+    ``more`` are places of products with another column, and factors of the weights there.
+    """
 
     column: str
     value: str
@@ -195,6 +200,7 @@ class _Term(NamedTuple):
     slope: float
     against: tuple[slice, Floats] | None = None
     unseen: bool = False
+    more: tuple[tuple[slice, Floats], ...] = ()
 
 
 def explain(model: Model) -> Explanation:
@@ -203,13 +209,9 @@ def explain(model: Model) -> Explanation:
     schema = model.schema or Schema(tuple(map(Plain, names)), row_norm=1.0)
     share = BESIDE_INTERCEPT if model.intercept else 1.0
     scale, shift = model.label_units if model.task == "regression" else (1.0, 0.0)
-    terms: list[_Term] = []
-    constant, first = np.zeros(len(model.weights)), 0
-    for column in schema.columns:
-        found, offsets = _terms(column, first)
-        terms += found
-        constant[first : first + len(offsets)] = offsets / schema.scale
-        first += len(offsets)
+    terms, offsets = _all_terms(schema)
+    constant = np.zeros(len(model.weights))
+    constant[: len(offsets)] = offsets / schema.scale
     if model.intercept:
         constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
     outputs, classes = _outputs(model)
@@ -275,14 +277,24 @@ def unknown_because(model: Model, schema: Schema) -> str:
         factor = f" ({1.0 / model.clearance:.1f} times too much)" if model.clearance > 0.1 else ""
         return NOT_CLEAR.format(factor=factor) if model.clearance else NO_LAST_RELEASE
     known, first, dependent = np.diag(model.covariance) > 0.0, 0, 0
-    for column in schema.columns:
-        width = len(column.features)
-        dependent += bool(_values(column)) and bool(known[first : first + width].any())
+    for term in schema.terms:
+        width = len(term.features)
+        dependent += _dependent(term, known[first : first + width])
         first += width
     dependent -= not model.intercept and dependent > 0
     spectrum = np.linalg.eigvalsh(model.covariance[np.ix_(known, known)])
     silent = np.count_nonzero(spectrum < 1e-12 * spectrum[-1]) if len(spectrum) else 1
     return NOT_CLEAR.format(factor="") if silent > dependent else ""
+
+
+def _dependent(term: Column | Interaction, known: Any) -> int:
+    """In how many directions features sum to the constant, or products to what they are products of."""
+    if not isinstance(term, Interaction):
+        return int(bool(_values(term)) and bool(known.any()))
+    cells = known.reshape(len(term.left.features), len(term.right.features))
+    by_left, by_right = (int(cells.any(axis=axis).sum()) for axis in (1, 0))
+    over_left, over_right = (bool(_values(each)) for each in (term.left, term.right))
+    return over_right * by_left + over_left * by_right - (over_left and over_right and bool(known.any()))
 
 
 def _rows(terms: list[_Term], width: int) -> Floats:
@@ -293,7 +305,59 @@ def _rows(terms: list[_Term], width: int) -> Floats:
         if term.against is not None:
             place, average = term.against
             row[place] -= average
+        for place, factors in term.more:
+            row[place] += factors
     return out
+
+
+def _all_terms(schema: Schema) -> tuple[list[_Term], Floats]:
+    """What all weights mean, in the units of the columns; and all features at value 0, for the intercept."""
+    terms: dict[str, list[_Term]] = {}
+    offsets: dict[str, Floats] = {}
+    first = 0
+    for each in schema.terms:
+        if isinstance(each, Interaction):
+            place = slice(first, first + len(each.features))
+            terms[each.name], offsets[each.name] = _products(each, place, terms)
+        else:
+            terms[each.name], offsets[each.name] = _terms(each, first)
+        first += len(each.features)
+    return [term for found in terms.values() for term in found], np.concatenate(list(offsets.values()))
+
+
+def _products(pair: Interaction, place: slice, terms: dict[str, list[_Term]]) -> tuple[list[_Term], Floats]:
+    """What weights of products mean, of which a part goes to the ``terms`` of the columns; and the products at 0.
+
+    With features ``f(u) = Au + b`` of the values u, ``f(u)⊗f(v) = Au⊗A'v + Au⊗b' + b⊗A'v + b⊗b'``.
+    """
+    sides = []
+    for column in (pair.left, pair.right):
+        own, offset = _terms(column, 0)
+        sides.append((own, _rows(own, len(offset)), offset))
+    (left, rows, offset), (right, columns, beside) = sides
+    for name, parts in (
+        (pair.left.name, [np.outer(row, beside) for row in rows]),
+        (pair.right.name, [np.outer(offset, column) for column in columns]),
+    ):
+        terms[name] = [
+            term._replace(more=(*term.more, (place, part.ravel())))
+            for term, part in zip(terms[name], parts, strict=True)
+        ]
+    found = [
+        _Term(
+            column=pair.name,
+            value=" × ".join(filter(None, (one.value, other.value))),
+            per=", ".join(dict.fromkeys((one.per, other.per))),
+            span=one.span * other.span,
+            place=place.start,
+            slope=0.0,
+            unseen=one.unseen or other.unseen,
+            more=((place, np.outer(row, column).ravel()),),
+        )
+        for one, row in zip(left, rows, strict=True)
+        for other, column in zip(right, columns, strict=True)
+    ]
+    return found, np.outer(offset, beside).ravel()
 
 
 def _terms(column: Column, first: int) -> tuple[list[_Term], Floats]:
@@ -318,7 +382,7 @@ def _values(column: Column) -> list[str]:
     """What one-hot features stand for; empty for other columns."""
     if isinstance(column, Category):
         return [*column.values, OTHER]
-    if isinstance(column, Number) and column.bins:
+    if isinstance(column, Number) and (column.bins or column.knots):
         return [name.removeprefix(f"{column.name} ") for name in column.features]
     return []
 

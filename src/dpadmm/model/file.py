@@ -136,7 +136,8 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
     _check_shapes(arrays, about["task"], about["classes"])
     schema = about["schema"]
     if schema is not None:  # whether a name looks like an identifier was asked when the study was written
-        schema = schema_from([{**each, "allow": True} for each in schema["columns"]], schema["row_norm"])
+        columns = [{**each, "allow": True} for each in schema["columns"]]
+        schema = schema_from(columns, schema["row_norm"], schema.get("interactions", ()))
     model = Model(
         **arrays,
         task=about["task"],

@@ -40,6 +40,11 @@ def study_schema() -> dict[str, Any]:
         "adjacency": {"const": ADJACENCY},
         "label": _object({**_properties(parameters(Label)), "public": PUBLIC}, ["column"]),
         "columns": {"anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]},
+        "interactions": {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
+            "description": "Pairs of columns: the effect of each may depend on the other.",
+        },
         "row_norm": {"type": ["number", "null"], "minimum": ROW_NORMS[0], "maximum": ROW_NORMS[1]},
         **{name: _choice(registry.classes) for name, registry in REGISTRIES.items()},
         **{name: _object(_properties(table_parameters(name))) for name in TABLES},

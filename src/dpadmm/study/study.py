@@ -343,7 +343,18 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """Tables of a study's file beside those of the registries, and the settings in each."""
 
 KEYS = (
-    *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes", "public_rows"),
+    *(
+        "format",
+        "name",
+        "adjacency",
+        "label",
+        "columns",
+        "row_norm",
+        "interactions",
+        "features",
+        "classes",
+        "public_rows",
+    ),
     *(*REGISTRIES, *TABLES, "provenance", "allow_missed_rounds", *_OPTIONAL, "roster", "intercept_value"),
 )
 """What the file of a study may say."""
@@ -371,8 +382,8 @@ def study_from(table: Mapping[str, Any], where: str = "study", folder: Path = Pa
     try:
         if "columns" in table:
             given["label"], given["schema"] = rows_from(table)
-        elif "label" in table or "row_norm" in table:
-            raise StudyError("[label] and row_norm belong to [columns]; with features, give classes")
+        elif table.keys() & {"label", "row_norm", "interactions"}:
+            raise StudyError("[label], row_norm and interactions belong to [columns]; with features, give classes")
         if "public_rows" in table:
             given["public_rows"] = public_rows_from(table["public_rows"], folder)
         for sentence in _of_training(table):
