@@ -23,7 +23,7 @@ from mutation.children import LATE, RESULT, in_children, note
 from mutation.coverage_map import Map
 from mutation.mutants import Mutant
 from mutation.project import Project
-from mutation.sessions import COLLECTING, NO_TESTS, Collected, Fresh, Runner, own_folder, run_pytest
+from mutation.sessions import COLLECTING, NO_TESTS, SLOWED, Collected, Fresh, Runner, limit, own_folder, run_pytest
 
 KILLED, TIMED_OUT, SURVIVED, NOT_COVERED, EQUIVALENT = (
     "killed",
@@ -177,7 +177,7 @@ class _Judge:
             recent = [*self.killers[task.target, task.mutant.where][:4], *self.killers[task.target, ""][:4]]
             recent = [test for test in recent if test in fair]
             task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
-        return task, 60.0 + 10.0 * task.seconds  # each test has its own, shorter time
+        return task, SLOWED * (60.0 + 10.0 * task.seconds)  # each test has its own, shorter time
 
     def _is_unfair(self, target: str, test: str) -> bool:
         return not self.unfair.isdisjoint({(target, test), (target, _file(test))})
@@ -235,7 +235,7 @@ def run_fresh(
         for file in dict.fromkeys(_file(test) for test in task.tests):
             runner = Fresh([test for test in task.tests if _file(test) == file], task.times, folder)
             note(folder, file)
-            signal.setitimer(signal.ITIMER_REAL, COLLECTING)
+            limit(COLLECTING)
             code = run_pytest(project, [file], runner, folder)
             if runner.failed is not None or code not in (0, 1, NO_TESTS):
                 return runner.failed or file

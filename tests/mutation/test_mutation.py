@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,3 +225,28 @@ def test_an_identity_survives_edits_elsewhere() -> None:
     moved = TOY.replace("LIMIT = 3\n", "LIMIT = 3\n\n# a comment\n\n")
     assert [each.identity for each in mutants_of("x.py", moved)] == before
     assert len(set(before)) == len(before)
+
+
+def _spin(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_a_test_that_becomes_endless_is_ended_and_one_that_only_waits_longer_is_not() -> None:
+    from mutation.children import LATE, RESULT, in_children
+    from mutation.sessions import SLOWED, limit
+
+    def work(job: tuple[Callable[[float], None], float], folder: Path) -> None:
+        limit(0.1)
+        job[0](job[1])
+        limit(0.0)
+
+    jobs = {
+        "endless": (_spin, 60.0),
+        "stuck": (time.sleep, 60.0),
+        "on a busy machine": (time.sleep, 0.3 * SLOWED * 0.1),
+    }
+    waiting = iter(jobs.values())
+    ended = in_children(lambda: next(((job, 30.0) for job in waiting), None), work, workers=len(jobs))
+    assert {job: how for job, how, _ in ended} == dict(zip(jobs.values(), (LATE, LATE, RESULT), strict=True))
