@@ -54,6 +54,8 @@ class Task:
     import of their own, since what they computed then was computed without the mutant."""
 
 
+Killers = dict[str, dict[str, dict[str, list[str]]]]
+"""Target -> function -> live or fresh -> the tests that found mutants of it."""
 Verdict = tuple[str, str | None]
 """How a mutant ended, and the test that did it."""
 
@@ -72,10 +74,10 @@ class ChoosesTests(Protocol):
 
 
 class Chooser:
-    """Tests for mutants, from the map."""
+    """Tests for mutants, from the map; first those that found one of the same function before."""
 
-    def __init__(self, project: Project, known: Map) -> None:
-        self.project, self.known = project, known
+    def __init__(self, project: Project, known: Map, killers: Killers) -> None:
+        self.project, self.known, self.killers = project, known, killers
         self.times: dict[str, float] = {}
         self.by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for each in known.values():
@@ -89,13 +91,18 @@ class Chooser:
         target, covered = mutant.file, self.by_line[mutant.file]
         span = range(mutant.lines[0], mutant.lines[1] + 1)
         groups = [{test for line in span for test in covered.get(line, ())}]
-        if mutant.function is None:  # it runs at import: who uses its names, who uses the module, who loads it
+        own = self.project.own_files(target)
+        if mutant.function is None:  # it runs at import: its own tests, who uses its names, the module, or loads it
             uses = _uses(self.project, target, mutant.names)
             path = f"{self.project.package}/{target}"
+            loads = [(file, each) for file, each in self.known.items() if path in each.loads]
+            # A test of a constant runs no line of the target
+            groups += [{test for file, each in loads if file in own for test in each.times if test in self.times}]
             groups += [{test for line in uses for test in covered.get(line, ())}]
             groups += [{test for tests in covered.values() for test in tests}]
-            groups += [{t for each in self.known.values() if path in each.loads for t in each.times if t in self.times}]
-        own = self.project.own_files(target)
+            groups += [{test for _, each in loads for test in each.times if test in self.times}]
+        before = {t for tests in self.killers.get(target, {}).get(mutant.where, {}).values() for t in tests}
+        groups = [before & set().union(*groups), *groups]
         ordered: dict[str, None] = {}
         for group in groups:
             ordered.update(dict.fromkeys(sorted(group, key=lambda test: self._rank(test, own))))

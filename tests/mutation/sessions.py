@@ -24,7 +24,9 @@ PATIENCE = 4.0
 COLLECTING = 30.0
 """Seconds of the processor to collect a file."""
 SLOWED = 6.0
-"""How many times longer everything may take on a machine that is busy with something else."""
+"""How many times longer everything may take on a machine that is busy with something else,"""
+STUCK = 60.0
+"""and seconds beside."""
 _PLUGINS = ("_hypothesis_pytestplugin", *(f"_pytest.{name}" for name in default_plugins), "doctest", "pdb")
 
 
@@ -80,7 +82,7 @@ def limit(seconds: float) -> None:
     0 lifts the limit.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, SLOWED * seconds)
+    signal.setitimer(signal.ITIMER_REAL, SLOWED * seconds + STUCK if seconds else 0.0)
 
 
 class Runner:
