@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import DpadmmError
+from dpadmm._base.errors import DpadmmError, Unavailable
 from dpadmm.federation.aggregator.journal import Journal, Received
 from dpadmm.federation.logs import MAX_LINES, Repeats
 from dpadmm.federation.protocol import (
@@ -261,7 +261,7 @@ class Coordinator(ABC):
         if enough and (not self.missing() or self._too_late(waited)):
             return True
         if not self.called and self.start_wait is not None and waited >= self.start_wait:
-            raise Stopped(self._not_begun())
+            raise Unavailable(self._not_begun())
         return False
 
     @property
