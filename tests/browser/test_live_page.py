@@ -227,14 +227,28 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser, page, ru
 
 OTHERS = [
     {
-        **{"name": "Readmission", "hash": "ab" * 32, "state": "done", "rounds_done": 200, "n_rounds": 200},
-        **{"sites_present": None, "n_sites": 5, "seconds_left": None},
-        **{"begun_at": "2025-11-02T09:15:00+00:00", "last_round_at": "2025-11-03T10:15:00+00:00"},
+        "name": "Readmission",
+        "hash": "ab" * 32,
+        "state": "done",
+        "rounds_done": 200,
+        "n_rounds": 200,
+        "sites_present": None,
+        "n_sites": 5,
+        "seconds_left": None,
+        "begun_at": "2025-11-02T09:15:00+00:00",
+        "last_round_at": "2025-11-03T10:15:00+00:00",
     },
     {
-        **{"name": "<b>Stay</b>", "hash": "cd" * 32, "state": "stalled", "rounds_done": 17, "n_rounds": 300},
-        **{"sites_present": 1, "n_sites": 4, "seconds_left": None},
-        **{"begun_at": "2026-11-02T09:15:00+00:00", "last_round_at": None},
+        "name": "<b>Stay</b>",
+        "hash": "cd" * 32,
+        "state": "stalled",
+        "rounds_done": 17,
+        "n_rounds": 300,
+        "sites_present": 1,
+        "n_sites": 4,
+        "seconds_left": None,
+        "begun_at": "2026-11-02T09:15:00+00:00",
+        "last_round_at": None,
     },
 ]
 
@@ -302,7 +316,9 @@ def test_paper_shows_everything(browser, page, run):
     wait(browser, shown.format("#values-rows tr"), 25)
     assert browser.js(shown.format(".words dd")) == 7
     assert browser.js(text("hash")) == run()["study"]["hash"]
-    inside = "[...document.querySelectorAll('.scroll, .values')].every(each => each.scrollHeight <= each.clientHeight + 1)"
+    inside = (
+        "[...document.querySelectorAll('.scroll, .values')].every(each => each.scrollHeight <= each.clientHeight + 1)"
+    )
     assert browser.js(inside) is True, "nothing is scrolled on paper"
     assert browser.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     browser.js("dispatchEvent(new Event('afterprint'))")

@@ -145,10 +145,16 @@ def test_a_package_that_a_site_leaves_out_is_named_and_another_is_not_blamed_on_
 
         return app
 
-    for name, package in [("numba", "numba"), ("matplotlib.axes", "matplotlib"), ("dp_accounting.pld", "dp-accounting")]:
+    for name, package in [
+        ("numba", "numba"),
+        ("matplotlib.axes", "matplotlib"),
+        ("dp_accounting.pld", "dp-accounting"),
+    ]:
         monkeypatch.setattr("dpadmm.cli.app", needs(name))
         answer = cli("demo")
-        text = f"this needs {package}, which the install of a site leaves out: pip install dpadmm adds all that is missing"
+        text = (
+            f"this needs {package}, which the install of a site leaves out: pip install dpadmm adds all that is missing"
+        )
         assert (answer.code, answer.err) == (2, f"dpadmm: {text}\n")
     for name in ("dpadmm.nothing", "pandas", None):
         monkeypatch.setattr("dpadmm.cli.app", needs(name))

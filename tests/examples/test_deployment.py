@@ -82,7 +82,9 @@ def test_the_units_retry_what_can_heal_and_nothing_else():
     for unit in EXAMPLES.glob("*.service"):
         with case(unit.name):
             lines = unit.read_text(encoding="utf-8").splitlines()
-            assert {"Restart=on-failure", f"RestartPreventExitStatus={USER_ERROR}", "StartLimitIntervalSec=0"} <= {*lines}
+            assert {"Restart=on-failure", f"RestartPreventExitStatus={USER_ERROR}", "StartLimitIntervalSec=0"} <= {
+                *lines
+            }
             assert str(TRY_LATER) not in " ".join(line for line in lines if not line.startswith("#"))
 
 

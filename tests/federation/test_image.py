@@ -74,7 +74,9 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
                     words = ["aggregator", "resume", "--folder", "/aggregator/folder", "--no-page"]
                     healthy = images.stages()["agent"].health
                     all.all_connected()
-                    wait_for(lambda folder=folder, healthy=healthy: not run("agent", healthy, site=folder / "a").returncode)
+                    wait_for(
+                        lambda folder=folder, healthy=healthy: not run("agent", healthy, site=folder / "a").returncode
+                    )
                     hub_healthy = images.stages()["aggregator"].health
                     assert run("aggregator", hub_healthy, aggregator=hub).returncode == 0
                     serving = Container(

@@ -92,7 +92,9 @@ def stages() -> dict[str, Stage]:
 
 def _context(names: list[str]) -> list[Path]:
     """The files of the build context under these names."""
-    found = [each for name in names for each in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
+    found = [
+        each for name in names for each in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+    ]
     return sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts)
 
 
@@ -162,7 +164,7 @@ def _copy(stage: Stage, words: list[str], workdir: str) -> None:
 
 
 def in_stage(stage: Stage, words: list[str], *, building: bool = False, **folders: Path) -> list[str]:
-    """The command line that runs ``words`` in a stage, as its user, with folders of this machine: site=PATH at /site."""
+    """The command line that runs ``words`` in a stage, as its user, with folders of this machine: site=PATH."""
     mount = HERE / "mount"  # of each namespace its own
     for needed in (mount, stage.folder / "opt" / "dpadmm", stage.folder / "build"):
         needed.mkdir(parents=True, exist_ok=True)

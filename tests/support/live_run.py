@@ -79,7 +79,13 @@ class LiveRun:
 
     def studies(self) -> list[dict[str, Any]]:
         here = sum(site["state"] == "present" for site in self.sites)
-        own = {"name": self.name, "hash": HASH, "state": self.state, "rounds_done": self.done, "n_rounds": self.n_rounds}
+        own = {
+            "name": self.name,
+            "hash": HASH,
+            "state": self.state,
+            "rounds_done": self.done,
+            "n_rounds": self.n_rounds,
+        }
         own |= {"sites_present": here, "n_sites": self.n_sites, "begun_at": self.begun_at, "last_round_at": None}
         return [own | {"seconds_left": None}, *self.others]
 

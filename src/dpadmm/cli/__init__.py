@@ -17,7 +17,7 @@ import dpadmm
 from dpadmm._base.errors import DpadmmError, Refusal, Unavailable
 
 USER_ERROR, TRY_LATER, INTERRUPTED = 2, 75, 130
-"""Exit codes: a service that ends with 75 (EX_TEMPFAIL) is worth starting again; with 2, a person has to act first."""
+"""Exit codes beside 0 and 1. A service that ends with 75 (EX_TEMPFAIL) is worth starting again, after 2 it is not."""
 
 _HEALING = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN),
@@ -116,7 +116,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 failed audit or unhealthy, 2 user error, 75 try later, 130 interrupted."""
+    """Run a command. Exit codes: 0 success, 1 failed audit or unhealthy, 2, 75 and 130 as above."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded

@@ -11,7 +11,7 @@ const at = path => `${path}?token=${encodeURIComponent(token)}`;
 const chart = new Chart(find("plot"), {
   readout: find("readout"), summary: find("chart-summary"), details: find("values"), rows: find("values-rows"),
 });
-const page = { run: null, text: "", receivedAt: 0, ahead: 0, refused: false, onlySites: "all", onlyEvents: "all" };
+const page = { run: null, text: "", receivedAt: 0, ahead: 0, refused: false, onlySites: "all", onlyEvents: "all", screen: null };
 const rows = new Map(), eventRows = new Map(), siteChips = new Map(), wasState = new Map();
 
 // ---- speaking: changes of state, gathered so that a busy run does not chatter
@@ -45,7 +45,7 @@ function stateWords({ state, round, rounds_done: done, quorum, study }) {
 function showRun() {
   const { run } = page, { study } = run, done = run.rounds_done, total = study.n_rounds;
   put(find("name"), study.name);
-  put(find("hash"), String(study.hash).slice(0, 12));
+  put(find("hash"), String(study.hash).slice(0, page.screen ? undefined : 12));
   mark(find("hash"), "title", study.hash);
   put(find("state-words"), stateWords(run));
   put(find("state-sign"), RUN_SIGNS.get(run.state) ?? "–");
@@ -251,13 +251,14 @@ addEventListener("beforeprint", () => {
   for (const each of folded) each.open = true;
   Object.assign(page, { screen: [page.onlySites, page.onlyEvents], onlySites: "all", onlyEvents: "all" });
   filterSites(); filterEvents(); chart.draw();
-  if (page.run) put(find("hash"), page.run.study.hash);
+  if (page.run) showRun();
 });
 addEventListener("afterprint", () => {
   for (const each of folded.splice(0)) each.open = false;
   [page.onlySites, page.onlyEvents] = page.screen;
+  page.screen = null;
   filterSites(); filterEvents();
-  if (page.run) put(find("hash"), String(page.run.study.hash).slice(0, 12));
+  if (page.run) showRun();
 });
 
 // ---- the line
