@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ from urllib.error import HTTPError
 
 import pytest
 from brokers import free_port
-from federations import NAMES, Federation, small_study
+from federations import NAMES, Federation, small_study, wait_for
 from looping import case
 from proxies import Faults, Proxy
 
@@ -268,3 +269,22 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
         assert [each["state"] for each in latest()] == ["stalled", "not running"]
         path.write_bytes(b"no journal")
         assert len(latest()) == 2, "the page keeps what it knew"
+
+
+def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path) -> None:
+    with Federation(tmp_path, small_study(30, name="heart", quorum=3)) as all:
+        all.begin()
+        all.serve("--page")
+        said = tmp_path / "aggregator.txt"
+        wait_for(lambda: said.exists() and "token=" in said.read_text())
+        begin(all.authority, small_study(20, name="kidney"), list(NAMES))
+        found = re.search(r"http://\S+/\?token=\S+", said.read_text())
+        assert found is not None
+
+        def shown() -> dict[str, str]:
+            with urllib.request.urlopen(found[0].replace("/?", "/snapshot?")) as answer:
+                return {each["name"]: each["state"] for each in json.load(answer)["studies"]}
+
+        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "not running"})
+        code, out = command("aggregator", "status", "--folder", all.authority.folder)
+        assert (code, "heart" in out, "kidney" in out) == (0, True, True)
