@@ -248,7 +248,8 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
     if hub is not None:
         say_path(f"The broker {'is running' if is_live(hub) else 'is not kept running'}: {hub['broker']} ({hub['at']})")
     if len(seen) > 1:
-        show_table(("study", "state", "rounds", "sites there", "began", "last round"), map(_line, overview(folder)))
+        head = ("study", "state", "rounds", "sites", "began", "last round")
+        show_table(head, map(_line, overview(folder)), left=(0, 1), whole=range(1, 6))
         say("More of one: dpadmm aggregator status STUDY")
     elif seen:
         _show(seen[0])
@@ -383,7 +384,8 @@ def _line(study: dict[str, Any]) -> tuple[str, ...]:
         study["state"],
         f"{study['rounds_done']} of {study['n_rounds']}",
         f"{'–' if there is None else there} of {study['n_sites']}",
-        *(_date(study[name]) for name in ("begun_at", "last_round_at")),
+        study["begun_at"][:10],
+        _date(study["last_round_at"]),
     )
 
 
