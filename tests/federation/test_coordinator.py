@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
+from dpadmm._base.errors import StudyError, Unavailable
 from dpadmm.federation.aggregator.coordinator import Stopped, Uploads
 from dpadmm.federation.aggregator.journal import Journal, JournalError, result_of
 from dpadmm.federation.protocol import Kind, Message, Seen, digest_of, packed, unpacked
@@ -426,7 +426,7 @@ def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
     table.refuse("b", "study-unknown")
     run.seen = {"b": Seen(5.0, 0.0), "c": Seen(5.0, 0.0)}
     assert not run.over(59.9)
-    with pytest.raises(Stopped, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
+    with pytest.raises(Unavailable, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
         run.over(60.0)
     assert "a: gone since 20" in str(told.value)
     assert "b: refused (study-unknown); c: connected, but has not accepted the study." in str(told.value)

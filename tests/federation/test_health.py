@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import signal
 import sys
 import time
@@ -19,13 +20,16 @@ from urllib.error import HTTPError
 
 import pytest
 from brokers import free_port
-from federations import NAMES, Federation, small_study
+from federations import NAMES, Federation, small_study, wait_for
 from looping import case
 from proxies import Faults, Proxy
 
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import main
 from dpadmm.federation import health
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.server import begin, overview, overview_every
+from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.health import (
     Alarm,
     agent_alarms,
@@ -229,3 +233,58 @@ def test_a_status_of_another_version_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"running": true}')
     with pytest.raises(StudyError, match="not a status of this version"):
         health.read_status(tmp_path / "status.json")
+
+
+def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: Path, cli) -> None:
+    with Federation(tmp_path, small_study(30, name="heart")) as all:
+        folder = all.authority.folder
+        begin(all.authority, all.study, list(all.names))
+        alone = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
+        assert (alone["study"]["name"], alone["last_round_at"]) == ("heart", None)
+        path = begin(all.authority, small_study(20, name="kidney"), list(all.names))
+        with Journal.open(path) as journal:
+            run = coordinator_of(journal)
+            run.called, run.stalled = True, ("a", "b")
+            for name in ("a", "c"):
+                run.members[name].state = "present"
+            snapshot = {key: each for key, each in run.snapshot().items() if key not in ("changes", "events")}
+            live = {"running": True, "connected": True, "broker": "tls://localhost:4222", "snapshot": snapshot}
+            write_status(path.parent, live)
+            begun = journal.dates()[0]
+        shown = cli("aggregator", "status", "--folder", folder, columns=120).succeeded().out
+        lines = {
+            line.split()[0]: line.split()
+            for line in map(str.strip, shown.splitlines())
+            if line[:5] in ("heart", "kidne")
+        }
+        assert lines["kidney"][1:] == ["stalled", "0", "of", "20", "2", "of", "3", begun[:10]]
+        assert lines["heart"][1:9] == ["not", "running", "0", "of", "30", "–", "of", "3"]
+        assert "error stalled: kidney: round 1 cannot be closed without: a, b" in shown
+        assert "error not-running: heart: the study is not running" in shown
+        seen = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
+        assert seen["state"] == "several"
+        assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
+        assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
+        latest = overview_every(folder, seconds=0.0)
+        assert [each["state"] for each in latest()] == ["stalled", "not running"]
+        path.write_bytes(b"no journal")
+        assert len(latest()) == 2, "the page keeps what it knew"
+
+
+def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path) -> None:
+    with Federation(tmp_path, small_study(30, name="heart", quorum=3)) as all:
+        all.begin()
+        all.serve("--page")
+        said = tmp_path / "aggregator.txt"
+        wait_for(lambda: said.exists() and "token=" in said.read_text())
+        begin(all.authority, small_study(20, name="kidney"), list(NAMES))
+        found = re.search(r"http://\S+/\?token=\S+", said.read_text())
+        assert found is not None
+
+        def shown() -> dict[str, str]:
+            with urllib.request.urlopen(found[0].replace("/?", "/snapshot?")) as answer:
+                return {each["name"]: each["state"] for each in json.load(answer)["studies"]}
+
+        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "not running"})
+        code, out = command("aggregator", "status", "--folder", all.authority.folder)
+        assert (code, "heart" in out, "kidney" in out) == (0, True, True)

@@ -228,14 +228,17 @@ def resume(
 
 @aggregator_app.command("status")
 def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
-    """Show the progress of a study: its rounds, its sites, what each has released, and what is wrong."""
-    from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
+    """Show the progress of a study: its rounds, its sites, what each has released, and what is wrong.
+
+    Of several studies without STUDY: one line each.
+    """
+    from dpadmm.federation.aggregator.server import alarms_of, journals, overview, status_of
     from dpadmm.federation.health import STATUS, AggregatorStatus, is_live, read_status
     from dpadmm.federation.pki.authority import Authority
 
     authority = Authority.open(folder)
     hub, found = read_status(folder / STATUS, AggregatorStatus), journals(folder)
-    if study_file or (not as_json and len(found) > 1):
+    if study_file:
         found = [_journal(folder, study_file)]
     seen = [status_of(authority, each) for each in found]
     alarms = alarms_of(authority, seen)
@@ -244,7 +247,11 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
         return echo_json(several | {"broker": hub and hub | {"running": is_live(hub)}} | alarms_json(alarms))
     if hub is not None:
         say_path(f"The broker {'is running' if is_live(hub) else 'is not kept running'}: {hub['broker']} ({hub['at']})")
-    if seen:
+    if len(seen) > 1:
+        head = ("study", "state", "rounds", "sites", "began", "last round")
+        show_table(head, map(_line, overview(folder)), left=(0, 1), whole=range(1, 6))
+        say("More of one: dpadmm aggregator status STUDY")
+    elif seen:
         _show(seen[0])
     elif hub is not None:
         rows = [(name, site["last_seen"] or "never") for name, site in hub["sites"].items()]
@@ -320,6 +327,7 @@ def _log(form: str) -> logging.Logger:
 
 def _run(server: Server, folder: Path, study: Path | None, page_port: int | None) -> None:
     """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
+    from dpadmm.federation.aggregator.server import overview_every
     from dpadmm.federation.page import Page
 
     with ExitStack() as resources, progress_bar(quiet=False) as bar:
@@ -333,7 +341,9 @@ def _run(server: Server, folder: Path, study: Path | None, page_port: int | None
             if not seen["rounds_done"]:
                 say("Waiting for the sites ...")
             if page_port is not None:
-                page = resources.enter_context(Page(run.snapshot, port=page_port))
+                studies = overview_every(folder)
+                shown = Page(lambda: run.snapshot() | {"studies": studies()}, port=page_port)
+                page = resources.enter_context(shown)
                 say_path(f"Live page, on this machine only: {page.url}")
             follow_rounds(run, bar, seen["study"]["n_rounds"])
 
@@ -366,6 +376,23 @@ async def until_signal(work: Coroutine[Any, Any, T], message: str) -> T:
         raise Interrupted(message) from None
 
 
+def _line(study: dict[str, Any]) -> tuple[str, ...]:
+    """A study in the table of several."""
+    there = study["sites_present"]
+    return (
+        study["name"],
+        study["state"],
+        f"{study['rounds_done']} of {study['n_rounds']}",
+        f"{'–' if there is None else there} of {study['n_sites']}",
+        study["begun_at"][:10],
+        _date(study["last_round_at"]),
+    )
+
+
+def _date(at: str | None) -> str:
+    return "" if at is None else f"{at[:10]} {at[11:16]}"
+
+
 def _show(seen: dict[str, Any]) -> None:
     """The state of a study: rounds, sites, and the last warnings."""
     study = seen["study"]
@@ -377,6 +404,8 @@ def _show(seen: dict[str, Any]) -> None:
         say("No aggregator is running this study: dpadmm aggregator resume continues it.")
     rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}"
     say(f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
+    last = f"; last round {_date(seen['last_round_at'])}" if seen["last_round_at"] else ""
+    say(f"began {_date(seen['begun_at'])}{last} (UTC)")
     say(f"noise multiplier z: {study['noise']}")
     rows = [
         (

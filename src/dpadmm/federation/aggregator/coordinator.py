@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import DpadmmError
+from dpadmm._base.errors import DpadmmError, Unavailable
 from dpadmm.federation.aggregator.journal import Journal, Received
 from dpadmm.federation.logs import MAX_LINES, Repeats
 from dpadmm.federation.protocol import (
@@ -103,6 +103,7 @@ class Coordinator(ABC):
         for name, rounds in journal.answered().items():
             self.members[name].answered = rounds
         self.seconds = journal.seconds()
+        self._dates = journal.dates()
         self.opened: float | None = None
         """When the open phase was first requested, by the clock of the event loop."""
         self._repeats = Repeats()
@@ -261,7 +262,7 @@ class Coordinator(ABC):
         if enough and (not self.missing() or self._too_late(waited)):
             return True
         if not self.called and self.start_wait is not None and waited >= self.start_wait:
-            raise Stopped(self._not_begun())
+            raise Unavailable(self._not_begun())
         return False
 
     @property
@@ -324,6 +325,7 @@ class Coordinator(ABC):
         """Go on to the next round with what is broadcast in it, which is in the journal."""
         self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
+        self._dates = self._dates[0], _time(0.0)
         self.consensus, self.rounds_done = consensus, self.round
         self._next()
         if self.done:
@@ -434,6 +436,8 @@ class Coordinator(ABC):
             "events": [event._asdict() for event in list(self.events)],
             "median_seconds": usual,
             "seconds_left": None if usual is None else usual * (self._n_rounds - len(self.seconds)),
+            "begun_at": self._dates[0],
+            "last_round_at": self._dates[1],
         }
 
     def _site(self, member: Member, epsilon: float) -> dict[str, Any]:

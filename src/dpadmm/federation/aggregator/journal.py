@@ -278,6 +278,11 @@ class Journal(AbstractContextManager["Journal"]):
         rows = self._rows("SELECT round, reason, sites FROM voids ORDER BY round")
         return [Void(round, reason, tuple(json.loads(sites))) for round, reason, sites in rows]
 
+    def dates(self) -> tuple[str, str | None]:
+        """When the study was begun here, and when its last round was closed."""
+        begun = self._rows("SELECT value FROM about WHERE name = 'begun_at'")[0][0]
+        return begun, self._rows("SELECT MAX(at) FROM rounds")[0][0]
+
     def seconds(self) -> list[float]:
         return [each for (each,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
 
