@@ -14,7 +14,11 @@ from typer.core import TyperCommand, TyperGroup
 import dpadmm
 from dpadmm._base.errors import DpadmmError, Refusal
 
-INTERRUPTED = 130
+INTERRUPTED, MAY_HEAL = 130, 75
+"""Exit codes: 75 is that of sysexits.h for what may work later, so that a service is to be started again."""
+
+HEALING = ("ledger-locked", "ledger-failed")
+"""Refusals that may heal by themselves: another process ends, a disk has room again."""
 
 
 class Interrupted(Exception):
@@ -107,7 +111,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 failed audit, 2 user error, 130 interrupted."""
+    """Run a command. Exit codes: 0 success, 1 failed audit or check, 2 user error, 75 may work later, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded
@@ -120,7 +124,7 @@ def main() -> None:
     except Refusal as error:
         # The user of the command is the owner, who may see the problem with the rows
         why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
-        _fail(f"{error}{why} [{error.code}]", 2)
+        _fail(f"{error}{why} [{error.code}]", MAY_HEAL if error.code in HEALING else 2)
     except DpadmmError as error:
         _fail(str(error), 2)
     except OSError as error:

@@ -6,15 +6,15 @@ site adds one of ``shares`` shares of the noise: its releases cost ``Σμ²`` if
 times that if all work together against it. The second sum, ``alone``, has a cap of its own; without secure
 aggregation there is one share, and both sums are the same.
 
-In the ledger's folder, ``ledger.sqlite`` has records of six kinds (cap, cap-alone, reserve, spend, close, restore), each
-with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT: records
-that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and nothing more is answered. The
-writer has a lock on it.
+In the ledger's folder, ``ledger.sqlite`` has records of six kinds (cap, cap-alone, reserve, spend, close, restore),
+each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT:
+records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and nothing more is
+answered. The writer has a lock on it.
 
 Records obey the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
 budget, never privacy: a record without its mark counts. Not detectable from the files: database and mark deleted, or
-put back from an old copy, together; who noted the fingerprint of ``dpadmm ledger show`` sees that, and an aggregator that
-remembers a later mark. Then the owner says so: a restore charges all that may have been released since the copy.
+put back from an old copy, together; who noted the fingerprint of ``dpadmm ledger show`` sees that, and an aggregator
+that remembers a later mark. Then the owner says so: a restore charges all that may have been released since the copy.
 """
 
 from __future__ import annotations
@@ -295,7 +295,12 @@ class Ledger(AbstractContextManager["Ledger"]):
                     database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
             book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
             database = held.enter_context(closing(_connect(folder)))
-            pragmas = "journal_mode = WAL", "synchronous = FULL", f"user_version = {VERSION}", "wal_checkpoint(TRUNCATE)"
+            pragmas = (
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                f"user_version = {VERSION}",
+                "wal_checkpoint(TRUNCATE)",
+            )
             for pragma in pragmas:
                 database.execute(f"PRAGMA {pragma}").fetchall()
             ledger = cls(folder, mark, database, book)

@@ -100,7 +100,9 @@ class Leases(AbstractContextManager["Leases"]):
                 return Verdict.CLONED
             if now - max(last, self._listening) <= LEASE_FREE_AFTER:
                 return Verdict.WAIT
-        if claim.mark.place < stored.mark.place or (claim.mark.place == stored.mark.place and claim.mark != stored.mark):
+        if claim.mark.place < stored.mark.place or (
+            claim.mark.place == stored.mark.place and claim.mark != stored.mark
+        ):
             if stored.instance != claim.instance:  # else it may be an older claim, of which another process knows more
                 self._behind[site] = now
                 self._note("warning", site, "its ledger lacks records that it had before, so that it does not answer")
@@ -129,4 +131,3 @@ class Leases(AbstractContextManager["Leases"]):
 
     def _failed(self, error: sqlite3.Error) -> DpadmmError:
         return DpadmmError(f"{self._path} cannot be used ({error}), so that no site may answer")
-

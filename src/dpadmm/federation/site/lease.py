@@ -19,8 +19,12 @@ from typing import NamedTuple
 from dpadmm.federation.protocol import LEASE_HOLDS, NO_DIGEST, Claim, Grant, Mark, Verdict
 from dpadmm.trusted.ledger import LINE, MARK
 
-CONTESTED = "another agent with this site's certificate wants to answer, and is refused: is there a copy of this folder?"
-REFUSED = "another agent of this site is answering, so this one does not: is this a copy of its folder? Stop one of them"
+CONTESTED = (
+    "another agent with this site's certificate wants to answer, and is refused: is there a copy of this folder?"
+)
+REFUSED = (
+    "another agent of this site is answering, so this one does not: is this a copy of its folder? Stop one of them"
+)
 BEHIND = (
     "the ledger here lacks records that the aggregator knows of: it is an old copy. Nothing is answered. Stop the agent, and "
     "put the latest ledger back, or charge all that may have been released since: dpadmm ledger restore"
