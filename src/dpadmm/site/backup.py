@@ -24,7 +24,7 @@ from dpadmm._base.errors import DataError, Refusal, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import DATABASE, LINE, MARK, Ledger, LedgerState, read_ledger
+from dpadmm.trusted.ledger import DATABASE, LINE, MARK, Ledger, LedgerState, connected, read_ledger
 
 ABOUT = "what may have been released since the copy of the ledger"
 MAGIC = b"SQLite format 3\0"
@@ -50,7 +50,7 @@ def back_up(folder: Path, output: Path) -> LedgerState:
     with atomic_file(output) as out:
         os.fchmod(out.fileno(), 0o600)
         with (
-            closing(sqlite3.connect(f"{(folder / DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as source,
+            closing(connected(folder, read_only=True)) as source,
             closing(sqlite3.connect(":memory:")) as copy,
         ):
             source.backup(copy)
@@ -84,7 +84,7 @@ def restore(
         else:
             done = _charged(site, stage, since, decided)
         if site.ledger.exists() and any(site.ledger.iterdir()):
-            kept = site.ledger.with_name(f"{site.ledger.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+            kept = site.ledger.with_name(f"{site.ledger.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
             site.ledger.rename(kept)
         elif site.ledger.exists():
             site.ledger.rmdir()

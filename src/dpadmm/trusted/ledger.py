@@ -192,7 +192,7 @@ def read_ledger(folder: Path) -> LedgerState:
     try:
         before = _marked(folder)
         os.stat(folder / DATABASE)  # what is missing is named
-        with closing(_connect(folder, read_only=True)) as database:
+        with closing(connected(folder, read_only=True)) as database:
             if (version := database.execute("PRAGMA user_version").fetchone()[0]) > VERSION:
                 raise sqlite3.OperationalError(f"format {version} is of a newer dpadmm: install that")
             if database.execute("SELECT sql FROM sqlite_master").fetchall() != [(SCHEMA,)]:
@@ -230,7 +230,7 @@ def _marked(folder: Path) -> bytes:
     return (folder / MARK).read_bytes().rstrip(b"\0")  # zeros: a power cut, where a line was to come
 
 
-def _connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connected(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
     path = (folder / DATABASE).absolute()
     # Without a -wal file nobody is writing, and reading needs no files beside
     live = path.with_name(f"{DATABASE}-wal").exists()
@@ -291,10 +291,10 @@ class Ledger(AbstractContextManager["Ledger"]):
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if create and not _marked(folder):
                 (folder / DATABASE).touch(mode=0o600)
-                with closing(_connect(folder)) as database:
+                with closing(connected(folder)) as database:
                     database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
             book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
-            database = held.enter_context(closing(_connect(folder)))
+            database = held.enter_context(closing(connected(folder)))
             pragmas = (
                 "journal_mode = WAL",
                 "synchronous = FULL",
