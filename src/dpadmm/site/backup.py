@@ -57,7 +57,7 @@ def back_up(folder: Path, output: Path) -> LedgerState:
             out.write(copy.serialize())
     stage = output.with_name(f".{output.name}.checked")
     try:
-        return _staged(output, stage)
+        return staged(output, stage)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -77,7 +77,7 @@ def restore(
     shutil.rmtree(stage, ignore_errors=True)
     try:
         left = _left(site.ledger)
-        _staged(copy, stage)
+        staged(copy, stage)
         kept = None
         if left and (stage / MARK).read_bytes().startswith(left):
             done = Restored(read_ledger(stage), Fraction(0), (), complete=True, kept=None)
@@ -113,7 +113,7 @@ def _left(folder: Path) -> bytes:
     raise Refusal("ledger-exists", f"the ledger in {folder}, with {records:,} records, {text}")
 
 
-def _staged(copy: Path, stage: Path) -> LedgerState:
+def staged(copy: Path, stage: Path) -> LedgerState:
     """A folder with a copy as its ledger, verified record by record."""
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(mode=0o700)
