@@ -2,8 +2,9 @@
 
 Three sites with 500 rows each (8 features, logistic loss), ε = 1 in all. The third is gone after a quarter of the
 rounds, for good or until three quarters; beside it, the same study with the other two alone, and with all three.
-Losses are over all 1,500 rows, means over seeds with their standard errors; a run uses the lines that a deployment uses
-(tests/federation/test_replay.py compares both, bit by bit). Exit code 1 if a loss is more than 2% above that of the two.
+Losses are over all 1,500 rows, means over seeds with their standard errors; a deployment uses the same lines
+(tests/faults/test_federation_owners.py compares both, bit by bit). Exit code 1 if a loss is more than 2% above that of
+the two.
 """
 
 from __future__ import annotations

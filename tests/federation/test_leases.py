@@ -1,4 +1,4 @@
-"""Leases without a network: which agent of a site may answer, and how an old copy of a ledger finds out that it is one."""
+"""Leases without a network: which agent of a site may answer, and how an old copy of a ledger is found out."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 failed audit or check, 2 user error, 75 may work later, 130 interrupted."""
+    """Run a command. Exit codes: 0 success, 1 failed audit, 2 user error, 75 may work later, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded

@@ -138,16 +138,18 @@ def statement(
 
 @ledger_app.command("backup")
 def backup(
-    folder: Folder, output: Annotated[Path, Option("--output", "-o", help="The file to write; as secret as the table.")]
+    folder: Folder,
+    output: Annotated[Path, Option("--output", "-o", help="The file to write; as secret as the table.")],
 ) -> None:
     """Copy the ledger to a file, for dpadmm ledger restore. The agent may run at the same time."""
     from dpadmm.site.backup import back_up
 
+    _check_elsewhere(folder, output)
     state = back_up(folder, output)
     say_path(f"Copy: {output}")
     say(
-        f"{state.seq} records, all verified. Keep it as secret as the table. Whoever restores it is charged for all that "
-        "may have been released since: make a new one whenever a study was enrolled or has ended."
+        f"{state.seq} records, all verified. Keep it as secret as the table. Whoever restores it is charged for all "
+        "that may have been released since: make a new one whenever a study was enrolled or has ended."
     )
 
 
@@ -209,9 +211,13 @@ def chosen_study(state: LedgerState, study: str) -> str:
     raise StudyError(f"{study!r} {what}; give the beginning of one of these hashes: {several}")
 
 
-def _write(folder: Path, output: Path, content: bytes) -> None:
+def _check_elsewhere(folder: Path, output: Path) -> None:
     if output.absolute().parent.resolve() == folder.resolve() and output.name.startswith((DATABASE, MARK)):
         raise DataError(f"{output} belongs to the ledger itself; choose another name")
+
+
+def _write(folder: Path, output: Path, content: bytes) -> None:
+    _check_elsewhere(folder, output)
     write(output, content)
 
 

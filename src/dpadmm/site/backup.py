@@ -1,9 +1,9 @@
 """Copies of a ledger, and what it costs to go on from an old one: never less than what was spent.
 
 A copy is a database without a mark, so no agent takes it for a ledger. To restore one is to say that releases may be
-missing from it. Nobody can prove how many: answers can be lost on their way, and an aggregator is not to be trusted with
-the sum. So all that could have been released is charged: every study that was open in the copy, in full, and of studies
-that were enrolled since those that the owner names, or all that the limits left.
+missing from it. Nobody can prove how many: answers can be lost on their way, and an aggregator is not to be trusted
+with the sum. So all that could have been released is charged: every study that was open in the copy, in full, and of
+studies that were enrolled since those that the owner names, or all that the limits leave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC = b"SQLite format 3\0"
 
 
 class Restored(NamedTuple):
-    """The ledger after a restore: what was charged (Σμ²) for studies that the copy does not have, and which it closed."""
+    """The ledger after a restore, what was charged (Σμ²) for studies that the copy lacks, and which it closed."""
 
     state: LedgerState
     lost: Fraction

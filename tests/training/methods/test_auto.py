@@ -313,16 +313,15 @@ def test_an_agent_that_leaves_at_a_quarter_spoils_nothing() -> None:
 
 def test_where_fewer_answer_a_step_is_as_much_shorter_as_the_noise_is_larger() -> None:
     """The step was meant for the noise of round 1; of a round with more agents it is no longer."""
-    data = synthetic("binary", n_rows=6000, n_features=4, seed=3)
-    rows = make_rows(data.features, data.labels, np.arange(6000) % 3)
-    method = made(rows, Logistic(), 17, noise_multiplier=4.0)
+    rows = PublicSizes(np.full(3, 2000), 4)
+    method = made(rows, Logistic(), 17, noise_multiplier=4.0)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
 
     def gathered(round: int, consensus: Floats, uploads: Floats, *active: int) -> Gathered:
         return Gathered(uploads, consensus, round, method.problem, rows.n_rows, np.array(active), rows.n_rows * 0 + 1)
 
-    same = np.repeat(rng.normal(size=(1, 2 * 4 + 4 + 2, 1)), 3, axis=0)[:, : Moments(Logistic(), 4).shape[0]]
-    first = method.aggregate(gathered(1, method.start((4, 1)), 0.1 * same, 0, 1))
+    moments = np.broadcast_to(0.1 * rng.normal(size=Moments(Logistic(), 4).shape), (3, *Moments(Logistic(), 4).shape))
+    first = method.aggregate(gathered(1, method.start((4, 1)), moments, 0, 1))
     before, gradients = PublicState.unpacked(first, (4, 1)), np.repeat(rng.normal(size=(1, 4, 1)), 3, axis=0)
     moved = {}
     for active in ((0, 1), (0,), (0, 1, 2)):

@@ -122,8 +122,9 @@ class Leases(AbstractContextManager["Leases"]):
         """Store a lease unless another process of this folder did meanwhile; what is stored then."""
         if now != before:
             self._database.execute(
-                "INSERT INTO leases VALUES (?, ?, ?, ?, ?) ON CONFLICT (site) DO UPDATE SET instance = excluded.instance, "
-                "restores = excluded.restores, seq = excluded.seq, chain = excluded.chain "
+                "INSERT INTO leases VALUES (?, ?, ?, ?, ?) ON CONFLICT (site) DO UPDATE SET "
+                "instance = excluded.instance, restores = excluded.restores, seq = excluded.seq, "
+                "chain = excluded.chain "
                 "WHERE instance IS ? AND (restores, seq) <= (excluded.restores, excluded.seq)",
                 (site, now.instance, *now.mark, before.instance),
             )

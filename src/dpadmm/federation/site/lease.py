@@ -1,9 +1,9 @@
 """Whether this agent may answer for its site: the lease that the aggregator grants to one agent of a site.
 
 Two agents with a copy of the same key and ledger would each answer a round, and spend its budget twice. So an agent
-answers while it has the lease. With its claims it says how far its ledger is; the aggregator remembers that, and tells it
-to whoever comes next, so that an old copy of a ledger finds out that it is one. Both need an honest aggregator: one that
-grants the lease twice, or forgets a mark, undoes this and no other promise (docs/threat-model.md).
+answers while it has the lease. With its claims it says how far its ledger is; the aggregator remembers that, and tells
+it to whoever comes next, so that an old copy of a ledger finds out that it is one. Both need an honest aggregator: one
+that grants the lease twice, or forgets a mark, undoes this and no other promise (docs/threat-model.md).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ REFUSED = (
     "another agent of this site is answering, so this one does not: is this a copy of its folder? Stop one of them"
 )
 BEHIND = (
-    "the ledger here lacks records that the aggregator knows of: it is an old copy. Nothing is answered. Stop the agent, and "
-    "put the latest ledger back, or charge all that may have been released since: dpadmm ledger restore"
+    "the ledger here lacks records that the aggregator knows of: it is an old copy. Nothing is answered. Stop the "
+    "agent, and put the latest ledger back, or charge all that may have been released since: dpadmm ledger restore"
 )
 
 

@@ -272,7 +272,7 @@ class AutoRounds(DeployableMethod[NoState]):
         # Of every number of the weighted mean
         deviation = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1) * noise
         # Where fewer agents answer, a step shakes the model no more than it was meant to
-        share = now.noise / noise if noise > now.noise else 1.0
+        share = now.noise / noise if 0.0 < now.noise < noise else 1.0
         return self._stepped(now, now.clip * mean, deviation, gathered.round, share).packed()
 
     def _started(self, now: PublicState, released: Floats, noise: float) -> PublicState:
