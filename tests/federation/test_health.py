@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 from urllib.error import HTTPError
 
 import pytest
@@ -140,12 +140,19 @@ def agent_status(**more: object) -> dict[str, Any]:
         "aggregator_silent": False,
         "clock_difference": 0.5,
         "ledger_open": True,
+        "lease": "held",
+        "contested": False,
         "site": "north",
         "broker": "tls://study.example.org:4222",
         "certificate_expires": later(days=90),
         "studies": [],
     }
     return {**fine, **more}
+
+
+def study_status(**more: object) -> dict[str, Any]:
+    fine = {"name": "s", "hash": "ab" * 32, "decision": "accepted", "answering": True, "refusal": None}
+    return {**fine, "last_round": 1, "n_rounds": 9, "asked_at": None, "deadline_at": None, **more}
 
 
 def later(**time: float) -> str:
@@ -166,10 +173,33 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(certificate_expires=later(days=29)), [("certificate", "warning")]),
         (agent_status(certificate_expires=later(days=-1)), [("certificate", "error")]),
         (agent_status(clock_difference=-61.0), [("clock", "warning")]),
+        (agent_status(lease="waiting"), []),
+        (agent_status(lease="behind"), [("ledger-behind", "error")]),
+        (agent_status(lease="cloned"), [("cloned", "error")]),
+        (agent_status(contested=True), [("cloned", "error")]),
+        (agent_status(studies=[study_status()]), []),
+        (agent_status(studies=[study_status(refusal="data-changed")]), [("not-enrolled", "error")]),
+        (agent_status(studies=[study_status(refusal="data-changed", decision="left")]), []),
     ]
     for seen, expected in causes:
         with case(str(seen)):
             assert [alarm[:2] for alarm in agent_alarms(seen, tmp_path) if alarm.code != "disk-small"] == expected
+
+
+def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Alarms\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
+    entries = [code for row in rows for code in re.findall("`([a-z-]+)`", row[0])]
+    assert sorted(entries) == sorted(get_args(health.AlarmCode))
+    for row in rows:
+        with case(row[0]):
+            level, where, meaning, todo = (cell.strip() for cell in row[1:])
+            assert set(re.findall("error|warning", level))
+            assert where in ("aggregator", "agent", "both")
+            assert min(len(meaning), len(todo)) > 20
+    made = re.findall(r'Alarm\(\s*"([a-z-]+)"', Path(health.__file__).read_text(encoding="utf-8"))
+    assert set(made) == set(get_args(health.AlarmCode)), "no alarm that nothing raises"
 
 
 def test_a_disk_is_full_before_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,14 +233,17 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
         "last_seen": None,
         "clock_difference": 61.0,
         "left_out": False,
+        "doubt": None,
     }
     live = {"running": True, "connected": True, "broker": "tls://x:1", "at": health.now_text()}
-    sites = [site, site | {"name": "b", "code": "round-gap", "clock_difference": None, "left_out": True}]
+    clone = {"name": "c", "clock_difference": None, "doubt": "cloned"}
+    sites = [site, site | {"name": "b", "code": "round-gap", "clock_difference": None, "left_out": True}, site | clone]
     told = list(study_alarms({"state": "running", "live": live, "stalled": [], "round": 3, "sites": sites}))
     assert [alarm.text for alarm in told] == [
         "the clock of a is 61 seconds ahead of this machine's",
         "b refuses: round-gap",
         "b was away for long, and the model is that of the others",
+        "two agents have the certificate of c: the second one is refused",
     ]
 
 

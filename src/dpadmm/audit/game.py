@@ -284,7 +284,7 @@ def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ..
     """A message with C, s, q and θ, and nothing in what agents have no use for."""
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
-        clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0,
+        clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0, noise=0.0,
         shape=Shape(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
         last=none, total=none, origin=none,
     ).packed()  # fmt: skip

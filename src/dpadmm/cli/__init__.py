@@ -154,7 +154,8 @@ def _may_heal(error: DpadmmError | OSError) -> bool:
     for each in (error, error.__cause__):
         if isinstance(each, OSError):
             return each.errno in _HEALING
-    return isinstance(error, Unavailable) or (isinstance(error, Refusal) and error.code == "ledger-failed")
+    waiting = ("ledger-failed", "ledger-locked")
+    return isinstance(error, Unavailable) or (isinstance(error, Refusal) and error.code in waiting)
 
 
 def _left_out(error: ModuleNotFoundError) -> str | None:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from logging import Logger, getLevelNamesMapping
@@ -96,6 +96,8 @@ class Coordinator(ABC):
         """Seconds in which the first phase waits for all sites, in place of the deadline; None after it."""
         self.seen: Mapping[str, Seen] = {}
         """Signs of life of sites."""
+        self.doubts: Callable[[], Mapping[str, str]] = dict
+        """Sites of which a copy runs (``cloned``), or with an old copy of their ledger (``ledger-behind``)."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
         for name, sizes in journal.sizes().items():
@@ -411,6 +413,7 @@ class Coordinator(ABC):
         usual = median(self.seconds[-50:]) if self.seconds else None
         delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
         epsilons = exact_epsilon(self._mu_so_far(), np.full(len(members), delta)).tolist()
+        doubts = self.doubts()
         return {
             "study": {
                 "name": study.name,
@@ -431,7 +434,10 @@ class Coordinator(ABC):
             "deadline_at": None if deadline_in is None or self.done else _time(-deadline_in),
             "stalled": list(self.stalled),
             "quorum": self.quorum,
-            "sites": [self._site(member, epsilon) for member, epsilon in zip(members, epsilons, strict=True)],
+            "sites": [
+                self._site(member, epsilon) | {"doubt": doubts.get(member.name)}
+                for member, epsilon in zip(members, epsilons, strict=True)
+            ],
             "changes": list(self.changes),
             "events": [event._asdict() for event in list(self.events)],
             "median_seconds": usual,

@@ -19,6 +19,7 @@ from pathlib import Path
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.leases import Leases
 from dpadmm.federation.aggregator.sums import coordinator_of, snapshot_of_journal
 from dpadmm.federation.health import (
     STATUS,
@@ -39,9 +40,9 @@ from dpadmm.federation.health import (
 )
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import Link, NatsTransport, until_one_ends
+from dpadmm.federation.nats.link import HubLink, NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER, Seen
+from dpadmm.federation.protocol import SILENT_AFTER, Seen
 from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
 
@@ -126,7 +127,10 @@ class Server:
             coordinator.start_wait = self.start_wait
             broker = self._broker(resources)
             url = broker.url if broker is not None else self.broker_url or ""
-            transport = NatsTransport(coordinator.study.hash, url, self.authority.client_context, self.log)
+            leases = resources.enter_context(Leases(self.authority.folder, coordinator.note))
+            coordinator.doubts = lambda: leases.doubts(time.monotonic())
+            context = self.authority.client_context
+            transport = NatsTransport(coordinator.study.hash, url, context, self.log, leases)
             await resources.enter_async_context(transport)
             coordinator.seen = transport.seen
             live = _live_status(coordinator, transport)
@@ -191,7 +195,8 @@ async def keep_broker(
     async with AsyncExitStack() as resources:
         resources.enter_context(broker.keeping())
         _use(broker, resources, start=True)
-        link = Link(broker.url, authority.client_context, lambda *_: None, log, name=AGGREGATOR)
+        leases = resources.enter_context(Leases(authority.folder, note))
+        link = HubLink(broker.url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
         def live() -> Status:

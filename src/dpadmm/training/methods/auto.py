@@ -135,6 +135,8 @@ class PublicState:
         τ of the shape.
     doubt : float
         How much the noise outweighs what the public rows leave open; 0 where there are none.
+    noise : float
+        Standard deviation of the noise of a round's mean, for one unit of sensitivity, that the step is meant for.
     shape : Shape
         The coordinates of rows.
     point, last, total, origin : (d, p)
@@ -147,6 +149,7 @@ class PublicState:
     averaged: float
     ridge: float
     doubt: float
+    noise: float
     shape: Shape
     point: Floats
     last: Floats
@@ -154,18 +157,18 @@ class PublicState:
     origin: Floats
 
     def packed(self) -> Floats:
-        numbers = [self.clip, self.step, self.shrink, self.averaged, self.ridge, self.doubt]
+        numbers = [self.clip, self.step, self.shrink, self.averaged, self.ridge, self.doubt, self.noise]
         arrays = (self.shape.scale, self.shape.direction, self.point, self.last, self.total, self.origin)
         return np.concatenate([numbers, *(each.ravel() for each in arrays)])
 
     @classmethod
     def unpacked(cls, packed: Floats, shape: tuple[int, int]) -> PublicState:
         d, size = shape[0], shape[0] * shape[1]
-        numbers, scale, direction, *rest = np.split(packed, np.cumsum([6, d, d, size, size, size]))
-        clip, step, shrink, averaged, ridge, doubt = numbers.tolist()
+        numbers, scale, direction, *rest = np.split(packed, np.cumsum([7, d, d, size, size, size]))
+        clip, step, shrink, averaged, ridge, doubt, noise = numbers.tolist()
         point, last, total, origin = (each.reshape(shape) for each in rest)
         shaped = Shape(scale, direction)
-        return cls(clip, step, shrink, averaged, ridge, doubt, shaped, point, last, total, origin)
+        return cls(clip, step, shrink, averaged, ridge, doubt, noise, shaped, point, last, total, origin)
 
     @property
     def weights(self) -> Floats:
@@ -225,7 +228,9 @@ class AutoRounds(DeployableMethod[NoState]):
         if warm_start is None and self.prior is not None:
             warm_start = self.prior.weights
         point = zero if warm_start is None else warm_start
-        return PublicState(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point).packed()
+        return PublicState(
+            1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point
+        ).packed()
 
     def with_prior(self, prior: Prior) -> AutoRounds:
         return replace(self, prior=prior)
@@ -259,14 +264,16 @@ class AutoRounds(DeployableMethod[NoState]):
         weights = weights / weights.sum()
         mean = gathered.mean(weights)
         mu = np.sqrt(1.0 / np.square(first) + (self.n_rounds - 1) / np.square(later)) if noisy else np.full(1, 1e9)
+        noise = float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
         if gathered.round == 1:
-            return self._started(now, mean, noise_per_unit(n_rows, mu)).packed()
+            return replace(self._started(now, mean, noise_per_unit(n_rows, mu)), noise=noise).packed()
         if not now.step:  # round 1 was void
-            now = replace(now, step=self._unshaped(now, 1.0, noise_per_unit(n_rows, mu)).step)
+            now = replace(now, step=self._unshaped(now, 1.0, noise_per_unit(n_rows, mu)).step, noise=noise)
         # Of every number of the weighted mean
-        sensitivity = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1)
-        deviation = sensitivity * float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
-        return self._stepped(now, now.clip * mean, deviation, gathered.round).packed()
+        deviation = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1) * noise
+        # Where fewer agents answer, a step shakes the model no more than it was meant to
+        share = now.noise / noise if 0.0 < now.noise < noise else 1.0
+        return self._stepped(now, now.clip * mean, deviation, gathered.round, share).packed()
 
     def _started(self, now: PublicState, released: Floats, noise: float) -> PublicState:
         """Shape, clip, step and start from noisy moments, all by public rules."""
@@ -341,7 +348,9 @@ class AutoRounds(DeployableMethod[NoState]):
             return 1.0
         return min(math.sqrt(min(max(label_squares, 1e-4), 1.0)), self.problem.loss.lipschitz)
 
-    def _stepped(self, now: PublicState, gradient: Floats, deviation: float, round: int) -> PublicState:
+    def _stepped(
+        self, now: PublicState, gradient: Floats, deviation: float, round: int, share: float = 1.0
+    ) -> PublicState:
         problem, gradient = self.problem, self._centred(gradient)
         turned = float(np.sum(gradient * now.last))
         free = gradient.size - (gradient.shape[0] if problem.loss.task == "multiclass" else 0)
@@ -352,7 +361,7 @@ class AutoRounds(DeployableMethod[NoState]):
         step = now.step / 2.0 if round > 2 and turned < -bound else now.step
         penalty = problem.regularizer.gradient(now.shape.transposed_times(now.point))
         slope = gradient + now.shape.times(problem.reg_share * penalty)
-        point = now.point - step * slope
+        point = now.point - share * step * slope
         half = 2 * (round - 1) > self.n_rounds - 1
         total = now.total + point if half else now.total
         averaged = now.averaged + 1.0 if half else now.averaged
