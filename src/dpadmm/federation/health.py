@@ -11,6 +11,7 @@ import math
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -141,6 +142,25 @@ def clock_alarms(whose: str, difference: float | None) -> Iterator[Alarm]:
         side = "ahead of" if difference > 0 else "behind"
         text = f"the clock of {whose} is {abs(difference):,.0f} seconds {side} this machine's"
         yield Alarm("clock", "warning", text)
+
+
+class Clock:
+    """Notices when the clock of this machine is set, since certificates are judged by it."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def jump(self) -> str | None:
+        """What happened since the last call, if the clock was set by more than a minute."""
+        before, self._offset = self._offset, time.time() - time.monotonic()
+        by = self._offset - before
+        if abs(by) <= MAX_CLOCK_DIFFERENCE:
+            return None
+        way = "ahead" if by > 0 else "back"
+        return (
+            f"the clock of this machine jumped {way} by {abs(by):,.0f} seconds, or the machine was suspended: it shows "
+            f"{now_text()}. If that is wrong, correct it: sites whose certificates are not valid then cannot connect"
+        )
 
 
 def not_running(what: str, seen: Status | None, start: str) -> Alarm:
