@@ -152,7 +152,9 @@ def test_certificates_of_others_and_of_another_kind_are_refused(ground, tmp_path
     asyncio.run(refused_to_connect(mixed))  # another authority's certificate
     asyncio.run(refused_to_connect(theirs, url=authority.url))  # which does not trust our broker either
     folder = authority.folder
-    as_client = SiteIdentity("x", authority.url, theirs.expires, "", folder / "server.key", folder / "server.pem", ours)
+    as_client = SiteIdentity(
+        "x", authority.url, theirs.expires, "", folder / "server.key", folder / "server.pem", ours, theirs.invitation
+    )
     asyncio.run(refused_to_connect(as_client))  # the broker's own certificate is no client's
 
 

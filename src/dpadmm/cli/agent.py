@@ -283,12 +283,20 @@ def leave(
 def request(
     name: str = Argument(..., help="Site name.", show_default=False, metavar="NAME"),
     site_file: SiteOption = Path("site.toml"),
+    certificate: Path | None = Option(
+        None,
+        "--certificate",
+        help="If your own CA signs certificates: what it made of network/request.csr, then intermediate ones (PEM).",
+        metavar="FILE",
+        show_default=False,
+    ),
 ) -> None:
     """Create the private key of your site, and a request to send to the aggregator."""
     from dpadmm.federation.pki.joining import make_request
+    from dpadmm.federation.pki.private_files import read_short
 
     folder = read_site(site_file).path.parent
-    made = make_request(folder, name)
+    made = make_request(folder, name, None if certificate is None else read_short(certificate))
     say_path(f"Send to the aggregator: {folder / 'network' / 'request.json'}")
     say("It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
     say_path(made.fingerprint)

@@ -395,7 +395,8 @@ class Authority:
         """When certificates expire that nobody here can renew."""
         if not self.settings.external:
             return {}
-        return {_WHOSE[name]: self._installed(name)[0].not_valid_after_utc for name in OWN_CERTIFICATES}
+        there = [name for name in OWN_CERTIFICATES if (self.folder / f"{name}.pem").exists()]
+        return {_WHOSE[name]: self._installed(name)[0].not_valid_after_utc for name in there}
 
     def _installed(self, name: str) -> list[x509.Certificate]:
         """The certificate of the broker or the aggregator that the external CA signed, and intermediate ones."""
