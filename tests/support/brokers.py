@@ -94,7 +94,7 @@ async def connected(who: Identity | Authority, *, url: str | None = None):
             ear.gone.set()
 
     client = await nats.connect(
-        url or who.url,
+        (url or who.url).split(",")[0],
         tls=who.client_context(),
         tls_handshake_first=True,
         allow_reconnect=False,

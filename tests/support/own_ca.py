@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpadmm.federation.pki import certificates as forms
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.pki.joining import join, make_request
 
 DAY = timedelta(days=1)
 BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -87,3 +89,18 @@ class OwnCa:
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(issuer[1], hashes.SHA256())
+
+
+def install(hub: Authority, ca: OwnCa) -> None:
+    """Certificates of broker and aggregator, as their requests ask for."""
+    hub.install(ca.sign((hub.folder / "server.csr").read_bytes(), usage=SERVER))
+    hub.install(ca.sign((hub.folder / "aggregator.csr").read_bytes()))
+
+
+def join_with(hub: Authority, ca: OwnCa, folder: Path, name: str, **choices: object) -> Path:
+    """A site whose own CA certified its key, by a DNS name; the folder."""
+    make_request(folder, name)
+    csr = (folder / "network" / "request.csr").read_bytes()
+    chain = ca.sign(csr, x509.DNSName(f"{name}.clinic.example"), **choices)
+    join(folder, hub.approve(make_request(folder, name, chain)))
+    return folder

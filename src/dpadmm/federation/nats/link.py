@@ -11,7 +11,7 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -45,8 +45,39 @@ CHECK_EVERY = 0.5
 """Seconds between checks of the connection."""
 
 OnMessage = Callable[[str, bytes], None]
+OnError = Callable[[Exception], Awaitable[None]]
+OnLost = Callable[[], Awaitable[None]]
 Context = Callable[[], ssl.SSLContext]
 """Called for every connection, since certificates are renewed."""
+
+
+async def connect(
+    url: str, context: ssl.SSLContext, *, name: str, on_error: OnError, on_lost: OnLost | None = None
+) -> Client:
+    """A client that is connected, and does not come back by itself."""
+    client, transport = Client(), await dialled(url, context)
+    client._transport = transport
+    try:
+        await client.connect(
+            url,
+            tls=context,
+            tls_handshake_first=True,
+            allow_reconnect=False,
+            connect_timeout=5,
+            ping_interval=10,
+            max_outstanding_pings=2,
+            name=name,
+            error_cb=on_error,
+            closed_cb=on_lost,
+            disconnected_cb=on_lost,
+        )
+        await client.flush(timeout=5)
+    except BaseException:
+        with suppress(Exception):
+            await client.close()
+        transport.close()
+        raise
+    return client
 
 
 class Link:
@@ -147,23 +178,11 @@ class Link:
             self._closed.clear()  # or it was the connection before a renewal
 
     async def _connected(self) -> Client:
-        context, client, subscribed = self._context(), Client(), set[str]()
-        client._transport = transport = await dialled(self.url, context)
+        client, subscribed = (
+            await connect(self.url, self._context(), name=self._name, on_error=self._failed, on_lost=self._lost),
+            set[str](),
+        )
         try:
-            await client.connect(
-                self.url,
-                tls=context,
-                tls_handshake_first=True,
-                allow_reconnect=False,  # this class does
-                connect_timeout=5,
-                ping_interval=10,
-                max_outstanding_pings=2,
-                name=self._name,
-                error_cb=self._failed,
-                closed_cb=self._lost,
-                disconnected_cb=self._lost,
-            )
-            await client.flush(timeout=5)
             while new := self._subjects - subscribed:  # more may be added meanwhile
                 for subject in new:
                     await client.subscribe(subject, cb=self._on_nats_message)
@@ -172,7 +191,6 @@ class Link:
         except BaseException:
             with suppress(Exception):
                 await client.close()
-            transport.close()
             raise
         return client
 
@@ -217,8 +235,9 @@ class Link:
             self._log.log(level, "%s", said)
 
 
-_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64
-"""Codes of OpenSSL for what is wrong with a certificate."""
+DATES = _NOT_YET_VALID, _EXPIRED = 9, 10
+OTHER_HOST = 62, 64
+"""Codes of OpenSSL for what is wrong with a certificate: its dates, its host name or address."""
 
 
 def reason_of(problem: BaseException) -> str:
@@ -229,7 +248,7 @@ def reason_of(problem: BaseException) -> str:
             return f"its certificate is not valid yet ({now}): is that clock behind, or was the aggregator's ahead?"
         if problem.verify_code == _EXPIRED:
             return f"its certificate has expired ({now}): is that clock ahead? If not, tell the study coordinators"
-        if problem.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
+        if problem.verify_code in OTHER_HOST:
             return f"its certificate is for another host: tell the study coordinators ({problem.verify_message})"
         return (
             f"its certificate is not from the authority of this study ({problem.verify_message}): a proxy that "

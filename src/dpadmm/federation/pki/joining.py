@@ -242,8 +242,7 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
             "network/request.json to the aggregator again"
         )
     if (network / "ca.pem").exists():
-        before = forms.read_certificate(read_short(network / "ca.pem"))
-        if before is None or forms.fingerprint_of(before) != invitation.ca_fingerprint:
+        if forms.read_chain(read_short(network / "ca.pem")) != [invitation.authority]:
             raise StudyError(
                 f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
             )
