@@ -113,14 +113,18 @@ async def connected(who: Identity | Authority, *, url: str | None = None):
 
 
 class Cluster:
-    """``with Cluster(folder, authority) as cluster``: three nats-servers with TLS for clients and for their routes.
+    """``with Cluster(folder) as cluster``: three nats-servers with TLS for clients and for their routes.
+
+    ``authority`` is to be set first: it has to know the addresses.
 
     Their configuration is what docs/deployment.md says of an existing cluster; the routes have certificates of
     the operators' own CA, since a server is a client of the others there.
     """
 
-    def __init__(self, folder: Path, authority: Authority, n_servers: int = 3) -> None:
-        self.folder, self._authority = folder, authority
+    authority: Authority
+
+    def __init__(self, folder: Path, n_servers: int = 3) -> None:
+        self.folder = folder
         self.ports = [free_port() for _ in range(n_servers)]
         self._routes = [free_port() for _ in range(n_servers)]
         self.servers: list[subprocess.Popen[bytes] | None] = [None] * n_servers
@@ -130,8 +134,8 @@ class Cluster:
         ca.new(folder, "route", x509.DNSName("localhost"), usage=BOTH)
 
     @property
-    def url(self) -> str:
-        return ",".join(f"tls://localhost:{port}" for port in self.ports)
+    def urls(self) -> list[str]:
+        return [f"tls://localhost:{port}" for port in self.ports]
 
     def __enter__(self) -> Cluster:
         for i in range(len(self.ports)):
@@ -143,7 +147,7 @@ class Cluster:
             self.kill(i)
 
     def write_config(self) -> None:
-        hub, others = self._authority.folder, ", ".join(f'"tls://localhost:{port}"' for port in self._routes)
+        hub, others = self.authority.folder, ", ".join(f'"tls://localhost:{port}"' for port in self._routes)
         for i, (port, route) in enumerate(zip(self.ports, self._routes, strict=True)):
             (self.folder / f"{i}.conf").write_text(
                 f"""
@@ -154,7 +158,7 @@ class Cluster:
                 cluster {{ name: studies, listen: "127.0.0.1:{route}", routes: [{others}], pool_size: -1
                   tls {{ cert_file: "{self.folder}/route.pem", key_file: "{self.folder}/route.key"
                     ca_file: "{self.folder}/ca.pem", verify: true }} }}
-                {users_config(self._authority)}
+                {users_config(self.authority)}
                 """
             )
 

@@ -27,8 +27,11 @@ try:
 except ImportError:
     raise MissingPackages from None
 
-SKEW = timedelta(hours=1)
-"""An authority is valid from an hour before it is made, since clocks differ."""
+FIRST_DAY, SKEW = datetime(2025, 1, 1, tzinfo=UTC), timedelta(hours=1)
+"""From when certificates are valid, or an hour before the authority is made if that is earlier.
+
+So neither a clock that was ahead when they were made nor one that is behind now keeps anybody out.
+"""
 
 _NO_EXTENSION = (
     x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError,
@@ -224,7 +227,7 @@ def authority_certificate(key: Key, *, days: int, now: datetime) -> x509.Certifi
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     )
-    return _signed(builder, key, public_key, now - SKEW, "key_cert_sign", "crl_sign")
+    return _signed(builder, key, public_key, min(FIRST_DAY, now - SKEW), "key_cert_sign", "crl_sign")
 
 
 def broker_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
@@ -251,7 +254,7 @@ def leaf_certificate(
 ) -> x509.Certificate:
     """A certificate for the broker (``server``) or a client; it never outlives the authority.
 
-    It is valid from the authority's beginning: one that is made while the clock is ahead can be used at once.
+    It is valid from the authority's first day: one that is made while the clock is ahead can be used at once.
     """
     issuer, key = authority
     usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH

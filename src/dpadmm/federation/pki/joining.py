@@ -241,11 +241,11 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
             "the invitation does not match this site's network/key.pem: use the latest invitation, or send "
             "network/request.json to the aggregator again"
         )
-    if (network / "ca.pem").exists():
-        if forms.read_chain(read_short(network / "ca.pem")) != [invitation.authority]:
-            raise StudyError(
-                f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
-            )
+    known = network / "ca.pem"
+    if known.exists() and forms.read_chain(read_short(known)) != [invitation.authority]:
+        raise StudyError(
+            f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
+        )
     _check_dates(invitation, now)
     write_private(network / "ca.pem", invitation.ca_pem.encode("ascii"))
     write_private(network / "certificate.pem", invitation.certificate_pem.encode("ascii"))
