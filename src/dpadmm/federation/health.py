@@ -177,7 +177,9 @@ def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
         return [not_running("the agent", seen, "start it with dpadmm agent run"), *found]
     if not seen["connected"]:
         level = "error" if seconds_since(seen["connection_since"]) > UNCONNECTED_AFTER else "warning"
-        text = f"no connection to {seen['broker']} since {seen['connection_since']}"
+        text = (
+            f"no connection to {seen['broker']} since {seen['connection_since']}: dpadmm agent check --connect says why"
+        )
         found.append(Alarm("not-connected", level, text))
     elif seen["aggregator_silent"]:
         text = "connected to the broker, but the aggregator gives no sign of life"

@@ -204,10 +204,14 @@ class Link:
             self._urls = deque(urls)
         before, self.url = self._client, self.url if self.url in self._urls else self._urls[0]
         try:
-            self._client = await self._connected()
+            client = await self._connected()
         except Exception as problem:
             self._say(WARNING, f"no connection with the renewed certificate yet: {reason_of(problem)}")
             return False
+        if self._client is not before or not self.connected:  # it was lost meanwhile, and is made again anyway
+            await self._disconnect(client)
+            return True
+        self._client = client
         self._say(INFO, f"connected to {self.url} with the renewed certificate")
         await self._disconnect(before)
         return True

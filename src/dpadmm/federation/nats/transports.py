@@ -189,7 +189,7 @@ class WebSocket(Dialled):
 async def dialled(url: str, context: ssl.SSLContext) -> Dialled:
     """Connect to ``tls://host:port`` or ``wss://host:port``, through a proxy if the environment names one."""
     (host, port), proxy = host_and_port(url), proxy_for(url)
-    where: dict[str, Any] = {"host": host, "port": port}
+    where: dict[str, Any] = {"host": host, "port": port, "happy_eyeballs_delay": 0.25}
     async with asyncio.timeout(DIAL_TIMEOUT if proxy is None else 2 * DIAL_TIMEOUT):
         if proxy is not None:
             opening = asyncio.get_running_loop().run_in_executor(None, tunnel, proxy, host, port)

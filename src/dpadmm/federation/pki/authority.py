@@ -539,7 +539,11 @@ class Authority:
         self._check_clock(now)
         if self.settings.external:
             for name in OWN_CERTIFICATES:
-                forms.check_dates(self._installed(name)[0], now=now, whose=_WHOSE[name])
+                chain = self._installed(name)
+                try:
+                    forms.check_dates(chain[0], now=now, whose=_WHOSE[name])
+                except StudyError as problem:  # no user error: a clock may be corrected
+                    raise DpadmmError(f"{problem} (dpadmm aggregator install)") from None
             return False
         for name in OWN_CERTIFICATES:
             if not self._is_current(f"{name}.pem", now, _names(self.settings, name)):

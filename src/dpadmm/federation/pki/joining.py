@@ -275,9 +275,9 @@ def site_identity(folder: Path) -> Identity:
         raise StudyError(f"{network}: {text}")
     if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
-    expires, fingerprint = invitation.certificate.not_valid_after_utc, invitation.ca_fingerprint
+    expires = min(each.not_valid_after_utc for each in invitation.chain)
     files = (network / "key.pem", network / "certificate.pem", network / "ca.pem")
-    return Identity(invitation.name, invitation.url, expires, fingerprint, *files, invitation)
+    return Identity(invitation.name, invitation.url, expires, invitation.ca_fingerprint, *files, invitation)
 
 
 def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
