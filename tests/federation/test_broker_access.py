@@ -13,6 +13,7 @@ import nats
 import pytest
 from brokers import DOWN, STUDY, connected, joined, new_authority, up
 
+from dpadmm._base.errors import StudyError
 from dpadmm.federation.nats.broker import Broker, broker_config
 from dpadmm.federation.pki.joining import Identity as SiteIdentity
 from dpadmm.federation.pki.joining import site_identity
@@ -145,11 +146,15 @@ def test_certificates_of_others_and_of_another_kind_are_refused(ground, tmp_path
     other = new_authority(tmp_path / "other")
     theirs = joined(other, tmp_path / "site-a", "site-a")
     ours = sites["site-a"].authority
-    mixed = SiteIdentity("site-a", authority.url, theirs.expires, "", theirs.key, theirs.certificate, ours)
+    mixed = SiteIdentity(
+        "site-a", authority.url, theirs.expires, "", theirs.key, theirs.certificate, ours, theirs.invitation
+    )
     asyncio.run(refused_to_connect(mixed))  # another authority's certificate
     asyncio.run(refused_to_connect(theirs, url=authority.url))  # which does not trust our broker either
     folder = authority.folder
-    as_client = SiteIdentity("x", authority.url, theirs.expires, "", folder / "server.key", folder / "server.pem", ours)
+    as_client = SiteIdentity(
+        "x", authority.url, theirs.expires, "", folder / "server.key", folder / "server.pem", ours, theirs.invitation
+    )
     asyncio.run(refused_to_connect(as_client))  # the broker's own certificate is no client's
 
 
@@ -157,7 +162,8 @@ def test_an_expired_certificate_and_an_unlisted_one_are_refused(ground, tmp_path
     authority, broker, _ = ground
     long_ago = datetime.now(UTC) - timedelta(days=10)
     expired = joined(authority, tmp_path / "late", "late", days=5, now=long_ago)
-    assert not expired.usable()
+    with pytest.raises(StudyError, match="expired at"):
+        expired.check_dates()
     asyncio.run(refused_to_connect(expired))
     unlisted = joined(authority, tmp_path / "unlisted", "unlisted")  # the broker was not reloaded yet
     asyncio.run(refused_to_connect(unlisted))

@@ -17,7 +17,7 @@ from guards import study as other_study
 
 from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
 from dpadmm.federation.logs import MAX_LINES, make_log
-from dpadmm.federation.nats.link import _reason
+from dpadmm.federation.nats.link import reason_of
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.site.decisions import decide, decisions
 from dpadmm.federation.site.responder import Responder
@@ -413,8 +413,8 @@ def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None
 
 
 def test_what_a_broker_says_cannot_write_on_the_terminal() -> None:
-    assert "\x1b" not in _reason(ValueError("\x1b[2J\rgone"))
-    assert len(_reason(ValueError("x" * 10**6))) < 300
+    assert "\x1b" not in reason_of(ValueError("\x1b[2J\rgone"))
+    assert len(reason_of(ValueError("x" * 10**6))) < 300
 
 
 def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(

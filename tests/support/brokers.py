@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import subprocess
+import time
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import nats
+from cryptography import x509
 from nats.aio.client import Client
+from own_ca import BOTH, OwnCa
 
+from dpadmm.federation.nats.broker import nats_server, users_config
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import Identity, join, make_request, site_identity
 
@@ -89,7 +94,7 @@ async def connected(who: Identity | Authority, *, url: str | None = None):
             ear.gone.set()
 
     client = await nats.connect(
-        url or who.url,
+        (url or who.url).split(",")[0],
         tls=who.client_context(),
         tls_handshake_first=True,
         allow_reconnect=False,
@@ -105,3 +110,75 @@ async def connected(who: Identity | Authority, *, url: str | None = None):
         yield ear
     finally:
         await client.close()
+
+
+class Cluster:
+    """``with Cluster(folder) as cluster``: three nats-servers with TLS for clients and for their routes.
+
+    ``authority`` is to be set first: it has to know the addresses.
+
+    Their configuration is what docs/deployment.md says of an existing cluster; the routes have certificates of
+    the operators' own CA, since a server is a client of the others there.
+    """
+
+    authority: Authority
+
+    def __init__(self, folder: Path, n_servers: int = 3) -> None:
+        self.folder = folder
+        self.ports = [free_port() for _ in range(n_servers)]
+        self._routes = [free_port() for _ in range(n_servers)]
+        self.servers: list[subprocess.Popen[bytes] | None] = [None] * n_servers
+        ca = OwnCa("NATS operators")
+        folder.mkdir()
+        (folder / "ca.pem").write_bytes(ca.root)
+        ca.new(folder, "route", x509.DNSName("localhost"), usage=BOTH)
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"tls://localhost:{port}" for port in self.ports]
+
+    def __enter__(self) -> Cluster:
+        for i in range(len(self.ports)):
+            self.start(i)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for i in range(len(self.ports)):
+            self.kill(i)
+
+    def write_config(self) -> None:
+        hub, others = self.authority.folder, ", ".join(f'"tls://localhost:{port}"' for port in self._routes)
+        for i, (port, route) in enumerate(zip(self.ports, self._routes, strict=True)):
+            (self.folder / f"{i}.conf").write_text(
+                f"""
+                server_name: n{i}, listen: "127.0.0.1:{port}", max_payload: 8MB, no_header_support: true
+                log_file: "{self.folder}/{i}.log"
+                tls {{ cert_file: "{hub}/server.pem", key_file: "{hub}/server.key", ca_file: "{hub}/authority/ca.pem"
+                  verify_and_map: true, min_version: "1.3", handshake_first: true }}
+                cluster {{ name: studies, listen: "127.0.0.1:{route}", routes: [{others}], pool_size: -1
+                  tls {{ cert_file: "{self.folder}/route.pem", key_file: "{self.folder}/route.key"
+                    ca_file: "{self.folder}/ca.pem", verify: true }} }}
+                {users_config(self.authority)}
+                """
+            )
+
+    def start(self, i: int) -> None:
+        self.write_config()
+        self.servers[i] = subprocess.Popen(
+            [nats_server(), "-c", self.folder / f"{i}.conf"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[i]), 1):
+                return
+            time.sleep(0.02)
+        raise AssertionError((self.folder / f"{i}.log").read_text())
+
+    def kill(self, i: int) -> None:
+        server, self.servers[i] = self.servers[i], None
+        if server is not None:
+            server.kill()
+            server.wait()
+
+    def log(self, i: int) -> str:
+        return (self.folder / f"{i}.log").read_text()

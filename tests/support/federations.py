@@ -103,6 +103,7 @@ class Federation:
         self.agents: dict[str, AgentProcess] = {}
         self.aggregator: ForkedProgram | None = None
         self._all: list[AgentProcess] = []
+        self._keeper: ForkedProgram | None = None
 
     def __enter__(self) -> Federation:
         return self
@@ -115,6 +116,9 @@ class Federation:
             self.aggregator.wait()
         for agent in self._all:
             agent.end()
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.wait()
         self.broker.stop()
 
     # What runs
@@ -127,6 +131,13 @@ class Federation:
         """The broker first, so that nobody waits for it; and the journal."""
         self.broker.start()
         begin(self.authority, self.study, list(self.names))
+
+    def keep_broker(self) -> ForkedProgram:
+        """``dpadmm aggregator broker``: it stays when a study has ended."""
+        self._keeper = ForkedProgram(
+            ["aggregator", "broker", "--folder", self.authority.folder], self.folder / "broker.txt"
+        )
+        return self._keeper
 
     def start(self, *names: str, **environment: str) -> None:
         for name in names or self.names:

@@ -1,13 +1,20 @@
-"""An unreliable network on purpose: a TCP proxy that delays, stalls, cuts and throttles what passes through it."""
+"""An unreliable network on purpose: a TCP proxy that delays, stalls, cuts and throttles what passes through it.
+
+And an HTTP proxy, through which many sites have to go.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import select
 import socket
 import struct
+import threading
+from base64 import b64encode
 from contextlib import suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CHUNK = 16 * 1024
 Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
@@ -123,3 +130,75 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
         return None
+
+
+class ConnectProxy:
+    """``with ConnectProxy(password=...) as proxy``: an HTTP proxy for CONNECT, in a thread, as firewalls have them.
+
+    It resolves every name to this machine, so that only what goes through it gets anywhere.
+    """
+
+    def __init__(self, password: str | None = None) -> None:
+        self.password = password
+        self.asked: list[str] = []
+        self.seen = bytearray()
+        """The first bytes of what passes through."""
+        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_CONNECT(self) -> None:
+                outer.asked.append(self.path)
+                words = b64encode(f"user:{outer.password}".encode()).decode()
+                if outer.password is not None and self.headers["Proxy-Authorization"] != f"Basic {words}":
+                    return self.send_error(407)
+                try:
+                    far = socket.create_connection(("127.0.0.1", int(self.path.rpartition(":")[2])), 5)
+                except OSError:
+                    return self.send_error(502)
+                with far:
+                    self.send_response(200)
+                    self.end_headers()
+                    outer._carry(self.connection, far)
+                return None
+
+            def log_message(self, *_: object) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        user = "" if self.password is None else f"user:{self.password}@"
+        return f"http://{user}127.0.0.1:{self.port}"
+
+    def __enter__(self) -> ConnectProxy:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.cut_all()
+
+    def cut_all(self) -> None:
+        for pair in list(self._pairs):
+            for each in pair:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        self._pairs.add((near, far))
+        try:
+            while True:
+                for each in select.select([near, far], [], [])[0]:
+                    if not (data := each.recv(CHUNK)):
+                        return
+                    self.seen += data[: max(0, 2**20 - len(self.seen))]
+                    (far if each is near else near).sendall(data)
+        except OSError:
+            pass
+        finally:
+            self._pairs.discard((near, far))

@@ -81,15 +81,23 @@ def check(
     study_file: Path | None = Option(
         None, "--study", metavar="STUDY", help="Also count the cells that this study would change."
     ),
+    connection: bool = Option(False, "--connect", help="Check the connection to the brokers instead of the table."),
     as_json: AsJson = False,
 ) -> None:
     """Read your table, and show your limits and the remaining budget.
 
     With --study, also count the cells outside the bounds of the study, with unknown values, or missing. An
     agent replaces such cells silently, as the study defines. The counts are exact: do not publish them.
+
+    With --connect, try each step of a connection to the brokers, and say what to do where one fails. Exit code 1: no
+    broker can be used.
     """
     from dpadmm.cli.study import counts_of, show_survey
 
+    if connection:
+        if study_file is not None:
+            raise StudyError("--connect checks the connection, and --study the table: use one of them")
+        return _check_connection(site_file, as_json=as_json)
     site, study = _opened(site_file), read_study(study_file) if study_file else None
     persons, state = site.rows.persons(), _ledger_state(site)
     survey = site.rows.survey(study) if study else None
@@ -107,6 +115,26 @@ def check(
     elif study is not None:
         say("Cells are counted in tables with named columns only.")
     return None
+
+
+def _check_connection(site_file: Path, *, as_json: bool) -> None:
+    from dpadmm.federation.site.connection import check_connections, reachable
+
+    found = check_connections(read_site(site_file).path.parent)
+    if as_json:
+        brokers = [
+            {"url": url, "reachable": reachable(checks), "checks": [check._asdict() for check in checks]}
+            for url, checks in found.items()
+        ]
+        echo_json({"reachable": any(each["reachable"] for each in brokers), "brokers": brokers})
+    else:
+        words = {True: "ok", False: "FAILED", None: "-"}
+        for url, checks in found.items():
+            say_path(url)
+            rows = [(check.name, words[check.ok], check.text) for check in checks]
+            show_table(("check", "", ""), rows, fold=range(3))
+    if not any(map(reachable, found.values())):
+        raise typer.Exit(1)
 
 
 @agent_app.command("begin")
@@ -285,12 +313,20 @@ def leave(
 def request(
     name: str = Argument(..., help="Site name.", show_default=False, metavar="NAME"),
     site_file: SiteOption = Path("site.toml"),
+    certificate: Path | None = Option(
+        None,
+        "--certificate",
+        help="If your own CA signs certificates: what it made of network/request.csr, then intermediate ones (PEM).",
+        metavar="FILE",
+        show_default=False,
+    ),
 ) -> None:
     """Create the private key of your site, and a request to send to the aggregator."""
     from dpadmm.federation.pki.joining import make_request
+    from dpadmm.federation.pki.private_files import read_short
 
     folder = read_site(site_file).path.parent
-    made = make_request(folder, name)
+    made = make_request(folder, name, None if certificate is None else read_short(certificate))
     say_path(f"Send to the aggregator: {folder / 'network' / 'request.json'}")
     say("It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
     say_path(made.fingerprint)

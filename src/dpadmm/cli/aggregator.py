@@ -50,7 +50,13 @@ ChosenStudy = Annotated[
 ]
 Port = Annotated[int | None, Option("--port", help="Another port for the built-in broker.", metavar="PORT")]
 BrokerUrl = Annotated[
-    str | None, Option("--broker", help="An existing NATS broker, instead of the built-in broker.", metavar="URL")
+    str | None,
+    Option(
+        "--broker",
+        help="Existing NATS brokers instead of the built-in one, separated by commas: tls://HOST:PORT or wss://HOST:PORT.",
+        metavar="URLS",
+        show_default="those of aggregator.toml",
+    ),
 ]
 PagePort = Annotated[int, Option("--page-port", help="Port of the live page; 0 for any free port.", metavar="PORT")]
 WithPage = Annotated[bool, Option("--page/--no-page", help="Serve a live page on this machine only.")]
@@ -66,16 +72,63 @@ def init(
     host: list[str] = Option(..., help="A host name or address under which sites reach this machine; repeatable."),
     port: int = Option(4222, help="The port of the broker."),
     listen: str | None = Option(None, help="The address on which the broker listens.", show_default="all addresses"),
+    websocket_port: int | None = Option(
+        None, help="Also accept WebSocket connections on this port, such as 443.", show_default=False
+    ),
+    broker: list[str] = Option(
+        [], help="An existing NATS broker for sites and serve, instead of the built-in one; repeatable.", metavar="URL"
+    ),
+    ca: Path | None = Option(
+        None,
+        "--ca",
+        help="The certificate of your own CA, which signs all certificates.",
+        show_default="a new authority",
+    ),
 ) -> None:
     """Create an aggregator: its certificate authority and the configuration of its broker."""
     from dpadmm.federation.pki.authority import Authority
+    from dpadmm.federation.pki.private_files import read_short
 
-    authority = Authority.create(folder, hosts=host, port=port, listen=listen)
+    authority = Authority.create(
+        folder,
+        hosts=host,
+        port=port,
+        listen=listen,
+        websocket_port=websocket_port,
+        brokers=broker,
+        ca=None if ca is None else read_short(ca),
+    )
     say_path(f"Created: {folder}. It contains private keys: keep it secret.")
     say_path(f"Sites will connect to {authority.url}")
+    if ca is not None:
+        say("Have these signed by your CA, as a server and as a client, then install the certificates:")
+        say_path(*(f"  {folder / name}" for name in ("server.csr", "aggregator.csr")))
+        say_path(f"  dpadmm aggregator install CERTIFICATE --folder {folder}")
     say("Fingerprint of this authority, which sites compare when they join:")
     say_path(authority.fingerprint)
     say_path(f"Next: dpadmm aggregator approve REQUEST --folder {folder}")
+
+
+@aggregator_app.command("install")
+def install(
+    certificate: Path = Argument(..., help="A PEM file: the certificate, then intermediate ones.", show_default=False),
+    folder: Folder = HERE,
+) -> None:
+    """Use a certificate of your own CA for the broker or the aggregator. A running broker loads it at once."""
+    from dpadmm.federation.nats.broker import Broker
+    from dpadmm.federation.pki.authority import Authority
+    from dpadmm.federation.pki.private_files import read_short
+
+    authority = Authority.open(folder)
+    try:
+        whose = authority.install(read_short(certificate))
+    except StudyError as problem:
+        raise StudyError(f"{certificate}: {problem}") from None
+    say(f"Installed: the certificate of {whose}.")
+    broker = Broker(authority)
+    if broker.alive():
+        broker.reload()
+        say("The broker uses it for new connections; those that exist continue.")
 
 
 @aggregator_app.command("approve")
@@ -139,6 +192,15 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
     if as_json:
         return echo_json([dict(zip(("name", "state", "expires"), row, strict=True)) for row in rows])
     return show_table(("site", "state", "valid until"), rows)
+
+
+@aggregator_app.command("users")
+def users(folder: Folder = HERE) -> None:
+    """Print who may connect, as the part of the configuration that each server of an existing NATS cluster needs."""
+    from dpadmm.federation.nats.broker import users_config
+    from dpadmm.federation.pki.authority import Authority
+
+    typer.echo(users_config(Authority.open(folder)))
 
 
 @aggregator_app.command("roster")

@@ -11,6 +11,7 @@ import math
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -154,6 +155,25 @@ def clock_alarms(whose: str, difference: float | None) -> Iterator[Alarm]:
         yield Alarm("clock", "warning", text)
 
 
+class Clock:
+    """Notices when the clock of this machine is set, since certificates are judged by it."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def jump(self) -> str | None:
+        """What happened since the last call, if the clock was set by more than a minute."""
+        before, self._offset = self._offset, time.time() - time.monotonic()
+        by = self._offset - before
+        if abs(by) <= MAX_CLOCK_DIFFERENCE:
+            return None
+        way = "ahead" if by > 0 else "back"
+        return (
+            f"the clock of this machine jumped {way} by {abs(by):,.0f} seconds, or the machine was suspended: it shows "
+            f"{now_text()}. If that is wrong, correct it: sites whose certificates are not valid then cannot connect"
+        )
+
+
 def not_running(what: str, seen: Status | None, start: str) -> Alarm:
     when = "is not running" if seen is None else f"gave no sign of life since {seen['at']}"
     if seen is not None and not seen["running"]:
@@ -168,7 +188,9 @@ def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
         return [not_running("the agent", seen, "start it with dpadmm agent run"), *found]
     if not seen["connected"]:
         level = "error" if seconds_since(seen["connection_since"]) > UNCONNECTED_AFTER else "warning"
-        text = f"no connection to {seen['broker']} since {seen['connection_since']}"
+        text = (
+            f"no connection to {seen['broker']} since {seen['connection_since']}: dpadmm agent check --connect says why"
+        )
         found.append(Alarm("not-connected", level, text))
     elif seen["aggregator_silent"]:
         text = "connected to the broker, but the aggregator gives no sign of life"

@@ -25,6 +25,7 @@ from dpadmm.federation.health import (
     STATUS,
     AggregatorStatus,
     Alarm,
+    Clock,
     Sample,
     Status,
     days_left,
@@ -42,6 +43,7 @@ from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import HubLink, NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.pki.joining import check_urls
 from dpadmm.federation.protocol import SILENT_AFTER, Seen
 from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
@@ -66,6 +68,11 @@ def journals(folder: Path) -> list[Path]:
 
 def _usable_sites(authority: Authority) -> set[str]:
     return {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
+
+
+def _revoked_sites(authority: Authority) -> set[str]:
+    """Without those whose certificates have expired, or seem so where the clock is wrong: that heals."""
+    return {each.name for each in authority.sites() if each.revoked}
 
 
 def _members(authority: Authority, study: Study, wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -106,8 +113,9 @@ def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> P
 class Server:
     """Runs a study to its end: ``await server.run()``.
 
-    ``broker_url`` is an existing broker, configured by others; without it the built-in broker is started, unless
-    it is kept running. ``start_wait`` is how long sites are waited for at the start.
+    ``broker_url`` are addresses of existing brokers, configured by others, separated by commas; without them, and
+    without brokers in the settings, the built-in broker is started, unless it is kept running. ``start_wait`` is how
+    long sites are waited for at the start.
     """
 
     authority: Authority
@@ -126,7 +134,7 @@ class Server:
             coordinator = coordinator_of(journal, self.log)
             coordinator.start_wait = self.start_wait
             broker = self._broker(resources)
-            url = broker.url if broker is not None else self.broker_url or ""
+            url = broker.url if broker is not None else self._existing
             leases = resources.enter_context(Leases(self.authority.folder, coordinator.note))
             coordinator.doubts = lambda: leases.doubts(time.monotonic())
             context = self.authority.client_context
@@ -145,8 +153,15 @@ class Server:
                 raise
             return coordinator
 
-    def _broker(self, resources: AsyncExitStack) -> Broker | None:
+    @property
+    def _existing(self) -> str:
+        """Addresses of existing brokers."""
         if self.broker_url is not None:
+            return check_urls(self.broker_url)
+        return ",".join(self.authority.settings.brokers)
+
+    def _broker(self, resources: AsyncExitStack) -> Broker | None:
+        if self._existing:
             return None
         broker = Broker(self.authority, port=self.port)
         if kept := broker.kept():
@@ -171,10 +186,13 @@ class Server:
 
     async def _check_sites(self, coordinator: Coordinator, broker: Broker | None) -> None:
         """Exclude revoked sites at once, and keep the broker running."""
+        clock = Clock()
         while True:
-            usable = _usable_sites(self.authority)
+            revoked = _revoked_sites(self.authority)
             for name in coordinator.members:
-                (coordinator.readmit if name in usable else coordinator.revoke)(name)
+                (coordinator.revoke if name in revoked else coordinator.readmit)(name)
+            if (jump := clock.jump()) is not None:
+                coordinator.note("warning", "", jump)
             if broker is not None and not broker.kept():
                 await _keep_alive(broker, coordinator.note)
             await asyncio.sleep(CHECK_EVERY)
@@ -191,7 +209,9 @@ async def keep_broker(
         if (said := repeats.said(source, text, now=time.monotonic())) is not None:
             log.log(getLevelNamesMapping()[level.upper()], "%s", said)
 
-    broker = Broker(authority, port=port)
+    if authority.settings.brokers:
+        raise StudyError("aggregator.toml names existing brokers: there is no built-in broker to keep running")
+    broker, clock = Broker(authority, port=port), Clock()
     async with AsyncExitStack() as resources:
         resources.enter_context(broker.keeping())
         _use(broker, resources, start=True)
@@ -206,6 +226,8 @@ async def keep_broker(
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
         resources.enter_context(metrics_server(metrics, lambda: hub_samples(live(), authority.folder)))
         while True:
+            if (jump := clock.jump()) is not None:
+                note("warning", "", jump)
             await _keep_alive(broker, note)
             write_status(authority.folder, live())
             await asyncio.sleep(CHECK_EVERY)
@@ -289,7 +311,7 @@ def overview_every(folder: Path, seconds: float = 5.0) -> Callable[[], list[Stat
 def alarms_of(authority: Authority, studies: Sequence[Status]) -> list[Alarm]:
     """All alarms of an aggregator's folder and of these studies, which are named if there are several."""
     certificates = {each.name: each.expires for each in authority.sites() if not each.revoked}
-    certificates["the authority"] = authority.certificate.not_valid_after_utc
+    certificates |= {"the authority": authority.certificate.not_valid_after_utc, **authority.own_certificates()}
     hub = hub_alarms(authority.folder, certificates, studies=bool(studies))
     found = [(seen["study"]["name"], alarm) for seen in studies for alarm in study_alarms(seen)]
     named = [each._replace(text=f"{name}: {each.text}") if len(studies) > 1 else each for name, each in found]

@@ -1,6 +1,7 @@
 """A connection to a NATS broker that is restored whenever it is lost.
 
-Outgoing only, mutual TLS only. Messages sent while there is no connection are lost: requests are repeated.
+Outgoing only, mutual TLS only. Messages sent while there is no connection are lost: requests are repeated. With
+several brokers, the next one is tried as soon as a connection fails or is lost.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
-from logging import INFO, WARNING, Logger, getLogger
+from datetime import UTC, datetime
+from logging import INFO, WARNING, Logger
 from typing import TYPE_CHECKING, Any, Self
 
 from dpadmm.federation.logs import Repeats
+from dpadmm.federation.nats.transports import dialled
 from dpadmm.federation.protocol import (
     AGGREGATOR,
     BEAT_EVERY,
@@ -53,15 +56,48 @@ CHECK_EVERY = 0.5
 """Seconds between checks of the connection."""
 
 OnMessage = Callable[[str, bytes], None]
+OnError = Callable[[Exception], Awaitable[None]]
+OnLost = Callable[[], Awaitable[None]]
 Context = Callable[[], ssl.SSLContext]
 """Called for every connection, since certificates are renewed."""
+
+
+async def connect(
+    url: str, context: ssl.SSLContext, *, name: str, on_error: OnError, on_lost: OnLost | None = None
+) -> Client:
+    """A client that is connected, and does not come back by itself."""
+    client, transport = Client(), await dialled(url, context)
+    client._transport = transport
+    try:
+        await client.connect(
+            url,
+            tls=context,
+            tls_handshake_first=True,
+            allow_reconnect=False,
+            connect_timeout=5,
+            ping_interval=10,
+            max_outstanding_pings=2,
+            name=name,
+            error_cb=on_error,
+            closed_cb=on_lost,
+            disconnected_cb=on_lost,
+        )
+        await client.flush(timeout=5)
+    except BaseException:
+        with suppress(Exception):
+            await client.close()
+        transport.close()
+        raise
+    return client
 
 
 class Link:
     """``async with Link(...) as link``: stays connected in the background, and gives signs of life."""
 
     def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, *, name: str) -> None:
-        self.url, self._context, self._on_message = url, context, on_message
+        self.url = url
+        """The broker that it is or was last connected to, or tries."""
+        self._urls, self._context, self._on_message = deque(url.split(",")), context, on_message
         self._log, self._name = log, name
         self._beat_subject, hears = beat_subjects_of(name)
         self._subjects = {hears}
@@ -71,22 +107,18 @@ class Link:
         self._closed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._repeats = Repeats()
-        # nats-py starts TLS in a way that makes asyncio warn whenever a connection is lost
-        self._log_filter = lambda record: "eof_received" not in record.getMessage()
 
     @property
     def connected(self) -> bool:
         return self._client is not None and self._client.is_connected
 
     async def __aenter__(self) -> Self:
-        getLogger("asyncio").addFilter(self._log_filter)
         self._tasks = [asyncio.create_task(each) for each in (self._stay_connected(), self._give_signs_of_life())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await cancelled(*self._tasks)
-        await self._disconnect()
-        getLogger("asyncio").removeFilter(self._log_filter)
+        await self._lose()
 
     async def subscribe(self, subject: str) -> None:
         """Receive messages on this subject, now and after every reconnection."""
@@ -103,7 +135,7 @@ class Link:
         try:
             await self._client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
-            self._say(WARNING, f"a message could not be sent: {_reason(problem)}")
+            self._say(WARNING, f"a message could not be sent: {reason_of(problem)}")
             return False
         return True
 
@@ -131,24 +163,29 @@ class Link:
             await asyncio.sleep(BEAT_EVERY)
 
     async def _stay_connected(self) -> None:
-        pause = FIRST_PAUSE
+        pause, failed = FIRST_PAUSE, 0
         while True:
             self._closed.clear()
+            self.url = self._urls[0]
             try:
                 self._client = await self._connected()
             except Exception as problem:  # nats-py raises many types; try again after any
-                self._say(WARNING, f"no connection to {self.url}: {_reason(problem)}")
+                self._say(WARNING, f"no connection to {self.url}: {reason_of(problem)}")
+                failed += 1
             else:
                 self._say(INFO, f"connected to {self.url}")
                 await self._on_connected()
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
                 self._say(WARNING, f"the connection to {self.url} was lost")
+                failed = 1
                 if asyncio.get_running_loop().time() - began > 5.0:
                     pause = FIRST_PAUSE
-            await self._disconnect()
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(1.5 * pause, LAST_PAUSE)
+            await self._lose()
+            self._urls.rotate(-1)
+            if failed >= len(self._urls):  # all of them; else another one is worth a try at once
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause, failed = min(1.5 * pause, LAST_PAUSE), 0
 
     async def _on_connected(self) -> None:
         """What is said first."""
@@ -159,27 +196,14 @@ class Link:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY):
                     await self._closed.wait()
-                return
+            self._closed.clear()  # or it was the connection before a renewal
 
     async def _connected(self) -> Client:
-        client = await nats.connect(
-            self.url,
-            tls=self._context(),
-            tls_handshake_first=True,
-            allow_reconnect=False,
-            max_reconnect_attempts=1,  # the pauses are in this class
-            reconnect_time_wait=0,
-            connect_timeout=5,
-            ping_interval=10,
-            max_outstanding_pings=2,
-            name=self._name,
-            error_cb=self._failed,
-            closed_cb=self._lost,
-            disconnected_cb=self._lost,
+        client, subscribed = (
+            await connect(self.url, self._context(), name=self._name, on_error=self._failed, on_lost=self._lost),
+            set[str](),
         )
-        subscribed = set[str]()
         try:
-            await client.flush(timeout=5)
             while new := self._subjects - subscribed:  # more may be added meanwhile
                 for subject in new:
                     await client.subscribe(subject, cb=self._on_nats_message)
@@ -191,8 +215,33 @@ class Link:
             raise
         return client
 
-    async def _disconnect(self) -> None:
+    async def renew(self, url: str) -> bool:
+        """Connect with the certificate and addresses as they are now, and then leave the connection before.
+
+        Messages of a moment may come twice. If it fails, the connection that there is stays.
+        """
+        urls = url.split(",")
+        if set(urls) != set(self._urls):
+            self._urls = deque(urls)
+        before, self.url = self._client, self.url if self.url in self._urls else self._urls[0]
+        try:
+            client = await self._connected()
+        except Exception as problem:
+            self._say(WARNING, f"no connection with the renewed certificate yet: {reason_of(problem)}")
+            return False
+        if self._client is not before or not self.connected:  # it was lost meanwhile, and is made again anyway
+            await self._disconnect(client)
+            return True
+        self._client = client
+        self._say(INFO, f"connected to {self.url} with the renewed certificate")
+        await self._disconnect(before)
+        return True
+
+    async def _lose(self) -> None:
         client, self._client = self._client, None
+        await self._disconnect(client)
+
+    async def _disconnect(self, client: Client | None) -> None:
         if client is not None and not client.is_closed:
             with suppress(Exception):  # the connection is abandoned in any case
                 if client.is_connected:
@@ -201,7 +250,7 @@ class Link:
 
     async def _failed(self, problem: Exception) -> None:
         if self.connected:  # otherwise connecting reports it
-            self._say(WARNING, f"error from the broker: {_reason(problem)}")
+            self._say(WARNING, f"error from the broker: {reason_of(problem)}")
 
     async def _lost(self) -> None:
         self._closed.set()
@@ -211,11 +260,29 @@ class Link:
             self._log.log(level, "%s", said)
 
 
-def _reason(problem: BaseException) -> str:
+DATES = _NOT_YET_VALID, _EXPIRED = 9, 10
+OTHER_HOST = 62, 64
+"""Codes of OpenSSL for what is wrong with a certificate: its dates, its host name or address."""
+
+
+def reason_of(problem: BaseException) -> str:
+    """Why there is no connection, in words that say what to do."""
     if isinstance(problem, ssl.SSLCertVerificationError):
-        return f"its certificate is for another host or from an unknown authority ({problem.reason})"
+        now = f"the clock of this machine shows {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        if problem.verify_code == _NOT_YET_VALID:
+            return f"its certificate is not valid yet ({now}): is that clock behind, or was the aggregator's ahead?"
+        if problem.verify_code == _EXPIRED:
+            return f"its certificate has expired ({now}): is that clock ahead? If not, tell the study coordinators"
+        if problem.verify_code in OTHER_HOST:
+            return f"its certificate is for another host: tell the study coordinators ({problem.verify_message})"
+        return (
+            f"its certificate is not from the authority of this study ({problem.verify_message}): a proxy that "
+            "inspects TLS, or another server; dpadmm agent check --connect shows whose it is"
+        )
     if isinstance(problem, ssl.SSLError):
-        return f"it rejected the certificate ({problem.reason})"
+        return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
+    if isinstance(problem, TimeoutError):
+        return "no answer: a firewall may drop connections to this port, or the broker's machine is down"
     text = str(problem) or type(problem).__name__
     if "authorization violation" in text.lower():
         return "it rejected the certificate, which may have been revoked: ask the study coordinators"

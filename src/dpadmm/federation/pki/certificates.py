@@ -1,8 +1,9 @@
 """X.509 certificates of authority, broker, aggregator and sites; all keys are EC P-256.
 
-The authority signs end-entity certificates (path length 0) and nothing else. The broker's certificate is for
+The built-in authority signs end-entity certificates (path length 0) and nothing else. The broker's certificate is for
 servers, at its host names; the others are for clients, named by the e-mail of their user. Nothing but the key
-is taken from a certificate request.
+is taken from a certificate request. Certificates of an organisation's own CA may have intermediates with keys of
+any kind; who holds them is named by their e-mail or DNS name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from ipaddress import ip_address
+from itertools import pairwise
 
+from dpadmm._base.errors import StudyError
 from dpadmm.federation.protocol import MissingPackages
 
 try:
@@ -24,8 +27,11 @@ try:
 except ImportError:
     raise MissingPackages from None
 
-SKEW = timedelta(hours=1)
-"""Certificates are valid from an hour before they are made, since clocks differ."""
+FIRST_DAY, SKEW = datetime(2025, 1, 1, tzinfo=UTC), timedelta(hours=1)
+"""From when certificates are valid, or an hour before the authority is made if that is earlier.
+
+So neither a clock that was ahead when they were made nor one that is behind now keeps anybody out.
+"""
 
 _NO_EXTENSION = (
     x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError,
@@ -97,9 +103,53 @@ def pem(signed: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
     return signed.public_bytes(serialization.Encoding.PEM)
 
 
-def new_request(key: Key, name: str) -> x509.CertificateSigningRequest:
+def read_chain(data: bytes) -> list[x509.Certificate]:
+    """The certificates in a PEM text, the holder's first; none if it is damaged."""
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except (ValueError, x509.InvalidVersion):
+        return []
+
+
+def check_signatures(chain: Sequence[x509.Certificate], authority: x509.Certificate) -> None:
+    """Raise ``StudyError`` unless each certificate was signed by the next one, and the last by the authority.
+
+    This is for early messages: brokers and clients check the whole chain by their own rules at every connection.
+    """
+    path = [each for each in chain if each != authority]
+    for signed, signer in pairwise([*path, authority]):
+        if not is_authority(signer) or not signed_by(signed, signer):
+            by = "the authority" if signer is authority else _named(signer)
+            raise StudyError(
+                f"the certificate of {_named(signed)} was not signed by {by}; a file of certificates must have the "
+                "holder's first, and then all intermediate ones in order"
+            )
+
+
+def check_dates(certificate: x509.Certificate, *, now: datetime, whose: str) -> None:
+    """Raise ``StudyError`` unless a certificate is valid; the message names this machine's clock."""
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    clock = f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC"
+    if now >= last:
+        text = f"expired at {last:%Y-%m-%d %H:%M} UTC ({clock}): if the clock is right, a new one is needed"
+    elif now < first:
+        text = f"is valid only from {first:%Y-%m-%d %H:%M} UTC ({clock}): correct the clock"
+    else:
+        return
+    raise StudyError(f"the certificate of {whose} {text}")
+
+
+def _named(certificate: x509.Certificate) -> str:
+    text = certificate.subject.rfc4514_string() or "(no name)"
+    return text if text.isprintable() and len(text) <= 120 else ascii(text[:120])
+
+
+def new_request(key: Key, name: str, names: Sequence[x509.GeneralName] = ()) -> x509.CertificateSigningRequest:
     """A certificate request: the name and the key, signed with the key."""
-    return x509.CertificateSigningRequestBuilder().subject_name(_common_name(name)).sign(key, hashes.SHA256())
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_common_name(name))
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(key, hashes.SHA256())
 
 
 def read_csr(data: bytes) -> tuple[PublicKey | None, str, bool]:
@@ -124,17 +174,40 @@ def user_in(certificate: x509.Certificate) -> str:
     return names[0].value if isinstance(names[0], x509.RFC822Name) else ""
 
 
+def identity_in(certificate: x509.Certificate) -> str:
+    """Who holds a client certificate of any CA: its one e-mail, else its one DNS name; empty if there is neither.
+
+    The broker looks for users in this order, too.
+    """
+    try:
+        names = names_in(certificate)
+    except _NO_EXTENSION:
+        return ""
+    for kind in (x509.RFC822Name, x509.DNSName):
+        if found := [str(name.value) for name in names if isinstance(name, kind)]:
+            return found[0] if len(found) == 1 and may_be(certificate, server=False) else ""
+    return ""
+
+
+def may_be(certificate: x509.Certificate, *, server: bool) -> bool:
+    """Whether a certificate may be used by servers, or by clients; one that does not say so may be used by both."""
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except _NO_EXTENSION:
+        return True
+    return (ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH) in usage
+
+
 def names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
     return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether a certificate is a self-signed authority."""
+    """Whether a certificate may sign others."""
     try:
-        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except _NO_EXTENSION:
         return False
-    return basic.ca and signed_by(certificate, certificate)
 
 
 def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -154,7 +227,7 @@ def authority_certificate(key: Key, *, days: int, now: datetime) -> x509.Certifi
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     )
-    return _signed(builder, key, public_key, now, "key_cert_sign", "crl_sign")
+    return _signed(builder, key, public_key, min(FIRST_DAY, now - SKEW), "key_cert_sign", "crl_sign")
 
 
 def broker_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
@@ -179,7 +252,10 @@ def leaf_certificate(
     now: datetime,
     server: bool = False,
 ) -> x509.Certificate:
-    """A certificate for the broker (``server``) or a client; it never outlives the authority."""
+    """A certificate for the broker (``server``) or a client; it never outlives the authority.
+
+    It is valid from the authority's first day: one that is made while the clock is ahead can be used at once.
+    """
     issuer, key = authority
     usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
     issuer_key = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -193,11 +269,11 @@ def leaf_certificate(
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(issued_by, critical=False)
     )
-    return _signed(builder, key, public_key, now, "digital_signature")
+    return _signed(builder, key, public_key, issuer.not_valid_before_utc, "digital_signature")
 
 
 def _signed(
-    builder: x509.CertificateBuilder, key: Key, public_key: PublicKey, now: datetime, *allowed: str
+    builder: x509.CertificateBuilder, key: Key, public_key: PublicKey, first: datetime, *allowed: str
 ) -> x509.Certificate:
     """Sign a certificate whose key may be used in the ``allowed`` ways only."""
     uses = (
@@ -205,7 +281,7 @@ def _signed(
         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
     )  # fmt: skip
     return (
-        builder.not_valid_before(now - SKEW)
+        builder.not_valid_before(first)
         .add_extension(x509.KeyUsage(**{use: use in allowed for use in uses}), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .sign(key, hashes.SHA256())

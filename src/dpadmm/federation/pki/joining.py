@@ -25,6 +25,7 @@ from dpadmm.federation.protocol import check_name, user_of
 
 REQUEST_FORMAT = "dpadmm-request/1"
 INVITATION_FORMAT = "dpadmm-invitation/1"
+_END_OF_CSR = "-----END CERTIFICATE REQUEST-----\n"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Request:
 
     name: str
     csr_pem: str
+    """The request, and the certificates that the organisation's own CA gave for it, if it did."""
+
+    @property
+    def chain_pem(self) -> str:
+        """The certificates beside the request."""
+        return self.csr_pem.partition(_END_OF_CSR)[2].lstrip("\n")
 
     @cached_property
     def public_key(self) -> forms.PublicKey:
@@ -69,31 +76,39 @@ def read_request(path: Path) -> Request:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a site needs to connect: the broker's address, the authority, and its own certificate."""
+    """What a site needs to connect: addresses of brokers, the authority, and its own certificate."""
 
     name: str
     url: str
+    """One address or several, separated by commas."""
     ca_pem: str
     certificate_pem: str
 
     @cached_property
     def authority(self) -> forms.x509.Certificate:
-        found = forms.read_certificate(self.ca_pem.encode("ascii", "replace"))
-        if found is None or not forms.is_authority(found):
+        found = forms.read_chain(self.ca_pem.encode("ascii", "replace"))
+        if len(found) != 1 or not forms.is_authority(found[0]):
             raise StudyError("the certificate of the authority is damaged")
-        return found
+        return found[0]
 
     @cached_property
     def certificate(self) -> forms.x509.Certificate:
         """The site's certificate: signed by the authority, for this name, as a client."""
-        found = forms.read_certificate(self.certificate_pem.encode("ascii", "replace"))
-        if found is None:
+        chain = self.chain
+        if not chain or forms.public_key_of(chain[0]) is None:
             raise StudyError("the certificate of the site is damaged")
-        if not forms.signed_by(found, self.authority):
-            raise StudyError("the certificate was not signed by the authority")
-        if forms.user_in(found) != user_of(self.name, f"{found.serial_number:x}"):
-            raise StudyError(f"the certificate is not for the site {self.name}")
-        return found
+        forms.check_signatures(chain, self.authority)
+        user = forms.identity_in(chain[0])
+        if user.endswith("@dpadmm") or not user:  # else it is an organisation's own name
+            user = forms.user_in(chain[0])
+            if user != user_of(self.name, f"{chain[0].serial_number:x}"):
+                raise StudyError(f"the certificate is not for the site {self.name}")
+        return chain[0]
+
+    @cached_property
+    def chain(self) -> list[forms.x509.Certificate]:
+        """The site's certificate, and those between it and the authority."""
+        return forms.read_chain(self.certificate_pem.encode("ascii", "replace"))
 
     @property
     def ca_fingerprint(self) -> str:
@@ -115,22 +130,28 @@ def read_invitation(path: Path) -> Invitation:
     """Read an invitation and check its signature."""
     what, fields = "an invitation from dpadmm aggregator approve", ("name", "url", "authority", "certificate")
     with _texts(path, INVITATION_FORMAT, what, *fields) as (name, url, *pems):
-        invitation = Invitation(check_name(name), check_url(url), *pems)
+        invitation = Invitation(check_name(name), check_urls(url), *pems)
         _ = invitation.certificate
     return invitation
 
 
-def check_url(url: str) -> str:
-    """Return a valid ``tls://host:port``, without password and path, or raise ``StudyError``."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-        bare = parts.scheme == "tls" and bool(host) and bool(port) and url == f"tls://{parts.netloc}"
-    except ValueError:
-        bare = False
-    if not bare or "@" in url or len(url) > 300 or not url.isascii() or not url.isprintable() or " " in url:
-        raise StudyError(f"{url[:60]!r} is not the address of a broker, such as tls://host:port")
-    return url
+def check_urls(text: str) -> str:
+    """Return valid addresses, each ``tls://host:port`` or ``wss://host:port``, or raise ``StudyError``."""
+    urls = text.split(",")
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+            bare = parts.scheme in ("tls", "wss") and bool(host) and bool(port) and "@" not in url
+            bare = bare and url == f"{parts.scheme}://{parts.netloc}"
+        except ValueError:
+            bare = False
+        if not bare or len(url) > 300 or not url.isascii() or not url.isprintable() or " " in url:
+            kinds = "such as tls://host:port, or wss://host:port for WebSocket"
+            raise StudyError(f"{url[:60]!r} is not the address of a broker, {kinds}")
+    if len(urls) > 20 or len(set(urls)) != len(urls):
+        raise StudyError("addresses of brokers: at most 20, and each once")
+    return text
 
 
 @contextmanager
@@ -166,18 +187,21 @@ class Identity:
     key: Path
     certificate: Path
     authority: Path
+    invitation: Invitation
 
-    def usable(self, now: datetime | None = None) -> bool:
-        return forms.now_or(now) < self.expires
+    def check_dates(self, now: datetime | None = None) -> None:
+        """Raise ``StudyError`` unless its certificates are valid now."""
+        _check_dates(self.invitation, forms.now_or(now))
 
     def client_context(self) -> ssl.SSLContext:
         return client_context(self.key, self.certificate, self.authority)
 
 
-def make_request(folder: Path, name: str) -> Request:
+def make_request(folder: Path, name: str, certificate: bytes | None = None) -> Request:
     """Create ``network/key.pem`` if there is none, and write ``network/request.json``.
 
-    A repeated request uses the same key, for a renewal. A site that has joined keeps its name.
+    A repeated request uses the same key, for a renewal. A site that has joined keeps its name. ``certificate`` is
+    what the organisation's own CA signed for ``network/request.csr``, with intermediate ones after it.
     """
     check_name(name)
     network, before = folder / "network", folder / "network" / "invitation.json"
@@ -187,8 +211,18 @@ def make_request(folder: Path, name: str) -> Request:
     private_files.make_private_folder(network)
     if not (network / "key.pem").exists():
         write_private(network / "key.pem", forms.key_pem(forms.new_key()), replace=False)
-    csr = forms.new_request(_own_key(network), name)
-    request = Request(name, forms.pem(csr).decode("ascii"))
+    key = _own_key(network)
+    csr, chain = forms.pem(forms.new_request(key, name)), b""
+    if certificate is not None:
+        certificates = forms.read_chain(certificate)
+        if not certificates:
+            raise StudyError("the certificate is damaged, or not in PEM format")
+        if certificates[0].public_key() != key.public_key():
+            text = "the first certificate is not for this site's key: have network/request.csr signed by your CA"
+            raise StudyError(text)
+        chain = b"".join(map(forms.pem, certificates))
+    request = Request(name, (csr + chain).decode("ascii"))
+    write_private(network / "request.csr", csr)
     write_private(network / "request.json", request.as_bytes())
     return request
 
@@ -207,12 +241,11 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
             "the invitation does not match this site's network/key.pem: use the latest invitation, or send "
             "network/request.json to the aggregator again"
         )
-    if (network / "ca.pem").exists():
-        before = forms.read_certificate(read_short(network / "ca.pem"))
-        if before is None or forms.fingerprint_of(before) != invitation.ca_fingerprint:
-            raise StudyError(
-                f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
-            )
+    known = network / "ca.pem"
+    if known.exists() and forms.read_chain(read_short(known)) != [invitation.authority]:
+        raise StudyError(
+            f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
+        )
     _check_dates(invitation, now)
     write_private(network / "ca.pem", invitation.ca_pem.encode("ascii"))
     write_private(network / "certificate.pem", invitation.certificate_pem.encode("ascii"))
@@ -220,22 +253,15 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
 
 
 def _check_dates(invitation: Invitation, now: datetime) -> None:
-    clock = f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC"
-    for whose, certificate in (("authority's", invitation.authority), ("site's", invitation.certificate)):
-        first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        if now >= last:
-            when = f"expired at {last:%Y-%m-%d %H:%M} UTC ({clock}): ask for a new invitation"
-        elif now < first:
-            when = f"is valid only from {first:%Y-%m-%d %H:%M} UTC ({clock}): correct the clock"
-        else:
-            continue
-        raise StudyError(f"the {whose} certificate {when}")
+    forms.check_dates(invitation.authority, now=now, whose="the authority")
+    for each in invitation.chain:
+        forms.check_dates(each, now=now, whose="this site" if each is invitation.chain[0] else "its own CA")
 
 
 def site_identity(folder: Path) -> Identity:
     """The identity of a site that joined; its files must be consistent and its key private.
 
-    The certificate may have expired; see ``usable``.
+    The certificate may have expired; see ``check_dates``.
     """
     network = folder / "network"
     if not (network / "invitation.json").exists():
@@ -249,9 +275,9 @@ def site_identity(folder: Path) -> Identity:
         raise StudyError(f"{network}: {text}")
     if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
-    expires, fingerprint = invitation.certificate.not_valid_after_utc, invitation.ca_fingerprint
+    expires = min(each.not_valid_after_utc for each in invitation.chain)
     files = (network / "key.pem", network / "certificate.pem", network / "ca.pem")
-    return Identity(invitation.name, invitation.url, expires, fingerprint, *files)
+    return Identity(invitation.name, invitation.url, expires, invitation.ca_fingerprint, *files, invitation)
 
 
 def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
@@ -263,7 +289,8 @@ def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
     check_private(key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    # an organisation may trust one of its intermediate authorities, and not all that its root signs
+    context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         context.load_verify_locations(cafile=str(ca))
         context.load_cert_chain(str(certificate), str(key), password=lambda: "")  # never ask for one

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dpadmm._base.errors import DpadmmError
+from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.health import Status, agent_samples, metrics_server, now_text, write_status
 from dpadmm.federation.nats.link import SiteLink, until_one_ends
 from dpadmm.federation.pki.joining import site_identity
@@ -27,6 +27,9 @@ from dpadmm.site.site import Site
 
 CHECK_EVERY = 1.0
 """Seconds between checks for new decisions of the owner."""
+
+RENEW_EVERY = 10.0
+"""Seconds between attempts to use a renewed certificate, which a broker may not know yet."""
 
 LOG = "agent.log"
 
@@ -46,6 +49,9 @@ class SiteProcess:
         self._network_seen: tuple[tuple[str, int, int], ...] = ()
         self._connection = False, now_text()
         """Whether it is connected, and since when."""
+        self._used = ""
+        """The certificate of the connection."""
+        self._renew_at = 0.0
         self._asked: dict[str, datetime] = {}
         """When the last message of a study came."""
 
@@ -67,14 +73,16 @@ class SiteProcess:
     def _context(self) -> ssl.SSLContext:
         """The TLS context with the current certificate, which may have been renewed."""
         self._identity = identity = site_identity(self._folder)
-        if not identity.usable():
-            text = (
-                f"this site's certificate expired at {identity.expires:%Y-%m-%d %H:%M} UTC (it is now "
-                f"{datetime.now(UTC):%Y-%m-%d %H:%M}): send network/request.json to the aggregator again, "
-                "and join with the new invitation"
-            )
-            raise DpadmmError(text)
-        return identity.client_context()
+        try:
+            identity.check_dates()
+        except StudyError as problem:
+            raise DpadmmError(
+                f"{problem}. To renew it, send network/request.json to the aggregator again, and join with the new "
+                "invitation"
+            ) from None
+        context = identity.client_context()
+        self._used = identity.invitation.certificate_pem
+        return context
 
     async def _follow_decisions(self, link: SiteLink, pool: ThreadPoolExecutor) -> None:
         loop, first = asyncio.get_running_loop(), True
@@ -93,7 +101,16 @@ class SiteProcess:
         while True:
             self._latest = self._status(link) | {"at": now_text()}
             write_status(self._folder, self._latest)
+            await self._use_renewed(link)
             await asyncio.sleep(CHECK_EVERY)
+
+    async def _use_renewed(self, link: SiteLink) -> None:
+        """Change to a renewed certificate while the old one is still valid, so that nothing is interrupted."""
+        used, now = self._used, time.monotonic()
+        if link.connected and used != self._identity.invitation.certificate_pem and now >= self._renew_at:
+            self._renew_at = now + RENEW_EVERY
+            if not await link.renew(self._identity.url):
+                self._used = used
 
     def _apply_decisions(self) -> None:
         self._responder.reopen()
@@ -152,7 +169,7 @@ class SiteProcess:
             "lease": self._lease.state,
             "contested": self._lease.contested,
             "site": self._identity.name,
-            "broker": self._identity.url,
+            "broker": self._identity.url if link is None else link.url,
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
             "studies": [self._study_status(each, rounds.get(hash)) for hash, each in self._decided.items()],
         }

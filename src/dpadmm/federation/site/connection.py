@@ -1,0 +1,221 @@
+"""Can this site reach its brokers? Each step of a connection on its own, and what to do where one fails.
+
+For ``dpadmm agent check --connect``. It works beside a running agent, reads no rows, and releases nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from dpadmm._base.errors import StudyError
+from dpadmm.federation.health import CERTIFICATE_DAYS, clock_alarms, days_left
+from dpadmm.federation.nats.link import DATES, OTHER_HOST, connect, reason_of
+from dpadmm.federation.nats.transports import DIAL_TIMEOUT, HttpProxy, host_and_port, proxy_for, tunnel
+from dpadmm.federation.pki.certificates import x509
+from dpadmm.federation.pki.joining import Identity, site_identity
+from dpadmm.federation.protocol import BadMessage, beat_subjects_of, clock_of_beat
+
+CHECKS = ("name", "port", "TLS", "certificate", "permission", "round trip", "clock")
+
+
+class Check(NamedTuple):
+    """One step: ``ok`` is None where it could not be checked, and ``text`` says what to do where it failed."""
+
+    name: str
+    ok: bool | None
+    text: str
+
+
+class _Failed(Exception):
+    """The check of this name failed, with the text of what to do."""
+
+
+def check_connections(folder: Path) -> dict[str, list[Check]]:
+    """All checks for each broker in the invitation of a site that has joined."""
+    identity = site_identity(folder)
+    return {url: list(_checks(identity, url)) for url in identity.url.split(",")}
+
+
+def reachable(checks: list[Check]) -> bool:
+    return all(check.ok is not False for check in checks) and any(
+        check.name == "round trip" and check.ok for check in checks
+    )
+
+
+def _checks(identity: Identity, url: str) -> Iterator[Check]:
+    left = iter(CHECKS)
+    try:
+        for check in _steps(identity, url):
+            assert check.name == next(left)
+            yield check
+    except _Failed as failed:
+        name, text = failed.args
+        for each in left:
+            if each == name:
+                yield Check(each, False, text)
+                break
+            yield Check(each, None, "not checked")
+        yield from (Check(each, None, "not checked") for each in left)
+
+
+def _steps(identity: Identity, url: str) -> Iterator[Check]:
+    (host, port), proxy = host_and_port(url), proxy_for(url)
+    yield Check("name", True, _resolved(host, proxy))
+    began = time.perf_counter()
+    with _port(host, port, proxy) as plain:
+        how = f"through the proxy {proxy}" if proxy else "directly"
+        yield Check("port", True, f"{host}:{port} answers {how} after {1000 * (time.perf_counter() - began):.0f} ms")
+        yield Check("TLS", True, _secured(identity, plain, host, port, proxy))
+    try:
+        identity.check_dates()
+    except StudyError as problem:
+        raise _Failed(
+            "certificate", f"{problem}. To renew it, send network/request.json to the aggregator again"
+        ) from None
+    times, errors, clock = asyncio.run(_session(identity, url))
+    days = days_left(identity.expires)
+    soon = "; renew it now" if days < CERTIFICATE_DAYS else ""
+    yield Check("certificate", True, f"accepted by the broker; this site's expires in {days} days{soon}")
+    if refused := [each for each in errors if "permissions violation" in each.lower()]:
+        raise _Failed(
+            "permission",
+            f"the broker does not let {identity.name} use its subjects ({refused[0]}): the study coordinators must "
+            "give this site's user its permissions (dpadmm aggregator users)",
+        )
+    yield Check("permission", True, "may receive studies and send answers")
+    yield Check("round trip", True, f"{1000 * statistics.median(times):.0f} ms")
+    if clock is None:
+        text = "unknown: the aggregator gives no sign of life; nothing is being served, and nobody keeps the broker"
+        yield Check("clock", None, text)
+    elif alarms := list(clock_alarms("the aggregator", clock)):
+        yield Check("clock", False, f"{alarms[0].text}: start NTP on the one that is wrong")
+    else:
+        yield Check("clock", True, f"differs from the aggregator's by {abs(clock):.1f} seconds")
+
+
+def _resolved(host: str, proxy: HttpProxy | None) -> str:
+    asked = host if proxy is None else proxy.host
+    try:
+        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)})
+    except OSError as problem:
+        what = (
+            "is the name in the invitation right, and does this network know it? If sites have to go through an HTTP "
+        )
+        what += "proxy, set HTTPS_PROXY" if proxy is None else "proxy, HTTPS_PROXY must name it"
+        raise _Failed("name", f"{asked} cannot be resolved ({problem.strerror or problem}): {what}") from None
+    if proxy is not None:
+        return f"the proxy {proxy} is {', '.join(found)}, and resolves {host} itself"
+    return f"{host} is {', '.join(found)}"
+
+
+@contextmanager
+def _port(host: str, port: int, proxy: HttpProxy | None) -> Iterator[socket.socket]:
+    where = f"{host}:{port}"
+    try:
+        plain = tunnel(proxy, host, port) if proxy else socket.create_connection((host, port), DIAL_TIMEOUT)
+    except TimeoutError:
+        text = f"no answer from {where}: a firewall drops it. Ask your network's administrators to allow outgoing "
+        text += f"connections to {where}, or to name a proxy (HTTPS_PROXY)"
+        raise _Failed("port", text) from None
+    except OSError as problem:
+        text = str(problem)
+        if proxy is None:
+            what = "nothing listens there, or a firewall rejects it: ask the study coordinators whether the broker runs"
+        elif "407" in text:
+            what = "the proxy wants a password: HTTPS_PROXY=http://user:password@host:port"
+        elif "Tunnel connection failed" in text:
+            what = f"ask your network's administrators to let CONNECT to {where} through the proxy, or the study "
+            what += "coordinators whether the broker runs"
+        else:
+            what = f"does the proxy {proxy} run, and is it an HTTP proxy?"
+        raise _Failed("port", f"no connection to {where} ({text}): {what}") from None
+    with plain:
+        yield plain
+
+
+def _secured(identity: Identity, plain: socket.socket, host: str, port: int, proxy: HttpProxy | None) -> str:
+    context = identity.client_context()
+    try:
+        with context.wrap_socket(plain, server_hostname=host) as secured:
+            der = secured.getpeercert(binary_form=True) or b""
+    except ssl.SSLCertVerificationError as problem:
+        if problem.verify_code in DATES:
+            raise _Failed("clock", reason_of(problem)) from None
+        named = problem.verify_code in OTHER_HOST
+        raise _Failed("TLS", reason_of(problem) if named else _whose(host, port, proxy)) from None
+    except (OSError, EOFError) as problem:
+        text = f"no TLS there ({getattr(problem, 'reason', None) or problem}): another program, or a firewall or proxy "
+        text += f"that lets only web pages through. Ask your network's administrators to exempt {host}:{port}, or the "
+        text += "study coordinators for an address with wss:// and port 443"
+        raise _Failed("TLS", text) from None
+    return f"nobody inspects it: the certificate is from {_issuer(der)}, the authority of the invitation"
+
+
+def _whose(host: str, port: int, proxy: HttpProxy | None) -> str:
+    """Who presents a certificate of another authority: asked once more, without trusting or telling anything."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    whose = "an unknown authority"
+    with suppress(OSError, _Failed), _port(host, port, proxy) as plain, context.wrap_socket(plain) as secured:
+        whose = _issuer(secured.getpeercert(binary_form=True) or b"")
+    return (
+        f"the certificate is from {whose}, and not from the authority of the invitation: something on the way inspects "
+        f"TLS, or {host}:{port} is another server. Nothing was sent. Ask your network's administrators to exempt "
+        f"{host}:{port} from inspection"
+    )
+
+
+def _issuer(der: bytes) -> str:
+    try:
+        text = x509.load_der_x509_certificate(der).issuer.rfc4514_string()
+    except ValueError:
+        return "an unknown authority"
+    return text if text.isprintable() and len(text) <= 200 else ascii(text[:200])
+
+
+async def _session(identity: Identity, url: str) -> tuple[list[float], list[str], float | None]:
+    """Seconds of some round trips, errors of the broker, and how far the aggregator's clock is ahead of ours."""
+    errors, clocks = list[str](), list[float]()
+    heard = asyncio.Event()
+
+    async def on_error(problem: Exception) -> None:
+        errors.append(str(problem))
+
+    async def on_beat(message: object) -> None:
+        with suppress(BadMessage):
+            clocks.append(clock_of_beat(message.data) - time.time())  # type: ignore[attr-defined]
+            heard.set()
+
+    try:
+        client = await connect(url, identity.client_context(), name=identity.name, on_error=on_error)
+    except Exception as problem:  # nats-py raises many types
+        raise _Failed("certificate", f"the broker does not let this site in: {reason_of(problem)}") from None
+    try:
+        publish, subscribe = beat_subjects_of(identity.name)
+        await client.subscribe(subscribe, cb=on_beat)
+        await client.publish(publish, b"")  # no sign of life, so that nobody takes it for one
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            await client.flush(timeout=5)
+            times.append(time.perf_counter() - began)
+        if not errors:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(3.0):
+                    await heard.wait()
+    except Exception as problem:
+        raise _Failed(
+            "round trip", f"the connection was lost again ({reason_of(problem)}): is the line unstable?"
+        ) from None
+    finally:
+        with suppress(Exception):
+            await client.close()
+    return times, errors, clocks[0] if clocks else None

@@ -1,0 +1,252 @@
+"""``dpadmm agent check --connect``: each way in which a connection fails is told apart, with real servers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from brokers import free_port, joined
+from cryptography import x509
+from federations import small_study, wait_for, write_rows
+from forked import ForkedProgram
+from looping import case
+from own_ca import SERVER, OwnCa, join_with
+from proxies import ConnectProxy
+
+from dpadmm.federation.demo import new_site
+from dpadmm.federation.nats.broker import Broker, broker_config, nats_server
+from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.pki.joining import read_invitation
+from dpadmm.federation.site.connection import CHECKS, Check, check_connections, reachable
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), websocket_port=free_port())
+
+
+@pytest.fixture
+def site(hub: Authority, tmp_path: Path) -> Path:
+    joined(hub, tmp_path / "site", "north")
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def broker(hub: Authority, site: Path) -> Iterator[Broker]:
+    made = Broker(hub)
+    made.start()
+    yield made
+    made.stop()
+
+
+def checked(site: Path, url: str) -> list[Check]:
+    """The checks of a site whose invitation has another address."""
+    path = site / "network" / "invitation.json"
+    before = path.read_bytes()
+    path.write_bytes(replace(read_invitation(path), url=url).as_bytes())
+    try:
+        (found,) = check_connections(site).values()
+    finally:
+        path.write_bytes(before)
+    assert [check.name for check in found] == list(CHECKS)
+    return found
+
+
+def failure(found: list[Check]) -> tuple[str, str]:
+    """The one check that failed; nothing after it counts as checked."""
+    (failed,) = [check for check in found if check.ok is False]
+    after = found[found.index(failed) + 1 :]
+    assert all(check.ok is None for check in after)
+    assert not reachable(found)
+    return failed.name, failed.text
+
+
+@contextmanager
+def listening(context: ssl.SSLContext | None) -> Iterator[int]:
+    """A server that is no broker: it shakes hands, or talks without TLS."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                plain, _ = server.accept()
+            except OSError:
+                return
+            with plain:
+                try:
+                    if context is None:
+                        plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        plain.recv(1000)
+                    else:
+                        context.wrap_socket(plain, server_side=True).close()
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        yield int(server.getsockname()[1])
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+def tls_server(folder: Path, file: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / f"{file}.pem", folder / f"{file}.key")
+    return context
+
+
+def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(
+    hub: Authority, tmp_path: Path, cli
+) -> None:
+    folder = tmp_path / "north"
+    folder.mkdir()
+    write_rows(folder / "table.csv", 0)
+    new_site(folder, small_study(), table="table.csv", epsilon=1.0)
+    joined(hub, folder, "north")
+    keeper = ForkedProgram(["aggregator", "broker", "--folder", hub.folder], tmp_path / "broker.txt")
+    try:
+        wait_for(lambda: Broker(hub).alive() and "connected to" in (tmp_path / "broker.txt").read_text())
+        seen = json.loads(cli("agent", "check", folder / "site.toml", "--connect", "--json").out)
+    finally:
+        keeper.send_signal(15)
+        keeper.wait(30)
+    assert seen["reachable"]
+    assert [each["url"] for each in seen["brokers"]] == hub.url.split(",")
+    for broker in seen["brokers"]:
+        assert {check["name"]: check["ok"] for check in broker["checks"]} == dict.fromkeys(CHECKS, True), broker
+    said = cli("agent", "check", folder / "site.toml", "--connect", columns=400)
+    assert said.code == 1
+    assert said.out.count("nothing listens there, or a firewall rejects it") == 2
+
+
+def test_names_ports_and_what_is_no_tls(site: Path, tmp_path: Path) -> None:
+    with listening(None) as web:
+        for url, name, text in (
+            ("tls://nowhere.invalid:4222", "name", "nowhere.invalid cannot be resolved"),
+            (f"tls://localhost:{free_port()}", "port", "ask the study coordinators whether the broker runs"),
+            (f"tls://localhost:{web}", "TLS", "no TLS there"),
+        ):
+            with case(url):
+                failed, why = failure(checked(site, url))
+                assert failed == name
+                assert text in why
+
+
+def test_inspected_tls_names_whoever_inspects_it(site: Path, tmp_path: Path) -> None:
+    OwnCa("Firewall").new(tmp_path, "false", x509.DNSName("localhost"), usage=SERVER)
+    with listening(tls_server(tmp_path, "false")) as port:
+        name, text = failure(checked(site, f"tls://localhost:{port}"))
+    assert name == "TLS"
+    assert "CN=Firewall Issuing CA,O=Clinic" in text
+    assert f"exempt localhost:{port} from inspection" in text
+
+
+def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tmp_path: Path) -> None:
+    ca, now = OwnCa(), datetime.now(UTC).replace(microsecond=0)
+    hub = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), ca=ca.root)
+    hub.install(ca.sign((hub.folder / "aggregator.csr").read_bytes()))
+    site, host = join_with(hub, ca, tmp_path / "site", "north"), x509.DNSName("localhost")
+    for first, last, of, name, text in (
+        (now + DAY, now + 2 * DAY, host, "clock", "is not valid yet"),
+        (now - 2 * DAY, now - DAY, host, "clock", "has expired"),
+        (now - DAY, now + DAY, x509.DNSName("elsewhere.example.org"), "TLS", "is for another host"),
+    ):
+        with case(text):
+            csr = (hub.folder / "server.csr").read_bytes()
+            (hub.folder / "server.pem").write_bytes(ca.sign(csr, of, usage=SERVER, first=first, last=last))
+            with listening(tls_server(hub.folder, "server")) as port:
+                failed, why = failure(checked(site, f"tls://localhost:{port}"))
+            assert failed == name
+            assert text in why
+            if name == "clock":
+                assert f"the clock of this machine shows {now:%Y-%m-%d}" in why
+
+
+def test_certificates_that_the_broker_refuses(hub: Authority, broker: Broker, site: Path) -> None:
+    hub.revoke("north")
+    broker.reload()
+    for url in hub.url.split(","):
+        with case(url):
+            name, text = failure(checked(site, url))
+            assert name == "certificate"
+            assert "may have been revoked: ask the study coordinators" in text
+
+
+def test_a_certificate_that_expired_is_told_without_asking(tmp_path: Path) -> None:
+    hub = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), now=datetime.now(UTC) - 30 * DAY)
+    site = joined(hub, tmp_path / "site", "north", days=5, now=datetime.now(UTC) - 10 * DAY)
+    broker = Broker(hub)
+    broker.start()
+    try:
+        name, text = failure(checked(tmp_path / "site", site.url))
+    finally:
+        broker.stop()
+    assert name == "certificate"
+    assert "the certificate of this site expired at" in text
+    assert "send network/request.json to the aggregator again" in text
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_permissions_that_a_cluster_does_not_give(hub: Authority, site: Path, tmp_path: Path) -> None:
+    for subject in ("dpadmm.*.up.north", "dpadmm.*.down"):
+        with case(subject):
+            port = free_port()
+            hub.renew_certificates()
+            lines = broker_config(hub, port=port).replace(f'["{subject}"]', '["other"]')
+            config = tmp_path / "cluster.conf"
+            config.write_text(lines.replace("broker.pid", "other.pid").replace("broker.log", "other.log"))
+            server = subprocess.Popen([nats_server(), "-c", config])
+            try:
+                wait_for(lambda port=port: listens(port))  # type: ignore[misc]
+                name, text = failure(checked(site, f"tls://localhost:{port}"))
+            finally:
+                server.kill()
+                server.wait()
+            assert name == "permission"
+            assert "dpadmm aggregator users" in text
+
+
+def test_proxies_are_told_apart_from_brokers(
+    broker: Broker, hub: Authority, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"tls://localhost.example:{hub.settings.port}"
+    with ConnectProxy("secret") as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        name, text = failure(checked(site, url))
+        assert (name, "is for another host" in text) == ("TLS", True)  # it got through
+        name, text = failure(checked(site, f"tls://localhost.example:{free_port()}"))
+        assert (name, "let CONNECT to localhost.example" in text) == ("port", True)
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("secret", "wrong"))
+        name, text = failure(checked(site, url))
+        assert (name, "the proxy wants a password" in text) == ("port", True)
+        assert "wrong" not in text
+        monkeypatch.setenv("NO_PROXY", "localhost.example")
+        assert failure(checked(site, url))[0] == "name"
+    monkeypatch.delenv("NO_PROXY")
+    name, text = failure(checked(site, url))
+    assert (name, f"does the proxy 127.0.0.1:{proxy.port} run" in text) == ("port", True)
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://secret@127.0.0.1:1")
+    with pytest.raises(Exception, match="is not the address of an HTTP proxy") as refused:
+        checked(site, url)
+    assert "secret" not in str(refused.value)
