@@ -271,6 +271,11 @@ class Schema:
         return tuple(name for column in self.columns for name in column.features)
 
     @cached_property
+    def sources(self) -> tuple[Column, ...]:
+        """The table's columns that are read: these, or what counts and tables (``tabulation.py``) are made of."""
+        return tuple(dict.fromkeys(one for each in self.columns for one in getattr(each, "sources", (each,))))
+
+    @cached_property
     def scale(self) -> float:
         """R: features are divided by it; a hair above √columns, so that no rounding makes a row too long."""
         return float(self.row_norm) if self.row_norm is not None else self._usual or 1.0
@@ -278,7 +283,7 @@ class Schema:
     @cached_property
     def bounded(self) -> bool:
         """Whether no row can be longer than 1, whatever its cells are, so that none needs to be shortened."""
-        longest = math.sqrt(sum(each.reach**2 if isinstance(each, Number) else 1.0 for each in self.columns))
+        longest = math.sqrt(sum(getattr(each, "reach", 1.0) ** 2 for each in self.columns))
         plain = any(isinstance(each, Plain) for each in self.columns)
         return not plain and self.scale >= longest * (1.0 + 2.0**-22)
 
@@ -299,7 +304,8 @@ class Schema:
 
 
 def _is_category(column: Column) -> bool:
-    return isinstance(column, Category) or (isinstance(column, Number) and bool(column.bins))
+    cut = isinstance(column, Number) and bool(column.bins)
+    return isinstance(column, Category) or cut or getattr(column, "one_hot", False)
 
 
 def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:

@@ -25,10 +25,15 @@ ASK = "known before the outcome?"
 MOST_COLUMNS = 100_000
 
 
-def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
+def _label_of(table: Mapping[str, Any]) -> Label | None:
+    """The label of a study's table; studies of the kind statistics have none."""
+    return None if table.get("kind") == "statistics" else label_from(table.get("label"))
+
+
+def rows_from(table: Mapping[str, Any]) -> tuple[Label | None, Schema]:
     """The label and the schema of a study's table; refused while any of their values is not confirmed."""
-    label = label_from(table.get("label"))
-    schema = schema_from(table["columns"], table.get("row_norm"), label=label.column)
+    label = _label_of(table)
+    schema = schema_from(table["columns"], table.get("row_norm"), label=label and label.column)
     if names := [who for who, _ in unconfirmed(table)]:
         doubts = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise StudyError(
@@ -42,16 +47,17 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
 
 def unconfirmed(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """What says ``public = false``: the label and columns, in words, and all that is said about them."""
-    label = table["label"]
-    columns = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
-    every = [(f"the label {label['column']!r}", label), *columns]
+    every = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
+    if (label := table.get("label")) is not None:
+        every.insert(0, (f"the label {label['column']!r}", label))
     return [(who, about) for who, about in every if about.get("public", True) is False]
 
 
 def confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
     """The same study's table when everything is confirmed."""
     columns = [{**each, "public": True} for each in _listed_columns(table["columns"])]
-    return {**table, "label": {**table["label"], "public": True}, "columns": columns}
+    label = {"label": {**table["label"], "public": True}} if "label" in table else {}
+    return {**table, **label, "columns": columns}
 
 
 def doubted(table: Mapping[str, Any]) -> list[str]:
@@ -68,7 +74,7 @@ def problems(table: Mapping[str, Any]) -> list[str]:
     """A sentence for everything that is wrong with the label and with each column, not only the first."""
     found, label = [], None
     try:
-        label = label_from(table.get("label")).column
+        label = getattr(_label_of(table), "column", None)
     except StudyError as error:
         found.append(str(error))
     try:

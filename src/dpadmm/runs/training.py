@@ -98,7 +98,7 @@ def encode(
             "values, and a [label] (dpadmm study new drafts them)"
         )
     constant = study.training.intercept if intercept is None else intercept
-    return encode_table(Path(data), study.schema, study.label, by=by, intercept=constant)
+    return encode_table(Path(data), study.encoding or study.schema, study.label, by=by, intercept=constant)
 
 
 def run_study(

@@ -414,7 +414,7 @@ class Coordinator(ABC):
                 "name": study.name,
                 "hash": study.hash,
                 "method": training.method.name,
-                "loss": training.loss.name,
+                "loss": study.terms.loss,
                 "n_rounds": self._n_rounds,
                 "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,
