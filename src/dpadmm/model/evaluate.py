@@ -1,17 +1,20 @@
 """How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R² for numbers.
 
-There is no noise on any of this: it tells about the rows of the table, which must be public or one's own.
+There is no noise on any of this: it tells about the rows of the table, which must be public or one's own. A
+:class:`PrivateEvaluation` is what an evaluation study released of them, with noise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
@@ -20,8 +23,14 @@ from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
 from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
-from dpadmm.model.model import Model, Scorer, score_file
+from dpadmm.model.description import Estimate, StatisticsResult, not_negative, released_by
+from dpadmm.model.model import PROBABILITIES, Model, Scorer, score_file
 from dpadmm.optim.losses import LOSSES
+from dpadmm.privacy.report import privacy_sentence
+from dpadmm.privacy.statistics.score_histogram import EDGES
+from dpadmm.study.settings import Training
+from dpadmm.study.study import Study
+from dpadmm.training.methods import Evaluation as EvaluationRelease
 
 BINS = 10
 NOT_TO_PUBLISH = (
@@ -160,6 +169,168 @@ def reliability(chances: Floats, codes: Integers) -> list[Bin]:
         for k in range(BINS)
         if rows[k]
     ]
+
+
+def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
+    """The study that evaluates a model: its columns, label and weights, and a budget such as ``epsilon`` and ``delta``."""
+    if model.task != "binary":
+        raise DataError(f"evaluation under privacy is for models of two classes, and this one is for {model.task}")
+    if model.schema is None and not model.feature_names:
+        raise DataError("the model does not know the names of its columns, so that no site could read them")
+    rows: dict[str, Any] = {"schema": model.schema, "label": model.label}
+    if model.schema is None or model.label is None:
+        rows = {"features": model.feature_names, "classes": model.classes}
+    method = EvaluationRelease(weights=tuple(model.weights[:, 0].tolist()))
+    training = Training(loss=model.loss, method=method, intercept=model.intercept, **budget)
+    return Study(name=name, training=training, **rows)
+
+
+DRAWS = 400
+"""Repetitions by which standard errors are found."""
+
+MIDDLES = np.array([EDGES[0] - 0.25, *(0.5 * (low + high) for low, high in zip(EDGES, EDGES[1:], strict=False)),
+                    EDGES[-1] + 0.25])  # fmt: skip
+"""Scores that stand for the bins."""
+
+
+CLEAR_RATE = 0.1
+"""Noise of the rows in a group of scores, beside their number."""
+
+
+class CalibrationGroup(NamedTuple):
+    """Rows by their predicted probability: how many, what was predicted on average, and what was true."""
+
+    low: float
+    high: float
+    rows: float
+    predicted: float
+    observed: float
+    se: float
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateEvaluation:
+    """A model on rows of others, from the noisy histogram of its scores by class.
+
+    ``figures`` have standard errors: of the privacy noise alone, and with that of a sample. They are found by
+    repeating it all, sample, noise and cutting at 0, on rows as the release describes them; with public numbers alone, so that it
+    costs nothing. ``counts`` (2, bins) are not negative. Scores stand for their bin's middle, which moves no figure by more than about 0.01.
+    """
+
+    study: Study
+    n_rows: int
+    noise: float
+    counts: Floats
+    all_count: bool
+    figures: Mapping[str, Estimate | None]
+    privacy: Mapping[str, Any]
+    statement: Mapping[str, Any]
+
+    @cached_property
+    def calibration(self) -> list[CalibrationGroup]:
+        """Bins of scores, neighbours together until the noise of a rate is small: see ``CLEAR_RATE``."""
+        found, first = [], 0
+        rows, chances = self.counts.sum(axis=0), expit(np.array([-np.inf, *EDGES, np.inf]))
+        for last in range(len(rows)):
+            together = slice(first, last + 1)
+            n, error = float(rows[together].sum()), self.noise * math.sqrt(last + 1 - first)
+            left = float(rows[last + 1 :].sum())
+            if (n > 0.0 and error <= CLEAR_RATE * n and CLEAR_RATE * left >= error) or (last + 1 == len(rows) and n):
+                observed = float(self.counts[1, together].sum()) / n
+                se = math.sqrt(observed * (1.0 - observed) / n + (1.0 - 2.0 * observed + 2.0 * observed**2) * (error / n) ** 2)
+                predicted = float(rows[together] @ expit(MIDDLES[together])) / n
+                found.append(CalibrationGroup(float(chances[first]), float(chances[last + 1]), n, predicted, observed, se))
+                first = last + 1
+        return found
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{privacy_sentence(self.privacy)} The noise of a count has a standard deviation of {self.noise:,.1f} rows; "
+            "standard errors include it."
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        edges = [None, *EDGES, None]
+        bins = [
+            {"score_above": low, "score_to": high, "negative": no, "positive": yes}
+            for low, high, no, yes in zip(edges, edges[1:], *self.counts.tolist(), strict=False)
+        ]
+        return {
+            "rows": self.n_rows,
+            "noise_of_a_count": self.noise,
+            "figures": {name: each and each._asdict() for name, each in self.figures.items()},
+            "bins": bins,
+            "calibration": [each._asdict() for each in self.calibration] if "brier" in self.figures else [],
+            "privacy_sentence": self.sentence,
+            "study": {"name": self.study.name, "hash": self.study.hash},
+            "privacy": dict(self.privacy),
+            "statement": dict(self.statement),
+        }
+
+
+def private_evaluation_of(result: StatisticsResult, *, all_count: bool) -> PrivateEvaluation:
+    """The evaluation that a run of an evaluation study gives; ``all_count``: no row can be silent."""
+    released, rng = released_by(result, EvaluationRelease.name), np.random.default_rng(0)
+    noisy, sigma, n = released.sums, released.noise_std, released.n_rows
+
+    def cut(cells: Floats) -> Floats:
+        total = float(n) if all_count else min(max(float(cells.sum()), 1.0), float(n))
+        return not_negative(cells.ravel(), total).reshape(cells.shape)
+
+    counts, chances = cut(noisy), result.study.training.loss.name in PROBABILITIES
+    found = _of_histogram(counts, probabilities=chances)
+    drawn: dict[bool, list[dict[str, float | None]]] = {False: [], True: []}
+    for sampled, kept in drawn.items():
+        for _ in range(DRAWS):
+            rows = counts
+            if sampled:
+                rows = rng.multinomial(int(counts.sum().round()), counts.ravel() / counts.sum()).reshape(counts.shape)
+            kept.append(_of_histogram(cut(rows + rng.normal(0.0, sigma, counts.shape)), probabilities=chances))
+    figures = {}
+    for name, value in found.items():
+        spread = [np.std([float(x) for each in drawn[s] if (x := each[name]) is not None] or [0.0]) for s in (False, True)]
+        figures[name] = None if value is None else Estimate(value, float(spread[0]), float(spread[1]))
+    return PrivateEvaluation(
+        result.study, n, sigma, counts, all_count, figures, result.privacy.as_json(), result.statement.as_json()
+    )
+
+
+def _of_histogram(counts: Floats, *, probabilities: bool) -> dict[str, float | None]:
+    """Figures from rows by class (down) and bin of the score (across)."""
+    no, yes = counts
+    n, n_no, n_yes = counts.sum(), no.sum(), yes.sum()
+    half = len(no) // 2
+    below = np.cumsum(no) - 0.5 * no
+    found: dict[str, float | None] = {
+        "accuracy": float((no[:half].sum() + yes[half:].sum()) / n),
+        "most_frequent_class": float(max(n_no, n_yes) / n),
+        "positive_share": float(n_yes / n),
+        "auc": float(yes @ below / (n_yes * n_no)) if n_yes >= 1.0 and n_no >= 1.0 else None,
+    }
+    if probabilities:
+        chances = expit(MIDDLES)
+        found["brier"] = float((no @ chances**2 + yes @ (1.0 - chances) ** 2) / n)
+        found["mean_probability"] = float((no + yes) @ chances / n)
+        found["calibration_in_the_large"] = found["mean_probability"] - float(n_yes / n)
+        found["calibration_slope"] = _slope(no, yes)
+    return found
+
+
+def _slope(no: Floats, yes: Floats) -> float | None:
+    """Of the log odds in the score, by Newton steps; 1 for a calibrated model, less for one that is too sure."""
+    if no.sum() < 1.0 or yes.sum() < 1.0:
+        return None
+    design, fitted = np.column_stack([np.ones(len(MIDDLES)), MIDDLES]), np.array([0.0, 1.0])
+    for _ in range(50):
+        chances = expit(design @ fitted)
+        slopes = design.T @ (yes - (no + yes) * chances)
+        curved = (design.T * ((no + yes) * chances * (1.0 - chances))) @ design + 1e-6 * np.eye(2)
+        step = np.linalg.solve(curved, slopes)
+        fitted = fitted + np.clip(step, -1.0, 1.0)
+        if np.abs(step).max() < 1e-9:
+            break
+    return float(fitted[1]) if np.abs(fitted).max() < 20.0 else None
 
 
 def _of_numbers(truth: Floats, predicted: Floats) -> dict[str, float | None]:

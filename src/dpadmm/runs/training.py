@@ -119,6 +119,7 @@ def run_study(
     rows, names = _laid_out(table, n_agents, seed)
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
+    study.check_rows(*rows.n_rows.tolist())
     noise: Noise = ExactNoise() if seed is None else SimulatedNoise(seed, rows.n_agents, study.shape)
     result = run(
         study.training,

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import Parameter, check_names, hash_of, nearest, parameters, problems
+from dpadmm._base.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
 from dpadmm._base.suggestions import first_of
 from dpadmm._base.toml import read_toml
 from dpadmm.data.dataset import resolve_classes
@@ -40,7 +40,7 @@ from dpadmm.privacy.statistics import make_statistic
 from dpadmm.study.public_rows import PublicRows, is_unconfirmed, public_rows_from, public_rows_problems
 from dpadmm.study.roster import RosterEntry, roster_from
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
-from dpadmm.training.methods import KINDS, METHODS, DeployableMethod, Statistics
+from dpadmm.training.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, Statistics
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.policy import MaskingTerms, Terms
 
@@ -288,6 +288,14 @@ class Study:
         rounds = np.full(len(n_rows), self.training.planned_rounds)
         return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
 
+    def check_rows(self, *n_rows: int) -> None:
+        """Refuse a release of which agents with so many rows would say noise alone; before anything is spent."""
+        method = self.method(*n_rows)
+        if isinstance(method, ReleaseRounds):
+            counts = self.encoding is not None and self.kind == Statistics.name
+            unit = self.encoding.scale if counts and self.encoding else 1.0
+            method.check_rows(np.array(n_rows), unit, self.training.honest)
+
     @cached_property
     def terms(self) -> Terms:
         """What is asked of an agent's guard."""
@@ -526,7 +534,7 @@ def _tables(training: Training, kind: str = TRAINING) -> dict[str, dict[str, Any
     tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
     tables["training"]["n_rounds"] = training.planned_rounds
     if kind != TRAINING:
-        tables[kind] = {key: plain for key, plain in tables["method"].items() if key != "name"}
+        tables[kind] = {key: for_json(value) for key, value in tables["method"].items() if key != "name"}
         tables["training"] = {name: tables["training"][name] for name in OF_TRAINING[kind]}
         tables = {name: tables[name] for name in _tables_of(kind)}
     return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}

@@ -13,7 +13,7 @@ from dpadmm._base.features import products, row_sums, squared
 from dpadmm.optim.problem import Problem, Rows
 
 EDGES = tuple(0.5 * step for step in range(-9, 10))
-"""Of the bins of scores; 0, where the predicted class changes, is one of them."""
+"""Of the bins of scores, each with its upper edge; 0, where the predicted class changes, is one of them."""
 
 N_BINS = len(EDGES) + 1
 MOST = 1e9
@@ -57,7 +57,7 @@ class ScoreHistogram:
         for i, features, labels in rows.portions(active, PORTION):
             some = features.astype(np.float64)
             counted = row_sums(squared(some)) > 0.0
-            bins = np.searchsorted(EDGES, products(some, parameters[i][:, None])[:, 0], side="right")
+            bins = np.searchsorted(EDGES, products(some, parameters[i][:, None])[:, 0], side="left")
             places = ((labels > 0.0) * N_BINS + bins)[counted]
             out[i] += np.bincount(places, minlength=out[i].size).reshape(self.shape)
         return out * min(1.0, bound)
