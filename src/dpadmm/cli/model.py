@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from csv import DictWriter
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -43,6 +45,7 @@ from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanat
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
+from dpadmm.privacy.report import privacy_sentence
 
 ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
 PREDICTION = "prediction"
@@ -265,6 +268,7 @@ def explain(
     model_file: ModelFile,
     top: int = Option(TOP, help="Number of coefficients to show.", min=1),
     figure: Path | None = Option(None, help="Folder for a figure (png, svg).", metavar="FOLDER"),
+    table: Path | None = Option(None, help="File for a table to paste into a paper: .md or .csv.", metavar="FILE"),
     as_json: AsJson = False,
 ) -> None:
     """Show coefficients in the units of the columns, largest effect first.
@@ -272,19 +276,54 @@ def explain(
     If the study asked for inference: with standard errors, 95% intervals,
     p-values and odds ratios. No rows are read.
     """
-    found = explanation_of(load_model(model_file))
+    model = load_model(model_file)
+    found, sentence = explanation_of(model), privacy_sentence(model.privacy)
+    if table is not None:
+        if table.suffix not in (".md", ".csv"):
+            raise StudyError(f"{table}: a table is written as .md or .csv")
+        write(table, (_markdown(found, sentence) if table.suffix == ".md" else _csv(found)).encode())
     if figure is not None:
         from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
         save_figure(coefficient_figure(found, top=top, title=model_file.name), figure / FIGURE)
     if as_json:
-        return echo_json(found.as_json())
+        return echo_json({**found.as_json(), "privacy_sentence": sentence})
     say(f"Effect of the columns on: {found.score}", style="bold")
     _show_coefficients(found, top)
-    say(*in_words(found, top))
+    say(*in_words(found, top), sentence)
+    if table is not None:
+        say_path(f"Table:  {table}")
     if figure is not None:
         say_path(f"Figure: {figure / f'{FIGURE}.png'}")
     return None
+
+
+def _markdown(found: Explanation, sentence: str) -> str:
+    """A table of the estimates for a paper, with what stands below it."""
+    effect = "Odds ratio" if found.ratios else "Coefficient"
+    head = ["", "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
+    lines = [head, [":--", ":--", *["--:"] * (len(head) - 2)]]
+    for each in found.coefficients:
+        ends, p = each.interval(), each.p_value
+        numbers = [each.coefficient, *(ends or ())]
+        told = [f"{ratio(x):.3g}" if found.ratios and ratio(x) is not None else f"{x:.3g}" for x in numbers]
+        cells = [each.name.replace("|", r"\|"), each.per, told[0]]
+        if not found.unknown:
+            cells += [f"{told[1]} to {told[2]}" if ends else "–"]
+            cells += ["–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+        lines.append(cells)
+    notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
+
+
+def _csv(found: Explanation) -> str:
+    out = StringIO()
+    rows = [each.row(ratios=found.ratios) for each in (*found.coefficients, *found.intercepts)]
+    writer = DictWriter(out, list(rows[0]), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def in_words(found: Explanation, top: int) -> list[str]:

@@ -19,6 +19,9 @@ MARKS = ("public", "allow")
 """Words that a column may also have: ``public = false`` until someone has confirmed its values, and
 ``allow = true`` where a column looks like an identifier or like the label and is neither."""
 
+RELEASED = "released"
+"""What else a column may have: the hash of the statistics study from whose private release its center and scale come."""
+
 ASK = "known before the outcome?"
 """What a draft says in place of ``allow = true`` of a column that alone tells the label, to be answered."""
 
@@ -157,7 +160,7 @@ def _column(table: object, label: str | None) -> Column:
         raise StudyError(f"column {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}")
     _check_marks(name, table, label)
     allowed = [each.name for each in fields_in_file(KINDS[kind])]
-    _known(table, [*allowed, "kind", *MARKS], f"column {name!r}")
+    _known(table, [*allowed, "kind", *MARKS, RELEASED], f"column {name!r}")
     for each in fields_in_file(KINDS[kind]):
         if each.default is MISSING and each.name not in table:
             raise StudyError(f"column {name!r}: {each.name} is missing, which a {kind} needs from public knowledge")
@@ -169,6 +172,8 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
         table = {**table, "allow": True}  # the answer is still to come: see ``doubted``
     for mark in MARKS:
         _check_mark(f"column {name!r}", mark, table)
+    if not re.fullmatch("[0-9a-f]{64}", str(table.get(RELEASED, "0" * 64))):
+        raise StudyError(f"column {name!r}: {RELEASED} must be the hash of a statistics study, not {table[RELEASED]!r:.60}")
     if table.get("allow", False):
         return
     if is_identifier(name):

@@ -24,10 +24,13 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
-from dpadmm.data.schema import Number
+from dpadmm._base.suggestions import first_of, unknown_name
+from dpadmm.data.schema import Boolean, Category, Number, Ordinal
+from dpadmm.data.schema_file import RELEASED, schema_as_json
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
 from dpadmm.privacy.report import PrivacyReport, privacy_sentence
 from dpadmm.privacy.statement import Statement
+from dpadmm.study.drafting import Draft, DraftColumn
 from dpadmm.study.study import Study, study_from
 from dpadmm.training.methods import Released, ReleaseRounds, Statistics
 
@@ -320,6 +323,63 @@ def description_from(table: Any, where: str) -> Description:
         raise DataError(f"{where}: damaged; its numbers are not those of a statistics study") from None
     released = Released(n_rows, noise, sums)
     return Description(study, released, said["all_count"], table["privacy"], table["statement"])
+
+
+MOST_MISSING = 0.05
+"""A larger share of missing cells gets a feature of its own in a draft."""
+
+
+def draft_from_statistics(description: Description, label: str) -> Draft:
+    """A draft of a study that predicts a column: public bounds and values, centers and scales from the release.
+
+    What comes from the release is marked with the hash of its study. It is public, since it was paid for.
+    """
+    study = description.study
+    assert study.schema is not None
+    names = list(description.columns)
+    if label not in names:
+        raise unknown_name("column", label, names, study.name)
+    target = description.columns[label].bins.column
+    about: dict[str, Any] = {"column": label}
+    if isinstance(target, Number):
+        about["bounds"] = target.bounds
+    elif isinstance(target, Boolean):
+        about["classes"] = ("false", "true")
+    elif isinstance(target, Category | Ordinal):
+        about["classes"] = target.values
+    told = schema_as_json(study.schema)["columns"]
+    columns = [_drafted(description.columns[each["name"]], each, study.hash) for each in told if each["name"] != label]
+    paid = f"centers and scales come from a private release, whose ε adds to this study's. {description.sentence}"
+    return Draft(tuple(columns), about, study.name, comments=(paid.rstrip("."),))
+
+
+def _drafted(known: ColumnSummary, about: dict[str, Any], study: str) -> DraftColumn:
+    """A column as a study has it, with what was released of it."""
+    kept = {key: tuple(value) if isinstance(value, list) else value for key, value in about.items()}
+    kept = {key: value for key, value in kept.items() if value not in (None, (), "none", "middle") and key != "name"}
+    n, notes = known.counts.sum(), []
+    if known.mean is None:
+        other = float(known.counts[-2])
+        rare = [label for label, count in zip(known.bins.labels[:-2], known.counts[:-2], strict=True) if count < 2.0 * known.noise_se]
+        notes += [f"hardly any rows, or none: {first_of(rare)}"] if rare else []
+        notes += [f"{other / n:.0%} of the rows have none of the values"] if other > MOST_MISSING * n else []
+        return DraftColumn(known.name, kept, "; ".join(notes))
+    if "bins" not in kept:
+        if known.sd is None:
+            notes.append("noise hides its standard deviation, so that it has bounds alone")
+        else:
+            kept |= {"center": _shortened(known.mean.value, known.mean.se), "scale": _shortened(known.sd.value, known.sd.se)}
+            kept[RELEASED] = study
+    if known.missing > MOST_MISSING * n and known.missing > 2.0 * known.noise_se:
+        kept["missing"] = "indicator"
+        notes.append(f"about {known.missing / n:.0%} of the cells are missing")
+    return DraftColumn(known.name, kept, "; ".join(notes))
+
+
+def _shortened(value: float, error: float) -> float:
+    """A number with the digits that its error leaves it."""
+    digits = 1 - math.floor(math.log10(error)) if error > 0.0 else 6
+    return round(value, digits)
 
 
 def not_negative(values: Floats, total: float) -> Floats:

@@ -23,7 +23,7 @@ from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
 from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
-from dpadmm.model.description import Estimate, StatisticsResult, not_negative, released_by
+from dpadmm.model.description import Estimate, StatisticsResult, released_by
 from dpadmm.model.model import PROBABILITIES, Model, Scorer, score_file
 from dpadmm.optim.losses import LOSSES
 from dpadmm.privacy.report import privacy_sentence
@@ -185,9 +185,6 @@ def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
     return Study(name=name, training=training, **rows)
 
 
-DRAWS = 400
-"""Repetitions by which standard errors are found."""
-
 MIDDLES = np.array([EDGES[0] - 0.25, *(0.5 * (low + high) for low, high in zip(EDGES, EDGES[1:], strict=False)),
                     EDGES[-1] + 0.25])  # fmt: skip
 """Scores that stand for the bins."""
@@ -212,9 +209,11 @@ class CalibrationGroup(NamedTuple):
 class PrivateEvaluation:
     """A model on rows of others, from the noisy histogram of its scores by class.
 
-    ``figures`` have standard errors: of the privacy noise alone, and with that of a sample. They are found by
-    repeating it all, sample, noise and cutting at 0, on rows as the release describes them; with public numbers alone, so that it
-    costs nothing. ``counts`` (2, bins) are not negative. Scores stand for their bin's middle, which moves no figure by more than about 0.01.
+    ``counts`` (2, bins) are as released, shifted so that they add up to the rows where all of these count; some may be
+    negative, since to cut them would fill bins that are empty, and flatter nobody. So accuracy, shares and Brier score
+    are unbiased, and AUC and slope nearly so. ``figures`` have standard errors: of the privacy noise alone, and with
+    that of a sample, both by how a figure follows each count (the delta method). Scores stand for their bin's
+    middle, which moves figures by about 0.002.
     """
 
     study: Study
@@ -236,9 +235,9 @@ class PrivateEvaluation:
             n, error = float(rows[together].sum()), self.noise * math.sqrt(last + 1 - first)
             left = float(rows[last + 1 :].sum())
             if (n > 0.0 and error <= CLEAR_RATE * n and CLEAR_RATE * left >= error) or (last + 1 == len(rows) and n):
-                observed = float(self.counts[1, together].sum()) / n
+                observed = float(np.clip(self.counts[1, together].sum() / n, 0.0, 1.0))
                 se = math.sqrt(observed * (1.0 - observed) / n + (1.0 - 2.0 * observed + 2.0 * observed**2) * (error / n) ** 2)
-                predicted = float(rows[together] @ expit(MIDDLES[together])) / n
+                predicted = float(np.clip(rows[together] @ expit(MIDDLES[together]) / n, chances[first], chances[last + 1]))
                 found.append(CalibrationGroup(float(chances[first]), float(chances[last + 1]), n, predicted, observed, se))
                 first = last + 1
         return found
@@ -271,35 +270,43 @@ class PrivateEvaluation:
 
 def private_evaluation_of(result: StatisticsResult, *, all_count: bool) -> PrivateEvaluation:
     """The evaluation that a run of an evaluation study gives; ``all_count``: no row can be silent."""
-    released, rng = released_by(result, EvaluationRelease.name), np.random.default_rng(0)
-    noisy, sigma, n = released.sums, released.noise_std, released.n_rows
-
-    def cut(cells: Floats) -> Floats:
-        total = float(n) if all_count else min(max(float(cells.sum()), 1.0), float(n))
-        return not_negative(cells.ravel(), total).reshape(cells.shape)
-
-    counts, chances = cut(noisy), result.study.training.loss.name in PROBABILITIES
-    found = _of_histogram(counts, probabilities=chances)
-    drawn: dict[bool, list[dict[str, float | None]]] = {False: [], True: []}
-    for sampled, kept in drawn.items():
-        for _ in range(DRAWS):
-            rows = counts
-            if sampled:
-                rows = rng.multinomial(int(counts.sum().round()), counts.ravel() / counts.sum()).reshape(counts.shape)
-            kept.append(_of_histogram(cut(rows + rng.normal(0.0, sigma, counts.shape)), probabilities=chances))
-    figures = {}
-    for name, value in found.items():
-        spread = [np.std([float(x) for each in drawn[s] if (x := each[name]) is not None] or [0.0]) for s in (False, True)]
-        figures[name] = None if value is None else Estimate(value, float(spread[0]), float(spread[1]))
+    released = released_by(result, EvaluationRelease.name)
+    sigma, n, counts = released.noise_std, released.n_rows, released.sums
+    if all_count:
+        counts = counts + (n - counts.sum()) / counts.size
+    chances = result.study.training.loss.name in PROBABILITIES
+    slopes = _slopes(counts, probabilities=chances)
+    figures: dict[str, Estimate | None] = {}
+    for name, value in _of_histogram(counts, probabilities=chances).items():
+        if value is None or not np.isfinite(slope := slopes[name]).all():
+            figures[name] = None
+            continue
+        by_noise = sigma * float(np.linalg.norm(slope - slope.mean() if all_count else slope))
+        by_sample = max(float(np.sum(counts * slope**2)), 0.0)
+        figures[name] = Estimate(value, by_noise, math.hypot(by_noise, math.sqrt(by_sample)))
     return PrivateEvaluation(
         result.study, n, sigma, counts, all_count, figures, result.privacy.as_json(), result.statement.as_json()
     )
 
 
+def _slopes(counts: Floats, *, probabilities: bool) -> dict[str, Floats]:
+    """How every figure follows each count: by small steps up and down."""
+    step, found = 1e-4 * max(float(counts.sum()), 1.0), dict[str, Floats]()
+    for place in np.ndindex(counts.shape):
+        moved = np.zeros(counts.shape)
+        moved[place] = step
+        ends = [_of_histogram(counts + sign * moved, probabilities=probabilities) for sign in (1.0, -1.0)]
+        for name, high in ends[0].items():
+            low = ends[1][name]
+            slope = np.nan if high is None or low is None else (high - low) / (2.0 * step)
+            found.setdefault(name, np.zeros(counts.shape))[place] = slope
+    return found
+
+
 def _of_histogram(counts: Floats, *, probabilities: bool) -> dict[str, float | None]:
     """Figures from rows by class (down) and bin of the score (across)."""
     no, yes = counts
-    n, n_no, n_yes = counts.sum(), no.sum(), yes.sum()
+    n, n_no, n_yes = max(counts.sum(), 1.0), no.sum(), yes.sum()
     half = len(no) // 2
     below = np.cumsum(no) - 0.5 * no
     found: dict[str, float | None] = {
@@ -325,7 +332,9 @@ def _slope(no: Floats, yes: Floats) -> float | None:
     for _ in range(50):
         chances = expit(design @ fitted)
         slopes = design.T @ (yes - (no + yes) * chances)
-        curved = (design.T * ((no + yes) * chances * (1.0 - chances))) @ design + 1e-6 * np.eye(2)
+        curved = (design.T * ((no + yes) * chances * (1.0 - chances))) @ design
+        if np.linalg.eigvalsh(curved)[0] <= 1e-9:  # by noise
+            return None
         step = np.linalg.solve(curved, slopes)
         fitted = fitted + np.clip(step, -1.0, 1.0)
         if np.abs(step).max() < 1e-9:
