@@ -53,7 +53,7 @@ seldom = settings(brief, max_examples=2_000 if LONG else 16)
 LIMITS = {
     "epsilon": 8.0,
     "delta": 1e-5,
-    "methods": ["auto", "dp_admm", "dp_sgd"],
+    "methods": ["auto", "dp_admm", "dp_sgd", "statistics"],
     "losses": ["logistic", "softmax", "squared", "huber"],
     "max_rounds": 50,
     "min_rows": 2,

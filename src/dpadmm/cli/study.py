@@ -480,21 +480,38 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     constant = ", one for a constant" if settings.intercept else ""
     by_size = " across sites; in one process, what suits rows and budget"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
-    return [
-        *_rows_in_words(study),
+    model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
         ("method", settings.method.name),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
+    ]
+    return [
+        *_rows_in_words(study),
+        *(model if study.kind == "training" else [("kind", study.kind), *_release_in_words(study)]),
+        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_absences(study)}"),
         ("noise multiplier z", study.terms.plan.noise_in_words()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
         *([("secure aggregation", _sites_in_words(study))] if settings.honest is not None else []),
         *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
-        ("constants", origin or "all of them the defaults"),
+        *([("constants", origin or "all of them the defaults")] if study.kind == "training" else []),
         *([("public rows", start_in_words(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _release_in_words(study: Study) -> list[tuple[str, str]]:
+    """What a study that trains nothing releases, and how noisy it is."""
+    encoding = study.encoding if study.kind == "statistics" else None
+    unit = encoding.scale if encoding else 1.0
+    noise = 2.0 * study.noise_multiplier * unit / math.sqrt(study.training.planned_rounds)
+    share = "" if study.training.honest is None else f", and √(sites/{study.training.honest}) times that in their sum"
+    apart = "" if study.training.honest is not None else ", and √sites times that in their sum"
+    what = "rows by class and bin of the score"
+    if encoding:
+        tables = getattr(study.training.method, "tables", None) or ()
+        what = f"{len(study.features)} counts and moments" + "".join(f"; {one} × {other}" for one, other in tables)
+    return [("released", what), ("noise of a count, one site", f"± {noise:,.1f} rows{share}{apart}")]
 
 
 def _sites_in_words(study: Study) -> str:
@@ -523,6 +540,8 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
     """What the rows are made of."""
     names = first_of(study.features)
     classes = "a number" if study.classes is None else ", ".join(map(str, study.classes))
+    if study.schema is not None and study.label is None:
+        return [("columns", f"{len(study.schema.columns)}")]
     if study.schema is None or study.label is None:
         if study.classes is None and study.problem.loss.task == "binary":
             classes = "-1, 1"
