@@ -60,9 +60,7 @@ def contributions(statistic: Statistic, features: Any, labels: Any, parameters: 
     return statistic.sums(rows, asked, bound=bound).reshape(n, -1)
 
 
-def attack(
-    statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, turns: int = 6
-) -> tuple[float, float]:
+def attack(statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, turns: int = 6) -> tuple[float, float]:
     """How far apart two rows were found to be, and how far from nothing one: by search from good places."""
     d, rng = statistic.n_features, np.random.default_rng(1)
     even = np.full((1, d), d**-0.5)
@@ -449,7 +447,7 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
     """Scores at an edge are in the bin below it, so that a score of 0 is of the negative class, as in predictions."""
     statistic = ScoreHistogram(2)
     assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((2, 20), (2,), 1.0)
-    assert EDGES == tuple(np.arange(-4.5, 4.6, 0.5).tolist())
+    assert tuple(np.arange(-4.5, 4.6, 0.5).tolist()) == EDGES
     point = np.array([10.0, 0.0])
     scores = [-50.0, -4.5, -4.4, 0.0, 1e-9, 0.5, 4.5, 4.51, 9.0]
     places = [0, 0, 1, 9, 10, 10, 18, 19, 19]

@@ -293,6 +293,8 @@ def _direct(heard: Heard, guard: Guard, study: Study) -> None:
 
 def shaped_study(pair: Neighbours) -> Study:
     """The same columns with the method that asks for other statistics than the gradient."""
+    if pair.study.kind == "statistics":
+        return replace(pair.study, name="shaped")
     return replace(pair.study, name="shaped", training=pair.study.training.changed(method="auto"))
 
 

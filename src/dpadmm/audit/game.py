@@ -404,4 +404,6 @@ EVALUATION = Game(
 AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, honest=2))
 AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, honest=1))
 
-GAMES: Mapping[str, Game] = {game.name: game for game in (AUTO, DP_ADMM, AUTO_INFERENCE, STATISTICS, EVALUATION, AUTO_COALITION, AUTO_ALONE)}
+GAMES: Mapping[str, Game] = {
+    game.name: game for game in (AUTO, DP_ADMM, AUTO_INFERENCE, STATISTICS, EVALUATION, AUTO_COALITION, AUTO_ALONE)
+}

@@ -135,13 +135,14 @@ def show(found: Description) -> None:
         for each in others:
             lines += [*_values(each, found.total.value), ()]
         show_table(("column and value", "rows", "± noise", "share"), lines[:-1], fold=[0])
-    for each in found.tables:
-        _show_two_way(each)
+    for table in found.tables:
+        _show_two_way(table)
     say(found.sentence)
 
 
 def _number(each: ColumnSummary) -> Row:
-    assert each.mean is not None and each.quantiles is not None
+    assert each.mean is not None
+    assert each.quantiles is not None
     log = getattr(each.bins.column, "transform", "none") == "log"
     told = [each.quantiles[level].value for level in (0.25, 0.5, 0.75)]
     sd = "hidden" if each.sd is None else f"{each.sd.value:.3g}"
@@ -174,4 +175,3 @@ def _show_two_way(table: TwoWay) -> None:
     headings = (Text(f"{one.name} × {other.name}"), *map(Text, other.labels))
     show_table(headings, lines, fold=fold, padding=(0, 1, 0, 0))
     say(f"Each cell ± {table.noise_se:,.0f} (noise).")
-

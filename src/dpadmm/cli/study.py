@@ -153,7 +153,9 @@ def _new_release(
         )
     check_new(file)
     if dictionary is not None:
-        text = statistics_text(columns_from_dictionary(dictionary), name or f"statistics, by {dictionary.stem}", dictionary.name)
+        text = statistics_text(
+            columns_from_dictionary(dictionary), name or f"statistics, by {dictionary.stem}", dictionary.name
+        )
         text = secured_text(text, *masked) if masked else text
     else:
         from dpadmm.model.evaluate import evaluation_study
@@ -161,7 +163,9 @@ def _new_release(
 
         assert model is not None
         trust = {"trust": "secure_aggregation", "honest": masked[0]} if masked else {}
-        made = evaluation_study(load_model(model), name or f"evaluation of {model.stem}", epsilon=1.0, delta=1e-5, **trust)
+        made = evaluation_study(
+            load_model(model), name or f"evaluation of {model.stem}", epsilon=1.0, delta=1e-5, **trust
+        )
         text = evaluation_text(made if masked is None else replace(made, most_rows=masked[1]))
     write(file, text.encode())
     say_path(f"Written: {file}")

@@ -20,7 +20,7 @@ MARKS = ("public", "allow")
 ``allow = true`` where a column looks like an identifier or like the label and is neither."""
 
 RELEASED = "released"
-"""What else a column may have: the hash of the statistics study from whose private release its center and scale come."""
+"""What else a column may have: the hash of the statistics study whose private release told its center and scale."""
 
 ASK = "known before the outcome?"
 """What a draft says in place of ``allow = true`` of a column that alone tells the label, to be answered."""
@@ -36,7 +36,7 @@ def _label_of(table: Mapping[str, Any]) -> Label | None:
 def rows_from(table: Mapping[str, Any]) -> tuple[Label | None, Schema]:
     """The label and the schema of a study's table; refused while any of their values is not confirmed."""
     label = _label_of(table)
-    schema = schema_from(table["columns"], table.get("row_norm"), label=label and label.column)
+    schema = schema_from(table["columns"], table.get("row_norm"), label=label.column if label else None)
     if names := [who for who, _ in unconfirmed(table)]:
         doubts = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise StudyError(
@@ -173,7 +173,9 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
     for mark in MARKS:
         _check_mark(f"column {name!r}", mark, table)
     if not re.fullmatch("[0-9a-f]{64}", str(table.get(RELEASED, "0" * 64))):
-        raise StudyError(f"column {name!r}: {RELEASED} must be the hash of a statistics study, not {table[RELEASED]!r:.60}")
+        raise StudyError(
+            f"column {name!r}: {RELEASED} must be the hash of a statistics study, not {table[RELEASED]!r:.60}"
+        )
     if table.get("allow", False):
         return
     if is_identifier(name):

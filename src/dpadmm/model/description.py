@@ -7,7 +7,8 @@ nearest ones that are not negative and have the same total, and tables are scale
 most those that are given, over all bins together, since the truth is not negative either
 (docs/decisions/0020-statistics.md).
 
-``noise_se`` counts the privacy noise alone, as for a statement about these very rows; ``se`` also that they are a sample.
+``noise_se`` counts the privacy noise alone, as for a statement about these very rows; ``se`` also that they are a
+sample.
 """
 
 from __future__ import annotations
@@ -202,9 +203,8 @@ class Description:
         half, middle = (high - low) / 2.0, (high + low) / 2.0
         x, y = (float(each) for each in np.clip(moments / n, -1.0, 1.0))
         variance = (y + 1.0) / 2.0 - x * x
-        per_row = self.noise / n
-        x_error = per_row * math.sqrt(1.0 + (x * count_error / self.noise) ** 2) if self.noise else 0.0
-        error = per_row * math.sqrt(0.25 + 4.0 * x * x + (variance * count_error / self.noise) ** 2 if self.noise else 0.0)
+        x_error = math.hypot(self.noise, x * count_error) / n
+        error = math.hypot(0.5 * self.noise, 2.0 * x * self.noise, (2.0 * x * x - 0.5 * y) * count_error) / n
         sample = math.sqrt(max(variance, 0.0) / n)
         mean = Estimate(middle + half * x, half * x_error, half * math.hypot(x_error, sample))
         sd = None
@@ -290,9 +290,7 @@ def description_of(result: StatisticsResult, *, all_count: bool) -> Description:
     released = released_by(result, Statistics.name)
     if result.study.schema is None:
         raise StudyError("statistics of a table need [columns] with public bounds and values")
-    return Description(
-        result.study, released, all_count, result.privacy.as_json(), result.statement.as_json()
-    )
+    return Description(result.study, released, all_count, result.privacy.as_json(), result.statement.as_json())
 
 
 def load_description(path: Path) -> Description:
@@ -360,7 +358,11 @@ def _drafted(known: ColumnSummary, about: dict[str, Any], study: str) -> DraftCo
     n, notes = known.counts.sum(), []
     if known.mean is None:
         other = float(known.counts[-2])
-        rare = [label for label, count in zip(known.bins.labels[:-2], known.counts[:-2], strict=True) if count < 2.0 * known.noise_se]
+        rare = [
+            label
+            for label, count in zip(known.bins.labels[:-2], known.counts[:-2], strict=True)
+            if count < 2.0 * known.noise_se
+        ]
         notes += [f"hardly any rows, or none: {first_of(rare)}"] if rare else []
         notes += [f"{other / n:.0%} of the rows have none of the values"] if other > MOST_MISSING * n else []
         return DraftColumn(known.name, kept, "; ".join(notes))
@@ -368,7 +370,10 @@ def _drafted(known: ColumnSummary, about: dict[str, Any], study: str) -> DraftCo
         if known.sd is None:
             notes.append("noise hides its standard deviation, so that it has bounds alone")
         else:
-            kept |= {"center": _shortened(known.mean.value, known.mean.se), "scale": _shortened(known.sd.value, known.sd.se)}
+            kept |= {
+                "center": _shortened(known.mean.value, known.mean.se),
+                "scale": _shortened(known.sd.value, known.sd.se),
+            }
             kept[RELEASED] = study
     if known.missing > MOST_MISSING * n and known.missing > 2.0 * known.noise_se:
         kept["missing"] = "indicator"
@@ -408,4 +413,4 @@ def with_margins(table: Floats, rows: Floats, columns: Floats) -> Floats:
         found *= columns / np.maximum(found.sum(axis=0), 1e-300)
         if np.abs(found.sum(axis=1) - rows).max() <= 1e-9 * max(rows.sum(), 1.0):
             break
-    return found
+    return np.asarray(found)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,7 +173,7 @@ def reliability(chances: Floats, codes: Integers) -> list[Bin]:
 
 
 def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
-    """The study that evaluates a model: its columns, label and weights, and a budget such as ``epsilon`` and ``delta``."""
+    """The study that evaluates a model: its columns, label and weights, and a budget (``epsilon``, ``delta``)."""
     if model.task != "binary":
         raise DataError(f"evaluation under privacy is for models of two classes, and this one is for {model.task}")
     if model.schema is None and not model.feature_names:
@@ -185,7 +186,7 @@ def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
     return Study(name=name, training=training, **rows)
 
 
-MIDDLES = np.array([EDGES[0] - 0.25, *(0.5 * (low + high) for low, high in zip(EDGES, EDGES[1:], strict=False)),
+MIDDLES = np.array([EDGES[0] - 0.25, *(0.5 * (low + high) for low, high in pairwise(EDGES)),
                     EDGES[-1] + 0.25])  # fmt: skip
 """Scores that stand for the bins."""
 
@@ -236,16 +237,22 @@ class PrivateEvaluation:
             left = float(rows[last + 1 :].sum())
             if (n > 0.0 and error <= CLEAR_RATE * n and CLEAR_RATE * left >= error) or (last + 1 == len(rows) and n):
                 observed = float(np.clip(self.counts[1, together].sum() / n, 0.0, 1.0))
-                se = math.sqrt(observed * (1.0 - observed) / n + (1.0 - 2.0 * observed + 2.0 * observed**2) * (error / n) ** 2)
-                predicted = float(np.clip(rows[together] @ expit(MIDDLES[together]) / n, chances[first], chances[last + 1]))
-                found.append(CalibrationGroup(float(chances[first]), float(chances[last + 1]), n, predicted, observed, se))
+                se = math.sqrt(
+                    observed * (1.0 - observed) / n + (1.0 - 2.0 * observed + 2.0 * observed**2) * (error / n) ** 2
+                )
+                predicted = float(
+                    np.clip(rows[together] @ expit(MIDDLES[together]) / n, chances[first], chances[last + 1])
+                )
+                found.append(
+                    CalibrationGroup(float(chances[first]), float(chances[last + 1]), n, predicted, observed, se)
+                )
                 first = last + 1
         return found
 
     @property
     def sentence(self) -> str:
         return (
-            f"{privacy_sentence(self.privacy)} The noise of a count has a standard deviation of {self.noise:,.1f} rows; "
+            f"{privacy_sentence(self.privacy)} Counts have noise of standard deviation {self.noise:,.1f}; "
             "standard errors include it."
         )
 
@@ -318,8 +325,8 @@ def _of_histogram(counts: Floats, *, probabilities: bool) -> dict[str, float | N
     if probabilities:
         chances = expit(MIDDLES)
         found["brier"] = float((no @ chances**2 + yes @ (1.0 - chances) ** 2) / n)
-        found["mean_probability"] = float((no + yes) @ chances / n)
-        found["calibration_in_the_large"] = found["mean_probability"] - float(n_yes / n)
+        found["mean_probability"] = predicted = float((no + yes) @ chances / n)
+        found["calibration_in_the_large"] = predicted - float(n_yes / n)
         found["calibration_slope"] = _slope(no, yes)
     return found
 

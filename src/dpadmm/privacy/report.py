@@ -207,10 +207,11 @@ def privacy_sentence(privacy: Mapping[str, Any]) -> str:
     if not (isinstance(epsilon, int | float) and isinstance(delta, int | float)):
         return "This result is not differentially private."
     simulated = "" if privacy.get("noise") == EXACT else " (in an experiment: the noise was simulated)"
-    trust = f", if at least {privacy.get('honest')} of the sites of every round are honest" if privacy.get("honest") else ""
+    honest = privacy.get("honest")
+    trust = f", if at least {honest} of the sites of every round are honest" if honest else ""
     return (
-        f"This result is ({math.ceil(1e4 * epsilon - 1e-9) / 1e4:g}, {delta:g})-differentially private for every person "
-        f"with one row{trust}: exact Gaussian accounting, one row replaced, numbers of rows public{simulated}."
+        f"This result is ({math.ceil(1e4 * epsilon - 1e-9) / 1e4:g}, {delta:g})-differentially private for every "
+        f"person with one row{trust}: exact Gaussian accounting, one row replaced, numbers of rows public{simulated}."
     )
 
 

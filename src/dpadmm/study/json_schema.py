@@ -17,7 +17,8 @@ from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.roster import roster_schema
 from dpadmm.study.settings import REGISTRIES
 from dpadmm.study.study import ADJACENCY, FORMAT, TABLES, TRAINING, Study, origins, table_parameters
-from dpadmm.training.methods import KINDS, Statistics
+from dpadmm.training.methods import KINDS as RELEASES
+from dpadmm.training.methods import Statistics
 
 PUBLIC = {
     "const": True,
@@ -44,14 +45,14 @@ def study_schema() -> dict[str, Any]:
     about = {each.name: each.json_schema() for each in parameters(Study) if each.help}
     properties: dict[str, Any] = {
         "format": {"const": FORMAT},
-        "kind": {"enum": [TRAINING, *KINDS], "description": "What the study is for; training, if it does not say."},
+        "kind": {"enum": [TRAINING, *RELEASES], "description": "What the study is for; training, if it does not say."},
         **about,
         "adjacency": {"const": ADJACENCY},
         "label": _object({**_properties(parameters(Label)), "public": PUBLIC}, ["column"]),
         "columns": {"anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]},
         "row_norm": {"type": ["number", "null"], "minimum": ROW_NORMS[0], "maximum": ROW_NORMS[1]},
         **{name: _choice(registry.classes) for name, registry in REGISTRIES.items()},
-        **{name: _object(_properties(table_parameters(name))) for name in (*TABLES, *KINDS)},
+        **{name: _object(_properties(table_parameters(name))) for name in (*TABLES, *RELEASES)},
         "provenance": _object(_properties(origins())),
         "public_rows": _object({**_properties(parameters(PublicRows)), "public": PUBLIC}, ["sha256"]),
         "intercept_value": {"const": INTERCEPT},

@@ -160,7 +160,7 @@ class Study:
     @property
     def kind(self) -> str:
         """``training``, or ``statistics`` or ``evaluation``, which train nothing."""
-        method = getattr(self.training, "method", None)
+        method = self.training.method
         return method.name if type(method) in KINDS.values() else TRAINING
 
     @cached_property
@@ -338,7 +338,7 @@ class Study:
         """All of it as plain values, every setting written out; :func:`study_from` takes it back."""
         if self.schema is not None:
             label = {} if self.label is None else {"label": label_as_json(self.label)}
-            columns = schema_as_json(self.schema, label=self.label and self.label.column)
+            columns = schema_as_json(self.schema, label=self.label.column if self.label else None)
             rows: dict[str, Any] = {**columns, **label}
         else:
             classes = None if self.classes is None else list(self.classes)
@@ -595,10 +595,18 @@ def _of_kind(table: Mapping[str, Any], where: str) -> list[str]:
     """Tables that belong to studies of another kind."""
     kind, known = _kind(table), (*REGISTRIES, *TABLES, *KINDS)
     mine = (*REGISTRIES, *TABLES) if kind == TRAINING else _tables_of(kind)
-    found = [f"{where}: [{name}] does not belong to kind = {kind!r}; leave it out" for name in known if name in table and name not in mine]
+    found = [
+        f"{where}: [{name}] does not belong to kind = {kind!r}; leave it out"
+        for name in known
+        if name in table and name not in mine
+    ]
     others = {"public_rows", "provenance", *(("label", "row_norm") if kind == Statistics.name else ())}
     if kind != TRAINING:
-        found += [f"{where}: {name} does not belong to kind = {kind!r}; leave it out" for name in table if name in others and table[name]]
+        found += [
+            f"{where}: {name} does not belong to kind = {kind!r}; leave it out"
+            for name in table
+            if name in others and table[name]
+        ]
         if isinstance(table.get("training"), Mapping):
             unfit = [each for each in table["training"] if each not in OF_TRAINING[kind]]
             found += [f"{where}: training: {name} does not belong to kind = {kind!r}; leave it out" for name in unfit]

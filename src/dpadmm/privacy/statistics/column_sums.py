@@ -23,9 +23,9 @@ class ColumnSums:
     which makes it a row of zeros, by at most 1.
 
     The rows of a statistics study (:mod:`dpadmm.data.tabulation`) are k indicators of bins, two moments of each of q
-    numbers and p indicators of cells, divided by ``R = √(k + 2q + p)``: of norm at most 1. In counts, S is ``2R``. Two rows
-    that are both there differ by ``√2/R`` in an indicator, at most; but a person whose id makes another's
-    ambiguous silences two rows of the same bins at once, and moves their counts by 2.
+    numbers and p indicators of cells, divided by ``R = √(k + 2q + p)``: of norm at most 1. In counts, S is ``2R``. Two
+    rows that are both there differ by at most ``√2`` in an indicator; but a person whose id makes another's ambiguous
+    silences two rows of the same bins at once, and moves their count by 2.
     """
 
     n_features: int

@@ -28,8 +28,8 @@ class ScoreHistogram:
     """``Σ_j e(b_j, bin of wᵀa_j)``, (2, bins), at public weights w: an indicator of class and bin, for two classes.
 
     A row adds 1 to one cell, or nothing if it is a row of zeros, whose label is still there and must not count. So
-    replacing a row moves the sum by at most ``√2``, and silencing one by 1; as S is twice what silencing moves, it is 2. What
-    w is only decides which cell a row is in: there is nothing to shorten but by the bound itself.
+    replacing a row moves the sum by at most ``√2``, and silencing one by 1; S is twice that, 2.
+    What w is decides which cell a row is in, and no more: there is nothing to shorten but by the bound itself.
     """
 
     n_features: int

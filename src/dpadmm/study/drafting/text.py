@@ -57,11 +57,18 @@ def statistics_text(columns: Sequence[DraftColumn], name: str, source: str) -> s
     lines = [f"# A statistics study, drafted from {_quoted(source)}: what it releases is counts, means and tables."]
     lines += ["# Check it with: dpadmm study check FILE", f'format = "{FORMAT}"', 'kind = "statistics"']
     lines += [f"name = {_quoted(name)}", "", "[statistics]"]
-    lines += ["# Every column and every table share the budget; a number, with mean and variance, takes as much as three."]
+    lines += [
+        "# Every column and every table share the budget; a number, with mean and variance, takes as much as three."
+    ]
     lines += [f"# tables = {tables}   # two-way tables of two columns each", f"# bins = {bins.default}"]
     for each in columns:
         if each.about is not None:
-            lines += ["", f"[columns.{_key(each.name)}]", *_commented(each.comment), *_entries(each.about, confirm=False)]
+            lines += [
+                "",
+                f"[columns.{_key(each.name)}]",
+                *_commented(each.comment),
+                *_entries(each.about, confirm=False),
+            ]
     if left_out := [each for each in columns if each.about is None]:
         lines += ["", "# Left out:"]
         lines += [line for each in left_out for line in _commented(f"{_quoted(each.name)}: {each.comment}", "  ")]

@@ -28,8 +28,10 @@ METHODS: dict[str, type[MethodSettings]] = registered(
 )
 
 __all__ = [
-    "KINDS", "METHODS", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds", "Auto", "AutoRounds",
+    "KINDS", "METHODS", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds", "Auto",
+    "AutoRounds",
     "Centralized", "CentralizedRounds", "DeployableMethod", "DpAdmm", "DpAdmmRounds", "DpSgd", "DpSgdRounds",
     "Evaluation", "Gathered", "Method", "MethodSettings", "ObjectivePerturbation", "ObjectivePerturbationRounds",
-    "OutputPerturbation", "OutputPerturbationRounds", "ReleaseRounds", "Released", "Round", "State", "Statistics", "minimizer",
+    "OutputPerturbation", "OutputPerturbationRounds", "ReleaseRounds",
+    "Released", "Round", "State", "Statistics", "minimizer",
 ]  # fmt: skip
