@@ -303,16 +303,18 @@ def _markdown(found: Explanation, sentence: str) -> str:
     effect = "Odds ratio" if found.ratios else "Coefficient"
     head = ["", "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
     lines = [head, [":--", ":--", *["--:"] * (len(head) - 2)]]
-    for each in found.coefficients:
+    shown = [each for each in found.coefficients if found.unknown or each.interval()]
+    for each in shown:
         ends, p = each.interval(), each.p_value
         numbers = [each.coefficient, *(ends or ())]
-        told = [f"{ratio(x):.3g}" if found.ratios and ratio(x) is not None else f"{x:.3g}" for x in numbers]
+        told = [f"{ratio(x):.4g}" if found.ratios and ratio(x) is not None else f"{x:.4g}" for x in numbers]
         cells = [each.name.replace("|", r"\|"), each.per, told[0]]
-        if not found.unknown:
-            cells += [f"{told[1]} to {told[2]}" if ends else "–"]
-            cells += ["–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+        if ends:
+            cells += [f"{told[1]} to {told[2]}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
         lines.append(cells)
+    left = [each.name for each in found.coefficients if each not in shown]
     notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
+    notes += f" Left out, since too few rows tell: {', '.join(left)}." if left else ""
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
 

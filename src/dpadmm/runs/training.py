@@ -23,7 +23,7 @@ from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.runs.run import Result, run
 from dpadmm.study.public_rows import PublicRows
-from dpadmm.study.study import Study, read_study
+from dpadmm.study.study import TRAINING, Study, read_study
 from dpadmm.training.loop import Observer
 from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise
 from dpadmm.training.prior import Prior, prior_of
@@ -54,6 +54,9 @@ def train(
 
 def with_public_table(study: Study, given: str | PathLike[str] | Literal[False] | None) -> tuple[Study, Path | None]:
     """The study as it is run, and the public table that it starts from: its own, or what is given in its place."""
+    if study.kind != TRAINING:
+        instead = "dpadmm describe" if study.kind == "statistics" else "dpadmm evaluate --epsilon"
+        raise StudyError(f'the study is of kind = "{study.kind}" and trains nothing; take {instead}, or ask sites')
     if given is not None:
         return replace(study, public_rows=None), None if given is False else Path(given)
     if study.public_rows is None:

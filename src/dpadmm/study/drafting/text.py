@@ -80,7 +80,7 @@ def evaluation_text(study: Study) -> str:
     said = study.as_json()
     head = ["# An evaluation study: how good a finished model is on the rows of sites, from one release with noise."]
     head += [f'format = "{FORMAT}"', 'kind = "evaluation"', f"name = {_quoted(study.name)}"]
-    plain = {name: said[name] for name in ("row_norm", "features", "classes") if said.get(name)}
+    plain = {name: said[name] for name in ("most_rows", "row_norm", "features", "classes") if said.get(name)}
     lines = [*head, *(f"{name} = {_value(value)}" for name, value in plain.items())]
     for name in ("evaluation", "label"):
         if name in said:
