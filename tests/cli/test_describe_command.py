@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Cli
 from looping import case
 
+from conftest import Cli
 from dpadmm._base.toml import read_toml
 from dpadmm.model.model import Model
 from dpadmm.study.study import read_study
@@ -158,7 +158,8 @@ def test_results_feed_a_draft_and_the_planner(cli: Cli, table: Path, study: Path
     said = read_toml(draft)
     assert said["columns"]["age"]["released"] == read_study(study).hash
     assert said["columns"]["age"]["center"] == pytest.approx(60.0, abs=3.0)
-    answer = cli("plan", draft, "--rows", "2000", "--agents", "1", "--statistics", out, "--repeats", "2", "--rounds", "5").succeeded()
+    sizes = ("--rows", "2000", "--agents", "1")
+    answer = cli("plan", draft, *sizes, "--statistics", out, "--repeats", "2", "--rounds", "5").succeeded()
     assert "cells as private statistics tell" in " ".join(answer.out.split())
 
 

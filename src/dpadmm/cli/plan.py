@@ -29,9 +29,9 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.leakage import leakage_warnings
+from dpadmm.model.description import load_description
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.reporting.run_folder import check_folder, write_text
-from dpadmm.model.description import load_description
 from dpadmm.runs.planning import forecast
 from dpadmm.runs.planning import plan as planning
 from dpadmm.runs.planning.plan import Alternative, Plan

@@ -287,7 +287,7 @@ def synthetic_scenarios(
 
 
 def synthetic_features(study: Study, n: int, rng: np.random.Generator, known: Description | None = None) -> Features:
-    """Rows by the schema: numbers uniform within their bounds, all values of a category equally frequent; or as known."""
+    """Rows by the schema: as known, or numbers uniform within their bounds and all values of a category alike."""
     if study.schema is None:
         plain = rng.standard_normal((n, len(study.features))) / np.sqrt(len(study.features))
         features = clip_rows(plain.astype(np.float32))
