@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federations import Federation, small_study
 from in_process import InProcess
 from looping import case
 from masked import LOG, key
 
+from conftest import Cli
 from dpadmm._base.errors import Refusal, StudyError
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.aggregator.sums import coordinator_of
+from dpadmm.federation.demo import with_keys
 from dpadmm.federation.site.responder import Responder
 from dpadmm.model.description import description_of
 from dpadmm.model.evaluate import auc, private_evaluation_of
@@ -206,3 +209,23 @@ def test_a_study_whose_rounds_are_void_has_no_result(sites: Sites) -> None:
     method = study.method(1)
     with pytest.raises(StudyError, match="nothing was released: every round is void"):
         method.released(method.start(study.shape))  # type: ignore[attr-defined]
+
+
+def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli: Cli) -> None:
+    columns = (Number("age", (0, 100)), Number("bmi", (10, 60)), Category("sick", ("no", "yes")))
+    training = Training(method=Statistics(bins=4), epsilon=3.0, delta=1e-5, trust="secure_aggregation", honest=2)
+    study = Study(name="small counts", schema=Schema(columns), training=training, most_rows=100)
+    with Federation(tmp_path, small_study(most_rows=100, quorum=3)) as everyone:
+        everyone.study = with_keys(study, everyone.sites)  # at sites that have a label for other studies
+        everyone.accept()
+        everyone.begin()
+        everyone.start()
+        everyone.all_connected()
+        everyone.serve()
+        assert everyone.finished() == 0
+    out = tmp_path / "counts.json"
+    cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
+    cli("verify", tmp_path / "counts.statement.json").succeeded()
+    told = cli("describe", out).succeeded().out
+    assert "small counts: 180 rows, of which about" in told
+    assert "if at least 2 of the sites of every round are honest" in " ".join(told.split())
