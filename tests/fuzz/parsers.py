@@ -39,6 +39,7 @@ from dpadmm.federation.protocol import (
     unpacked_grant,
 )
 from dpadmm.federation.site.decisions import decisions
+from dpadmm.model.description import load_description
 from dpadmm.model.file import load_model
 from dpadmm.privacy.statement import read_statement
 from dpadmm.site.backup import staged
@@ -200,6 +201,7 @@ READERS: dict[str, Reader] = {
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
     "json/statement": _file("statement.json", read_statement),
+    "json/description": _file("description.json", lambda path: load_description(path).as_json()),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
     "json/offer": _file("offer.json", read_offer),

@@ -30,12 +30,14 @@ from dpadmm.cli.screen import (
     say_path,
     show_table,
     write,
+    write_json,
 )
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from dpadmm.federation.aggregator.coordinator import Coordinator
+    from dpadmm.federation.aggregator.journal import FederatedResult
     from dpadmm.federation.aggregator.server import Server
 
 T = TypeVar("T")
@@ -349,23 +351,44 @@ def export(
     unfinished: bool = Option(False, "--unfinished", help="Export before the last round is done."),
     overwrite: bool = Option(False, "--overwrite", help="Replace existing files."),
 ) -> None:
-    """Write the model, its privacy statement and the transcript of a study, from its journal."""
+    """Write the model, its privacy statement and the transcript of a study, from its journal.
+
+    Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
+    """
+    from dpadmm.cli.describe import statement_beside
     from dpadmm.cli.train import statement_path
     from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
     from dpadmm.model.model import model_of
 
     transcript = output.with_suffix(".transcript.npz")
-    check_free(output, statement_path(output), transcript, overwrite=overwrite)
+    statement = statement_beside(output) if output.suffix == ".json" else statement_path(output)
+    check_free(output, statement, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
         rounds = journal.study.training.planned_rounds
         if result.rounds_done < rounds and not unfinished:
             done = f"only {result.rounds_done} of {rounds} rounds are done"
             raise StudyError(f"{done}: resume the study, or add --unfinished")
-        write_transcript(journal, transcript)
-    model_of(result).save(output)
-    write(statement_path(output), result.statement.as_bytes())
-    say_path(f"Model:      {output}", f"Statement:  {statement_path(output)}", f"Transcript: {transcript}")
+        what = "Model:     "
+        if result.study.kind == "training":
+            model = model_of(result)
+            write_transcript(journal, transcript)
+            model.save(output)
+        else:
+            what, results = "Results:   ", _results(result)
+            write_transcript(journal, transcript)
+            write_json(output, results)
+    write(statement, result.statement.as_bytes())
+    say_path(f"{what} {output}", f"Statement:  {statement}", f"Transcript: {transcript}")
+
+
+def _results(result: FederatedResult) -> dict[str, Any]:
+    """What a study that trains nothing gave; rows at sites may be silent, so not all of them count."""
+    from dpadmm.model.description import description_of
+    from dpadmm.model.evaluate import private_evaluation_of
+
+    of = description_of if result.study.kind == "statistics" else private_evaluation_of
+    return of(result, all_count=False).as_json()
 
 
 def _journal(folder: Path, study_file: Path | None) -> Path:

@@ -52,14 +52,14 @@ def encode_table(
 ) -> EncodedTable:
     """Read a file once and encode it; ``by`` names a column that says who owns a row.
 
-    ``intercept`` appends the constant column. Without a label, as for a table to predict on, there are none.
+    ``intercept`` appends the constant column. Without a label, as for a table to predict on, they are 0.
 
     ``total`` is for agents, whose "no" must not tell about a cell: every table with these columns is encoded.
     What is no number is missing, and a row whose label is none of the classes is a row of zeros, which has no
     gradient. It is counted in the report. Owners are told apart as they are written, blanks and all: which
     of them are one person is for :class:`dpadmm.trusted.unit.PrivacyUnit` to say.
     """
-    columns = [column.name for column in schema.columns]
+    columns = [column.name for column in schema.sources]
     others = [name for name in (label.column if label else None, by) if name is not None]
     for name in others:
         if name in columns:
@@ -67,7 +67,7 @@ def encode_table(
                 f"column {name!r} cannot be a feature too: it is the label, or says who owns a row; "
                 "take it out of the study's columns"
             )
-    numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
+    numeric = {c.name for c in schema.sources if isinstance(c, Number | Plain)}
     if label is not None and label.classes is None:
         numeric.add(label.column)
     encoder = Encoder(schema, intercept=intercept, total=total)
@@ -115,7 +115,7 @@ def encode_table(
         pa.default_memory_pool().release_unused()  # room that Arrow keeps for further batches
         return EncodedTable(
             encoder.matrix(tuple(part.finish() for part in rows)),
-            labels.finish().reshape(-1),
+            labels.finish().reshape(-1) if label is not None else np.zeros(encoder.report.rows),
             None if places is None else _renamed(groups.finish().reshape(-1), places),
             names,
             encoder.report,
@@ -251,7 +251,7 @@ class Survey(Report):
         """Where much was clamped, or belongs to no value, or lines became no rows."""
         yield from self.about_lines
         clamped, unknown = (much(self.columns, self.rows, kind) for kind in ("clamped", "unknown"))
-        for column in schema.columns:
+        for column in schema.sources:
             if isinstance(column, Number) and column.name in clamped:
                 low, high = column.bounds
                 yield (
@@ -270,7 +270,7 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     survey, names, words = Survey(), column_names(path), WordCache()
     counts = Counter(names)
     open_columns: dict[str, Column | Label] = {}
-    for each in (*schema.columns, *([label] if label else [])):
+    for each in (*schema.sources, *([label] if label else [])):
         name = each.column if isinstance(each, Label) else each.name
         if name not in counts:
             survey.problems.append(str(unknown_name("column", name, names, path.name)))

@@ -19,11 +19,12 @@ from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
 from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
+from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
-ONE = np.float32(1.0)
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
 HUGE = 1e18
 """Plain numbers beyond are taken to be this: their rows are shortened to 1 anyway."""
 
@@ -79,7 +80,7 @@ class Encoder:
 
     def __init__(self, schema: Schema, *, intercept: bool = False, total: bool = False) -> None:
         self.schema, self.intercept, self.total = schema, intercept, total
-        self.report = Report(columns={column.name: Tally() for column in schema.columns})
+        self.report = Report(columns={column.name: Tally() for column in schema.sources})
         self.words = WordCache()
 
     @property
@@ -113,7 +114,7 @@ class Encoder:
             if isinstance(term, Interaction):
                 entries = _products(term, paired[term.left.name], paired[term.right.name])
             else:
-                entries = self._entries(term, batch.column(term.name))
+                entries = self._entries(term, batch)
                 if term.name in paired:
                     paired[term.name] = entries
             for place, value in entries:
@@ -124,10 +125,16 @@ class Encoder:
         self.report.shortened += rows.shortened
         return blocks
 
-    def _entries(self, column: Column, cells: Any) -> Entries:
-        tally = self.report.columns[column.name]
-        if self.total and isinstance(column, Number | Plain):
-            cells = _numbers_of_any(cells, column, tally)
+    def _entries(self, column: Any, batch: Any, *, again: bool = False) -> Entries:
+        """The entries of one column; what is read ``again`` was tallied before."""
+        if isinstance(column, Crossed):
+            (one, _), (other, _) = (self._entries(each, batch, again=True)[0] for each in column.pair)
+            return [(one * len(column.pair[1].features) + other, ONE)]
+        (source,) = getattr(column, "sources", (column,))
+        tally = Tally() if again or isinstance(column, NumberMoments) else self.report.columns[source.name]
+        cells = batch.column(source.name)
+        if self.total and isinstance(source, Number | Plain):
+            cells = _numbers_of_any(cells, source, tally)
         return ENCODERS[column.kind](column, cells, tally, self.words)
 
 
@@ -231,12 +238,34 @@ def _boolean(column: Boolean, cells: Any, tally: Tally, words: WordCache) -> Ent
     return _of_words(np.where(codes < len(TRUE), 1.0, -1.0), codes < 0, places, column)
 
 
+def _counts(column: Counts, cells: Any, tally: Tally, words: WordCache) -> Entries:
+    """Which bin every cell is in: of its value, of none of them (the last but one), or of missing cells."""
+    read = column.binned
+    if isinstance(read, Number):
+        return _number(read, cells, tally, words)
+    other = len(column.labels) - 2
+    if isinstance(read, Boolean):
+        codes, places = tallied(cells, (*FALSE, *TRUE), read.name, tally, words, fold=True)
+        known = codes >= len(FALSE)
+    else:
+        codes, places = tallied(cells, tuple(dict.fromkeys((*column.labels[:other], *OTHERS))), read.name, tally, words)
+        known = np.minimum(codes, other)
+    return [(np.where(codes == -2, other + 1, np.where(codes < 0, other, known))[places], ONE)]
+
+
+def _moments(column: NumberMoments, cells: Any, tally: Tally, words: WordCache) -> Entries:
+    (_, value), (_, missing) = _number(column.line, cells, tally, words)
+    return [(0, value), (1, np.where(missing > 0.0, ZERO, 2.0 * value * value - ONE))]
+
+
 ENCODERS: Mapping[str, Callable[[Any, Any, Tally, WordCache], Entries]] = {
     "number": _number,
     "plain": _plain,
     "category": _category,
     "ordinal": _ordinal,
     "boolean": _boolean,
+    "counts": _counts,
+    "moments": _moments,
 }
 
 

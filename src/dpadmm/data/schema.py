@@ -283,7 +283,7 @@ class Interaction:
 
 def reach(column: Column | Interaction) -> float:
     """The largest length of a column's features, unless it is plain."""
-    return column.reach if isinstance(column, Number | Interaction) else 1.0
+    return float(getattr(column, "reach", 1.0))
 
 
 @dataclass(frozen=True)
@@ -356,6 +356,11 @@ class Schema:
         return tuple(name for term in self.terms for name in term.features)
 
     @cached_property
+    def sources(self) -> tuple[Column, ...]:
+        """The table's columns that are read: these, or what counts and tables (``tabulation.py``) are made of."""
+        return tuple(dict.fromkeys(one for each in self.columns for one in getattr(each, "sources", (each,))))
+
+    @cached_property
     def scale(self) -> float:
         """R: features are divided by it; a hair above √columns, so that no rounding makes a row too long."""
         return float(self.row_norm) if self.row_norm is not None else self._usual or 1.0
@@ -391,7 +396,8 @@ class Schema:
 def _is_category(term: Column | Interaction) -> bool:
     if isinstance(term, Interaction):
         return _is_category(term.left) and _is_category(term.right)
-    return isinstance(term, Category) or (isinstance(term, Number) and bool(term.bins))
+    cut = isinstance(term, Number) and bool(term.bins)
+    return isinstance(term, Category) or cut or getattr(term, "one_hot", False)
 
 
 def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:

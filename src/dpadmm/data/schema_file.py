@@ -19,16 +19,25 @@ MARKS = ("public", "allow")
 """Words that a column may also have: ``public = false`` until someone has confirmed its values, and
 ``allow = true`` where a column looks like an identifier or like the label and is neither."""
 
+RELEASED = "released"
+"""What else a column may have: the hash of the statistics study whose private release told its center and scale."""
+
 ASK = "known before the outcome?"
 """What a draft says in place of ``allow = true`` of a column that alone tells the label, to be answered."""
 
 MOST_COLUMNS = 100_000
 
 
-def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
+def _label_of(table: Mapping[str, Any]) -> Label | None:
+    """The label of a study's table; studies of the kind statistics have none."""
+    return None if table.get("kind") == "statistics" else label_from(table.get("label"))
+
+
+def rows_from(table: Mapping[str, Any]) -> tuple[Label | None, Schema]:
     """The label and the schema of a study's table; refused while any of their values is not confirmed."""
-    label = label_from(table.get("label"))
-    schema = schema_from(table["columns"], table.get("row_norm"), table.get("interactions", ()), label=label.column)
+    label = _label_of(table)
+    pairs = table.get("interactions", ())
+    schema = schema_from(table["columns"], table.get("row_norm"), pairs, label=label.column if label else None)
     if names := [who for who, _ in unconfirmed(table)]:
         doubts = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise StudyError(
@@ -42,16 +51,17 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
 
 def unconfirmed(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """What says ``public = false``: the label and columns, in words, and all that is said about them."""
-    label = table["label"]
-    columns = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
-    every = [(f"the label {label['column']!r}", label), *columns]
+    every = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
+    if (label := table.get("label")) is not None:
+        every.insert(0, (f"the label {label['column']!r}", label))
     return [(who, about) for who, about in every if about.get("public", True) is False]
 
 
 def confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
     """The same study's table when everything is confirmed."""
     columns = [{**each, "public": True} for each in _listed_columns(table["columns"])]
-    return {**table, "label": {**table["label"], "public": True}, "columns": columns}
+    label = {"label": {**table["label"], "public": True}} if "label" in table else {}
+    return {**table, **label, "columns": columns}
 
 
 def doubted(table: Mapping[str, Any]) -> list[str]:
@@ -68,7 +78,7 @@ def problems(table: Mapping[str, Any]) -> list[str]:
     """A sentence for everything that is wrong with the label and with each column, not only the first."""
     found, label = [], None
     try:
-        label = label_from(table.get("label")).column
+        label = getattr(_label_of(table), "column", None)
     except StudyError as error:
         found.append(str(error))
     try:
@@ -155,7 +165,7 @@ def _column(table: object, label: str | None) -> Column:
         raise StudyError(f"column {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}")
     _check_marks(name, table, label)
     allowed = [each.name for each in fields_in_file(KINDS[kind])]
-    _known(table, [*allowed, "kind", *MARKS], f"column {name!r}")
+    _known(table, [*allowed, "kind", *MARKS, RELEASED], f"column {name!r}")
     for each in fields_in_file(KINDS[kind]):
         if each.default is MISSING and each.name not in table:
             raise StudyError(f"column {name!r}: {each.name} is missing, which a {kind} needs from public knowledge")
@@ -167,6 +177,10 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
         table = {**table, "allow": True}  # the answer is still to come: see ``doubted``
     for mark in MARKS:
         _check_mark(f"column {name!r}", mark, table)
+    if not re.fullmatch("[0-9a-f]{64}", str(table.get(RELEASED, "0" * 64))):
+        raise StudyError(
+            f"column {name!r}: {RELEASED} must be the hash of a statistics study, not {table[RELEASED]!r:.60}"
+        )
     if table.get("allow", False):
         return
     if is_identifier(name):

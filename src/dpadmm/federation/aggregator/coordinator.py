@@ -316,7 +316,9 @@ class Coordinator(ABC):
         """Store what this phase of so many seconds gave, and go on to the next."""
 
     def begin(self) -> None:
-        self.called, here = True, self.here()
+        here = self.here()
+        self.study.check_rows(*(sizes[0] for name in sorted(here) if (sizes := self.members[name].sizes)))
+        self.called = True
         for member in self.members.values():
             if member.name not in here and not member.out and self.study.allow_missed_rounds:
                 member.state = "absent"
@@ -419,7 +421,7 @@ class Coordinator(ABC):
                 "name": study.name,
                 "hash": study.hash,
                 "method": training.method.name,
-                "loss": training.loss.name,
+                "loss": study.terms.loss,
                 "n_rounds": self._n_rounds,
                 "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,

@@ -356,6 +356,8 @@ class FederatedResult:
     statement: Statement
     rounds_done: int
     inferred: tuple[float, Floats | None]
+    method: DeployableMethod[Any]
+    broadcast: Floats
 
 
 def result_of(journal: Journal) -> FederatedResult:
@@ -392,6 +394,8 @@ def result_of(journal: Journal) -> FederatedResult:
         statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, honest),
         rounds_done=done,
         inferred=method.inferred(sent),
+        method=method,
+        broadcast=sent,
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Floats, Integers
@@ -32,6 +33,7 @@ from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
+from dpadmm.model.description import ColumnSummary, Description
 from dpadmm.model.evaluate import auc
 from dpadmm.model.model import PROBABILITIES
 from dpadmm.optim.features import clip_rows, with_intercept
@@ -264,29 +266,48 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     return Scenario("public rows", tuple(folds), public=True, telling=tuple(telling))
 
 
-def synthetic_scenarios(study: Study, n_rows: int, *, repeats: int, seed: int) -> list[Scenario]:
-    """Synthetic rows at three assumed strengths of signal; every repeat has its own rows and true model."""
+def synthetic_scenarios(
+    study: Study, n_rows: int, *, repeats: int, seed: int, known: Description | None = None
+) -> list[Scenario]:
+    """Synthetic rows at three assumed strengths of signal; every repeat has its own rows and true model.
+
+    Columns that private statistics tell of are ``known``: their cells are drawn from the released counts.
+    """
     out = []
     n_train = max(2, min(n_rows, SYNTHETIC_TRAIN))
     for name in STRENGTHS:
         folds = []
         for k in range(repeats):
             rng = np.random.default_rng([seed, k])  # the same rows at every strength
-            features = synthetic_features(study, n_train + SYNTHETIC_TEST, rng)
-            pool = Pool(features, synthetic_labels(study, features, name, rng))
+            features = synthetic_features(study, n_train + SYNTHETIC_TEST, rng, known)
+            pool = Pool(features, synthetic_labels(study, features, name, rng, known))
             folds.append((pool.take(np.arange(n_train)), pool.take(np.arange(n_train, len(pool)))))
         out.append(Scenario(f"{name} signal", tuple(folds)))
     return out
 
 
-def synthetic_features(study: Study, n: int, rng: np.random.Generator) -> Features:
-    """Rows by the schema: numbers uniform within their bounds, all values of a category equally frequent."""
+def synthetic_features(study: Study, n: int, rng: np.random.Generator, known: Description | None = None) -> Features:
+    """Rows by the schema: as known, or numbers uniform within their bounds and all values of a category alike."""
     if study.schema is None:
         plain = rng.standard_normal((n, len(study.features))) / np.sqrt(len(study.features))
         features = clip_rows(plain.astype(np.float32))
         return with_intercept(features) if study.training.intercept else features
-    cells = {column.name: _cells(column, n, rng) for column in study.schema.columns}
+    told = known.columns if known else {}
+    cells = {
+        column.name: _drawn(told[column.name], n, rng) if column.name in told else _cells(column, n, rng)
+        for column in study.schema.columns
+    }
     return Encoder(study.schema, intercept=study.training.intercept).encode(pa.record_batch(cells))
+
+
+def _drawn(known: ColumnSummary, n: int, rng: np.random.Generator) -> pa.Array:
+    """Cells like those of a column whose counts were released; numbers uniform within their bins."""
+    places = rng.choice(len(known.counts), size=n, p=known.counts / known.counts.sum())
+    missing = places == len(known.counts) - 1
+    if known.bins.edges:
+        edges = np.array([*known.bins.edges, known.bins.edges[-1]])
+        return pa.array(rng.uniform(edges[places], edges[np.minimum(places + 1, len(edges) - 1)]), mask=missing)
+    return pa.array(np.array(known.bins.labels, dtype=object)[places], pa.string(), mask=missing)
 
 
 def _cells(column: Column, n: int, rng: np.random.Generator) -> pa.Array:
@@ -303,8 +324,10 @@ def _cells(column: Column, n: int, rng: np.random.Generator) -> pa.Array:
     return pa.array(rng.standard_normal(n))
 
 
-def synthetic_labels(study: Study, features: Features, strength: str, rng: np.random.Generator) -> Floats:
-    """Labels of a random linear model of this strength."""
+def synthetic_labels(
+    study: Study, features: Features, strength: str, rng: np.random.Generator, known: Description | None = None
+) -> Floats:
+    """Labels of a random linear model of this strength; of two classes, with the share that is ``known``, else half."""
     loss, (spread, explained) = study.problem.loss, STRENGTHS[strength]
     weights = rng.standard_normal((features.shape[1], loss.n_outputs))
     scores = np.asarray(features @ weights, dtype=float)
@@ -315,7 +338,12 @@ def synthetic_labels(study: Study, features: Features, strength: str, rng: np.ra
         mixed = np.sqrt(explained) * scores[:, 0] + np.sqrt(1.0 - explained) * rest
         return np.asarray(np.clip(LABEL_SPREAD * mixed, -1.0, 1.0))
     if loss.task == "binary":
-        return np.where(rng.random(len(scores)) < expit(spread * scores[:, 0]), 1.0, -1.0)
+        log_odds = spread * scores[:, 0]
+        if known is not None and study.label is not None and study.label.column in known.columns:
+            no, yes = known.columns[study.label.column].counts[:2]
+            share = float(np.clip(yes / max(no + yes, 1.0), 0.005, 0.995))
+            log_odds += brentq(lambda shift: float(expit(log_odds + shift).mean()) - share, -50.0, 50.0)
+        return np.where(rng.random(len(scores)) < expit(log_odds), 1.0, -1.0)
     reached = np.cumsum(softmax(spread * scores, axis=1), axis=1)
     codes = (rng.random((len(scores), 1)) > reached[:, :-1]).sum(axis=1)
     return np.asarray(codes, dtype=float)

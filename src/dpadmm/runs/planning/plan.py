@@ -330,6 +330,8 @@ class Plan:
     repeats: int
     warnings: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    known: bool = False
+    """Whether synthetic rows have the counts of private statistics."""
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
