@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -53,6 +55,16 @@ def test_every_cell_is_in_one_bin_those_that_are_missing_or_unknown_too() -> Non
             np.testing.assert_allclose(mine.sum(axis=1), 1.0, rtol=1e-6)
             assert mine.argmax(axis=1).tolist() == BINS[column.name]
         first += len(column.features)
+
+
+def test_knots_are_for_models_and_change_no_bin() -> None:
+    curved = replace(SCHEMA, columns=(replace(SCHEMA.columns[0], bins=(), knots=(50, 75)), *SCHEMA.columns[1:]))
+    plain = replace(SCHEMA, columns=(replace(SCHEMA.columns[0], bins=()), *SCHEMA.columns[1:]))
+    found, wanted = (
+        Encoder(tabulated(each, [], 4), total=True).encode(pa.record_batch(CELLS)).toarray()  # type: ignore[union-attr]
+        for each in (curved, plain)
+    )
+    assert found.tobytes() == wanted.tobytes()
 
 
 def test_a_two_way_table_has_the_pair_of_bins() -> None:
@@ -119,6 +131,7 @@ def test_what_cannot_be_tabulated_is_a_sentence() -> None:
         (SCHEMA, [("region", "smoker"), ("smoker", "region")], 4, "must be two columns, and be there once"),
         (Schema((Plain("x"),)), [], 4, "column 'x': statistics need public bounds or values"),
         (SCHEMA, [], 1, "column 'income': bins must be at least 2"),
+        (replace(SCHEMA, interactions=(("age", "region"),)), [], 4, "interactions belong to models"),
         (wide, [("a", "b")], 4, "has 161,604 cells, and a study may release 100,000"),
     ):
         with case(sentence), pytest.raises(StudyError, match=sentence.replace("?", r"\?")):

@@ -3,7 +3,7 @@
 A row is one indicator for every column and every table, and two moments for every number, in counts; all of it is
 divided by ``R = √(k + 2q + p)``, so that rows have length at most 1 (``privacy/statistics/column_sums.py``). Every
 number of the release then has the same noise, in counts: the rule by which the budget is divided, and why a number is
-as dear as three categories (docs/decisions/0020-statistics.md).
+as dear as three categories (docs/decisions/0021-statistics.md).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Counts:
     def binned(self) -> Column:
         """The column as its cells are put into bins."""
         if isinstance(self.column, Number):
-            return replace(self.column, bins=self.edges[1:-1], center=None, scale=None)
+            return replace(self.column, bins=self.edges[1:-1], knots=(), center=None, scale=None)
         return self.column
 
 
@@ -111,7 +111,7 @@ class NumberMoments:
     @property
     def line(self) -> Number:
         """The column as its x is computed, with a feature that says where it is missing."""
-        return replace(self.column, bins=(), center=None, scale=None, missing="indicator")
+        return replace(self.column, bins=(), knots=(), center=None, scale=None, missing="indicator")
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,8 @@ class Crossed:
 
 def tabulated(schema: Schema, tables: Sequence[tuple[str, str]], n_bins: int) -> Schema:
     """The schema of the counts, moments and two-way tables of some columns."""
+    if schema.interactions:
+        raise StudyError("interactions belong to models; statistics have two-way tables: name them under [statistics]")
     for column in schema.columns:
         if isinstance(column, Plain):
             raise StudyError(f"column {column.name!r}: statistics need public bounds or values, which plain has not")

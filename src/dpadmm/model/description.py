@@ -5,7 +5,7 @@ number of rows, and the margins of a two-way table to the counts of its columns;
 stay exact: the noise of every count is independent and has the same σ. What is then below 0 is cut: counts are the
 nearest ones that are not negative and have the same total, and tables are scaled to their margins. Their errors are at
 most those that are given, over all bins together, since the truth is not negative either
-(docs/decisions/0020-statistics.md).
+(docs/decisions/0021-statistics.md).
 
 ``noise_se`` counts the privacy noise alone, as for a statement about these very rows; ``se`` also that they are a
 sample.
