@@ -41,17 +41,10 @@ from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
 from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import ONE_ROW
+from peers.steps import read as _sum
 from tables import ratios
 
 REPEATS = 60
-
-
-@numba.njit(parallel=True, fastmath=True, cache=True)
-def _sum(entries):
-    total = 0.0
-    for i in numba.prange(entries.size):
-        total += entries[i]
-    return total
 
 
 def matrix(n_rows: int, n_features: int, dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray]:
