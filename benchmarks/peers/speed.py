@@ -1,8 +1,8 @@
 """``make bench-peers``: a round beside other libraries on the same rows, and what a round of any size takes.
 
-Writes ``docs/performance.md``, in a few minutes. Every contender runs in a process of its own, one after the other, beside
-reads of the same matrix in that process; other libraries have environments of their own in ``.peers``. What was
-measured is kept until the page is written, so a run that was stopped goes on where it was.
+Writes ``docs/performance.md``, in a few minutes. Every contender runs in a process of its own, one after the other,
+beside reads of the same matrix in that process; other libraries have environments of their own in ``.peers``. What
+was measured is kept until the page is written, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -218,56 +218,63 @@ def page(found: dict[str, dict[str, Any]], costs: np.ndarray, asked: list[Any], 
     terms = [f"| {what} | {amount} | {cost * scale:.3g} {unit} |"
              for (what, amount, scale, unit), cost in zip(TERMS, costs, strict=True)]  # fmt: skip
     sizes = [
-        f"| {size.n_rows:,} | {size.kind} | {size.n_features} | {size.n_outputs} | {size.n_agents:,} | {work[1] / 1e6:,.1f} "
-        f"| {(work[2] + work[3]) / 1e6:,.1f} | {1e3 * told:.2f} | {1e3 * took:.2f} | {took / told:.2f} |"
+        f"| {size.n_rows:,} | {size.kind} | {size.n_features} | {size.n_outputs} | {size.n_agents:,} "
+        f"| {work[1] / 1e6:,.1f} | {(work[2] + work[3]) / 1e6:,.1f} "
+        f"| {1e3 * told:.2f} | {1e3 * took:.2f} | {took / told:.2f} |"
         for size, work, told, took in asked
     ]
     off = [max(told, took) / min(told, took) for *_, told, took in asked]
     least, newline = min([turns, *(each["turns"] for each in found.values())]), "\n"
+    idle = ", ".join(f"`{name}={value}`" for name, value in IDLE.items())
     return f"""# Performance
 
-Written by `make bench-peers` on {time.strftime("%Y-%m-%d")} ({machine()}). Times are medians of at least {least} turns; they depend on
-the machine, the ratios less so. `make bench` checks the other promises and says which are missed.
+Written by `make bench-peers` on {time.strftime("%Y-%m-%d")} ({machine()}).
+Times are medians of at least {least} turns. They depend on the machine, the ratios less so. `make bench` checks the
+other promises and says which are missed.
 
-A *read* is the sum of all entries of the dense float64 matrix with all cores: the least that any method could take which looks at
-every entry once. A *round* is all of one DP-ADMM round: every row's gradient clipped, noise, updates, consensus.
+A *read* is the sum of all entries of the dense float64 matrix with all cores: the least that any method could take
+which looks at every entry once. A *round* is all of one DP-ADMM round: every row's gradient clipped, noise, updates,
+consensus.
 
 ## UCI Adult, {ROWS:,} rows, 104 columns, {AGENTS} agents
 
-Every line is a process of its own, which took turns between a read and a step, with all cores and with idle threads that sleep
-({", ".join(f"`{name}={value}`" for name, value in IDLE.items())}). The last column compares in reads, so that a slow moment of the
-machine hits both sides.
+Every line is a process of its own, which took turns between a read and a step, with all cores, and with idle threads
+that sleep ({idle}).
+The last column compares in reads, so that a slow moment of the machine hits both sides.
 
 | | ms | read beside it, ms | reads | coded rounds |
 |---|---|---|---|---|
 {newline.join(beside)}
 
-The steps of torch and scikit-learn protect nobody. Those of Opacus and diffprivlib are private, for a curator who sees the rows of
-all agents; diffprivlib adds its noise once, not in every iteration. torch and Opacus compute in float32.
-Reads in turns took {min(before):.2f} to {max(before):.2f} times as long as before the other library was loaded: far from 1 means that the machine was
-busy, or that idle threads were.
+The steps of torch and scikit-learn protect nobody. Those of Opacus and diffprivlib are private, for a curator who sees
+the rows of all agents; diffprivlib adds its noise once, not in every iteration. torch and Opacus compute in float32.
 {f"Not measured in this run: {'; '.join(absent)}.{newline}" if absent else ""}
+Reads in turns took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was loaded. Far
+from 1, the machine was busy with something else, and the times above are worth less.
+
 Versions: {", ".join(f"{name} {number}" for name, number in versions)}.
 
-| promise | | seen | kept |
+| promise | limit | seen | kept |
 |---|---|---|---|
 {newline.join(promised)}
 
 ## What a round takes
 
-With m rows, d columns, p outputs (1, or the number of classes) and n agents, the seconds of a round are modelled as a sum of
-amounts, each times a cost:
+With m rows, d columns, p outputs (1, or the number of classes) and n agents, the seconds of a round are modelled as a
+sum of amounts, each times a cost:
 
 | one of | amount | cost |
 |---|---|---|
 {newline.join(terms)}
 
-*bytes* are those of the stored rows: 8·m·d for float64, 4·m·d for float32, and for coded rows 8 (or 4) for every number and for the factor,
-and 1 for every category (2 beyond 256 columns), which is 64·m here. *flops* are 4·p for every stored entry (d a row, or numbers and categories if
-coded): a multiplication and an addition for the score, and again for the gradient. The costs were fitted to {len(KNOWN)} sizes, with no cost below 0 and equal
-weight for relative errors; a cost of 0 means that the other amounts explained the times.
+*bytes* are those of the stored rows: 8·m·d for float64, 4·m·d for float32; a coded row has 8 (or 4) bytes for every
+number and for its factor, and 1 for every category (2 beyond 256 columns), here 64. *flops* are 4·p for every stored
+entry, d in a row or as many as there are numbers and categories: a multiplication and an addition for the score, and
+again for the gradient. The costs were fitted to {len(KNOWN)} sizes, none below 0, all relative errors counting alike; a
+cost of 0 means that the other amounts explained the times.
 
-Predicted against measured, for other sizes; the farthest is off by a factor of {max(off):.2f}, the middle one by {statistics.median(off):.2f}:
+Predicted and measured for {len(asked)} other sizes; the farthest are apart by a factor of {max(off):.2f}, the middle ones by
+{statistics.median(off):.2f}:
 
 | m | stored | d | p | n | bytes, M | flops, M | predicted ms | measured ms | measured / predicted |
 |---|---|---|---|---|---|---|---|---|---|

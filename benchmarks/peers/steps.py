@@ -51,7 +51,6 @@ def one(task: Callable[[], object]) -> Step:
 def dpadmm_round(features: np.ndarray, labels: np.ndarray, kind: str) -> Step:
     """A whole round of DP-ADMM, 100 agents."""
     from bench import round_of
-
     from dpadmm import load_adult, make_rows
 
     stored = load_adult().features[: len(labels)] if kind == "coded" else features.astype(kind)
