@@ -273,7 +273,7 @@ entry, d in a row or as many as there are numbers and categories: a multiplicati
 again for the gradient. The costs were fitted to {len(KNOWN)} sizes, none below 0, all relative errors counting alike; a
 cost of 0 means that the other amounts explained the times.
 
-Predicted and measured for {len(asked)} other sizes; the farthest are apart by a factor of {max(off):.2f}, the middle ones by
+Predicted and measured for {len(asked)} other sizes; the farthest are a factor of {max(off):.2f} apart, the middle ones
 {statistics.median(off):.2f}:
 
 | m | stored | d | p | n | bytes, M | flops, M | predicted ms | measured ms | measured / predicted |
