@@ -18,6 +18,7 @@ from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
+from dpadmm.data.matrices import as_rows
 from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
@@ -30,9 +31,6 @@ HUGE = 1e18
 
 MUCH = 0.05
 """A larger share of a column's cells than this is worth a word to the table's owner."""
-
-TILE = 64
-"""Features that are turned from columns into rows at a time: as many lines of memory stay close at hand."""
 
 
 @dataclass
@@ -103,10 +101,10 @@ class Encoder:
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        return self.matrix(self.encode_blocks(batch))
+        return self.matrix(tuple(as_rows(each) for each in self.encode_blocks(batch)))
 
     def encode_blocks(self, batch: Any) -> tuple[NDArray[Any], ...]:
-        """The same, as the arrays that rows are stored in."""
+        """The same, as the arrays that rows are stored in: column by column, so that whoever keeps them copies once."""
         n, first = batch.num_rows, 0
         rows = (CodedBlock if self.schema.n_categories else DenseBlock)(n, self.schema, intercept=self.intercept)
         paired: dict[str, Entries] = {name: [] for pair in self.schema.interactions for name in pair}
@@ -225,7 +223,7 @@ def _category(column: Category, cells: Any, tally: Tally, words: WordCache) -> E
     # a cell that says "other" means that bucket, and is no unknown value
     named = dict.fromkeys((*column.values, *OTHERS))
     codes, places = tallied(cells, tuple(named), column.name, tally, words)
-    return [(np.where(codes < 0, len(column.values), np.minimum(codes, len(column.values)))[places], ONE)]
+    return [(np.where(codes < 0, len(column.values), np.minimum(codes, len(column.values))).take(places), ONE)]
 
 
 def _ordinal(column: Ordinal, cells: Any, tally: Tally, words: WordCache) -> Entries:
@@ -272,7 +270,7 @@ ENCODERS: Mapping[str, Callable[[Any, Any, Tally, WordCache], Entries]] = {
 def _of_words(value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[Any], column: Column) -> Entries:
     """The entries of every different cell, given to all cells."""
     entries = _with_missing(value.astype(np.float32), missing, column)
-    return [(place, each[places]) for place, each in entries]
+    return [(place, each.take(places)) for place, each in entries]
 
 
 def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Column) -> Entries:
@@ -289,7 +287,8 @@ def tallied(
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Places of different cells among the values, negative where there is none; and which each cell is."""
     codes, places = word_codes(cells, values, name, words, fold=fold)
-    found = codes[places]
+    places = places.astype(np.intp, copy=False)  # once for all that is looked up
+    found = np.minimum(codes, 0).astype(np.int8).take(places)
     tally.missing += int(np.count_nonzero(found == -2))
     tally.unknown += int(np.count_nonzero(found == -1))
     return codes, places
@@ -305,7 +304,7 @@ class DenseBlock:
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = np.empty((len(schema.features), n), dtype=np.float32)
+        self._columns = np.empty((len(schema.features) + intercept, n), dtype=np.float32)
 
     def append(self, place: int, value: Any) -> None:
         """Set one feature of all rows, divided by R."""
@@ -315,17 +314,12 @@ class DenseBlock:
 
     def finish(self) -> tuple[Values]:
         """Rows of length at most 1, (n, d)."""
-        d, n = self._columns.shape
-        self.shortened = _shorten(self._columns, self._squares)
-        out = np.empty((n, d + self._intercept), dtype=np.float32)
-        for start in range(0, d, TILE):
-            part = self._columns[start : start + TILE]
-            if self._intercept:
-                part *= np.float32(BESIDE_INTERCEPT)
-            out[:, start : start + len(part)] = part.T
+        features = self._columns[: len(self._columns) - self._intercept]
+        self.shortened = _shorten(features, self._squares)
         if self._intercept:
-            out[:, -1] = INTERCEPT
-        return (out,)
+            features *= np.float32(BESIDE_INTERCEPT)
+            self._columns[-1] = INTERCEPT
+        return (self._columns.T,)
 
 
 class CodedBlock:
@@ -355,7 +349,7 @@ class CodedBlock:
         if self._intercept:
             self._columns *= np.float32(BESIDE_INTERCEPT)
             self._columns[-2] = INTERCEPT
-        return np.ascontiguousarray(self._columns.T), np.ascontiguousarray(self._codes.T)
+        return self._columns.T, self._codes.T
 
 
 def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> int:

@@ -73,12 +73,11 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     n_test = _test_count(settings.test_rows, len(dataset.labels))
     matrix = clip_rows(dataset.features) if settings.clip_rows else as_matrix(dataset.features)
     features = with_intercept(matrix) if settings.intercept else matrix
-    kept, held = np.arange(len(dataset.labels)), np.arange(0)
+    kept: Integers | slice = slice(None)
     if n_test:
-        kept, held = sources.holdout(len(kept), n_test, rng)
-    deal = _deal(dataset, kept, settings, rng)
-    order = kept[deal.order] if n_test else deal.order
-    del kept
+        kept, held = sources.holdout(len(dataset.labels), n_test, rng)
+    deal = _deal(dataset, kept, len(dataset.labels) - n_test, settings, rng)
+    order = deal.order if isinstance(kept, slice) else kept[deal.order]
     rows = make_rows(features, dataset.labels, order=order, offsets=deal.offsets, names=deal.names)
     test = TestRows(features, dataset.labels[held], held) if n_test else None
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
@@ -101,20 +100,22 @@ def _test_count(test_rows: float, n_rows: int) -> int:
     return count
 
 
-def _deal(dataset: Dataset, kept: Integers, settings: Settings, rng: np.random.Generator) -> Partition:
+def _deal(
+    dataset: Dataset, kept: Integers | slice, n_kept: int, settings: Settings, rng: np.random.Generator
+) -> Partition:
     n = settings.n_agents
     if settings.partition == "groups":
         if dataset.groups is None:
             raise DataError("partition by groups needs to know who owns a row: give groups= or --by COLUMN")
         return _deal_by_group(dataset.groups, kept)
     if settings.partition == "unequal":
-        return sources.unequal(len(kept), n, rng, spread=settings.partition_spread)
+        return sources.unequal(n_kept, n, rng, spread=settings.partition_spread)
     if settings.partition == "label_skewed":
         return sources.label_skewed(dataset.labels[kept], n, rng, concentration=settings.partition_spread)
-    return sources.equal(len(kept), n, rng)
+    return sources.equal(n_kept, n, rng)
 
 
-def _deal_by_group(groups: NDArray[Any], kept: Integers) -> Partition:
+def _deal_by_group(groups: NDArray[Any], kept: Integers | slice) -> Partition:
     """By group; an agent with too few rows is refused whether or not its rows happen to be held out."""
     everyone, deal = sources.by_group(groups), sources.by_group(groups[kept])
     training = dict(zip(deal.names, deal.sizes.tolist(), strict=True))
