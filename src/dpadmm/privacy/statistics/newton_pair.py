@@ -24,7 +24,7 @@ CURVATURE = ((1.0 + math.sqrt(5.0)) / 2.0) ** 2.5
 SHARES = tuple(math.sqrt(share) for share in (0.6, 0.35, 0.05))
 """α, κ and β of the squared loss; their squares sum to 1."""
 
-COUNT_SHARES = tuple(math.sqrt(share) for share in (0.6, 0.4))
+COUNT_SHARES = tuple(math.sqrt(share) for share in (0.5, 0.5))
 """α and κ of the Poisson loss; their squares sum to 1."""
 
 MOST = 1e9
@@ -189,8 +189,8 @@ class NewtonPair:
 
 
 def residual_clip(loss: Poisson, cap: float) -> float:
-    """C for means up to M: four standard deviations and one event, and no more than residuals can be."""
-    return max(cap, min(1.0, loss.unit + 4.0 * math.sqrt(loss.unit * cap)))
+    """C for means up to M: three standard deviations and one event, and no more than residuals can be."""
+    return max(cap, min(1.0, loss.unit + 3.0 * math.sqrt(loss.unit * cap)))
 
 
 def _off_diagonal(d: int) -> Floats:

@@ -38,7 +38,7 @@ MOST_COLUMNS = 200
 CLEAR = 2.0
 """Eigenvalues of the Hessian are to be so many times as large as the largest of its noise."""
 
-CAP, MOST_CAP, NEGLIGIBLE = 3.0, 1e3, 1e-3
+CAP, MOST_CAP, NEGLIGIBLE = 2.0, 1e3, 1e-4
 """Means of counts are capped at so many times the mean count, and at more where noise is less than this."""
 
 LARGEST_RESIDUAL = 2.0
