@@ -74,6 +74,7 @@ def as_dataset(
 def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     """Hold out test rows, deal the others to agents, check and lay them out."""
     rng = np.random.default_rng([seed_of(settings), 1])
+    settings.check_intercept()
     n_test = _test_count(settings.test_rows, len(dataset.labels))
     matrix = clip_rows(dataset.features) if settings.clip_rows else as_matrix(dataset.features)
     features = with_intercept(matrix) if settings.intercept else matrix

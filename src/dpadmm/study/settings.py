@@ -137,8 +137,6 @@ class Training:
             object.__setattr__(self, "n_rounds", self.method.usual_rounds)
         self._check_budget()
         self._check_trust()
-        if self.loss.task == "count" and not self.intercept:
-            raise StudyError(f"the loss {self.loss.name} needs intercept = true: rates have a level of their own")
         if given.get("inference") and not hasattr(self.method, "inference"):
             raise StudyError(f"inference belongs to auto, and {self.method.name} gives no intervals; leave it out")
         if getattr(self.method, "inference", False) and self.average != "last":
@@ -185,6 +183,11 @@ class Training:
             return self
         planned = np.full(sizes.n_agents, self.planned_rounds)
         return self.changed(n_rounds=self.method.best_rounds(self._setup(problem, sizes, planned, 0)))
+
+    def check_intercept(self) -> None:
+        """Of counts: methods start at the rate of all rows, which is a weight of the constant column."""
+        if self.loss.task == "count" and not self.intercept:
+            raise StudyError(f"the loss {self.loss.name} needs intercept = true: rates have a level of their own")
 
     def problem(self, n_classes: int, label: Label | None = None) -> Problem:
         """What is minimised; ``n_classes`` counts the declared classes (0: regression). Counts need a study's label."""

@@ -206,6 +206,7 @@ class Study:
             return
         if label is None:
             raise StudyError(f"study: the loss {loss.name} needs [columns] and [label], which has the largest count")
+        self.training.check_intercept()
         if label.bounds is not None and label.bounds[0] != 0.0:
             raise StudyError(f"study: counts have the lower bound 0, not {label.bounds[0]:g}; bounds = [0, largest]")
         if label.times is not None and not getattr(self.training.method, "inference", False):

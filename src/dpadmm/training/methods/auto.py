@@ -49,7 +49,7 @@ DOUBT = 8.0
 """Beside public rows, noise counts so many times as much as where all directions were learnt in full."""
 
 COUNT_DEVIATIONS, COUNT_START, COUNT_STEP = 1.5, 0.6, 0.5
-"""Of counts: what residuals are clipped to, and how far to go at first and later, beside a Newton step."""
+"""Of counts: what residuals are clipped to, how far to go at first and later, beside a Newton step."""
 
 USUAL_RESIDUAL = 1.4
 """What gradients of two classes are clipped to, over their curvature."""
@@ -315,14 +315,14 @@ class AutoRounds(DeployableMethod[NoState]):
         (means, squares, by_label, label_squares), d = moments, self.n_features
         spread = noise * mean_sensitivity(Moments.row_norm, 1) / (math.sqrt(MOMENTS_SHARE) * INTERCEPT)
         exposure = max(float(means[-1]) / INTERCEPT, spread, 1e-6)
-        mean = max(float(by_label[-1, 0]) / INTERCEPT, 0.0) + spread / LABEL_WEIGHT
+        mean = max(float(by_label[-1, 0]) / INTERCEPT, 0.0) + 0.5 * spread / LABEL_WEIGHT  # rather too large: means fall faster
         rate = min(mean / exposure, 1.0)
         deviation = math.sqrt(max(label_squares - mean**2, loss.unit * mean))
         residual = min(loss.unit + COUNT_DEVIATIONS * deviation, 1.0)
         noise *= max(1.0, residual / (USUAL_RESIDUAL * rate * exposure))
         clear, reg = clarity(loss, d, noise), self.problem.reg_share * (self.problem.regularizer.smoothness or 0.0)
         ridge = max(150.0 * d * noise**2, 1.3 * noise) * exposure + 10.0 * reg / rate
-        means, direction = means, means / math.sqrt(exposure)
+        direction = means / math.sqrt(exposure)
         variances = squares if d > WIDEST else squares - np.square(direction)
         shape = Shape.of(variances, np.zeros(d) if d > WIDEST else direction, ridge)
         constant = np.append(np.zeros(d - 1), math.log(rate) / INTERCEPT)[:, None]
@@ -330,7 +330,8 @@ class AutoRounds(DeployableMethod[NoState]):
         if not np.any(now.point) and noise * d <= MOST_NOISE:
             point = point + COUNT_START / rate * shape.times(by_label - rate * means[:, None])
         step = min(math.sqrt(64.0 / (self.n_rounds - 1)), 2.0) * COUNT_STEP * min(max(math.sqrt(2.0 * clear), 0.4), 1.0)
-        clip = residual * math.sqrt(max(shape.rank(ridge), 1e-3)) * min(max(math.sqrt(clear), 0.8), 2.0)
+        rank = max(shape.rank(ridge), 1e-3)
+        clip = residual * math.sqrt(rank) * min(max(math.sqrt(clear), 0.8), 2.0)
         return replace(now, shape=shape, ridge=ridge, point=point, origin=point, clip=clip, step=step / rate)
 
     def _informed(
