@@ -35,7 +35,7 @@ def parameters_for(statistic: Statistic) -> list[Floats]:
         return shapes_and_points(*statistic.shape)
     shape = statistic.parameter_shape
     if statistic.name == NewtonPair.name:
-        return points_and_clips(statistic.n_features, shape[0])
+        return points_and_clips(statistic.n_weights, shape[0])  # type: ignore[attr-defined]
     return points_for(shape) if len(shape) == 2 else [np.zeros(shape)]  # type: ignore[arg-type]
 
 

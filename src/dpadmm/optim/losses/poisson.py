@@ -21,8 +21,8 @@ from dpadmm.optim.losses.base import Index, Task, exp
 STEPS = 2.0**26
 """Counts are multiples of 1/STEPS, and exposures are known to about as much."""
 
-LARGEST_SCORE = 300.0
-"""Beyond it every row is clipped anyway."""
+LARGEST_SCORE = 15.0
+"""Beyond it, three million times the largest count of the longest exposure, the loss is a straight line."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ class Poisson:
         """Half the deviance, which is 0 where the prediction is the count."""
         counts, _ = decoded(labels)
         exposures, ends = self.spent(labels)
-        means = np.sum(exposures * np.exp(np.minimum(scores, LARGEST_SCORE)), axis=1)
+        near = np.minimum(scores, LARGEST_SCORE)
+        means = np.sum(exposures * np.exp(near) * (1.0 + (scores - near)), axis=1)
         known = np.sum(ends * scores, axis=1) + np.log(np.sum(exposures * ends, axis=1))
-        return np.asarray(xlogy(counts, counts) - counts * known - counts + means)
+        return np.asarray(np.maximum(xlogy(counts, counts) - counts * known - counts + means, 0.0))
 
     def spent(self, labels: Floats) -> tuple[Floats, Floats]:
         """How much of every interval a row's exposure is, and 1 for the one that it ends in: (rows, p) each."""
@@ -107,6 +108,6 @@ def coded(counts: Floats, exposures: Floats | float = 1.0) -> Floats:
 
 
 def decoded(labels: Floats) -> tuple[Floats, Floats]:
-    """The counts and the exposures in labels, from 0 to 1 each."""
+    """The counts and the exposures in labels, from 0 to 1 each, whatever the labels are."""
     steps = np.floor(labels)
-    return steps / STEPS, 1.0 - (labels - steps)
+    return np.clip(steps / STEPS, 0.0, 1.0), 1.0 - (labels - steps)
