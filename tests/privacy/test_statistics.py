@@ -93,9 +93,9 @@ def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
                     reached = np.maximum(reached, [apart / grid.sensitivity, alone / statistic.row_norm])
             with case(loss, statistic.name):
                 # of a squared loss, rows of opposite gradients have the same Hessian and residual; of counts, rows
-                # that reach the bound have Hessians of the same sign
-                apart = {"regression": 0.6**0.5, "count": 0.5**0.5}.get(loss.task, 1.0)
-                most = apart if statistic.name == NewtonPair.name else 1.0, 1.0
+                # that reach the bound have Hessians and labels of the same sign
+                known = {("newton_pair", "regression"): 0.6**0.5, ("newton_pair", "count"): 0.5**0.5}
+                most = {**known, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0), 1.0
                 assert (reached > 0.96 * np.array(most)).all(), reached
 
 
@@ -330,11 +330,14 @@ def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
         assert (made.name, made.n_features, made.parameter_shape, made.shape) == (name, 4, asked, told)
         assert made.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
     assert Moments(Squared(), 4).shape == (13,)
-    for loss, asked, told in [(Logistic(), (4,), (14,)), (Squared(), (5,), (15,))]:
+    cut = Poisson(cuts=(0.25, 0.6))
+    for loss, asked, told in [
+        *((Logistic(), (4,), (14,)), (Squared(), (5,), (15,)), (Poisson(), (5,), (14,)), (cut, (7,), (27,)))
+    ]:
         pair = make_statistic("newton_pair", Problem(loss, L2(), 0.0), 4)
         assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton_pair", 4, asked, told)
         assert pair.row_norm == 1.0
-    with pytest.raises(StudyError, match="intervals are for the losses logistic and squared, not for softmax"):
+    with pytest.raises(StudyError, match="intervals are for the losses logistic, squared and poisson, not for softmax"):
         make_statistic("newton_pair", problem, 4)
 
 

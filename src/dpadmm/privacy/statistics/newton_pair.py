@@ -82,7 +82,7 @@ class NewtonPair:
     @classmethod
     def of(cls, problem: Problem, n_features: int) -> NewtonPair:
         if problem.loss.name not in LOSSES:
-            raise StudyError(f"intervals are for the losses {' and '.join(LOSSES)}, not for {problem.loss.name}")
+            raise StudyError(f"intervals are for the losses {', '.join(LOSSES[:-1])} and {LOSSES[-1]}, not for {problem.loss.name}")
         return cls(problem.loss, n_features)
 
     @property
@@ -158,7 +158,7 @@ class NewtonPair:
         scores = products(x, parameters[:d, None]) + c * parameters[d:-1]
         rates = np.exp(np.minimum(scores, LARGEST_SCORE))
         planned = np.diff(loss.parameters) if loss.cuts else exposures
-        weight = np.minimum(1.0, cap / np.maximum(row_sums(planned * rates), np.finfo(float).tiny))[:, None]
+        weight = (cap / np.maximum(row_sums(planned * rates), cap))[:, None]
         means = weight * (exposures * rates)
         residuals = means - weight * counts
         ends_at, (gradient, hessian) = residual_clip(loss, cap), COUNT_SHARES
