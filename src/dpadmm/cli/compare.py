@@ -399,10 +399,11 @@ def _say_head(name: str, *parts: str) -> None:
 
 
 def _show_group(rows: Sequence[Row], loss: str) -> None:
-    regression, named = LOSSES[loss].task == "regression", rows[-1]
+    words_of_error = {"regression": "RMS error", "count": "half deviance"}
+    named, error = rows[-1], words_of_error.get(LOSSES[loss].task, "error")
     where = "test" if any("test_error_global" in row.values for row in rows) else "train"
     kind = "test" if where == "test" else "training"
-    error = f"{kind} {'RMS ' if regression else ''}error"
+    error = f"{kind} {error}"
     words = {"error_global": error, "error_local": f"{error},\nlocal models", "loss_global": f"{kind} loss"}
     shown = [stem for stem in words if any(_has(row, f"{where}_{stem}") for row in rows)]
     both = any(row.honest is not None for row in rows)

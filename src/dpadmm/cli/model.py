@@ -235,7 +235,13 @@ def in_words(found: Explanation, top: int) -> list[str]:
 def _show_coefficients(found: Explanation, top: int) -> None:
     classes = _class_column(found)
     words = ["column", *(["class"] if classes else []), "change"]
-    told = ["coeffi-\ncient", "std.\nerror", "95% interval", "p", *([found.ratios.replace(" ", "\n")] if found.ratios else [])]
+    told = [
+        "coeffi-\ncient",
+        "std.\nerror",
+        "95% interval",
+        "p",
+        *([found.ratios.replace(" ", "\n")] if found.ratios else []),
+    ]
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
     rows: list[Row] = [_cells(found, each, classes) for each in found.coefficients[:top]]
     rows += [(), *(_cells(found, each, classes, intercept=True) for each in found.intercepts)]

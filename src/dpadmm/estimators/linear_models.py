@@ -451,5 +451,7 @@ def _exposures(exposure: Any, n_rows: int) -> Floats:
     good = np.isfinite(found) & (found > 0.0)
     if not good.all():
         row = int(np.argmin(good))
-        raise DataError(f"exposure[{row}] is {found[row]:g}, and exposures are above 0; correct it or leave the row out")
+        raise DataError(
+            f"exposure[{row}] is {found[row]:g}, and exposures are above 0; correct it or leave the row out"
+        )
     return found

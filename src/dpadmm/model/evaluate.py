@@ -213,7 +213,9 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path, exposu
     """Codes of classes, numbers as they are, or counts as the loss wants them."""
     try:
         if model.task == "count":
-            return encode_labels_of(replace(model.label or Label(column, plain=True), counts=True), cells, first, exposures)
+            return encode_labels_of(
+                replace(model.label or Label(column, plain=True), counts=True), cells, first, exposures
+            )
         if model.task != "regression":
             # As a cell says it: 1, not 1.0
             classes = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in model.class_names)

@@ -75,8 +75,14 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
     study(features=wide)
     for made, words in [
         (lambda: study(features=(*wide, "more")), f"at most {MOST_COLUMNS} features, and there are {MOST_COLUMNS + 1}"),
-        (lambda: study(training={"loss": "huber"}, classes=None), "losses logistic, squared and poisson, not for huber"),
-        (lambda: study(training={"loss": "softmax"}, classes=(0, 1, 2)), "logistic, squared and poisson, not for softmax"),
+        (
+            lambda: study(training={"loss": "huber"}, classes=None),
+            "losses logistic, squared and poisson, not for huber",
+        ),
+        (
+            lambda: study(training={"loss": "softmax"}, classes=(0, 1, 2)),
+            "logistic, squared and poisson, not for softmax",
+        ),
         (lambda: study(training={"method": "dp_admm"}), "inference belongs to auto, and dp_admm gives no intervals"),
         (lambda: Settings(epsilon=1.0, inference=True), "inference belongs to auto, and dp_admm gives no intervals"),
         (lambda: study(training={"average": "tail"}), 'with inference, average is "last"'),

@@ -82,7 +82,9 @@ class NewtonPair:
     @classmethod
     def of(cls, problem: Problem, n_features: int) -> NewtonPair:
         if problem.loss.name not in LOSSES:
-            raise StudyError(f"intervals are for the losses {', '.join(LOSSES[:-1])} and {LOSSES[-1]}, not for {problem.loss.name}")
+            raise StudyError(
+                f"intervals are for the losses {', '.join(LOSSES[:-1])} and {LOSSES[-1]}, not for {problem.loss.name}"
+            )
         return cls(problem.loss, n_features)
 
     @property

@@ -315,7 +315,9 @@ class AutoRounds(DeployableMethod[NoState]):
         (means, squares, by_label, label_squares), d = moments, self.n_features
         spread = noise * mean_sensitivity(Moments.row_norm, 1) / (math.sqrt(MOMENTS_SHARE) * INTERCEPT)
         exposure = max(float(means[-1]) / INTERCEPT, spread, 1e-6)
-        mean = max(float(by_label[-1, 0]) / INTERCEPT, 0.0) + 0.5 * spread / LABEL_WEIGHT  # rather too large: means fall faster
+        mean = (
+            max(float(by_label[-1, 0]) / INTERCEPT, 0.0) + 0.5 * spread / LABEL_WEIGHT
+        )  # rather too large: means fall faster
         rate = min(mean / exposure, 1.0)
         deviation = math.sqrt(max(label_squares - mean**2, loss.unit * mean))
         residual = min(loss.unit + COUNT_DEVIATIONS * deviation, 1.0)
