@@ -148,8 +148,8 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
         if not good.all():
             row = int(np.argmin(good))
             raise DataError(
-                f"row {row + 1}: label {encoded[row]:g} is not between 0 and 1: divide counts, which are never negative, "
-                "by a public largest one (in a study's [label]: bounds = [0, largest])"
+                f"row {row + 1}: label {encoded[row]:g} is not between 0 and 1: divide counts, never negative, by "
+                "a public largest one (in a study's [label]: bounds = [0, largest])"
             )
         return coded(encoded)
     if outside is not None:

@@ -416,6 +416,7 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
             self._keep(result.model, encoding, middle=level, half=1.0)
+            self._label_scale = 0.0, largest  # a search judges by errors beside it
             coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
             self.coef_, self.intercept_ = coef[0], float(level + constant[0])
 

@@ -1,4 +1,4 @@
-"""How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R² for numbers; deviance for counts.
+"""How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R²; deviance of counts.
 
 There is no noise on any of this: it tells about the rows of the table, which must be public or one's own.
 """

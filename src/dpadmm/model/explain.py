@@ -118,8 +118,8 @@ def ratio(logarithm: float) -> float | None:
 class Explanation:
     """All coefficients, largest effect over the column's range first; those of unseen values last.
 
-    ``score`` says what they change, and ``ratios`` what their exponentials are: odds ratio, rate ratio, hazard ratio, or
-    nothing; ``unknown`` says why there are no intervals, where there are none.
+    ``score`` says what they change, and ``ratios`` what their exponentials are: odds, rate or hazard ratio, or nothing;
+    ``unknown`` says why there are no intervals, where there are none.
     """
 
     score: str

@@ -185,8 +185,7 @@ def _answers(graph: _Graph, model: Model, scores: str) -> None:
     if model.task == "count":
         rates = graph.add("Exp", graph.add("Add", scores, graph.constant(model.log_rate)))
         if model.weights.shape[1] > 1:  # in units of 1 over a time, so that lengths of intervals are times
-            assert model.label is not None and model.label.times is not None
-            lengths = np.diff([0.0, *model.label.times])
+            lengths = np.diff([0.0, *((model.label and model.label.times) or ())])
             hazard = graph.add("MatMul", rates, graph.constant(lengths[:, None]))
             rates = graph.add("Sub", graph.constant(1.0), graph.add("Exp", graph.add("Neg", hazard)))
         graph.output(graph.add("Squeeze", rates, graph.constant([1])), "output_number", "double")

@@ -207,6 +207,8 @@ class Study:
         if label is None:
             raise StudyError(f"study: the loss {loss.name} needs [columns] and [label], which has the largest count")
         self.training.check_intercept()
+        if self.schema is not None and label.exposure in [each.name for each in self.schema.columns]:
+            raise StudyError(f"study: {label.exposure!r} is the label's exposure, so it cannot be a column too")
         if label.bounds is not None and label.bounds[0] != 0.0:
             raise StudyError(f"study: counts have the lower bound 0, not {label.bounds[0]:g}; bounds = [0, largest]")
         if label.times is not None and not getattr(self.training.method, "inference", False):

@@ -36,8 +36,9 @@ def synthetic(
     """Rows of norm ≤ 1 with labels drawn from the linear model ``true_weights``.
 
     Columns have unequal spreads (∝ 1/√j), as real ones do. Labels: binary ±1 with ``P(1) = σ(s)``, multiclass
-    with ``P(h) = softmax(s)_h``, regression ``tanh(s/signal) + noise`` within [−1, 1], counts of up to 20 with the mean
-    ``exp(s/signal)`` and an exposure of 1, with scores ``s = wᵀa`` of standard deviation ``signal``: 0 gives labels of pure noise. ``density`` is the fraction of
+    with ``P(h) = softmax(s)_h``, regression ``tanh(s/signal) + noise`` within [−1, 1], counts of up to 20 with the
+    mean ``exp(s/signal)``, with scores ``s = wᵀa`` of standard deviation ``signal``: 0 gives labels of pure noise (but
+    for counts, whose logarithms of means have a standard deviation of 1). ``density`` is the fraction of
     entries that are not 0; below 1 the matrix is CSR. ``n_classes`` is for multiclass only.
 
     Examples

@@ -58,16 +58,16 @@ class NewtonPair:
     ``t = clip(r/C, −1, 1)``, so that ``‖f‖² ≤ α² + κ² + β² = 1``. ``t²`` is 0 for a row of zeros, whose label is still
     there and must not count.
 
-    *Poisson loss*: a row is a person with the features x, the constant c, and exposures e_h in p intervals (one, without
+    *Poisson loss*: a row is a person with features x, the constant c, and exposures e_h in p intervals (one, without
     cuts), at public weights (β, α_1 … α_p). Its mean in interval h is ``μ_h = e_h exp(xᵀβ + c·α_h)``, its count y
-    belongs to the interval k that it ends in, and it is the sum of p rows ``(x, c·u_h)``, u_h the unit vectors. With a
+    belongs to the interval that it ends in, and it is the sum of p rows ``(x, c·u_h)``, u_h the unit vectors. With a
     public cap M, rows are weighted by ``ω = min(1, M/μ)``, where μ is ``Σ_h μ_h`` of the whole follow-up (of the row's
     own exposure, if there are no cuts): a function of what is known beforehand, so that ``ω(μ_h − y_h)`` has the mean
     0 whatever M is. Of ``g = (x·Σ_h r_h, c·r_1 … c·r_p)``, ``r_h = ω(μ_h − y_h)``, the norm is at most
-    ``√(‖x‖² + c²)·ρ ≤ ρ``, ``ρ = max(|Σ_h r_h|, ‖r‖)``; r is shortened to ρ = C. The Hessian, the sum of ``ω·μ_h`` times
-    the squares of the p rows, has ``‖x‖⁴(Σμ)² + 2‖x‖²c²Σμ_h² + c⁴Σμ_h² ≤ (‖x‖² + c²)²(Σμ)²`` as its squared norm, at most
-    M² with the weight. So ``f = (α·g/C, κ·H/M)`` has ``‖f‖² ≤ α² + κ² = 1``: once for all of a person's intervals, and
-    not once for each. C is a function of M (``residual_clip``).
+    ``√(‖x‖² + c²)·ρ ≤ ρ``, ``ρ = max(|Σ_h r_h|, ‖r‖)``; r is shortened to ρ = C. The Hessian, the sum of ``ω·μ_h``
+    times the squares of the p rows, has the squared norm ``‖x‖⁴(Σμ)² + 2‖x‖²c²Σμ_h² + c⁴Σμ_h²``, which is at most
+    ``(‖x‖² + c²)²(Σμ)²``, and M² with the weight. So ``f = (α·g/C, κ·H/M)`` has ``‖f‖² ≤ α² + κ² = 1``: once for all
+    of a person's intervals, and not once for each. C is a function of M (``residual_clip``).
 
     As rows may be 10⁻⁶ longer than 1, every row's f is shortened to 1 by its norm as computed, so replacing a row
     moves the sum by at most 2, and silencing one by at most 1, whatever w and C are.

@@ -49,8 +49,8 @@ LARGEST_RESIDUAL = 2.0
 class Inferred:
     """All that the aggregator knows, which is public.
 
-    ``clip`` is what residuals are clipped to, or means of counts; ``clearance`` the smallest eigenvalue of the last Hessian over what
-    intervals need, 0 until it was released; the covariance (d, d) is 0 unless that is at least 1.
+    ``clip`` is what residuals are clipped to, or means of counts; ``clearance`` the smallest eigenvalue of the last
+    Hessian over what intervals need, 0 until it was released; the covariance (d, d) is 0 unless that is at least 1.
     """
 
     clip: float
