@@ -100,5 +100,5 @@ def test_a_label_is_written_and_read_back_and_others_are_written_as_before() -> 
 def test_plain_counts_are_to_be_divided_by_the_largest_one() -> None:
     assert decoded(encode_labels([0, 0.25, 1], task="count"))[0].tolist() == [0.0, 0.25, 1.0]
     for bad in (-1, 3):
-        with case(bad), pytest.raises(DataError, match="row 2: label .* is not between 0 and 1: divide counts"):
+        with case(bad), pytest.raises(DataError, match=r"row 2: label .* is not between 0 and 1: divide counts"):
             encode_labels([0, bad], task="count")

@@ -518,7 +518,8 @@ def _guess(study: Study, scenario: Scenario) -> Floats:
         return np.array([labels.mean()])
     if isinstance(loss, Poisson):
         (counts, _), (exposures, ends) = decoded(labels), loss.spent(labels)
-        return np.log(np.maximum((counts[:, None] * ends).sum(axis=0), loss.unit / 2) / exposures.sum(axis=0))
+        events = np.maximum((counts[:, None] * ends).sum(axis=0), loss.unit / 2.0)
+        return np.asarray(np.log(events / exposures.sum(axis=0)))
     classes = (-1, 1) if loss.task == "binary" else range(loss.n_outputs)
     counts = np.array([np.count_nonzero(labels == k) for k in classes])
     logits = np.log(np.maximum(counts, 0.5) / len(labels))
