@@ -91,8 +91,8 @@ class Moments:
         squares = squared(rows)
         lengths, fourth = row_sums(squares), row_sums(squared(squares))
         counted = (lengths > 0.0) & self._numbers
-        extra = np.where(counted, SQUARE_WEIGHT * np.square(targets[:, 0]), 0.0)
-        by_label = LABEL_WEIGHT**2 * np.square(targets).sum(axis=1)
+        label_squares = np.square(targets).sum(axis=1)
+        extra, by_label = np.where(counted, SQUARE_WEIGHT * label_squares, 0.0), LABEL_WEIGHT**2 * label_squares
         spent = exposures * exposures
         norms = np.sqrt(lengths * (spent + by_label) + fourth * spent + extra * extra)
         factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny)) * factors
