@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from dpadmm._base import memmap
 from dpadmm._base.errors import StudyError
 from dpadmm.optim import kernels, problem
 from dpadmm.optim import shape as shape_module
-from dpadmm.optim.losses import Huber, Logistic, Loss, Softmax, Squared
+from dpadmm.optim.losses import Huber, Logistic, Loss, Poisson, Softmax, Squared
+from dpadmm.optim.losses.poisson import coded as counted
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.optim.shape import WIDEST, Shape
@@ -47,7 +48,10 @@ from dpadmm.privacy.statistics.score_histogram import EDGES, N_BINS, ScoreHistog
 from dpadmm.privacy.statistics.shaped_gradient import MOST, ShapedGradient
 from dpadmm.trusted.discrete_gaussian import Grid
 
-ATTACKED: list[Loss] = [Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5), Huber()]
+ATTACKED: list[Loss] = [
+    *(Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5), Huber()),
+    *(Poisson(gradient_bound=0.5, unit=0.125), Poisson(gradient_bound=0.5, cuts=(0.25, 0.6))),
+]
 
 
 def contributions(statistic: Statistic, features: Any, labels: Any, parameters: Any, bound: float) -> Any:
@@ -99,8 +103,10 @@ def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
                     assert alone <= statistic.row_norm
                     reached = np.maximum(reached, [apart / grid.sensitivity, alone / statistic.row_norm])
             with case(loss, statistic.name):
-                # of a squared loss, rows of opposite gradients have the same Hessian and residual
-                most = 0.6**0.5 if statistic.name == NewtonPair.name and loss.task == "regression" else 1.0
+                # of a squared loss, rows of opposite gradients have the same Hessian and residual; of counts, rows
+                # that reach the bound have Hessians and labels of the same sign
+                known = {("newton_pair", "regression"): 0.6**0.5, ("newton_pair", "count"): 0.5**0.5}
+                most = {**known, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
                 # two cells of a histogram; S is for two rows of one cell that are silenced together
                 most = 0.5**0.5 if statistic.name == ScoreHistogram.name else most
                 assert (reached > 0.96 * np.array([most, 1.0])).all(), reached
@@ -111,7 +117,8 @@ def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 6):
             short = (NewtonPair.name, ColumnSums.name, ScoreHistogram.name)
-            if statistic.name in short or (statistic.name == Gradient.name and not isinstance(loss, Squared)):
+            declared = isinstance(loss, Squared | Poisson)
+            if statistic.name in short or (statistic.name == Gradient.name and not declared):
                 continue
             with case(loss, statistic.name):
                 with np.errstate(over="ignore"):
@@ -129,7 +136,9 @@ def single_rows(draw: Any) -> tuple[Loss, Any, float]:
     loss = draw(st.sampled_from(LOSS_CASES))
     cell = st.builds(np.multiply, st.sampled_from(SIZES), st.sampled_from([-1.0, 1.0]))
     row = np.array(draw(st.lists(cell, min_size=4, max_size=4)))
-    if loss.task == "regression":
+    if loss.task == "count":
+        label = draw(st.sampled_from([0.0, 0.999, 2.0**26, 2.0**26 + 0.5, -1.5, 1.7e308]))
+    elif loss.task == "regression":
         label = draw(st.sampled_from([0.0, 0.3, -1.0, 1e153, -1e300, 1.7e308]))
     else:
         label = draw(st.sampled_from([-1.0, 1.0] if loss.task == "binary" else list(range(loss.n_outputs))))
@@ -335,11 +344,14 @@ def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
         assert (made.name, made.n_features, made.parameter_shape, made.shape) == (name, 4, asked, told)
         assert made.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
     assert Moments(Squared(), 4).shape == (13,)
-    for loss, asked, told in [(Logistic(), (4,), (14,)), (Squared(), (5,), (15,))]:
+    cut = Poisson(cuts=(0.25, 0.6))
+    for loss, asked, told in [
+        *((Logistic(), (4,), (14,)), (Squared(), (5,), (15,)), (Poisson(), (5,), (14,)), (cut, (7,), (27,)))
+    ]:
         pair = make_statistic("newton_pair", Problem(loss, L2(), 0.0), 4)
         assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton_pair", 4, asked, told)
         assert pair.row_norm == 1.0
-    with pytest.raises(StudyError, match="intervals are for the losses logistic and squared, not for softmax"):
+    with pytest.raises(StudyError, match="intervals are for the losses logistic, squared and poisson, not for softmax"):
         make_statistic("newton_pair", problem, 4)
 
 
@@ -537,3 +549,65 @@ def test_wide_rows_may_be_scaled_and_not_turned() -> None:
 def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(StudyError, match="no statistic 'median'; agents can answer for gradient, shaped_gradient, "):
         make_statistic("median", Problem(Logistic(), L2(), 0.0), 3)
+
+
+def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights: Any, cap: float) -> tuple[Any, Any]:
+    """Gradient and Hessian of a person, from a row of its own for every interval, each as the textbook has it."""
+    edges, d = [0.0, *loss.cuts, 1.0], len(row) - 1
+    gradient, hessian, planned, parts = np.zeros(len(weights)), np.zeros((len(weights),) * 2), 0.0, []
+    for h, (low, high) in enumerate(pairwise(edges)):
+        wide = np.concatenate([row[:d], row[d] * np.eye(len(edges) - 1)[h]])
+        rate, spent = np.exp(wide @ weights), min(max(exposure - low, 0.0), high - low)
+        planned += (high - low if loss.cuts else spent) * rate
+        parts.append((wide, spent * rate, count if low < exposure <= high else 0.0))
+    weight = min(1.0, cap / planned)
+    residuals = [weight * (mean - happened) for _, mean, happened in parts]
+    most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
+    short = min(1.0, most / max(abs(sum(residuals)), sum(each**2 for each in residuals) ** 0.5))
+    for (wide, mean, _), residual in zip(parts, residuals, strict=True):
+        gradient += 0.5**0.5 * short * residual / most * wide
+        hessian += 0.5**0.5 * weight * mean / cap * np.outer(wide, wide)
+    return gradient, hessian
+
+
+def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -> None:
+    rng = np.random.default_rng(3)
+    for loss in (Poisson(unit=0.125), Poisson(unit=0.02), Poisson(cuts=(0.25, 0.6))):
+        pair = NewtonPair(loss, 4)
+        d = pair.n_weights
+        for cap in (0.01, 0.3, 5.0):
+            with case(loss, cap):
+                rows = random_rows(rng, 200, 4) * np.where(rng.random((200, 1)) < 0.1, 0.0, 1.0)
+                counts, exposures = rng.integers(9, size=200) / 8.0, rng.uniform(0.05, 1.0, 200)
+                weights = rng.normal(size=d)
+                told = pair.sums(make_rows(rows, counted(counts, exposures)), np.append(weights, cap)[None], bound=1.0)[
+                    0
+                ]
+                parts = [written_out(loss, *each, weights, cap) for each in zip(rows, counts, exposures, strict=True)]
+                off = np.where(np.eye(d) > 0.0, 1.0, 2.0**0.5)[np.triu_indices(d)]
+                np.testing.assert_allclose(told[:d], sum(part[0] for part in parts), atol=1e-6)
+                np.testing.assert_allclose(
+                    told[d:], sum(part[1] for part in parts)[np.triu_indices(d)] * off, atol=1e-6
+                )
+                gradient, hessian, squares = pair.split(told, cap)
+                most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
+                np.testing.assert_allclose(gradient * 0.5**0.5 / most, told[:d])
+                np.testing.assert_allclose(hessian * 0.5**0.5 / cap, sum(part[1] for part in parts), atol=1e-6)
+                assert squares == 0.0
+
+
+def test_moments_of_counts_are_weighted_by_exposures() -> None:
+    rng = np.random.default_rng(4)
+    rows, counts, exposures = random_rows(rng, 50, 3) / 2.0, rng.integers(9, size=50) / 8.0, rng.uniform(0.1, 1.0, 50)
+    for loss in (Poisson(), Poisson(cuts=(0.5,))):
+        with case(loss):
+            made = Moments(loss, 3)
+            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=2.0)[0]
+            means, squares, by_label, label_squares = made.split(told)
+            np.testing.assert_allclose(means, exposures @ rows, rtol=1e-6)
+            np.testing.assert_allclose(squares, exposures @ rows**2, rtol=1e-6)
+            later = (exposures > 0.5).astype(int) if loss.cuts else np.zeros(50, int)
+            np.testing.assert_allclose(
+                by_label, rows.T @ (counts[:, None] * np.eye(loss.n_outputs)[later]), rtol=1e-6, atol=1e-12
+            )
+            assert label_squares == pytest.approx(counts @ counts)

@@ -36,7 +36,9 @@ def parameters_for(statistic: Statistic) -> list[Floats]:
     if statistic.name == ShapedGradient.name:
         return shapes_and_points(*statistic.shape)
     shape = statistic.parameter_shape
-    if statistic.name in (NewtonPair.name, ScoreHistogram.name):
+    if statistic.name == NewtonPair.name:
+        return points_and_clips(statistic.n_weights, shape[0])  # type: ignore[attr-defined]
+    if statistic.name == ScoreHistogram.name:
         return points_and_clips(statistic.n_features, shape[0])
     return points_for(shape) if len(shape) == 2 else [np.zeros(shape)]  # type: ignore[arg-type]
 

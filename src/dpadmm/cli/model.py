@@ -126,6 +126,10 @@ WORDS = {
     "rmse": "root mean square error",
     "mae": "mean absolute error",
     "r2": "R²",
+    "deviance": "mean deviance",
+    "explained": "share of the deviance explained (D²)",
+    "observed": "events observed",
+    "expected": "events expected",
     "loss": "mean loss, as in training",
 }
 RATES = ("accuracy", "most_frequent_class")
@@ -274,7 +278,7 @@ def explain(
     """Show coefficients in the units of the columns, largest effect first.
 
     If the study asked for inference: with standard errors, 95% intervals,
-    p-values and odds ratios. No rows are read.
+    p-values and ratios of odds, rates or hazards. No rows are read.
     """
     model = load_model(model_file)
     found, sentence = explanation_of(model), privacy_sentence(model.privacy)
@@ -350,7 +354,13 @@ def in_words(found: Explanation, top: int) -> list[str]:
 def _show_coefficients(found: Explanation, top: int) -> None:
     classes = _class_column(found)
     words = ["column", *(["class"] if classes else []), "change"]
-    told = ["coeffi-\ncient", "std.\nerror", "95% interval", "p", *(["odds\nratio"] if found.ratios else [])]
+    told = [
+        "coeffi-\ncient",
+        "std.\nerror",
+        "95% interval",
+        "p",
+        *([found.ratios.replace(" ", "\n")] if found.ratios else []),
+    ]
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
     rows: list[Row] = [_cells(found, each, classes) for each in found.coefficients[:top]]
     rows += [(), *(_cells(found, each, classes, intercept=True) for each in found.intercepts)]

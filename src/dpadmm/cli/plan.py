@@ -435,7 +435,7 @@ def forecast_text(values: Sequence[forecast.Value], name: str) -> str:
     texts = [value_text(each.mean, name) for each in (low, high)]
     if texts[0] != texts[1]:
         return f"{texts[0].removesuffix('%')}–{texts[1]}"
-    spread = f"{low.spread:.2g}" if name == "rmse" else value_text(low.spread, name)
+    spread = f"{low.spread:.2g}" if name in ("rmse", "deviance") else value_text(low.spread, name)
     return f"{texts[0].removesuffix('%')} ± {spread}" if len(values) == 1 and low.spread else texts[0]
 
 
@@ -443,4 +443,4 @@ def value_text(value: float, name: str) -> str:
     """A share in percent, an error in the units of the label, or a number with three digits."""
     if forecast.MEASURES[name].percent:
         return f"{100 * round(value, 3) + 0.0:.1f}%"
-    return f"{value:.4g}" if name == "rmse" else f"{value:.3f}"
+    return f"{value:.4g}" if name in ("rmse", "deviance") else f"{value:.3f}"

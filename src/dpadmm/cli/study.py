@@ -552,6 +552,12 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
         return [("columns", f"{len(study.features)}: {names}"), ("label", classes)]
     if study.label.bounds is not None:
         classes = f"a number from {study.label.bounds[0]:g} to {study.label.bounds[1]:g}"
+        if study.label.counts:
+            classes = f"a count up to {study.label.largest:g}"
+            if study.label.times is not None:
+                classes = f"an event or not by intervals up to {', '.join(f'{each:g}' for each in study.label.times)}"
+            if study.label.exposure is not None:
+                classes += f", {study.label.exposure} up to {study.label.longest:g}"
     declared = " (declared)" if study.schema.row_norm is not None else ", the square root of columns"
     declared += " and interactions" if study.schema.interactions and study.schema.row_norm is None else ""
     return [

@@ -26,6 +26,7 @@ OTHERS = (OTHER, "Other", "OTHER")
 """Cells that mean what is none of a category's values, where they are no values of it."""
 
 MOST_VALUES = 10_000
+MOST_TIMES = 50
 ROW_NORMS = (1e-9, 1e9)
 """Between these, no cell divided by R is too large for a float32: else a cell could make a row unusable."""
 MOST_REACH = 1e6
@@ -231,17 +232,27 @@ class Label:
     """What is predicted: one of public ``classes`` (negative first), or a number between public ``bounds``.
 
     Classes become −1 and 1, or 0 … p − 1. A number is clamped and becomes −1 … 1, as models are trained.
+
+    Of counts (loss poisson) the lower bound is 0, and ``exposure`` may name a column of years, doses or persons that
+    they belong to, up to ``exposure_bound``. With ``times``, a public grid, the label is whether an event (1) or the
+    end of observation (0) came at the time in the column ``exposure``; what is later than the last time is not seen.
     """
 
     column: str
     classes: tuple[str | int, ...] | None = None
     bounds: tuple[float, float] | None = None
+    exposure: str | None = None
+    exposure_bound: float | None = None
+    times: tuple[float, ...] | None = None
+    counts: bool = field(default=False, metadata=NOT_IN_FILE)
+    """Whether the loss is of counts; the study says so."""
     plain: bool = field(default=False, metadata=NOT_IN_FILE)
     """A number that is taken as it is; studies of plain features have it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column.strip():
             raise StudyError(f"the label's column must be the name of a column, not {self.column!r}")
+        self._check_exposure()
         if self.plain and self.classes is None and self.bounds is None:
             return
         if (self.classes is None) == (self.bounds is None):
@@ -251,6 +262,42 @@ class Label:
             object.__setattr__(self, "classes", tuple(self.classes))
         else:
             object.__setattr__(self, "bounds", _pair(self.column, self.bounds))
+
+    def _check_exposure(self) -> None:
+        if self.exposure is None:
+            if self.exposure_bound is not None or self.times is not None:
+                raise StudyError("the label's exposure_bound and times need exposure: the column of exposures or times")
+            return
+        if not isinstance(self.exposure, str) or not self.exposure.strip() or self.exposure == self.column:
+            raise StudyError(f"the label's exposure must be the name of another column, not {self.exposure!r:.60}")
+        if self.times is None:
+            bound = self.exposure_bound
+            if bound is None or not _finite(self.column, "exposure_bound", bound) > 0.0:
+                raise StudyError(f"the label's exposure_bound must be the largest exposure, above 0, not {bound!r:.60}")
+            object.__setattr__(self, "exposure_bound", float(bound))
+            return
+        times = [_finite(self.column, "times", each) for each in self.times]
+        if not 1 <= len(times) <= MOST_TIMES or times != sorted(set(times)) or times[0] <= 0.0:
+            raise StudyError(f"the label's times must be 1 to {MOST_TIMES} times that rise from above 0, not {times}")
+        if self.exposure_bound is not None or self.bounds not in (None, (0, 1), [0, 1]) or self.classes is not None:
+            raise StudyError("with times the label is 1 or 0, up to the last time: leave bounds and classes out")
+        object.__setattr__(self, "times", tuple(times))
+        object.__setattr__(self, "bounds", (0.0, 1.0))
+
+    @property
+    def largest(self) -> float:
+        """The largest count."""
+        return self.bounds[1] if self.bounds else 1.0
+
+    @property
+    def longest(self) -> float:
+        """The largest exposure."""
+        return self.times[-1] if self.times else self.exposure_bound or 1.0
+
+    @property
+    def cuts(self) -> tuple[float, ...]:
+        """Where intervals of time end before the last one, in shares of the longest."""
+        return tuple(time / self.times[-1] for time in self.times[:-1]) if self.times else ()
 
 
 Column = Number | Category | Ordinal | Boolean | Plain

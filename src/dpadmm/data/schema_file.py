@@ -131,9 +131,11 @@ def label_from(table: object) -> Label:
 
 
 def label_as_json(label: Label) -> dict[str, Any]:
-    """The label's column, and its classes or bounds."""
-    written = (each.name for each in fields_in_file(type(label)))
-    return _listed({name: getattr(label, name) for name in written})
+    """The label's column, and its classes or bounds; what only counts have, where they do: hashes of others stay."""
+    written = {each.name: getattr(label, each.name) for each in fields_in_file(type(label))}
+    return _listed(
+        {name: value for name, value in written.items() if value is not None or name in ("classes", "bounds")}
+    )
 
 
 def is_identifier(name: str) -> bool:

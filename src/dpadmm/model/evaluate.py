@@ -1,4 +1,4 @@
-"""How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R² for numbers.
+"""How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R²; deviance of counts.
 
 There is no noise on any of this: it tells about the rows of the table, which must be public or one's own. A
 :class:`PrivateEvaluation` is what an evaluation study released of them, with noise.
@@ -26,7 +26,8 @@ from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
 from dpadmm.model.description import Estimate, StatisticsResult, released_by
 from dpadmm.model.model import PROBABILITIES, Model, Scorer, score_file
-from dpadmm.optim.losses import LOSSES
+from dpadmm.optim.losses import LOSSES, Poisson
+from dpadmm.optim.losses.poisson import LARGEST_SCORE, decoded
 from dpadmm.privacy.report import privacy_sentence
 from dpadmm.privacy.statistics.score_histogram import EDGES
 from dpadmm.study.settings import Training
@@ -56,7 +57,8 @@ class Evaluation:
     """Figures by name (None where there is no such number).
 
     ``figures`` are accuracy, most_frequent_class, loss, auc, and of probabilities log_loss, brier (summed over
-    more than two classes) and calibration_error; or rmse, mae, r2, loss.
+    more than two classes) and calibration_error; or rmse, mae, r2, loss; or, of counts, deviance (its mean), explained
+    (the share of a constant rate's), observed and expected.
     ``confusion`` has rows by true class (down) and predicted class (across); it is empty for numbers.
     ``bins`` compare the probability of the positive class (of the likeliest one where there are more than
     two) with how often it was true.
@@ -92,10 +94,13 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     if column in scorer.columns:
         raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
     scores, truth = [], []
-    numbers = frozenset([column] if model.task == "regression" else [])
-    for found, beside in score_file(scorer, path, beside=[column], numbers=numbers):
+    exposure = model.label.exposure if model.label else None
+    read = [column] if exposure is None else [column, exposure]
+    numbers = frozenset(read if model.task in ("regression", "count") else [])
+    for found, beside in score_file(scorer, path, beside=read, numbers=numbers):
         first = scorer.report.rows - len(found)
-        truth.append(_truth(model, beside.column(column), column, first, path))
+        exposures = None if exposure is None else beside.column(exposure)
+        truth.append(_truth(model, beside.column(column), column, first, path, exposures))
         scores.append(found)
     return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report)
 
@@ -104,6 +109,8 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
     """Figures from the truth (codes of classes, or numbers in the label's units) and scores (rows, p)."""
     report = report or Report(rows=len(truth))
     classes = model.class_names
+    if model.task == "count":
+        return Evaluation(len(truth), _of_counts(model, truth, scores), (), np.empty((0, 0), int), (), report)
     if model.task == "regression":
         figures = _of_numbers(truth, np.asarray(model.answers(scores), float))
         labels = truth
@@ -359,6 +366,25 @@ def _of_numbers(truth: Floats, predicted: Floats) -> dict[str, float | None]:
     }
 
 
+def _of_counts(model: Model, labels: Floats, scores: Floats) -> dict[str, float | None]:
+    """Of labels as the loss wants them, in units of the counts."""
+    label = model.label
+    largest, loss = (label.largest, Poisson(cuts=label.cuts)) if label else (1.0, Poisson())
+    (counts, _), (exposures, ends) = decoded(labels), loss.spent(labels)
+    happened, expected = counts[:, None] * ends, exposures * np.exp(np.minimum(scores, LARGEST_SCORE))
+    rates = np.maximum(happened.sum(axis=0), 1e-300) / np.maximum(exposures.sum(axis=0), 1e-300)
+    deviance, constant = (
+        2.0 * largest * float(loss.value(labels, each).mean())
+        for each in (scores, np.broadcast_to(np.log(rates), scores.shape))
+    )
+    return {
+        "deviance": deviance,
+        "explained": 1.0 - deviance / constant if constant > 0.0 else None,
+        "observed": largest * float(counts.sum()),
+        "expected": largest * float(expected.sum()),
+    }
+
+
 def _mean_loss(model: Model, labels: Floats, scores: Floats) -> float | None:
     """Mean loss as in training; None where the loss has a parameter that the model does not know."""
     known = model.study.get("loss", {"name": model.loss})
@@ -370,9 +396,13 @@ def _mean_loss(model: Model, labels: Floats, scores: Floats) -> float | None:
     return float(loss.value(labels, scores).mean())
 
 
-def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Floats:
-    """Codes of classes, or numbers as they are."""
+def _truth(model: Model, cells: Any, column: str, first: int, path: Path, exposures: Any = None) -> Floats:
+    """Codes of classes, numbers as they are, or counts as the loss wants them."""
     try:
+        if model.task == "count":
+            return encode_labels_of(
+                replace(model.label or Label(column, plain=True), counts=True), cells, first, exposures
+            )
         if model.task != "regression":
             # As a cell says it: 1, not 1.0
             classes = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in model.class_names)

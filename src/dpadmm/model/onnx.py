@@ -204,6 +204,14 @@ def _one_hot(graph: _Graph, codes: str, width: int) -> str:
 
 
 def _answers(graph: _Graph, model: Model, scores: str) -> None:
+    if model.task == "count":
+        rates = graph.add("Exp", graph.add("Add", scores, graph.constant(model.log_rate)))
+        if model.weights.shape[1] > 1:  # in units of 1 over a time, so that lengths of intervals are times
+            lengths = np.diff([0.0, *((model.label and model.label.times) or ())])
+            hazard = graph.add("MatMul", rates, graph.constant(lengths[:, None]))
+            rates = graph.add("Sub", graph.constant(1.0), graph.add("Exp", graph.add("Neg", hazard)))
+        graph.output(graph.add("Squeeze", rates, graph.constant([1])), "output_number", "double")
+        return
     if model.task == "regression":
         scale, shift = model.label_units
         scaled = graph.add("Mul", scores, graph.constant(scale))

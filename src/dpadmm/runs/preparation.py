@@ -15,11 +15,15 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, Partition
 from dpadmm.optim.features import as_matrix, clip_rows, with_intercept
 from dpadmm.optim.losses import Loss
+from dpadmm.optim.losses.poisson import STEPS
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.study.settings import Settings
 from dpadmm.training.metrics import TestRows
 
 DataSource = Dataset | str | tuple[Any, Any]
+
+LEAST_COUNT = 1e-6 * STEPS
+"""Labels of counts that are no smaller share of the largest one than a millionth."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ def as_dataset(
 def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     """Hold out test rows, deal the others to agents, check and lay them out."""
     rng = np.random.default_rng([seed_of(settings), 1])
+    settings.check_intercept()
     n_test = _test_count(settings.test_rows, len(dataset.labels))
     matrix = clip_rows(dataset.features) if settings.clip_rows else as_matrix(dataset.features)
     features = with_intercept(matrix) if settings.intercept else matrix
@@ -138,6 +143,8 @@ def _check_task(dataset: Dataset, loss: Loss) -> None:
         fits, wanted = n >= 2 and _only(labels, np.arange(float(n))), "labels 0..p-1 and their classes"
     else:
         fits, wanted = dataset.classes is None, "numbers as labels, not classes"
+    if task == "count":  # plain counts would be taken for next to nothing
+        fits, wanted = fits and bool(((labels < 1.0) | (labels >= LEAST_COUNT)).all()), "labels made by coded()"
     if not fits:
         raise DataError(f"loss {loss.name} needs {wanted}; data set {dataset.name!r} has none: choose another loss")
 

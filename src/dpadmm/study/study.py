@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -210,14 +210,34 @@ class Study:
         if not training.method.deployable:
             raise StudyError(f"study: agents can answer for {_DEPLOYABLE_WORDS}, not for {training.method.name}")
         task = training.loss.task
-        if self.label is not None and (self.label.bounds is None) == (task == "regression"):
-            need = "bounds, since it predicts a number" if task == "regression" else "classes"
+        self._check_counts()
+        numbers = task in ("regression", "count")
+        if self.label is not None and (self.label.bounds is None) == numbers:
+            need = "bounds, since it predicts a number" if numbers else "classes"
             raise StudyError(f"study: with the loss {training.loss.name} the label needs {need}")
         if self.label is not None and task == "multiclass" and len(self.label.classes or ()) == 2:
             raise StudyError("study: for two classes take the loss logistic; softmax is for three or more")
         resolve_classes(task, self.classes)
         self._check_public_rows()
         self._check_provenance()
+
+    def _check_counts(self) -> None:
+        """What only labels that are counts have, and what they need."""
+        label, loss = self.label, self.training.loss
+        if loss.task != "count":
+            if label is not None and label.exposure is not None:
+                raise StudyError(f"study: exposure and times belong to the loss poisson, not to {loss.name}")
+            return
+        if label is None:
+            raise StudyError(f"study: the loss {loss.name} needs [columns] and [label], which has the largest count")
+        self.training.check_intercept()
+        if self.schema is not None and label.exposure in [each.name for each in self.schema.columns]:
+            raise StudyError(f"study: {label.exposure!r} is the label's exposure, so it cannot be a column too")
+        if label.bounds is not None and label.bounds[0] != 0.0:
+            raise StudyError(f"study: counts have the lower bound 0, not {label.bounds[0]:g}; bounds = [0, largest]")
+        if label.times is not None and not getattr(self.training.method, "inference", False):
+            raise StudyError("study: times need inference = true under [method], which estimates hazard ratios")
+        object.__setattr__(self, "label", replace(label, counts=True))
 
     def _check_public_rows(self) -> None:
         if self.public_rows is None:
@@ -251,7 +271,7 @@ class Study:
     @cached_property
     def problem(self) -> Problem:
         """What is minimised."""
-        return self.training.problem(len(self.classes or ()))
+        return self.training.problem(len(self.classes or ()), self.label)
 
     @cached_property
     def shape(self) -> tuple[int, int]:

@@ -37,7 +37,8 @@ from dpadmm.model.description import ColumnSummary, Description
 from dpadmm.model.evaluate import auc
 from dpadmm.model.model import PROBABILITIES
 from dpadmm.optim.features import clip_rows, with_intercept
-from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.losses import Loss, Poisson
+from dpadmm.optim.losses.poisson import coded, decoded
 from dpadmm.optim.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import AnyRelease
@@ -108,6 +109,7 @@ MEASURES: Mapping[str, Measure] = {
     "sensitivity": Measure("sensitivity", higher=True, percent=True),
     "overconfidence": Measure("overconfidence", higher=False, percent=True),
     "rmse": Measure("root mean square error", higher=False),
+    "deviance": Measure("mean deviance", higher=False),
 }
 """All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
 above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""
@@ -344,6 +346,10 @@ def synthetic_labels(
             share = float(np.clip(yes / max(no + yes, 1.0), 0.005, 0.995))
             log_odds += brentq(lambda shift: float(expit(log_odds + shift).mean()) - share, -50.0, 50.0)
         return np.where(rng.random(len(scores)) < expit(log_odds), 1.0, -1.0)
+    if isinstance(loss, Poisson):  # a twentieth of the largest count, by exposures between none and the largest
+        exposures = rng.uniform(0.0, 1.0, len(scores)) if study.label is not None and study.label.exposure else 1.0
+        means = exposures * np.exp(0.3 * spread * scores[:, 0]) * max(1.0, 0.05 / loss.unit)
+        return coded(np.minimum(rng.poisson(means) * loss.unit, 1.0), exposures)
     reached = np.cumsum(softmax(spread * scores, axis=1), axis=1)
     codes = (rng.random((len(scores), 1)) > reached[:, :-1]).sum(axis=1)
     return np.asarray(codes, dtype=float)
@@ -495,7 +501,7 @@ def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats) -> Figure
         name: (float(each.mean()), float(each.var() / len(each)), float((each - guessed[name]).var() / len(each)))
         for name, each in rows.items()
     }
-    if loss.task == "regression":
+    if loss.task in ("regression", "count"):
         return found
     if loss.task == "binary":
         areas = [_area(labels > 0.0, scores[:, 0])]
@@ -509,6 +515,8 @@ def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
     """What is averaged over rows; the sensitivity over those of the second class."""
     if loss.task == "regression":
         return {"rmse": np.square(scores[:, 0] - labels)}
+    if isinstance(loss, Poisson):
+        return {"deviance": 2.0 / loss.unit * loss.value(labels, scores)}
     binary = loss.task == "binary"
     right = (scores[:, 0] > 0.0) == (labels > 0.0) if binary else scores.argmax(axis=1) == labels
     found = {"accuracy": right.astype(float)}
@@ -536,6 +544,10 @@ def _guess(study: Study, scenario: Scenario) -> Floats:
     labels, loss = np.concatenate([test.labels for _, test in scenario.folds]), study.problem.loss
     if loss.task == "regression":
         return np.array([labels.mean()])
+    if isinstance(loss, Poisson):
+        (counts, _), (exposures, ends) = decoded(labels), loss.spent(labels)
+        events = np.maximum((counts[:, None] * ends).sum(axis=0), loss.unit / 2.0)
+        return np.asarray(np.log(events / exposures.sum(axis=0)))
     classes = (-1, 1) if loss.task == "binary" else range(loss.n_outputs)
     counts = np.array([np.count_nonzero(labels == k) for k in classes])
     logits = np.log(np.maximum(counts, 0.5) / len(labels))
@@ -603,7 +615,7 @@ def way_to_own_rows(study: Study, measure: str, n_rows: int, n_planned: int) -> 
     and fewer, and changed nothing from 500 rows on (docs/decisions/0010).
     """
     way = 0.5 * (1.0 - min(1.0, n_rows / n_planned))
-    if measure in ("rmse", "log_loss"):
+    if measure in ("rmse", "log_loss", "deviance"):
         return way
     d, p = study.shape
     return way / (1.0 + d * max(1, p - 1) / n_rows)
