@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from logging import INFO, WARNING, Logger
 from typing import Any, Self
 
+from dpadmm._base.errors import DpadmmError
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.transports import dialled
 from dpadmm.federation.protocol import (
@@ -262,6 +263,8 @@ def reason_of(problem: BaseException) -> str:
         return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
     if isinstance(problem, TimeoutError):
         return "no answer: a firewall may drop connections to this port, or the broker's machine is down"
+    if isinstance(problem, DpadmmError):  # of our own, such as an expired certificate
+        return str(problem)
     text = str(problem) or type(problem).__name__
     if "authorization violation" in text.lower():
         return "it rejected the certificate, which may have been revoked: ask the study coordinators"
