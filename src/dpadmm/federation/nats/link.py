@@ -161,9 +161,9 @@ class Link:
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
                 self._say(WARNING, f"the connection to {self.url} was lost")
-                failed = 1
+                failed += 1
                 if asyncio.get_running_loop().time() - began > 5.0:
-                    pause = FIRST_PAUSE
+                    pause, failed = FIRST_PAUSE, 1
             await self._lose()
             self._urls.rotate(-1)
             if failed >= len(self._urls):  # all of them; else another one is worth a try at once
@@ -179,10 +179,8 @@ class Link:
             self._closed.clear()  # or it was the connection before a renewal
 
     async def _connected(self) -> Client:
-        client, subscribed = (
-            await connect(self.url, self._context(), name=self._name, on_error=self._failed, on_lost=self._lost),
-            set[str](),
-        )
+        subscribed = set[str]()
+        client = await connect(self.url, self._context(), name=self._name, on_error=self._failed, on_lost=self._lost)
         try:
             while new := self._subjects - subscribed:  # more may be added meanwhile
                 for subject in new:
