@@ -1,4 +1,4 @@
-# make demo | federation-demo | test | torture | mutants | mutation | fuzz | lint | bench | bench-peers | accuracy | peers | adult | clean:
+# make demo | federation-demo | image | test | torture | mutants | mutation | fuzz | lint | bench | bench-peers | accuracy | peers | adult | clean:
 # each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
 BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace lint format bench bench-peers clean
+.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace image lint format bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -21,7 +21,7 @@ federation-demo: $(READY)
 
 # one thread of BLAS for each worker: more of them wait for each other; and bytecode is kept even where the environment
 # says otherwise: the tests start hundreds of processes, which would each compile the package
-test: $(READY) browser strace
+test: $(READY) browser strace image
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
@@ -55,14 +55,20 @@ browser:
 	{ $$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
 	|| echo "chromium could not be installed; the report's browser tests will be skipped"
 
-# the order in which a ledger's files are written and synced is watched from outside; skipped as above
+# the order in which a ledger's files are written and synced is watched from outside, and systemd verifies our units;
+# skipped as above
 strace:
-	@if command -v strace >/dev/null 2>&1; then exit 0; fi; \
+	@if command -v strace >/dev/null 2>&1 && command -v systemd-analyze >/dev/null 2>&1; then exit 0; fi; \
 	command -v apt-get >/dev/null 2>&1 || exit 0; \
 	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
-	echo "installing strace for the tests of the ledger"; \
-	{ $$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends strace; } >/dev/null 2>&1 \
-	|| echo "strace could not be installed; the tests of what the ledger syncs will be skipped"
+	echo "installing strace and systemd for the tests of the ledger and of the units"; \
+	{ $$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends strace systemd; } >/dev/null 2>&1 \
+	|| echo "strace or systemd could not be installed; the tests that need them will be skipped"
+
+# the steps of examples/deployment/Dockerfile without a container engine, into .image, and the size of what they make;
+# where that is not allowed, the tests of a site without compiler and figures are skipped (and fail if CI=true)
+image: $(READY)
+	-@$(BIN)/python tests/support/images.py 2>.image.log || tail -3 .image.log
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
@@ -102,5 +108,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation
+	rm -rf $(VENV) .peers .image .image.log runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from dpadmm.optim.features import clip_rows, with_intercept
+from dpadmm.optim.features import INTERCEPT, clip_rows, with_intercept
+from dpadmm.optim.losses import Poisson
+from dpadmm.optim.losses.poisson import coded, decoded
 from dpadmm.optim.problem import make_rows
 from dpadmm.runs.run import run
 from dpadmm.study.settings import Training
@@ -30,6 +32,9 @@ Numbers = NDArray[np.float64]
 Z = 1.959964
 REACH = 1.5
 """Rows are divided by this times √columns, and shortened to 1: few of normal columns are."""
+LARGEST_COUNT = 20
+"""Counts have a mean of about 1, by exposures between .2 and 1."""
+LOSSES = {"logistic": "logistic", "squared": "squared", "poisson": Poisson(unit=1.0 / LARGEST_COUNT)}
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,14 @@ class Cell:
 def cells() -> list[Cell]:
     """Rows and ε for which intervals are given: more of them for columns that go together, and for local noise."""
     found = []
-    for loss in ("logistic", "squared"):
+    for loss in LOSSES:
         for d in (6, 11, 21):
             for correlation in (0.3, 0.8):
                 for trust in ("local", "secure_aggregation"):
                     rows = 20_000 * (3 if trust == "local" else 1) * (2 if d == 21 else 1)
                     rows = rows * 3 // 2 if correlation == 0.8 and d > 6 else rows
+                    if loss == "poisson":
+                        rows = rows * 3 // 2 if correlation == 0.3 else rows * 2
                     if (loss, d, correlation, trust) == ("squared", 21, 0.8, "local"):
                         rows += rows // 3  # else six of ten runs give none
                     found.append(Cell(loss, d, correlation, trust, rows, 2.0))
@@ -76,13 +83,20 @@ def data(cell: Cell, rng: np.random.Generator) -> tuple[Numbers, Numbers, Number
         x *= np.sqrt(3.0 / rng.chisquare(3.0, size=(n, 1))) / math.sqrt(3.0)
     reach = REACH * math.sqrt(d) / (2.0 if cell.misfit == "clamped" else 1.0)
     true = np.resize([0.6, -0.4, 0.0, 0.3, -0.2], d)  # per standard deviation of a column
-    scale = 1.0 if cell.loss == "logistic" else 0.15
-    weights = np.append(true * scale * reach / 0.96, -0.5 * scale / 0.28)
+    scale = {"logistic": 1.0, "squared": 0.15, "poisson": 0.5}[cell.loss]
+    constant = 0.5 - math.log(LARGEST_COUNT) if cell.loss == "poisson" else -0.5 * scale
+    weights = np.append(true * scale * reach / 0.96, constant / INTERCEPT)
     plain = with_intercept(x / reach)
     rows = np.asarray(with_intercept(clip_rows(x / reach)))
     scores = np.asarray(plain if cell.misfit else rows) @ weights
     if cell.loss == "logistic":
         return rows, np.where(rng.random(n) < expit(scores), 1.0, -1.0), weights
+    if cell.loss == "poisson":
+        exposures, spread = rng.uniform(0.2, 1.0, n), 1.0
+        if cell.misfit == "heavy tails":  # counts vary twice as much as their model says, or more
+            spread = rng.gamma(2.0, 0.5, n)
+        counts = rng.poisson(LARGEST_COUNT * exposures * spread * np.exp(scores))
+        return rows, coded(np.minimum(counts / LARGEST_COUNT, 1.0), exposures), weights
     noise = rng.standard_t(3.0, size=n) * 0.12 if cell.misfit == "heavy tails" else rng.normal(size=n) * 0.2
     return rows, np.clip(scores + noise, -1.0, 1.0), weights
 
@@ -90,6 +104,14 @@ def data(cell: Cell, rng: np.random.Generator) -> tuple[Numbers, Numbers, Number
 def reference(cell: Cell, rows: Numbers, labels: Numbers) -> tuple[Numbers, Numbers]:
     """Estimate and covariance without privacy, by Newton's method."""
     w = np.zeros(rows.shape[1])
+    if cell.loss == "poisson":
+        counts, exposures = decoded(labels)
+        w[-1] = math.log(counts.sum() / exposures.sum()) / INTERCEPT
+        for _ in range(8):
+            means = exposures * np.exp(rows @ w)
+            hessian = (rows * means[:, None]).T @ rows
+            w = w - np.linalg.solve(hessian, rows.T @ (means - counts))
+        return w, np.linalg.inv(hessian) / LARGEST_COUNT
     for _ in range(8 if cell.loss == "logistic" else 1):
         p = expit(rows @ w) if cell.loss == "logistic" else rows @ w
         h = p * (1.0 - p) if cell.loss == "logistic" else np.ones(len(rows))
@@ -105,7 +127,15 @@ def repetition(cell: Cell, seed: int) -> dict[str, Any] | None:
     rows, labels, true = data(cell, rng)
     n = 20
     secure = {"trust": cell.trust, "honest": n} if cell.trust == "secure_aggregation" else {}
-    training = Training(loss=cell.loss, method="auto", inference=True, epsilon=cell.epsilon, delta=1e-5, **secure)
+    training = Training(
+        loss=LOSSES[cell.loss],
+        method="auto",
+        inference=True,
+        intercept=True,
+        epsilon=cell.epsilon,
+        delta=1e-5,
+        **secure,
+    )
     problem = training.problem(2 if cell.loss == "logistic" else 0)
     held = make_rows(rows, labels, order=np.arange(len(rows)), offsets=np.linspace(0, len(rows), n + 1).astype(int))
     done = run(training, problem, held, SimulatedNoise(seed, n, (cell.n_weights, 1)))

@@ -1,7 +1,7 @@
 """Encoding a table / reading it with the same reader alone: ``python benchmarks/tables.py [MEGABYTES]``.
 
-20 columns of mixed kinds, 5% of the cells missing. Best of several in turns, in seconds of the clock and of
-all cores: a busy machine spoils the former more.
+22 or 65 columns of mixed kinds, 5% of the cells missing; 600 MB of the latter are about a million rows. Best of several
+in turns, in seconds of the clock and of all cores: a busy machine spoils the former more.
 """
 
 from __future__ import annotations
@@ -24,22 +24,27 @@ from dpadmm.data.reader import open_batches
 from dpadmm.data.schema import Boolean, Category, Column, Label, Number, Ordinal, Schema
 
 WORDS = tuple(f"value {k}" for k in range(6))
-COLUMNS: tuple[Column, ...] = (
-    *(Number(f"n{j}", (-2.0, 2.0)) for j in range(8)),
-    Number("income", (100.0, 100_000.0), transform="log", missing="indicator"),
-    Number("age", (18.0, 90.0), bins=(30.0, 50.0, 70.0)),
-    *(Category(f"c{j}", WORDS[:5]) for j in range(4)),
-    *(Ordinal(f"o{j}", WORDS) for j in range(3)),
-    *(Boolean(f"b{j}") for j in range(3)),
-)
-SCHEMA, LABEL = Schema(COLUMNS), Label("y", classes=("no", "yes"))
-NAMES = [*(column.name for column in COLUMNS), "y", "site"]
-NUMBERS = frozenset(column.name for column in COLUMNS if isinstance(column, Number))
+LABEL = Label("y", classes=("no", "yes"))
 
 
-def block(rng: np.random.Generator, n: int) -> pa.Table:
+def mixed(numbers: int, categories: int, ordinals: int, booleans: int) -> tuple[Column, ...]:
+    """So many columns of each kind, and two numbers more that are transformed or binned."""
+    return (
+        *(Number(f"n{j}", (-2.0, 2.0)) for j in range(numbers)),
+        Number("income", (100.0, 100_000.0), transform="log", missing="indicator"),
+        Number("age", (18.0, 90.0), bins=(30.0, 50.0, 70.0)),
+        *(Category(f"c{j}", WORDS[:5]) for j in range(categories)),
+        *(Ordinal(f"o{j}", WORDS) for j in range(ordinals)),
+        *(Boolean(f"b{j}") for j in range(booleans)),
+    )
+
+
+NARROW, WIDE = mixed(8, 4, 3, 3), mixed(36, 14, 6, 5)
+
+
+def block(columns: tuple[Column, ...], rng: np.random.Generator, n: int) -> pa.Table:
     cells: dict[str, Any] = {}
-    for column in COLUMNS:
+    for column in columns:
         if isinstance(column, Number):
             low, high = column.bounds
             values: Any = rng.normal((low + high) / 2.0, (high - low) / 4.0, n).round(5)
@@ -49,9 +54,9 @@ def block(rng: np.random.Generator, n: int) -> pa.Table:
     return pa.table(cells | {"y": rng.choice(["no", "yes"], n), "site": rng.choice(["a", "b", "c"], n)})
 
 
-def write(folder: Path, megabytes: float) -> list[Path]:
+def write(columns: tuple[Column, ...], folder: Path, megabytes: float) -> list[Path]:
     """A CSV of so many megabytes, and the same rows as Parquet."""
-    part = block(np.random.default_rng(0), 50_000)
+    part = block(columns, np.random.default_rng(0), 50_000)
     paths = [folder / "table.csv", folder / "table.parquet"]
     with (
         pa.csv.CSVWriter(paths[0], part.schema) as as_csv,
@@ -81,31 +86,35 @@ def drain(batches: Any) -> None:
         pass
 
 
-def plain_parquet(path: Path) -> None:
+def plain_parquet(path: Path, names: list[str]) -> None:
     with pa.parquet.ParquetFile(path) as file:
-        drain(file.iter_batches(columns=NAMES))
+        drain(file.iter_batches(columns=names))
 
 
-def ratios(megabytes: float, repeats: int = 5) -> list[tuple[str, float, float]]:
+def ratios(columns: tuple[Column, ...], megabytes: float, repeats: int = 5) -> list[tuple[str, float, float]]:
     """What was compared, and the ratios of encoding to reading: by the clock, and in work of all cores."""
     found = []
+    schema, names = Schema(columns), [*(column.name for column in columns), "y", "site"]
+    numbers = frozenset(column.name for column in columns if isinstance(column, Number))
     with tempfile.TemporaryDirectory() as name:
-        for path in write(Path(name), megabytes):
+        for path in write(columns, Path(name), megabytes):
             readers: dict[str, Callable[[], object]] = {
-                "the same reader": lambda path=path: drain(open_batches(path, NAMES, numbers=NUMBERS))
+                "the same reader": lambda path=path: drain(open_batches(path, names, numbers=numbers))
             }
             if path.suffix == ".parquet":
-                readers["pyarrow's plain one"] = lambda path=path: plain_parquet(path)
+                readers["pyarrow's plain one"] = lambda path=path: plain_parquet(path, names)
             encode, *reads = least(
-                lambda path=path: encode_table(path, SCHEMA, LABEL, by="site", intercept=True),
+                lambda path=path: encode_table(path, schema, LABEL, by="site", intercept=True),
                 *readers.values(),
                 repeats=repeats,
             )
             for reader, read in zip(readers, reads, strict=True):
-                found.append((f"encoding {path.suffix[1:]} / {reader} alone", *(encode / read).tolist()))
+                what = f"encoding {path.suffix[1:]}, {len(names)} columns / {reader} alone"
+                found.append((what, *(encode / read).tolist()))
     return found
 
 
 if __name__ == "__main__":
-    for what, clock, cores in ratios(float(sys.argv[1]) if len(sys.argv) > 1 else 200.0):
-        print(f"{what:<52} {clock:6.2f} by the clock {cores:6.2f} in work of all cores", flush=True)
+    for columns in (NARROW, WIDE):
+        for what, clock, cores in ratios(columns, float(sys.argv[1]) if len(sys.argv) > 1 else 200.0):
+            print(f"{what:<60} {clock:6.2f} by the clock {cores:6.2f} in work of all cores", flush=True)

@@ -68,7 +68,7 @@ for exact in (False, True):
     assert (first.statistic, once, later.statistic, thrice) == ("label_sums", 1, "gradient", 3)
     shares = np.array([1.0 / first.noise_multiplier**2, 3.0 / later.noise_multiplier**2])
     assert np.allclose(shares / shares.sum(), [0.25, 0.75])
-assert set(STATISTICS) == {"gradient", "shaped_gradient", "moments", "newton_pair", "label_sums"}
+assert list(STATISTICS)[-2:] == ["score_histogram", "label_sums"]
 
 # a study: check, train, evaluate
 rng = np.random.default_rng(0)

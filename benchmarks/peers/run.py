@@ -21,8 +21,8 @@ from dpadmm.runs.preparation import Prepared, prepare
 
 HERE = Path(__file__).resolve().parent
 PEERS = {
-    "opacus": ["torch==2.13.0", "opacus==1.6.0", "numpy==2.4.6"],
-    "diffprivlib": ["diffprivlib==0.6.6", "scikit-learn==1.6.1", "scipy==1.15.3", "numpy==2.2.6"],
+    "opacus": ["torch==2.13.0", "opacus==1.6.0", "numba==0.68.1", "numpy==2.4.6"],
+    "diffprivlib": ["diffprivlib==0.6.6", "scikit-learn==1.6.1", "scipy==1.15.3", "numba==0.68.1", "numpy==2.2.6"],
 }
 SETS = "compas,churn,pension,mortality,happy,adult"
 AGENTS = (1, 10)

@@ -1,113 +1,109 @@
 """``make bench-peers``: a round beside other libraries on the same rows, and what a round of any size takes.
 
-Writes ``docs/performance.md``. All times of a table are of one run, in turns; ratios are what counts. Other
-libraries have environments of their own in ``.peers``.
+Writes ``docs/performance.md``, in a few minutes. Every contender runs in a process of its own, one after the other,
+beside reads of the same matrix in that process; other libraries have environments of their own in ``.peers``. What
+was measured is kept until the page is written, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
-from sklearn.linear_model import LogisticRegression
 
 from dpadmm import Logistic, Rows, load_adult, make_rows
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.features import layout, row_entries
+from dpadmm._base.files import atomic_file
 from dpadmm.optim.losses import Softmax
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from run import PEERS, environment  # noqa: E402
+from run import environment  # noqa: E402
+from steps import AGENTS, CONTENDERS, IDLE, LEAST, one, second  # noqa: E402
 
-from bench import _sum, coded_rows, matrix, researchers_script, round_of  # noqa: E402
+from bench import coded_rows, matrix, round_of  # noqa: E402
 
-AGENTS = 100
-ENVIRONMENTS = {"torch": "opacus", "opacus": "opacus", "diffprivlib": "diffprivlib"}
-
-
-def timed(task: Callable[[], object]) -> Callable[[], float]:
-    def seconds() -> float:
-        started = time.perf_counter()
-        task()
-        return time.perf_counter() - started
-
-    return seconds
+ROWS = 40_000
+PROMISES = (
+    ("coded", None, "at most", 1.0, "a round with coded rows, in reads"),
+    ("script", "coded", "at least", 10.0, "the NumPy script, in rounds with coded rows"),
+    ("opacus", "coded", "at least", 15.0, "a step of Opacus, in rounds with coded rows"),
+)
 
 
-def solver_step(features: np.ndarray, labels: np.ndarray) -> Callable[[], float]:
-    """Seconds of an iteration of scikit-learn's lbfgs, which sees all rows and protects nobody."""
+class Kept:
+    """Measurements of one commit, by name, until the page that they are for is written."""
 
-    def seconds() -> float:
-        started = time.perf_counter()
-        model = LogisticRegression(fit_intercept=False, C=1.0, max_iter=1000, tol=1e-6).fit(features, labels)
-        return (time.perf_counter() - started) / int(np.max(model.n_iter_))
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE, check=False)
+        self._commit = commit.stdout.strip()
 
-    return seconds
+    def get(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        path = self._folder / f"{name}.json"
+        if path.exists():
+            before: dict[str, Any] = json.loads(path.read_text())
+            if before["commit"] == self._commit:
+                return before
+        found = measure() | {"commit": self._commit}
+        with atomic_file(path, durable=False) as file:
+            file.write(json.dumps(found).encode())
+        return found
 
-
-def peer_step(name: str, rows: Path, folder: Path, held: ExitStack) -> Callable[[], float]:
-    """Another process that does a step and says how long it took, whenever it is asked."""
-    command = [environment(ENVIRONMENTS[name], folder), HERE / "steps.py", name, rows]
-    passive = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # threads that spin would slow others
-    process = subprocess.Popen(command, env=passive, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    held.callback(process.wait, timeout=60)
-    held.callback(process.stdin.close)
-    if process.stdout.readline().strip() != "ready":
-        sys.exit(f"{name} could not be started; see above")
-
-    def seconds() -> float:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
-
-    return seconds
+    def clear(self) -> None:
+        shutil.rmtree(self._folder)
 
 
-def in_turns(tasks: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """Least seconds of every task, of the second of two calls: threads of others that spin spoil medians."""
+def contend(name: str, rows: Path, environments: Path, turns: int) -> dict[str, Any]:
+    """Median seconds of a step of a contender, and of a read of the matrix before and beside it."""
+    peer = CONTENDERS[name].environment
+    python = environment(peer, environments) if peer else sys.executable
+    ours = {} if peer else {"PYTHONPATH": str(HERE.parent)}
+    made = subprocess.run(
+        [python, HERE / "steps.py", name, rows, str(turns)],
+        check=True, stdout=subprocess.PIPE, text=True, env=os.environ | ours, timeout=600,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
+    return found
 
-    def second(task: Callable[[], float]) -> float:
-        time.sleep(0.05)
-        task()
-        return task()
 
-    times = [[second(task) for task in tasks.values()] for _ in range(repeats + 1)][1:]
-    return dict(zip(tasks, np.min(times, axis=0).tolist(), strict=True))
-
-
-def beside_peers(folder: Path, repeats: int) -> dict[str, float]:
-    """Seconds of a round on 40,000 rows of Adult, and of a step of other libraries, by name."""
-    adult = load_adult()
-    coded, labels = adult.features[:40_000], adult.labels[:40_000]
-    dense, offsets = coded.toarray(), np.linspace(0, 40_000, AGENTS + 1).astype(np.int64)
-    with tempfile.TemporaryDirectory() as place, ExitStack() as held:
-        np.savez(Path(place, "rows.npz"), features=dense, labels=labels)
-        tasks = {
-            "read of the dense matrix": timed(lambda: _sum(dense.reshape(-1))),
-            "dpadmm, coded rows": timed(round_of(make_rows(coded, labels, offsets=offsets))),
-            "dpadmm, dense rows": timed(round_of(make_rows(dense, labels, offsets=offsets))),
-            "NumPy script": timed(researchers_script(dense, labels, AGENTS)),
-            "scikit-learn, lbfgs iteration": solver_step(dense, labels),
-        }
-        for name in ENVIRONMENTS:
-            tasks[f"{name}, full-batch step"] = peer_step(name, Path(place, "rows.npz"), folder, held)
-        return in_turns(tasks, repeats)
+def beside_peers(kept: Kept, environments: Path, turns: int) -> dict[str, dict[str, Any]]:
+    """What was measured of every contender on rows of Adult; one that cannot run is told of and left out."""
+    found = {}
+    with tempfile.TemporaryDirectory() as place:
+        rows, adult = Path(place, "rows.npz"), load_adult()
+        np.savez(rows, features=adult.features[:ROWS].toarray(), labels=adult.labels[:ROWS])
+        for name, contender in CONTENDERS.items():
+            try:
+                each = kept.get(name, lambda name=name: contend(name, rows, environments, turns))
+            except (subprocess.SubprocessError, OSError) as error:
+                print(f"{contender.title} could not be measured: {error}", file=sys.stderr, flush=True)
+                continue
+            found[name] = each
+            print(f"{contender.title:<34} {1e3 * each['step']:8.2f} ms   read {1e3 * each['read']:.2f} ms beside it, "
+                  f"{1e3 * each['before']:.2f} ms before", flush=True)  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True)
 class Size:
-    """A round's size: how rows are stored, how many, columns, outputs, agents."""
+    """A round's size: how rows are stored, how many (m), columns (d), outputs (p), agents (n)."""
 
     kind: str
     n_rows: int
@@ -116,9 +112,11 @@ class Size:
     n_agents: int
 
     def rows(self) -> Rows:
-        features = coded_rows(self.n_rows) if self.kind == "coded" else matrix(self.n_rows, self.n_features)[0]
-        if self.kind == "float32":
-            features = features.astype(np.float32)
+        features: np.ndarray | CodedRows
+        if self.kind == "coded":
+            features = coded_rows(self.n_rows)
+        else:
+            features = matrix(self.n_rows, self.n_features, np.dtype(self.kind).type)[0]
         rng = np.random.default_rng(1)
         labels = (
             rng.integers(0, self.n_outputs, self.n_rows) if self.n_outputs > 1 else rng.choice([-1, 1], self.n_rows)
@@ -126,34 +124,53 @@ class Size:
         offsets = np.linspace(0, self.n_rows, self.n_agents + 1).astype(np.int64)
         return make_rows(features, labels.astype(float), offsets=offsets)
 
-    def work(self, rows: Rows) -> list[float]:
-        """What a round has to do: a start, bytes of rows, products, slopes, numbers of agents."""
+    def measure(self, turns: int) -> dict[str, Any]:
+        """Amounts of work in a round, and its seconds."""
+        rows = self.rows()
         entries = int(row_entries(rows.features).sum())
         stored = sum(part.nbytes for part in layout(rows.features)[1])
-        numbers = self.n_agents * self.n_features * self.n_outputs
-        return [1.0, stored, 2.0 * entries * self.n_outputs, self.n_rows * self.n_outputs, numbers]
+        state = self.n_agents * self.n_features * self.n_outputs
+        step = one(round_of(rows, Softmax(self.n_outputs) if self.n_outputs > 1 else Logistic()))
+        seconds = []
+        for _ in range(turns):
+            time.sleep(0.02)
+            seconds.append(second(step))
+        looked_up = self.kind == "coded"
+        flops = 4.0 * entries * self.n_outputs
+        slopes = self.n_rows * self.n_outputs
+        work = [1.0, stored, 0.0 if looked_up else flops, flops if looked_up else 0.0, slopes, state]
+        return {"work": work, "seconds": statistics.median(seconds)}
 
 
-TERMS = ("ms to start", "ns a byte of rows", "ns a product or sum", "ns a slope", "ns a number of an agent's state")
+TERMS = (
+    ("a start", "1", 1e6, "µs"),
+    ("a byte of rows", "bytes", 1e9, "ns"),
+    ("a multiplication or addition, dense rows", "flops", 1e9, "ns"),
+    ("the same with a look-up, coded rows", "flops", 1e9, "ns"),
+    ("a slope", "m·p", 1e9, "ns"),
+    ("a number of an agent's state", "n·d·p", 1e9, "ns"),
+)
 KNOWN = [
-    Size("dense", 10_000, 50, 1, 10),
-    Size("dense", 100_000, 50, 1, 10),
-    Size("dense", 40_000, 200, 1, 100),
-    Size("dense", 1_000_000, 20, 1, 100),
-    Size("dense", 40_000, 104, 1, 5_000),
-    Size("dense", 20_000, 50, 10, 10),
+    Size("float64", 10_000, 50, 1, 10),
+    Size("float64", 100_000, 50, 1, 10),
+    Size("float64", 40_000, 200, 1, 100),
+    Size("float64", 1_000_000, 20, 1, 100),
+    Size("float64", 40_000, 104, 1, 5_000),
+    Size("float64", 20_000, 50, 10, 10),
     Size("float32", 100_000, 100, 1, 100),
+    Size("float32", 1_000_000, 50, 1, 100),
     Size("coded", 40_000, 104, 1, 10),
     Size("coded", 400_000, 104, 1, 100),
     Size("coded", 40_000, 104, 10, 100),
+    Size("coded", 40_000, 104, 3, 5_000),
 ]
 """Sizes that the costs are fitted to."""
 ASKED = [
-    Size("dense", 40_000, 104, 1, 100),
-    Size("dense", 300_000, 30, 1, 1_000),
-    Size("dense", 2_000_000, 50, 1, 10),
+    Size("float64", 40_000, 104, 1, 100),
+    Size("float64", 300_000, 30, 1, 1_000),
+    Size("float64", 2_000_000, 50, 1, 10),
     Size("float32", 400_000, 50, 1, 20),
-    Size("dense", 40_000, 60, 4, 100),
+    Size("float64", 40_000, 60, 4, 100),
     Size("coded", 40_000, 104, 1, 100),
     Size("coded", 1_000_000, 104, 1, 1_000),
     Size("coded", 100_000, 104, 5, 50),
@@ -161,60 +178,107 @@ ASKED = [
 """Sizes that are predicted."""
 
 
-def measured(size: Size, repeats: int) -> tuple[list[float], float]:
-    rows = size.rows()
-    one_round = timed(round_of(rows, Softmax(size.n_outputs) if size.n_outputs > 1 else Logistic()))
-    return size.work(rows), in_turns({"": one_round}, repeats)[""]
+def cost_model(kept: Kept, turns: int) -> tuple[np.ndarray, list[tuple[Size, list[float], float, float]]]:
+    """Seconds for one of each kind of work; and of sizes that had no say: work, predicted and measured seconds."""
+    found = {}
+    for k, size in enumerate([*KNOWN, *ASKED]):
+        found[size] = kept.get(f"size-{k}", lambda size=size: size.measure(turns))
+        print(f"{size}: {1e3 * found[size]['seconds']:.2f} ms", flush=True)
+    work, seconds = (np.array([found[size][what] for size in KNOWN]) for what in ("work", "seconds"))
+    costs = nnls(work / seconds[:, None], np.ones(len(KNOWN)))[0]
+    asked = [(size, found[size]["work"], found[size]["seconds"]) for size in ASKED]
+    return costs, [(size, todo, float(np.dot(todo, costs)), took) for size, todo, took in asked]
 
 
-def cost_model(repeats: int) -> tuple[np.ndarray, list[tuple[Size, float, float]]]:
-    """Seconds for one of each kind of work; and predicted and measured seconds of sizes that had no say."""
-    work, seconds = zip(*(measured(size, repeats) for size in KNOWN), strict=True)
-    relative = np.array(work) / np.array(seconds)[:, None]
-    costs = nnls(relative, np.ones(len(KNOWN)))[0]
-    found = []
-    for size in ASKED:
-        todo, took = measured(size, repeats)
-        found.append((size, float(np.dot(todo, costs)), took))
-    return costs, found
+def machine() -> str:
+    """The processor, as far as it tells, and its cores."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model or platform.machine()}, {cores} core{'s' * (cores != 1)}"
 
 
-def page(seconds: dict[str, float], costs: np.ndarray, found: list[tuple[Size, float, float]]) -> str:
-    read, coded = seconds["read of the dense matrix"], seconds["dpadmm, coded rows"]
-    peers = ", ".join(sorted({each for name in PEERS.values() for each in name if "numpy" not in each}))
-    terms = ", ".join(
-        f"{cost * (1e3 if k == 0 else 1e9):.3g} {what}" for k, (what, cost) in enumerate(zip(TERMS, costs, strict=True))
-    )
-    beside = [f"| {name} | {1e3 * s:.2f} | {s / read:.2f} | {s / coded:.1f} |" for name, s in seconds.items()]
+def page(found: dict[str, dict[str, Any]], costs: np.ndarray, asked: list[Any], turns: int) -> str:
+    reads = {name: each["step"] / each["read"] for name, each in found.items()}
+    beside = [
+        f"| {CONTENDERS[name].title} | {1e3 * each['step']:.2f} | {1e3 * each['read']:.2f} | {reads[name]:.2f} | "
+        + (f"{reads[name] / reads['coded']:.1f} |" if "coded" in reads else "– |")
+        for name, each in found.items()
+    ]
+    promised = []
+    for name, unit, word, limit, what in PROMISES:
+        if name in reads and (unit is None or unit in reads):
+            seen = reads[name] / (reads[unit] if unit else 1.0)
+            fine = seen <= limit if word == "at most" else seen >= limit
+            promised.append(f"| {what} | {word} {limit:g} | {seen:.2f} | {'yes' if fine else 'no'} |")
+    versions = sorted({(CONTENDERS[name].package, each["version"]) for name, each in found.items()})
+    before = [each["read"] / each["before"] for each in found.values()]
+    absent = [each.title for name, each in CONTENDERS.items() if name not in found]
+    terms = [f"| {what} | {amount} | {cost * scale:.3g} {unit} |"
+             for (what, amount, scale, unit), cost in zip(TERMS, costs, strict=True)]  # fmt: skip
     sizes = [
         f"| {size.n_rows:,} | {size.kind} | {size.n_features} | {size.n_outputs} | {size.n_agents:,} "
+        f"| {work[1] / 1e6:,.1f} | {(work[2] + work[3]) / 1e6:,.1f} "
         f"| {1e3 * told:.2f} | {1e3 * took:.2f} | {took / told:.2f} |"
-        for size, told, took in found
+        for size, work, told, took in asked
     ]
+    off = [max(told, took) / min(told, took) for *_, told, took in asked]
+    least, newline = min([turns, *(each["turns"] for each in found.values())]), "\n"
+    idle = ", ".join(f"`{name}={value}`" for name, value in IDLE.items())
     return f"""# Performance
 
-Written by `make bench-peers`, on a machine of two cores; minima, in turns. Ratios of one run are what counts;
-`make bench` checks the promises and says which are missed. A *read* is the sum of all entries of the dense float64
-matrix with all cores. A *round* is all of one DP-ADMM round: every row's gradient clipped, noise, updates, consensus.
-Peers: {peers}.
+Written by `make bench-peers` on {time.strftime("%Y-%m-%d")} ({machine()}).
+Times are medians of at least {least} turns. They depend on the machine, the ratios less so. `make bench` checks the
+other promises and says which are missed.
 
-## UCI Adult, 40,000 rows, 104 columns, {AGENTS} agents
+A *read* is the sum of all entries of the dense float64 matrix with all cores: the least that any method could take
+which looks at every entry once. A *round* is all of one DP-ADMM round: every row's gradient clipped, noise, updates,
+consensus.
 
-| | ms | reads | coded rounds |
+## UCI Adult, {ROWS:,} rows, 104 columns, {AGENTS} agents
+
+Every line is a process of its own, which took turns between a read and a step, with all cores, and with idle threads
+that sleep ({idle}).
+The last column compares in reads, so that a slow moment of the machine hits both sides.
+
+| | ms | read beside it, ms | reads | coded rounds |
+|---|---|---|---|---|
+{newline.join(beside)}
+
+The steps of torch and scikit-learn protect nobody. Those of Opacus and diffprivlib are private, for a curator who sees
+the rows of all agents; diffprivlib adds its noise once, not in every iteration. torch and Opacus compute in float32.
+{f"Not measured in this run: {'; '.join(absent)}.{newline}" if absent else ""}
+Reads in turns took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was loaded. Far
+from 1, the machine was busy with something else, and the times above are worth less.
+
+Versions: {", ".join(f"{name} {number}" for name, number in versions)}.
+
+| promise | limit | seen | kept |
 |---|---|---|---|
-{chr(10).join(beside)}
-
-A step of torch and an iteration of lbfgs protect nobody; Opacus and diffprivlib see the rows of all agents.
+{newline.join(promised)}
 
 ## What a round takes
 
-A round's time is about a sum: {terms}.
-Products and sums are two for every stored entry and output, slopes one for every row and output, numbers of agents'
-state n·d·p. The costs were fitted to {len(KNOWN)} sizes; these are others:
+With m rows, d columns, p outputs (1, or the number of classes) and n agents, the seconds of a round are modelled as a
+sum of amounts, each times a cost:
 
-| rows | stored | columns | outputs | agents | predicted ms | measured ms | measured / predicted |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(sizes)}
+| one of | amount | cost |
+|---|---|---|
+{newline.join(terms)}
+
+*bytes* are those of the stored rows: 8·m·d for float64, 4·m·d for float32; a coded row has 8 (or 4) bytes for every
+number and for its factor, and 1 for every category (2 beyond 256 columns), here 64. *flops* are 4·p for every stored
+entry, d in a row or as many as there are numbers and categories: a multiplication and an addition for the score, and
+again for the gradient. The costs were fitted to {len(KNOWN)} sizes, none below 0, all relative errors counting alike; a
+cost of 0 means that the other amounts explained the times.
+
+Predicted and measured for {len(asked)} other sizes; the farthest are a factor of {max(off):.2f} apart, the middle ones
+{statistics.median(off):.2f}:
+
+| m | stored | d | p | n | bytes, M | flops, M | predicted ms | measured ms | measured / predicted |
+|---|---|---|---|---|---|---|---|---|---|
+{newline.join(sizes)}
 """
 
 
@@ -222,13 +286,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/performance.md"))
     parser.add_argument("--environments", type=Path, default=Path(".peers"))
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=15, help=f"of which medians are taken; at least {LEAST}")
+    parser.add_argument("--kept", type=Path, default=Path("runs/performance"), help="where measurements are kept")
     chosen = parser.parse_args()
-    seconds = beside_peers(chosen.environments.absolute(), chosen.repeats)
-    costs, found = cost_model(chosen.repeats)
-    text = page(seconds, costs, found)
-    chosen.output.write_text(text)
-    print(text)
+    if chosen.turns < LEAST:
+        parser.error(f"--turns must be at least {LEAST}: medians of fewer say little")
+    kept = Kept(chosen.kept)
+    found = beside_peers(kept, chosen.environments.absolute(), chosen.turns)
+    costs, asked = cost_model(kept, chosen.turns)
+    text = page(found, costs, asked, chosen.turns)
+    with atomic_file(chosen.output, durable=False) as file:
+        file.write(text.encode())
+    print(f"\n{text}\n{chosen.output} is written")
+    if len(found) < len(CONTENDERS):
+        sys.exit("some contenders could not be measured, see above; what was measured is kept: run it again")
+    kept.clear()
 
 
 if __name__ == "__main__":

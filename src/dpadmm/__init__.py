@@ -37,7 +37,13 @@ if TYPE_CHECKING:
         synthetic,
         unequal,
     )
-    from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor, PrivateSearch, PublicScaler
+    from dpadmm.estimators import (
+        DPADMMClassifier,
+        DPADMMPoissonRegressor,
+        DPADMMRegressor,
+        PrivateSearch,
+        PublicScaler,
+    )
     from dpadmm.model.file import load_model
     from dpadmm.model.model import Model
     from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
@@ -70,6 +76,7 @@ __all__ = [
     "BudgetExceeded",
     "ConvergenceWarning",
     "DPADMMClassifier",
+    "DPADMMPoissonRegressor",
     "DPADMMRegressor",
     "DataError",
     "Dataset",
@@ -147,7 +154,13 @@ _HOMES = {
         "PrivacyLeakWarning",
         "StudyError",
     ),
-    "dpadmm.estimators": ("DPADMMClassifier", "DPADMMRegressor", "PrivateSearch", "PublicScaler"),
+    "dpadmm.estimators": (
+        "DPADMMClassifier",
+        "DPADMMPoissonRegressor",
+        "DPADMMRegressor",
+        "PrivateSearch",
+        "PublicScaler",
+    ),
     "dpadmm.optim.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
     "dpadmm.training.methods": ("minimizer",),
     "dpadmm.training.metrics": ("Trace",),

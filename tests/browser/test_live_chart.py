@@ -56,3 +56,16 @@ def test_any_curve_is_drawn(browser, page):
     }).filter(([, , good]) => !good)""")
     assert found == []
     assert browser.problems() == []
+
+
+def test_the_axis_ends_at_the_last_round(browser, page, run):
+    run.arrive()
+    labels = "[...document.querySelectorAll('#plot text')].map(each => each.textContent)"
+    for rounds, last in [(1, "1"), (36, "37"), (60, "97")]:
+        run.play(rounds)
+        show(browser, page)
+        wait(browser, f"{labels}.at(-2)", last)
+        right = "document.querySelector('#plot .{}').getBoundingClientRect().right"
+        if run.done > 1:
+            assert abs(browser.js(right.format("curve")) - browser.js(right.format("grid"))) < 3
+    assert browser.js(labels)[-7:] == ["1", "20", "40", "60", "80", "97", "round"]

@@ -223,3 +223,107 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser, page, ru
         )
     for part in ("copy", "plot", "All 10", "Values as a table", "What the states mean"):
         assert part in reached
+
+
+OTHERS = [
+    {
+        "name": "Readmission",
+        "hash": "ab" * 32,
+        "state": "done",
+        "rounds_done": 200,
+        "n_rounds": 200,
+        "sites_present": None,
+        "n_sites": 5,
+        "seconds_left": None,
+        "begun_at": "2025-11-02T09:15:00+00:00",
+        "last_round_at": "2025-11-03T10:15:00+00:00",
+    },
+    {
+        "name": "<b>Stay</b>",
+        "hash": "cd" * 32,
+        "state": "stalled",
+        "rounds_done": 17,
+        "n_rounds": 300,
+        "sites_present": 1,
+        "n_sites": 4,
+        "seconds_left": None,
+        "begun_at": "2026-11-02T09:15:00+00:00",
+        "last_round_at": None,
+    },
+]
+
+
+def test_several_studies_of_an_aggregator_are_listed_with_their_dates(browser, page, run):
+    run.arrive()
+    show(browser, page)
+    assert browser.js("document.getElementById('studies').hidden") is True
+    run.others = OTHERS
+    wait(browser, "document.getElementById('studies').hidden", False)
+    cells = "[...document.querySelectorAll('#study-rows tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+    own, readmission, stay = browser.js(cells)
+    assert own[:4] == ["Income above 50,000 (this page)", "◌ waiting", "0 of 100", "10 of 10"]
+    assert readmission[:4] == ["Readmission", "✓ done", "200 of 200", "– of 5"]
+    assert readmission[4].startswith("2 Nov 2025, ")
+    assert readmission[5].startswith("3 Nov 2025, ")
+    assert stay[:4] == ["<b>Stay</b>", "▲ stalled", "17 of 300", "1 of 4"]
+    assert stay[5] == "–"
+    for width in (390, 1440):
+        show(browser, page, width=width)
+        wide = "document.documentElement.scrollWidth <= innerWidth && [...document.querySelectorAll('.studies td')]"
+        assert browser.js(wide + ".every(each => each.getBoundingClientRect().right <= innerWidth)") is True
+    assert browser.problems() == []
+
+
+def test_times_have_their_dates(browser, page, run):
+    run.arrive()
+    run.events[0]["at"] = "2026-03-02T09:15:00.000+00:00"
+    run.play(40)
+    show(browser, page)
+    assert browser.js("document.querySelector('#event-rows time').textContent")[:6] in ("2 Mar ", "2 Mar,")
+    assert "Began2 Mar" in browser.js(text("facts"))
+    assert browser.js(text("ends")).startswith("until ")
+    assert browser.js(text("as-of") + ".includes(', ')") is True
+
+
+def test_three_sites_leave_no_half_of_the_screen_empty(browser):
+    run = LiveRun(n_sites=3)
+    run.arrive()
+    run.play(40)
+    with Page(run, token=TOKEN) as page:
+        show(browser, page)
+        height = "document.querySelector('.{}').getBoundingClientRect().height"
+        tall = {name: browser.js(height.format(name)) for name in ("chart", "sites", "events", "about")}
+        assert tall["sites"] == tall["chart"]
+        assert tall["events"] == tall["about"]
+
+
+def test_paper_shows_everything(browser, page, run):
+    """All sites and events, whatever is chosen on the screen; what is folded away; the whole hash."""
+    run.arrive()
+    run.turn(2, "absent")
+    run.play(40)
+    for k in range(60):
+        run.say(f"event {k}")
+    show(browser, page, dark=True)
+    chip = "[...document.querySelectorAll('#site-filter button')].find(each => each.textContent.includes('Absent'))"
+    browser.js(f"{chip}.click(); document.querySelector('[data-only=warnings]').click()")
+    assert len(sites(browser)) == 1
+    browser._ask("Emulation.setEmulatedMedia", media="print")
+    browser.js("dispatchEvent(new Event('beforeprint'))")
+    assert len(sites(browser)) == run.n_sites
+    shown = "[...document.querySelectorAll('{}')].filter(each => each.checkVisibility()).length"
+    assert browser.js(shown.format("#event-rows li")) == len(run.events)
+    wait(browser, shown.format("#values-rows tr"), 25)
+    assert browser.js(shown.format(".words dd")) == 7
+    assert browser.js(text("hash")) == run()["study"]["hash"]
+    inside = (
+        "[...document.querySelectorAll('.scroll, .values')].every(each => each.scrollHeight <= each.clientHeight + 1)"
+    )
+    assert browser.js(inside) is True, "nothing is scrolled on paper"
+    assert browser.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.js("dispatchEvent(new Event('afterprint'))")
+    browser._ask("Emulation.setEmulatedMedia", media="")
+    assert len(sites(browser)) == 1
+    assert browser.js("document.querySelectorAll('details[open]').length") == 0
+    assert browser.js(text("hash")) == "0123456789ab"
+    assert browser.pdf().count(b"/Type /Page\n") >= 2

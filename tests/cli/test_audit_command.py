@@ -54,7 +54,14 @@ def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
     numbers = json.loads((tmp_path / "new" / "audit.json").read_text())
     assert numbers["passed"] is True
     assert numbers["game"]["studies"] == 40
-    assert numbers["statistics"] == ["moments", "shaped_gradient", "gradient", "newton_pair"]
+    assert numbers["statistics"] == [
+        "moments",
+        "shaped_gradient",
+        "gradient",
+        "newton_pair",
+        "column_sums",
+        "score_histogram",
+    ]
     assert {gate["name"] for gate in numbers["gates"]} >= {"noise: variance", "recorded before sent"}
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from hashlib import sha256
 
 import pytest
+from federations import small_study, write_rows
 from guards import ROUNDS, STUDY, Z, consensus, guarded, study
 from looping import case
+from mixed_tables import to_toml
 
 from dpadmm.cli.screen import rounded_up
+from dpadmm.federation.demo import new_site
+from dpadmm.federation.site.decisions import accept
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import read_statement
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
@@ -31,7 +36,7 @@ def folder(tmp_path):
 
 
 def test_help_fits_the_screen(cli):
-    for command in ["show", "verify", "export", "statement"]:
+    for command in ["show", "verify", "export", "statement", "backup", "restore"]:
         with case(command):
             text = cli("ledger", command, "--help").succeeded().out
             assert max(map(len, text.splitlines())) <= 80
@@ -281,3 +286,34 @@ def test_a_statement_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, t
     answer = cli("ledger", "statement", enrolled, study().hash, "-o", tmp_path / "s.json").succeeded()
     assert "It charges all" in answer.out
     assert "released rounds, ε" in " ".join(answer.out.split())
+
+
+def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
+    write_rows(tmp_path / "table.csv", seed=0)
+    first, second = (small_study(20, name=name, quorum=None, deadline=None) for name in ("first", "second"))
+    site = new_site(tmp_path, first, table="table.csv", epsilon=9.0)
+    here = ("--site", site.path)
+    accept(site, first)
+    made = cli("ledger", "backup", site.ledger, "-o", tmp_path / "copy").succeeded()
+    assert "as secret as the table" in made.out
+    again = cli("ledger", "backup", site.ledger, "-o", tmp_path / "copy")
+    assert (again.code, "choose another name" in again.err) == (2, True)
+    accept(site, second)
+    refused = cli("ledger", "restore", tmp_path / "copy", *here)
+    assert refused.code == 2
+    assert "is intact, and no copy is newer" in refused.err
+    assert "[ledger-exists]" in refused.err
+    shutil.rmtree(site.ledger)
+    both = cli("ledger", "restore", tmp_path / "copy", *here, "--none-since", "--enrolled-since", tmp_path / "x.toml")
+    assert (both.code, "give --enrolled-since or --none-since" in both.err) == (2, True)
+    forgotten = cli("ledger", "restore", tmp_path / "copy", *here, "--none-since")
+    assert (forgotten.code, "'second': accepted here, and not in the copy" in forgotten.err) == (2, True)
+    (tmp_path / "second.toml").write_text(to_toml(second))
+    done = cli("ledger", "restore", tmp_path / "copy", *here, "--enrolled-since", tmp_path / "second.toml").succeeded()
+    assert "first: charged in full and closed" in done.out
+    shown = json.loads(cli("ledger", "show", site.ledger, "--json").succeeded().out)
+    assert [each["state"] for each in shown["studies"]] == ["closed", "closed"]
+    assert shown["studies"][1]["about"] == {"name": "what may have been released since the copy of the ledger"}
+    cli("ledger", "verify", site.ledger).succeeded()
+    nothing = cli("ledger", "restore", *here).succeeded()
+    assert "Left for new studies: ε 0.0000" in " ".join(nothing.out.split())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 import subprocess
 from dataclasses import fields
 from itertools import product
 
+import pytest
 from looping import case
 
 import dpadmm
+from dpadmm._base.errors import Refusal, StudyError, Unavailable
+from dpadmm.cli import main
 from dpadmm.cli.simulate_options import RUN_OPTIONS
 
 OPTIONS = {
@@ -103,3 +108,55 @@ def test_a_closed_pipe_is_no_traceback(command):
     done = subprocess.run([*command, *PRIVACY], stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert done.stderr == b""
+
+
+def test_the_exit_code_tells_what_may_heal_from_what_a_person_has_to_cure(cli, monkeypatch):
+    """Services are started again after 75, and not after 2."""
+
+    def refusal(code, cause=None):
+        error = Refusal(code, "no")
+        error.__cause__ = cause
+        return error
+
+    for error, code in [
+        (Unavailable("two sites are missing"), 75),
+        (OSError(errno.ENOSPC, "full", "journal"), 75),
+        (OSError(errno.ENETUNREACH, "no network"), 75),
+        (refusal("ledger-locked", BlockingIOError(errno.EAGAIN, "held")), 75),
+        (refusal("ledger-failed", OSError(errno.EIO, "a bad disk")), 75),
+        (refusal("ledger-failed", sqlite3.OperationalError("database or disk is full")), 75),
+        (refusal("ledger-failed", PermissionError(errno.EACCES, "not yours")), 2),
+        (refusal("ledger-missing"), 2),
+        (refusal("study-unfit", FileNotFoundError(errno.ENOENT, "no table")), 2),
+        (FileNotFoundError(errno.ENOENT, "none", "site.toml"), 2),
+        (PermissionError(errno.EACCES, "not yours", "key.pem"), 2),
+        (StudyError("wrong"), 2),
+    ]:
+        with case(error):
+            monkeypatch.setattr("dpadmm.cli.app", lambda error=error, **_: (_ for _ in ()).throw(error))
+            answer = cli("agent", "run")
+            assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1)
+
+
+def test_a_package_that_a_site_leaves_out_is_named_and_another_is_not_blamed_on_that(cli, monkeypatch):
+    def needs(name):
+        def app(**_):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        return app
+
+    for name, package in [
+        ("numba", "numba"),
+        ("matplotlib.axes", "matplotlib"),
+        ("dp_accounting.pld", "dp-accounting"),
+    ]:
+        monkeypatch.setattr("dpadmm.cli.app", needs(name))
+        answer = cli("demo")
+        text = (
+            f"this needs {package}, which the install of a site leaves out: pip install dpadmm adds all that is missing"
+        )
+        assert (answer.code, answer.err) == (2, f"dpadmm: {text}\n")
+    for name in ("dpadmm.nothing", "pandas", None):
+        monkeypatch.setattr("dpadmm.cli.app", needs(name))
+        with pytest.raises(ModuleNotFoundError):
+            main()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from itertools import product
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,6 +40,10 @@ COLUMNS = (
 )
 DENSE = Schema(COLUMNS)
 SPARSE = Schema((*COLUMNS, Category("place", tuple(f"p{i}" for i in range(40)))))
+CROSSED = Schema(
+    (*COLUMNS[:2], replace(COLUMNS[2], bins=(), knots=(18.5, 25, 30)), *COLUMNS[3:]),
+    interactions=(("age", "dose"), ("age", "sex"), ("sex", "bmi"), ("smoker", "stage"), ("bmi", "dose")),
+)
 LABEL = Label("y", classes=("no", "yes"))
 
 
@@ -146,7 +151,7 @@ TEXTS = st.one_of(st.none(), st.text(max_size=5), st.sampled_from(["f", "m", "1"
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(CELLS, CELLS, CELLS, TEXTS, TEXTS, TEXTS, TEXTS), min_size=2, max_size=8),
-    st.sampled_from([DENSE, SPARSE, Schema(COLUMNS, row_norm=0.7)]),
+    st.sampled_from([DENSE, SPARSE, CROSSED, Schema(COLUMNS, row_norm=0.7)]),
 )
 def test_every_row_is_encoded_as_if_it_were_alone_and_is_at_most_1_long(rows: list[Any], schema: Schema) -> None:
     names = ["age", "dose", "bmi", "sex", "stage", "smoker", "place"]
@@ -191,7 +196,7 @@ def as_files(folder: Path, rows: list[Any]) -> list[Path]:
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(CSV_ROWS, min_size=2, max_size=7),
-    st.sampled_from([DENSE, SPARSE, Schema(COLUMNS, row_norm=0.7)]),
+    st.sampled_from([DENSE, SPARSE, CROSSED, Schema(COLUMNS, row_norm=0.7)]),
     st.integers(170, 1000),
     st.data(),
 )
@@ -229,6 +234,54 @@ def test_no_row_is_longer_than_1_by_rounding(intercept: bool) -> None:
         squares = (rows**2).sum(axis=1)
         assert (squares <= 1.0).all()
         assert (squares > 1.0 - 1e-6).all()
+
+
+def test_products_are_those_of_the_features_and_no_row_is_longer_than_1_by_rounding() -> None:
+    """Both for categories, whose products are coded, and for numbers, alone or within a category."""
+    for columns in (COLUMNS, CROSSED.columns):
+        pairs = tuple(combinations([each.name for each in columns], 2))
+        schema, single = Schema(columns, interactions=pairs), Schema(columns)
+        n = 300
+        batch = table(n).select([each.name for each in columns]).combine_chunks().to_batches()[0]
+        rows = dense(Encoder(schema).encode(batch)).astype(np.float64) * schema.scale
+        alone = dense(Encoder(single).encode(batch)).astype(np.float64) * single.scale
+        places = np.cumsum([0, *(len(each.features) for each in columns)])
+        of = {each.name: alone[:, a:b] for each, a, b in zip(columns, places, places[1:], strict=False)}
+        wanted = [alone, *(np.einsum("ni,nj->nij", of[one], of[other]).reshape(n, -1) for one, other in pairs)]
+        np.testing.assert_allclose(rows, np.concatenate(wanted, axis=1), atol=1e-6)
+        assert len(schema.features) == rows.shape[1]
+        assert schema.bounded
+        ends = {"age": [120.0, None], "dose": [1000.0, 1.0], "bmi": [60.0, 10.0], "sex": ["f", "m"]}
+        far = pa.record_batch({**ends, "stage": ["3", "1"], "smoker": ["yes", "no"]})
+        squares = np.square(dense(Encoder(schema).encode(far)), dtype=np.float64).sum(axis=1)
+        assert (squares <= 1.0).all()
+        assert squares.max() > 1.0 - 1e-5
+
+
+def test_products_of_numbers_with_a_scale_are_shortened_where_they_are_long() -> None:
+    ages = Number("age", (0, 100), center=50.0, scale=10.0), Number("bmi", (10, 60), center=25.0, scale=5.0)
+    schema = Schema(ages, interactions=(("age", "bmi"),))
+    assert not schema.bounded
+    assert schema.terms[-1].reach == pytest.approx(5.0 * 7.0)
+    encoder = Encoder(schema)
+    rows = np.asarray(encoder.encode(pa.record_batch({"age": [100.0, 55.0], "bmi": [60.0, 25.0]})), np.float64)
+    assert np.linalg.norm(rows, axis=1).max() <= 1.0
+    assert encoder.report.shortened == 1
+    assert Schema(ages, interactions=(("age", "bmi"),), row_norm=40.0).bounded
+    assert not Schema(ages, interactions=(("age", "bmi"),), row_norm=35.0).bounded
+
+
+def test_a_spline_is_straight_between_its_knots() -> None:
+    straight = Number("x", (0, 10), knots=(2, 6))
+    logs = Number("y", (1, 16), knots=(2,), transform="log")
+    assert straight.features == ("x at 0", "x at 2", "x at 6", "x at 10", "x missing")
+    cells = {"x": [0.0, 1.0, 2.0, 5.0, 99.0, None], "y": [1.0, 2.0**0.5, 2.0, 4.0, 16.0, None]}
+    rows = dense(Encoder(Schema((straight, logs), row_norm=1.0)).encode(pa.record_batch(cells))) * 2.0**0.5
+    found = rows / np.maximum(np.linalg.norm(rows, axis=1), 1.0)[:, None]
+    shares = [[1, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0.25, 0.75, 0, 0], [0, 0, 0, 1, 0]]
+    in_logs = [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 2 / 3, 1 / 3, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    wanted = np.concatenate([[*shares, [0, 0, 0, 0, 1]], in_logs], axis=1)
+    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1)[:, None], atol=1e-6)
 
 
 def test_bounds_of_any_size(tmp_path: Path) -> None:

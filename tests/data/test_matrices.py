@@ -46,6 +46,18 @@ def test_rows_come_in_the_order_that_was_asked_for() -> None:
     np.testing.assert_allclose(row_norms(mapped(rows)), np.linalg.norm(rows.astype(float), axis=1))
 
 
+def test_blocks_stored_by_columns_are_appended_row_by_row() -> None:
+    columns = np.random.default_rng(0).integers(0, 99, (19, 50)).astype(np.float32)
+    for memory_bytes in (2**20, 0):
+        with case(memory_bytes):
+            array = GrowingArray(np.float32, 19, memory_bytes=memory_bytes)
+            for block in (columns.T, columns.T[:0], np.ascontiguousarray(columns.T), columns.T[::2]):
+                array.append(block)
+            found = array.finish()
+            assert found.flags.c_contiguous
+            np.testing.assert_array_equal(found, np.concatenate([columns.T, columns.T, columns.T[::2]]))
+
+
 def test_rows_are_grouped_as_a_stable_sort_would() -> None:
     rng = np.random.default_rng(1)
     owners = np.concatenate([rng.integers(0, 7, 2**20 + 5, dtype=np.int32), np.arange(7, dtype=np.int32)])

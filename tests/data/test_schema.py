@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -40,6 +43,11 @@ def test_categories_and_bins_are_coded_and_the_others_are_numbers() -> None:
     assert not Schema((Number("b", (0, 1)),)).n_categories
 
 
+def crossed(pairs: Any) -> Schema:
+    wide = [Category(name, tuple(map(str, range(n)))) for name, n in (("wide", 200), ("more", 100))]
+    return Schema((Boolean("a"), Boolean("b"), Plain("p"), *wide), interactions=pairs)
+
+
 def test_what_is_no_schema_is_refused_in_a_sentence() -> None:
     for make, words in [
         (lambda: Number("age", (120, 0)), "bounds must rise"),
@@ -61,6 +69,19 @@ def test_what_is_no_schema_is_refused_in_a_sentence() -> None:
         (lambda: Number("age", (0, 9), missing="mean"), "missing must be middle or indicator"),
         (lambda: Number("age", (0, 9), bins=(5, 5)), "bins must be edges that rise"),
         (lambda: Number("age", (0, 9), bins=(-5, 5)), "bins must be edges that rise"),
+        (lambda: Number("age", (0, 9), knots=(5, 5)), "knots must be numbers that rise within the bounds"),
+        (lambda: Number("age", (0, 9), knots=(0, 5)), "knots must be numbers that rise within the bounds"),
+        (lambda: Number("age", (0, 9), knots=(5,), bins=(5,)), "give one of them"),
+        (lambda: Number("age", (0, 9), knots=(5,), center=1.0, scale=1.0), "knots need no center and scale"),
+        (lambda: Number("a", (1, 1e301), knots=(1e300, math.nextafter(1e300, 1e301)), transform="log"), "too close"),
+        (lambda: crossed("ab"), "interactions must be a list of pairs"),
+        (lambda: crossed([("a", "b", "a")]), "interactions must be pairs of columns"),
+        (lambda: crossed([("a", "z")]), "there is no column 'z'"),
+        (lambda: crossed([("a", 3)]), "there is no column 3"),
+        (lambda: crossed([("a", "p")]), "column 'p' is plain"),
+        (lambda: crossed([("a", "a")]), "paired with itself"),
+        (lambda: crossed([("a", "b"), ("b", "a")]), "'b' and 'a' are paired twice"),
+        (lambda: crossed([("wide", "more")]), "would make 20,301 features"),
         (lambda: Category("sex", ()), "list of 1 to"),
         (lambda: Category("sex", "fm"), "list of 1 to"),
         (lambda: Category("sex", ("f", "f")), "'f' is there twice"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from clusters import STUDY, Here, kill_workers, three_files, two_workers, uploads
+from federations import Federation, small_study, write_rows
 from guards import refusal
 from looping import case
 
@@ -18,6 +20,7 @@ from dpadmm._base import cluster as dask
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.site import cluster as on_cluster
 from dpadmm.site.agent import Agent
+from dpadmm.site.site import read_site
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,34 @@ def test_the_answers_are_the_same_bits_on_one_worker_on_two_here_and_when_one_di
     assert uploads(alone) == expected
     assert alone.open_rows(STUDY).digest() == digest
     workers.scale(2)
+
+
+def test_a_study_over_the_broker_with_one_site_on_a_cluster_is_the_run_in_one_process(
+    workers: Any, tmp_path: Path
+) -> None:
+    study = small_study(12, allow_missed_rounds=False, quorum=None, deadline=None)
+    study = replace(
+        study, training=study.training.changed(epsilon=30.0)
+    )  # too little noise to hide a file that is not summed
+    with Federation(tmp_path, study, limit=30.0) as all:
+        path, parts = all.sites["c"].path, tmp_path / "c" / "parts"
+        parts.mkdir()
+        for seed, n_rows in ((8, 200), (9, 400)):
+            write_rows(parts / f"{seed}.csv", seed, n_rows)
+        on_workers = f'table = "parts"\nscheduler = "{workers.scheduler_address}"'
+        path.write_text(path.read_text().replace('table = "table.csv"', on_workers))
+        all.sites["c"] = read_site(path)
+        all.accept()
+        all.begin()
+        all.start()
+        all.serve()
+        all.after_round(3)
+        held = [task for task in workers.scheduler.tasks.values() if task.state == "memory"]
+        assert len({each for task in held for each in task.who_has}) == 2  # of both files, at both workers
+        kill_workers(workers, 1)
+        assert all.finished() == 0, all.said
+        all.sites["c"] = replace(all.sites["c"], scheduler=None)  # the folder as one table, in this process
+        assert all.check() is not None
 
 
 def test_a_file_that_changed_is_not_summed_when_it_is_read_again(

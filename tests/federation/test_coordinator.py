@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import StudyError
+from dpadmm._base.errors import DataError, StudyError, Unavailable
+from dpadmm.federation.aggregator import journal as journals
 from dpadmm.federation.aggregator.coordinator import Stopped, Uploads
 from dpadmm.federation.aggregator.journal import Journal, JournalError, result_of
 from dpadmm.federation.protocol import Kind, Message, Seen, digest_of, packed, unpacked
@@ -426,7 +428,7 @@ def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
     table.refuse("b", "study-unknown")
     run.seen = {"b": Seen(5.0, 0.0), "c": Seen(5.0, 0.0)}
     assert not run.over(59.9)
-    with pytest.raises(Stopped, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
+    with pytest.raises(Unavailable, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
         run.over(60.0)
     assert "a: gone since 20" in str(told.value)
     assert "b: refused (study-unknown); c: connected, but has not accepted the study." in str(told.value)
@@ -494,3 +496,41 @@ def test_a_site_that_is_away_for_ten_rounds_leaves_the_mean_which_is_said(make: 
         assert np.array_equal(table.run.consensus, mean(1.0) if k >= 11 else mean(1.0, 1.0, 4.0))
     text = "c: away for 10 rounds, so it left the mean: the model is that of the others until it is back"
     assert table.told.count(text) == 1
+
+
+def test_an_older_journal_is_brought_up_to_date_as_a_whole_and_a_newer_one_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.sqlite"
+    Journal.begin(path, ALL, ("a", "b", "c"))
+
+    def read(query: str) -> Any:
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute(query).fetchall()
+
+    format = "SELECT value FROM about WHERE name = 'format'"
+    monkeypatch.setattr(journals, "VERSION_HERE", 3)
+    steps = {1: "ALTER TABLE events ADD COLUMN site TEXT; UPDATE events SET site = 'x'", 2: "SELECT broken"}
+    monkeypatch.setattr(journals, "MIGRATIONS", steps)
+    with pytest.raises(JournalError, match="an older version of dpadmm wrote it: dpadmm aggregator resume"):
+        Journal.open(path, read_only=True)
+    with pytest.raises(JournalError, match="broken"):
+        Journal.open(path)
+    assert read(format) == [("dpadmm-journal/2",)], "the first step is whole, and nothing of the second is left"
+    steps[2] = "CREATE TABLE more (a); INSERT INTO more VALUES (1); SELECT broken"
+    with pytest.raises(JournalError, match="broken"):
+        Journal.open(path)
+    assert read("SELECT name FROM sqlite_master WHERE name = 'more'") == []
+    steps[2] = "CREATE TABLE more (a)"
+    with Journal.open(path) as journal:
+        assert journal.members == ("a", "b", "c")
+    assert read(format) == [("dpadmm-journal/3",)]
+    monkeypatch.setattr(journals, "VERSION_HERE", 1)
+    for read_only in (True, False):
+        with pytest.raises(JournalError, match="a newer version of dpadmm wrote it: install that version"):
+            Journal.open(path, read_only=read_only)
+    assert read(format) == [("dpadmm-journal/3",)]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE about SET value = 'something else' WHERE name = 'format'")
+    with pytest.raises(DataError, match="not a journal of dpadmm"):
+        Journal.open(path)

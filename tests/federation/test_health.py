@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import signal
 import sys
 import time
@@ -14,18 +15,21 @@ from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 from urllib.error import HTTPError
 
 import pytest
 from brokers import free_port
-from federations import NAMES, Federation, small_study
+from federations import NAMES, Federation, small_study, wait_for
 from looping import case
 from proxies import Faults, Proxy
 
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import main
 from dpadmm.federation import health
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.server import begin, overview, overview_every
+from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.health import (
     Alarm,
     agent_alarms,
@@ -136,12 +140,19 @@ def agent_status(**more: object) -> dict[str, Any]:
         "aggregator_silent": False,
         "clock_difference": 0.5,
         "ledger_open": True,
+        "lease": "held",
+        "contested": False,
         "site": "north",
         "broker": "tls://study.example.org:4222",
         "certificate_expires": later(days=90),
         "studies": [],
     }
     return {**fine, **more}
+
+
+def study_status(**more: object) -> dict[str, Any]:
+    fine = {"name": "s", "hash": "ab" * 32, "decision": "accepted", "answering": True, "refusal": None}
+    return {**fine, "last_round": 1, "n_rounds": 9, "asked_at": None, "deadline_at": None, **more}
 
 
 def later(**time: float) -> str:
@@ -162,10 +173,33 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(certificate_expires=later(days=29)), [("certificate", "warning")]),
         (agent_status(certificate_expires=later(days=-1)), [("certificate", "error")]),
         (agent_status(clock_difference=-61.0), [("clock", "warning")]),
+        (agent_status(lease="waiting"), []),
+        (agent_status(lease="behind"), [("ledger-behind", "error")]),
+        (agent_status(lease="cloned"), [("cloned", "error")]),
+        (agent_status(contested=True), [("cloned", "error")]),
+        (agent_status(studies=[study_status()]), []),
+        (agent_status(studies=[study_status(refusal="data-changed")]), [("not-enrolled", "error")]),
+        (agent_status(studies=[study_status(refusal="data-changed", decision="left")]), []),
     ]
     for seen, expected in causes:
         with case(str(seen)):
             assert [alarm[:2] for alarm in agent_alarms(seen, tmp_path) if alarm.code != "disk-small"] == expected
+
+
+def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Alarms\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
+    entries = [code for row in rows for code in re.findall("`([a-z-]+)`", row[0])]
+    assert sorted(entries) == sorted(get_args(health.AlarmCode))
+    for row in rows:
+        with case(row[0]):
+            level, where, meaning, todo = (cell.strip() for cell in row[1:])
+            assert set(re.findall("error|warning", level))
+            assert where in ("aggregator", "agent", "both")
+            assert min(len(meaning), len(todo)) > 20
+    made = re.findall(r'Alarm\(\s*"([a-z-]+)"', Path(health.__file__).read_text(encoding="utf-8"))
+    assert set(made) == set(get_args(health.AlarmCode)), "no alarm that nothing raises"
 
 
 def test_a_disk_is_full_before_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,14 +233,17 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
         "last_seen": None,
         "clock_difference": 61.0,
         "left_out": False,
+        "doubt": None,
     }
     live = {"running": True, "connected": True, "broker": "tls://x:1", "at": health.now_text()}
-    sites = [site, site | {"name": "b", "code": "round-gap", "clock_difference": None, "left_out": True}]
+    clone = {"name": "c", "clock_difference": None, "doubt": "cloned"}
+    sites = [site, site | {"name": "b", "code": "round-gap", "clock_difference": None, "left_out": True}, site | clone]
     told = list(study_alarms({"state": "running", "live": live, "stalled": [], "round": 3, "sites": sites}))
     assert [alarm.text for alarm in told] == [
         "the clock of a is 61 seconds ahead of this machine's",
         "b refuses: round-gap",
         "b was away for long, and the model is that of the others",
+        "two agents have the certificate of c: the second one is refused",
     ]
 
 
@@ -229,3 +266,58 @@ def test_a_status_of_another_version_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"running": true}')
     with pytest.raises(StudyError, match="not a status of this version"):
         health.read_status(tmp_path / "status.json")
+
+
+def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: Path, cli) -> None:
+    with Federation(tmp_path, small_study(30, name="heart")) as all:
+        folder = all.authority.folder
+        begin(all.authority, all.study, list(all.names))
+        alone = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
+        assert (alone["study"]["name"], alone["last_round_at"]) == ("heart", None)
+        path = begin(all.authority, small_study(20, name="kidney"), list(all.names))
+        with Journal.open(path) as journal:
+            run = coordinator_of(journal)
+            run.called, run.stalled = True, ("a", "b")
+            for name in ("a", "c"):
+                run.members[name].state = "present"
+            snapshot = {key: each for key, each in run.snapshot().items() if key not in ("changes", "events")}
+            live = {"running": True, "connected": True, "broker": "tls://localhost:4222", "snapshot": snapshot}
+            write_status(path.parent, live)
+            begun = journal.dates()[0]
+        shown = cli("aggregator", "status", "--folder", folder, columns=120).succeeded().out
+        lines = {
+            line.split()[0]: line.split()
+            for line in map(str.strip, shown.splitlines())
+            if line[:5] in ("heart", "kidne")
+        }
+        assert lines["kidney"][1:] == ["stalled", "0", "of", "20", "2", "of", "3", begun[:10]]
+        assert lines["heart"][1:9] == ["not", "running", "0", "of", "30", "–", "of", "3"]
+        assert "error stalled: kidney: round 1 cannot be closed without: a, b" in shown
+        assert "error not-running: heart: the study is not running" in shown
+        seen = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
+        assert seen["state"] == "several"
+        assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
+        assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
+        latest = overview_every(folder, seconds=0.0)
+        assert [each["state"] for each in latest()] == ["stalled", "not running"]
+        path.write_bytes(b"no journal")
+        assert len(latest()) == 2, "the page keeps what it knew"
+
+
+def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path) -> None:
+    with Federation(tmp_path, small_study(30, name="heart", quorum=3)) as all:
+        all.begin()
+        all.serve("--page")
+        said = tmp_path / "aggregator.txt"
+        wait_for(lambda: said.exists() and "token=" in said.read_text())
+        begin(all.authority, small_study(20, name="kidney"), list(NAMES))
+        found = re.search(r"http://\S+/\?token=\S+", said.read_text())
+        assert found is not None
+
+        def shown() -> dict[str, str]:
+            with urllib.request.urlopen(found[0].replace("/?", "/snapshot?")) as answer:
+                return {each["name"]: each["state"] for each in json.load(answer)["studies"]}
+
+        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "not running"})
+        code, out = command("aggregator", "status", "--folder", all.authority.folder)
+        assert (code, "heart" in out, "kidney" in out) == (0, True, True)

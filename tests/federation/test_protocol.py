@@ -12,14 +12,26 @@ from dpadmm.federation.protocol import (
     AGGREGATOR,
     AGGREGATOR_USER,
     BEAT_EVERY,
+    CLAIMS,
+    LEASE_FREE_AFTER,
+    LEASE_HOLDS,
     SILENT_AFTER,
     BadMessage,
+    Claim,
+    Grant,
+    Mark,
     MissingPackages,
+    Verdict,
     beat_subjects_of,
     check_name,
     clock_of_beat,
+    grants_of,
     packed_beat,
+    packed_claim,
+    packed_grant,
     subjects_of,
+    unpacked_claim,
+    unpacked_grant,
     user_of,
 )
 
@@ -77,3 +89,41 @@ def test_a_sign_of_life_is_the_clock_in_16_bytes_and_anything_else_is_refused() 
         with pytest.raises(BadMessage, match=r"^no clock$"):
             clock_of_beat(packed_beat(clock))
     assert (BEAT_EVERY, SILENT_AFTER) == (1.0, 3.5), "two that are lost are no silence"
+
+
+def test_claims_and_grants_are_read_as_they_were_written_and_anything_else_is_refused() -> None:
+    mark = Mark(3, 2**40, "cd" * 32)
+    for leaving in (False, True):
+        claim = Claim("ab" * 16, 2**63, mark, "ef" * 32, leaving)
+        assert unpacked_claim(packed_claim(claim)) == claim
+    for verdict in Verdict:
+        grant = Grant(verdict, "ab" * 16, 7, mark, contested=verdict is Verdict.GRANTED)
+        assert unpacked_grant(packed_grant(grant)) == grant
+    assert Claim("ab" * 16, 1, Mark()) == ("ab" * 16, 1, (0, 0, "0" * 64), "0" * 64, False)
+    assert mark.place == (3, 2**40)
+    fine, granted = packed_claim(Claim("ab" * 16, 1, mark)), packed_grant(Grant(Verdict.WAIT, "ab" * 16, 1, mark))
+    assert (len(fine), len(granted)) == (108, 80)
+    for read, data in ((unpacked_claim, fine), (unpacked_grant, granted)):
+        for wrong in (
+            b"",
+            data[:-1],
+            data + b"x",
+            b"dpAN" + data[4:],
+            data[:4] + b"\x02" + data[5:],
+            data[:5] + b"\xff" + data[6:],
+            data[:6] + b"\x06" + data[7:],
+            data[:6] + b"\x00\x01" + data[8:],
+            granted if data == fine else fine,
+        ):
+            with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
+                read(wrong)
+    for wrong in (granted[:6] + b"\x00" + granted[7:], granted[:-4] + b"\x02\x00\x00\x00"):
+        with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
+            unpacked_grant(wrong)
+    assert (LEASE_HOLDS, LEASE_FREE_AFTER, BEAT_EVERY) == (2.5, 4.5, 1.0), "a claim that is lost loses no lease"
+
+
+def test_leases_have_subjects_that_the_broker_allows_and_no_study_can_have() -> None:
+    publish, subscribe = subjects_of("north")
+    assert publish.replace("*", "lease") == f"{CLAIMS}.north"
+    assert subscribe.replace("*", "lease-north") == grants_of("north")

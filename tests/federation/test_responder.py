@@ -271,7 +271,7 @@ def test_an_agent_that_cannot_be_made_is_named_by_its_error_s_kind_alone(
     assert refused is not None
     assert refused.code == "study-unfit"
     assert "777" not in str(refused)
-    assert heard.lines == [f"{STUDY.hash[:12]}: enrolment failed (ValueError)"]
+    assert heard.lines == [f"{STUDY.hash[:12]}: enrolment failed (ValueError); it is tried again"]
     responder.close()
 
 
@@ -415,3 +415,78 @@ def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None
 def test_what_a_broker_says_cannot_write_on_the_terminal() -> None:
     assert "\x1b" not in reason_of(ValueError("\x1b[2J\rgone"))
     assert len(reason_of(ValueError("x" * 10**6))) < 300
+
+
+def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
+    tmp_path: Path, heard: Listener, clock: Clock
+) -> None:
+    there: dict[str, object] = {"rows": 0}
+    tries = 0
+
+    def open_rows(study: object) -> object:
+        nonlocal tries
+        tries += 1
+        if there["rows"] is None:
+            raise DataError("no such table")
+        return tiny(*rows(there["rows"]))(study)  # type: ignore[arg-type]
+
+    responder = responder_over(tmp_path, open_rows)
+    assert responder.accept(STUDY) is None
+    responder.close()
+    for state, code in ((None, "study-unfit"), (1, "data-changed")):
+        there["rows"] = state
+        responder.open()
+        refused = responder.accept(STUDY)
+        assert refused is not None
+        assert refused.code == code
+        assert responder.refusals() == {STUDY.hash: code}
+        tries = 0
+        for pause in (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+            clock.now += pause - 0.01
+            responder.try_again()
+            before = tries
+            clock.now += 0.02
+            responder.try_again()
+            assert tries == before + 1, pause
+        assert tries == 7
+        there["rows"] = 0
+        clock.now += 61.0
+        responder.try_again()
+        assert responder.refusals() == {}
+        assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+        responder.close()
+    assert sum("it is tried again" in line for line in heard.lines) < 20
+
+
+def test_a_try_that_takes_long_is_repeated_as_seldom(tmp_path: Path, clock: Clock) -> None:
+    tries = 0
+
+    def slow(study: object) -> object:
+        nonlocal tries
+        tries += 1
+        clock.now += 30.0
+        raise DataError("no such table")
+
+    responder = responder_over(tmp_path, slow)
+    responder.accept(STUDY)
+    clock.now += 299.0
+    responder.try_again()
+    assert tries == 1
+    clock.now += 2.0
+    responder.try_again()
+    assert tries == 2
+    responder.leave(STUDY, declined=True)
+    clock.now += 1_000.0
+    responder.try_again()
+    assert tries == 2, "nobody wants it any more"
+    responder.close()
+
+
+def test_what_cannot_heal_is_not_tried_again(tmp_path: Path, clock: Clock) -> None:
+    too_long = other_study(n_rounds=10**6)
+    responder = responder_over(tmp_path, lambda _: pytest.fail("rows were read"))
+    assert responder.accept(too_long) is not None
+    assert responder.refusals() == {too_long.hash: "policy-rounds"}
+    clock.now += 1e6
+    responder.try_again()
+    responder.close()

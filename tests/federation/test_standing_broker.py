@@ -63,7 +63,7 @@ def test_a_study_does_not_begin_without_its_quorum_and_says_who_is_missing_and_w
         all.serve()
         wait_for(lambda: "gone: connected" in all.events())
         all.agents["gone"].kill()
-        assert all.finished() == 2
+        assert all.finished() == 75  # a service tries again
         said = " ".join(all.said.split())
         assert "starting the broker, which stops with the last study" in said
         assert "the study does not begin: after 8 seconds 1 of 5 sites are there, and 4 are needed." in said
@@ -81,7 +81,7 @@ def test_a_study_does_not_begin_without_its_quorum_and_says_who_is_missing_and_w
         all.accept("unasked")
         all.start("gone", "refusing")
         all.all_connected("gone", "refusing")
-        all.start_wait = 4.0
+        all.start_wait = 20.0  # agents that nobody heard end are waited for a few seconds
         all.serve()
         assert all.finished() == 0, all.said
         assert "round 1 starts with 4 of 5 sites" in all.events()

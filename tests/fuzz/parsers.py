@@ -30,10 +30,19 @@ from dpadmm.federation.health import read_status
 from dpadmm.federation.offers import read_offer
 from dpadmm.federation.pki.authority import all_approvals, read_settings
 from dpadmm.federation.pki.joining import read_invitation, read_request
-from dpadmm.federation.protocol import packed, unpacked
+from dpadmm.federation.protocol import (
+    packed,
+    packed_claim,
+    packed_grant,
+    unpacked,
+    unpacked_claim,
+    unpacked_grant,
+)
 from dpadmm.federation.site.decisions import decisions
+from dpadmm.model.description import load_description
 from dpadmm.model.file import load_model
 from dpadmm.privacy.statement import read_statement
+from dpadmm.site.backup import staged
 from dpadmm.site.site import read_site
 from dpadmm.study.drafting.dictionary import draft_from_dictionary
 from dpadmm.study.drafting.text import study_text
@@ -160,7 +169,24 @@ def _table(path: Path) -> object:
     return read_npz(path, None, None)
 
 
+def _lease(read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Reader:
+    def reader(data: bytes, _: Path) -> object:
+        if write(read(data)) != data:
+            raise NotKept("a message that was accepted is packed to other bytes")
+        return data
+
+    return reader
+
+
+def _copy(path: Path) -> object:
+    """``dpadmm ledger restore``: a copy, before anything is put in its place."""
+    return staged(path, path.with_name("staged")).seq
+
+
 READERS: dict[str, Reader] = {
+    "messages/claim": _lease(unpacked_claim, packed_claim),
+    "messages/grant": _lease(unpacked_grant, packed_grant),
+    "sqlite/ledger-copy": _file("copy", _copy),
     "messages/from-site": _message(True),
     "messages/to-site": _message(False),
     "messages/masked-from-site": _message(True, ROSTER),
@@ -175,6 +201,7 @@ READERS: dict[str, Reader] = {
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
     "json/statement": _file("statement.json", read_statement),
+    "json/description": _file("description.json", lambda path: load_description(path).as_json()),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
     "json/offer": _file("offer.json", read_offer),

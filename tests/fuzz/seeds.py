@@ -18,9 +18,12 @@ from dpadmm.federation.offers import Offer
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed
+from dpadmm.model.description import Description
 from dpadmm.model.model import Model
 from dpadmm.privacy.statement import EXACT, AgentGroup, StatedRelease, Statement
+from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods import Released, Statistics
 from fuzz.parsers import ROSTER, SHAPE, SMALL_STUDY, STUDY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -230,6 +233,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "json/status": [status],
         "json/journal": [study.as_json(), SMALL_STUDY],
         "json/model": [_about(study), _about(None)],
+        "json/description": [_description()],
     }
     texts = {name: [json.dumps(each, indent=0).encode() for each in kept] for name, kept in tables.items()}
     return {
@@ -239,6 +243,15 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "json/offer": [Offer("north", "ab" * 32, "cd" * 32).as_bytes()],
         "json/statement": [statement.as_bytes()],
     }
+
+
+def _description() -> dict[str, Any]:
+    """Private statistics of two columns."""
+    method = Statistics(tables=(("age", "smoker"),), bins=2)
+    training = Training(method=method, noise_multiplier=5.0)
+    study = Study(name="counts", schema=Schema((Number("age", (0, 120)), Boolean("smoker"))), training=training)
+    released = Released(90, 10.0, 20.0 * np.arange(study.shape[0]) / study.shape[0])
+    return Description(study, released, False, {"epsilon": 1.0, "delta": 1e-5}, {}).as_json()
 
 
 def _about(study: Study | None) -> dict[str, Any]:

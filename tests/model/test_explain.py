@@ -10,15 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from looping import case
-from mixed_tables import COLUMNS, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
+from mixed_tables import COLUMNS, CROSSED, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
 
+from dpadmm import train
 from dpadmm._base.errors import DataError
 from dpadmm.data.encoded import encode_table
-from dpadmm.data.schema import OTHER, Boolean, Category, Label, Number, Ordinal, Plain, Schema
+from dpadmm.data.encoder import Encoder
+from dpadmm.data.schema import OTHER, Boolean, Category, Interaction, Label, Number, Ordinal, Plain, Schema
 from dpadmm.model.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, Coefficient, explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
 from dpadmm.runs.training import run_study
+from dpadmm.study.study import study_from
 
 
 def random_model(loss, *, schema=SCHEMA, intercept=True):
@@ -37,9 +40,24 @@ def random_model(loss, *, schema=SCHEMA, intercept=True):
     )
 
 
+def values_of(schema, term, cells, row):
+    """Of an interaction, the products of both columns' values."""
+    if not isinstance(term, Interaction):
+        return value_of(term, cells[term.name][row])
+    ours, theirs = (values_of(schema, each, cells, row) for each in (term.left, term.right))
+    return {" × ".join(filter(None, (a, b))): x * y for a, x in ours.items() for b, y in theirs.items()}
+
+
 def value_of(column, cell):
     """(value, name of the value) -> what a cell counts for, in the terms of the module's docstring."""
     known = cell is not None
+    if isinstance(column, Number) and column.knots:
+        nodes = [column.bounds[0], *column.knots, column.bounds[1]]
+        if not known:
+            return {"missing": 1.0}
+        at = np.log(nodes) if column.transform == "log" else nodes
+        here = np.log(cell) if column.transform == "log" else cell
+        return {f"at {node:g}": np.interp(here, at, row) for node, row in zip(nodes, np.eye(len(nodes)), strict=True)}
     if isinstance(column, Category):
         return {cell if cell in column.values else "other": 1.0}
     if isinstance(column, Number) and column.bins:
@@ -68,20 +86,19 @@ def within_bounds(cells):
 
 
 def test_coefficients_times_values_are_the_scores():
-    for loss, intercept in product(["logistic", "hinge", "softmax", "huber"], [True, False]):
-        with case(loss, intercept):
-            model, cells = random_model(loss, intercept=intercept), within_bounds(make_cells(60, seed=8))
+    for loss, intercept, schema in product(["logistic", "hinge", "softmax", "huber"], [True, False], [SCHEMA, CROSSED]):
+        with case(loss, intercept, len(schema.terms)):
+            model, cells = random_model(loss, schema=schema, intercept=intercept), within_bounds(make_cells(60, seed=8))
             found = explain(model).as_json()
             outputs = [each["class"] for each in found["intercept"]]
             slopes = {(each["column"], each["value"] or "", each["class"]): each["coefficient"]
                       for each in found["coefficients"]}  # fmt: skip
             sums = np.array([[each["coefficient"] for each in found["intercept"]]] * 60)
-            for column in COLUMNS:
-                for row, cell in enumerate(cells[column.name]):
-                    for value, size in value_of(column, cell).items():
-                        for h, output in enumerate(outputs):
-                            if size and (value != "missing" or len(column.features) > 1):
-                                sums[row, h] += slopes[column.name, value, output] * size
+            for term, row in product(schema.terms, range(60)):
+                for value, size in values_of(schema, term, cells, row).items():
+                    for h, output in enumerate(outputs):
+                        if size and ((term.name, value, output) in slopes or "missing" not in value):
+                            sums[row, h] += slopes[term.name, value, output] * size
             scores = model.decision_function(pa.table(cells))
             if loss == "softmax":
                 assert outputs == list(GRADES)
@@ -263,6 +280,68 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     text = replace(model, covariance=covariance, clearance=2.0).summary()
     for word in ("coef", "std err", "P>|z|", "[0.025", "0.975]", "odds ratio", "age (per unit)", "privacy noise"):
         assert word in text
+
+
+def test_directions_in_which_products_sum_to_their_columns_are_no_obstacle():
+    """The covariance of rows of all kinds of pairs is singular; its zeros are as many as are known to be."""
+    schema = Schema(
+        (Category("ward", ("a", "b")), Category("sex", ("f", "m")), Number("age", (0, 9)), Boolean("b")),
+        interactions=(("ward", "sex"), ("age", "ward"), ("age", "b"), ("b", "sex")),
+    )
+    rng, n, d = np.random.default_rng(0), 500, len(schema.features) + 1
+    cells = {"ward": rng.choice(["a", "b", "c"], n).tolist(), "sex": rng.choice(["f", "m"], n).tolist()}
+    cells |= {"age": rng.uniform(0, 9, n).tolist(), "b": rng.choice(["true", "false"], n).tolist()}
+    rows = Encoder(schema, intercept=True).encode(pa.record_batch(cells)).toarray().astype(float)
+    moment = rows.T @ rows / n
+    covariance = np.linalg.pinv(moment, hermitian=True, rcond=1e-9)
+    covariance[:, np.diag(moment) < 1e-9] = 0.0
+    model = Model(np.ones((d, 1)), "binary", "logistic", intercept=True, schema=schema, feature_names=schema.features)
+    found = explain(replace(model, covariance=covariance, clearance=2.0))
+    assert not found.unknown
+    assert {each.name for each in found.coefficients if each.interval() is None} == {
+        name for name in (each.name for each in found.coefficients) if name.endswith(("sex=other", " × other"))
+        and not name.startswith("age")
+    }  # fmt: skip
+    assert {each.per for each in found.coefficients if each.column == "age × ward"} == {"per unit, vs average"}
+    value, vectors = np.linalg.eigh(covariance)
+    hidden = covariance - value[-1] * np.outer(vectors[:, -1], vectors[:, -1])
+    assert "hides" in explain(replace(model, covariance=hidden, clearance=2.0)).unknown
+
+
+def test_an_effect_that_depends_on_another_column_is_found(tmp_path):
+    """Odds rise with the dose for one sex and fall for the other, and are highest in the middle ages."""
+    rng, n = np.random.default_rng(3), 20_000
+    sex, dose, age = rng.choice(["f", "m"], n), rng.uniform(0, 10, n), rng.uniform(20, 80, n)
+    slope = np.where(sex == "f", 0.6, -0.6)
+    ill = rng.random(n) < 1.0 / (1.0 + np.exp(-slope * (dose - 5.0) - 3.0 * (1.0 - np.abs(age - 50.0) / 15.0)))
+    cells = {"sex": sex, "dose": dose, "age": age, "ill": np.where(ill, "yes", "no")}
+    columns = {"sex": {"kind": "category", "values": ["f", "m"]}, "dose": {"kind": "number", "bounds": [0, 10]}}
+    study = study_from(
+        {
+            "format": "dpadmm-study/2",
+            "name": "dose",
+            "label": {"column": "ill", "classes": ["no", "yes"]},
+            "columns": {**columns, "age": {"kind": "number", "bounds": [20, 80], "knots": [50]}},
+            "interactions": [["dose", "sex"]],
+            "method": {"name": "auto", "inference": True},
+            "privacy": {"epsilon": 5.0, "delta": 1e-6},
+        }
+    )
+    path = write_csv(tmp_path / "table.csv", {name: values.tolist() for name, values in cells.items()})
+    result = train(study, path)
+    model_of(result).save(tmp_path / "m.dpadmm")
+    model = load_model(tmp_path / "m.dpadmm")
+    found = {each.name: each for each in explain(model).coefficients}
+    for name, truth in [("dose × sex=f", 0.6), ("dose × sex=m", -0.6), ("age=at 50", 4.0), ("age=at 20", -2.0)]:
+        low, high = found[name].interval()
+        assert low - 0.1 < truth < high + 0.1
+        assert low > 0.0 or high < 0.0
+    low, high = found["dose"].interval()
+    assert low - 0.05 < 0.0 < high + 0.05  # on average over both
+    assert model.predict(pa.table({"sex": ["f", "m"], "dose": [9.0, 9.0], "age": [35.0, 35.0]})).tolist() == [
+        "yes",
+        "no",
+    ]
 
 
 def test_names_that_look_like_identifiers_are_no_obstacle(tmp_path):

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from looping import case
-from mixed_tables import GRADES, LABELS, SCHEMA, make_cells
+from mixed_tables import CROSSED, GRADES, LABELS, SCHEMA, make_cells
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
@@ -49,6 +49,7 @@ MODELS = {
     **{loss: make_model(loss) for loss in LABELS},
     "no constant": make_model("logistic", intercept=False),
     "sparse": make_model("logistic", schema=WIDE),
+    "crossed": make_model("logistic", schema=CROSSED),
     "long rows": make_model("squared", schema=LONG),
 }
 MATRIX_MODELS = {

@@ -32,7 +32,7 @@ from mutation.hunt import (
     run_fresh,
     run_live,
 )
-from mutation.killers import KillerChooser, write_killers
+from mutation.killers import KillerChooser, read_killers, write_killers
 from mutation.mutants import Mutant, mutants_of
 from mutation.project import Project, read_project
 from mutation.reasons import Reason, as_entry, read_reasons
@@ -184,6 +184,7 @@ def _run(
                     kills.append((task.mutant, live, verdict[1]))
                 if verdict[0] in MISSED:
                     missed += 1
+                    _say(f"{verdict[0]}: {task.mutant.identity}")
                     n_cut += task.n_cut
     except KeyboardInterrupt:
         _say("interrupted; this is what is known")
@@ -202,7 +203,7 @@ def _chooser(project: Project, options: argparse.Namespace, until: float) -> Cho
     for file, each in known.items():
         if not each.times and each.failed:
             _say(f"{file} cannot be used: it fails without a mutant")
-    return Chooser(project, known)
+    return Chooser(project, known, read_killers(project))
 
 
 # --- what is said ------------------------------------------------------------------------------------------

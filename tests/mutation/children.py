@@ -61,7 +61,7 @@ def in_children(
                 how, answer = _end(child, ended)
                 if how == BROKEN:
                     raise RuntimeError(f"the runner itself failed:\n{answer}")
-                endless = ended and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+                endless = ended and os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF)
                 if ended or now >= child.ends:
                     yield child.job, LATE if endless or not ended else how, answer
     finally:

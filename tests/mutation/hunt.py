@@ -23,7 +23,7 @@ from mutation.children import LATE, RESULT, in_children, note
 from mutation.coverage_map import Map
 from mutation.mutants import Mutant
 from mutation.project import Project
-from mutation.sessions import COLLECTING, NO_TESTS, Collected, Fresh, Runner, own_folder, run_pytest
+from mutation.sessions import COLLECTING, NO_TESTS, SLOWED, Collected, Fresh, Runner, limit, own_folder, run_pytest
 
 KILLED, TIMED_OUT, SURVIVED, NOT_COVERED, EQUIVALENT = (
     "killed",
@@ -54,6 +54,8 @@ class Task:
     import of their own, since what they computed then was computed without the mutant."""
 
 
+Killers = dict[str, dict[str, dict[str, list[str]]]]
+"""Target -> function -> live or fresh -> the tests that found mutants of it."""
 Verdict = tuple[str, str | None]
 """How a mutant ended, and the test that did it."""
 
@@ -72,10 +74,10 @@ class ChoosesTests(Protocol):
 
 
 class Chooser:
-    """Tests for mutants, from the map."""
+    """Tests for mutants, from the map; first those that found one of the same function before."""
 
-    def __init__(self, project: Project, known: Map) -> None:
-        self.project, self.known = project, known
+    def __init__(self, project: Project, known: Map, killers: Killers) -> None:
+        self.project, self.known, self.killers = project, known, killers
         self.times: dict[str, float] = {}
         self.by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for each in known.values():
@@ -89,13 +91,18 @@ class Chooser:
         target, covered = mutant.file, self.by_line[mutant.file]
         span = range(mutant.lines[0], mutant.lines[1] + 1)
         groups = [{test for line in span for test in covered.get(line, ())}]
-        if mutant.function is None:  # it runs at import: who uses its names, who uses the module, who loads it
+        own = self.project.own_files(target)
+        if mutant.function is None:  # it runs at import: its own tests, who uses its names, the module, or loads it
             uses = _uses(self.project, target, mutant.names)
             path = f"{self.project.package}/{target}"
+            loads = [(file, each) for file, each in self.known.items() if path in each.loads]
+            # A test of a constant runs no line of the target
+            groups += [{test for file, each in loads if file in own for test in each.times if test in self.times}]
             groups += [{test for line in uses for test in covered.get(line, ())}]
             groups += [{test for tests in covered.values() for test in tests}]
-            groups += [{t for each in self.known.values() if path in each.loads for t in each.times if t in self.times}]
-        own = self.project.own_files(target)
+            groups += [{test for _, each in loads for test in each.times if test in self.times}]
+        before = {t for tests in self.killers.get(target, {}).get(mutant.where, {}).values() for t in tests}
+        groups = [before & set().union(*groups), *groups]
         ordered: dict[str, None] = {}
         for group in groups:
             ordered.update(dict.fromkeys(sorted(group, key=lambda test: self._rank(test, own))))
@@ -177,7 +184,7 @@ class _Judge:
             recent = [*self.killers[task.target, task.mutant.where][:4], *self.killers[task.target, ""][:4]]
             recent = [test for test in recent if test in fair]
             task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
-        return task, 60.0 + 10.0 * task.seconds  # each test has its own, shorter time
+        return task, SLOWED * (60.0 + 10.0 * task.seconds)  # each test has its own, shorter time
 
     def _is_unfair(self, target: str, test: str) -> bool:
         return not self.unfair.isdisjoint({(target, test), (target, _file(test))})
@@ -235,7 +242,7 @@ def run_fresh(
         for file in dict.fromkeys(_file(test) for test in task.tests):
             runner = Fresh([test for test in task.tests if _file(test) == file], task.times, folder)
             note(folder, file)
-            signal.setitimer(signal.ITIMER_REAL, COLLECTING)
+            limit(COLLECTING)
             code = run_pytest(project, [file], runner, folder)
             if runner.failed is not None or code not in (0, 1, NO_TESTS):
                 return runner.failed or file

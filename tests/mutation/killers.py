@@ -6,18 +6,15 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from mutation.hunt import Task
+from mutation.hunt import Killers, Task
 from mutation.mutants import Mutant
 from mutation.project import Project
 
 A_TEST = 1.0
 """Seconds that a test is taken to need."""
 
-Table = dict[str, dict[str, dict[str, list[str]]]]
-"""Target -> function -> live or fresh -> tests."""
 
-
-def read_killers(project: Project) -> Table:
+def read_killers(project: Project) -> Killers:
     path = project.root / project.killers
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 

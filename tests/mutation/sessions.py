@@ -20,9 +20,13 @@ from mutation.project import Project
 
 NO_TESTS = 5
 PATIENCE = 4.0
-"""Seconds that any test may take on a mutant, beside five times its own."""
+"""Seconds of the processor that any test may take on a mutant, beside five times its own."""
 COLLECTING = 30.0
-"""Seconds to collect a file."""
+"""Seconds of the processor to collect a file."""
+SLOWED = 6.0
+"""How many times longer everything may take on a machine that is busy with something else,"""
+STUCK = 60.0
+"""and seconds beside."""
 _PLUGINS = ("_hypothesis_pytestplugin", *(f"_pytest.{name}" for name in default_plugins), "doctest", "pdb")
 
 
@@ -71,8 +75,14 @@ def run_pytest(project: Project, files: Sequence[str], plugin: object, folder: P
     return int(pytest.main([*options, "-c", str(project.root / config), *places, *paths], plugins=[plugin]))
 
 
-class Killed(Exception):
-    """A test failed."""
+def limit(seconds: float) -> None:
+    """The system ends this process after so many seconds of the processor, also within C; of waiting, after more.
+
+    By the clock alone, a busy machine would end tests that are merely slow, and each end would count as a mutant found.
+    0 lifts the limit.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, SLOWED * seconds + STUCK if seconds else 0.0)
 
 
 class Runner:
@@ -100,11 +110,10 @@ class Runner:
 
     def run(self, items: Sequence[pytest.Item]) -> None:
         for item, following in zip(items, [*items[1:], None], strict=False):
-            # The system ends the process of a test that has become endless, also within C
             note(self.folder, item.nodeid)
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE + 5.0 * self.times.get(item.nodeid, 1.0))
+            limit(PATIENCE + 5.0 * self.times.get(item.nodeid, 1.0))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            limit(0.0)
             self.ran += 1
             if self.failed is not None:
                 with suppress(BaseException):
@@ -169,11 +178,12 @@ class Mapper:
         self._current = f"test:{item.nodeid}"
         self.fixtures[item.nodeid] = list(getattr(item, "fixturenames", ()))
         self.switch(self._current)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         try:
             return (yield)
         finally:
-            self.times[item.nodeid] = time.perf_counter() - start
+            waited = (time.perf_counter() - start) / SLOWED  # a test that waits is not free
+            self.times[item.nodeid] = max(time.process_time() - cpu, waited)
             self._current = ""
             self.switch("")
 

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,3 +225,57 @@ def test_an_identity_survives_edits_elsewhere() -> None:
     moved = TOY.replace("LIMIT = 3\n", "LIMIT = 3\n\n# a comment\n\n")
     assert [each.identity for each in mutants_of("x.py", moved)] == before
     assert len(set(before)) == len(before)
+
+
+def test_a_constant_meets_its_own_tests_first_and_those_that_found_a_mutant_before_all(toy: Toy) -> None:
+    """A test of a constant runs no line of the file, and whoever does could take all the time there is."""
+    from mutation.coverage_map import TestFile
+    from mutation.hunt import ENOUGH, Chooser
+    from mutation.project import read_project
+
+    used = TOY.split("\n").index("    return n <= LIMIT") + 1
+    others = {f"tests/test_others.py::test_{i}": ENOUGH / 8 for i in range(20)}
+    own = {f"tests/test_purse.py::test_{i}": 0.5 for i in range(2)}
+    loads = {"src/toy/purse.py": ""}
+    known = {
+        "tests/test_others.py": TestFile(others, [], {"toy/purse.py": {used: list(others)}}, {}, loads),
+        "tests/test_purse.py": TestFile(own, [], {}, {}, loads),
+    }
+    project = read_project(toy.root / "toy.toml", toy.root)
+    [constant] = [each for each in mutants_of("toy/purse.py", TOY) if each.new == "LIMIT = 4"]
+    task = Chooser(project, known, {}).task(constant)
+    assert task is not None
+    assert task.tests[:2] == tuple(own)
+    assert len(task.tests) + task.n_cut == len(others) + len(own)
+    assert task.n_cut > 0
+
+    last = list(others)[-1]
+    again = Chooser(project, known, {"toy/purse.py": {"<module>": {"fresh": [last]}}}).task(constant)
+    assert again is not None
+    assert again.tests[:3] == (last, *own)
+
+
+def _spin(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_a_test_that_becomes_endless_is_ended_and_one_that_only_waits_longer_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mutation import sessions
+    from mutation.children import LATE, RESULT, in_children
+
+    monkeypatch.setattr(sessions, "STUCK", 1.0)
+
+    def work(job: tuple[Callable[[float], None], float], folder: Path) -> None:
+        sessions.limit(0.1)
+        job[0](job[1])
+        sessions.limit(0.0)
+        time.sleep(2.0 if job[0] is time.sleep else 0.0)  # lifted
+
+    jobs = {"endless": (_spin, 60.0), "stuck": (time.sleep, 60.0), "on a busy machine": (time.sleep, 0.5)}
+    waiting = iter(jobs.values())
+    ended = in_children(lambda: next(((job, 30.0) for job in waiting), None), work, workers=len(jobs))
+    assert {job: how for job, how, _ in ended} == dict(zip(jobs.values(), (LATE, LATE, RESULT), strict=True))

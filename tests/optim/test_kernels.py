@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -383,3 +384,29 @@ def test_an_edited_formula_is_never_served_from_a_stale_cache(tmp_path: Path, mo
         call(formulas.compiled_slopes(mine["formula"]), np.ones(1), np.ones((1, 1)), np.ones(0), out)
         assert out[0, 0] == factor * constant
     assert len([*cache.rglob("*.nbi")]) == 3
+
+
+def test_without_a_compiler_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site has none, whatever the size of its table."""
+    for loss, storage in product(LOSS_CASES[:2], STORAGE[1::2]):
+        with case(loss, storage):
+            rows = cohort(loss, storage)
+            points = points_for(rows, loss)
+            weights = np.linspace(0.0, 1.0, rows.n_agents)
+
+            def all_sums(rows=rows, points=points, weights=weights, loss=loss) -> list[Floats]:
+                return [
+                    kernels.guarded_sums(rows, points, loss, bound=0.5),
+                    kernels.gradient(rows, points, loss, np.array([1, 4])),
+                    kernels.weighted_gradient(rows, points[0], loss, weights, bound=0.5),
+                    kernels.scores(rows, points),
+                    kernels.scores(rows, np.broadcast_to(points[0], points.shape)),
+                ]
+
+            with monkeypatch.context() as patched:
+                patched.setattr(kernels, "SMALL", 100)  # all but the smallest
+                compiled = all_sums()
+                patched.setitem(sys.modules, "numba", None)
+                plain = all_sums()
+            for a, b in zip(plain, compiled, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 if "f32" in storage else 1e-10)

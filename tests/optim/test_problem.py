@@ -10,6 +10,7 @@ from cases import LOSS_CASES, REGULARIZER_CASES, random_labels, random_rows
 from looping import case
 from scipy.sparse import csr_array
 
+from dpadmm import simulate
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.optim import problem as module
@@ -105,6 +106,22 @@ def test_large_data_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPACT_BYTES", a.nbytes)
     assert not np.shares_memory(make_rows(a, b, order=order, offsets=OFFSETS).features, a)
     assert make_rows(a, b, offsets=OFFSETS).features is a  # already in order
+
+
+def test_norms_of_large_rows_are_made_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    a, b, order = random_rows(rng, 37, D), rng.choice([-1.0, 1.0], 37), rng.permutation(37)
+    a[3] = 0.0
+    eager = make_rows(a, b, order=order, offsets=OFFSETS).norms
+    monkeypatch.setattr(module, "COMPACT_BYTES", 0)
+    rows = make_rows(a, b, order=order, offsets=OFFSETS)
+    assert rows.known_norms is None
+    assert rows.norms.tobytes() == eager.tobytes()
+    assert rows.norms is rows.norms
+    with pytest.raises(DataError, match="row 2 has L2 norm"):  # checked all the same
+        make_rows(a + 2.0 * (np.arange(37) == 1)[:, None], b, order=order, offsets=OFFSETS)
+    ran = simulate((a, b), n_agents=3, method="auto", epsilon=1.0, n_rounds=2, test_rows=0, metrics_every=0, seed=1)
+    assert "norms" not in vars(ran.rows)
 
 
 def test_rows_may_be_left_out() -> None:

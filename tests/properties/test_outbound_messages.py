@@ -36,15 +36,17 @@ from dpadmm.federation.protocol import (
     Message,
     digest_of,
     packed,
+    packed_claim,
     unpacked,
 )
+from dpadmm.federation.site.lease import Lease
 from dpadmm.federation.site.responder import Responder
 from dpadmm.optim.problem import PublicSizes
 from dpadmm.site.agent import Agent
 from dpadmm.site.site import read_site
 from dpadmm.study.roster import RosterEntry
 from dpadmm.trusted.discrete_gaussian import Grid, as_mean
-from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.masking import public_key
 from dpadmm.trusted.private_rows import CheckedRows
 
@@ -66,7 +68,7 @@ WIRE = frozenset(
         *("budget-cap", "budget-reservation", "study-unknown", "study-closed", "request-malformed"),
         *("round-forked", "round-old", "round-gap", "round-over", "release-failed"),
         *("policy-alone", "round-not-ready", "members-malformed", "members-without-me", "members-few"),
-        *("ledger-missing", "ledger-locked", "ledger-damaged", "ledger-failed", "ledger-closed"),
+        *("ledger-missing", "ledger-behind", "ledger-locked", "ledger-damaged", "ledger-failed", "ledger-closed"),
     }
 )
 """Codes that may leave a site; the others are about its rows or its owner's limits, and stay there."""
@@ -142,6 +144,19 @@ def test_a_sign_of_life_is_the_clock_and_nothing_else(monkeypatch: pytest.Monkey
 
     asyncio.run(run())
     assert sent == [("dpadmm.alive.up.north", struct.pack("<4sBBHd", MAGIC, VERSION, 255, 0, 1.8e9))]
+
+
+def test_a_claim_is_what_the_ledger_s_mark_says_and_a_number_of_its_process(tmp_path: Path) -> None:
+    """The chain has no row in it but through salted digests and what was released: SHA-256 of records."""
+    with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
+        ledger.reserve(STUDY.hash, 0.5, about={"salt": "ab", "rows": "cd"})
+    lease = Lease(tmp_path, lambda: 2, logging.getLogger("nobody"))
+    claim = lease.claim()
+    assert claim is not None
+    state = read_ledger(tmp_path)
+    head = struct.pack("<4sBBH", MAGIC, VERSION, 254, 0) + bytes.fromhex(claim.instance)
+    body = struct.pack("<QIQ", 1, 2, state.seq) + bytes.fromhex(state.fingerprint) + bytes(32)
+    assert packed_claim(claim) == head + body
 
 
 # --- a study at a responder

@@ -151,7 +151,7 @@ MADE: dict[str, Column] = {
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
     "number": {
         "name": "years", "bounds": (1, 121), "missing": "indicator", "transform": "log", "bins": (30.0,),
-        "center": 3.0, "scale": 2.0,
+        "center": 3.0, "scale": 2.0, "knots": (30.0,),
     },
     "category": {"name": "unit", "values": ("medicine", "surgery"), "unseen": ("other",)},
     "ordinal": {"name": "level", "values": ("high", "low"), "missing": "indicator"},
@@ -160,10 +160,10 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def of_columns(columns: dict[str, Column], label: Label | None = None, norm: float | None = None) -> Study:
+def of_columns(columns: dict[str, Column], label: Label | None = None, norm: float | None = None, **more: Any) -> Study:
     label = label or Label("ill", classes=("no", "yes"))
     training = {"epsilon": 1.0, "delta": 1e-6, "loss": "squared" if label.bounds else "logistic"}
-    return Study(name="s", schema=Schema(tuple(columns.values()), norm), label=label, training=training)
+    return Study(name="s", schema=Schema(tuple(columns.values()), norm, **more), label=label, training=training)
 
 
 def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
@@ -172,8 +172,10 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
     for kind, made in MADE.items():
         assert OTHER_FIELDS[kind].keys() == {each.name for each in fields(made)}
         for name, value in OTHER_FIELDS[kind].items():
-            beside = {"center": None, "scale": None} if name == "bins" else {}  # bins have none
+            beside = {"center": None, "scale": None} if name in ("bins", "knots") else {}  # these have none
             changed[f"{kind} {name}"] = of_columns({**MADE, kind: replace(made, **beside, **{name: value})})
+    for pairs in ((("age", "ward"),), (("ward", "age"),), (("age", "ward"), ("ward", "smoker"))):
+        changed[f"interactions {pairs}"] = of_columns(MADE, interactions=pairs)
     changed["bounds alone"] = of_columns({**MADE, "number": replace(MADE["number"], center=None, scale=None)})
     assert {each.name for each in fields(Label)} == {"column", "classes", "bounds", "plain"}
     for bounds in ((0.0, 1.0), (0.0, 2.0)):

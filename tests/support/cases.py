@@ -16,6 +16,7 @@ from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import parameters
 from dpadmm.optim.losses import LOSSES, Loss
+from dpadmm.optim.losses.poisson import coded as counted
 from dpadmm.optim.regularizers import REGULARIZERS, Regularizer
 
 
@@ -23,7 +24,7 @@ def _variants(made: type) -> list[Any]:
     """A class with its defaults, and with each of its numbers smaller and larger; all numbers of classes."""
     if getattr(made, "task", "") == "multiclass":
         return [made(n_outputs=p) for p in (2, 3, 5)]
-    found = [made()]
+    found = [made(), made(cuts=(0.25, 0.6))] if getattr(made, "task", "") == "count" else [made()]
     for each in (each for each in parameters(made) if each.base is float):
         for value in (0.0, 0.2 * each.default, 4.0 * each.default, 1.0):
             try:
@@ -41,12 +42,16 @@ def _all(registry: dict[str, Any]) -> list[Any]:
 LOSS_CASES: list[Loss] = _all(LOSSES)
 REGULARIZER_CASES: list[Regularizer] = _all(REGULARIZERS)
 """Of all, or of those whose names are in the variable DPADMM_CASES."""
+BOUNDED_LOSS_CASES = [loss for loss in LOSS_CASES if loss.task != "count"]
+"""Those whose c1 is more than declared: slopes of counts have no bound but the clipping."""
 SMOOTH_LOSS_CASES = [loss for loss in LOSS_CASES if loss.smoothness is not None]
 SMOOTH_REGULARIZER_CASES = [each for each in REGULARIZER_CASES if each.smoothness is not None]
 
 
 def random_labels(loss: Loss, rng: np.random.Generator, n: int) -> Floats:
-    """(n,) labels as the loss wants them: ±1, 0..p−1, or numbers in [−1, 1]."""
+    """(n,) labels as the loss wants them: ±1, 0..p−1, numbers in [−1, 1], or counts with exposures."""
+    if loss.task == "count":
+        return counted(rng.integers(9, size=n) / 8.0, rng.choice([1.0, 0.25, 0.01, rng.uniform()], n))
     if loss.task == "binary":
         return rng.choice([-1.0, 1.0], size=n)
     if loss.task == "multiclass":
@@ -86,7 +91,8 @@ def grid(loss: Loss, levels: list[float], label_limit: float = 1.0) -> tuple[Flo
     """Labels and scores: every extreme label with every choice of the p scores among the levels."""
     p = loss.n_outputs
     limits = {"binary": (-1.0, 1.0), "regression": (-label_limit, label_limit)}
-    known = limits.get(loss.task, range(p))
+    counts = counted(np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.1, 1.0, 0.5, 1.0])).tolist()
+    known = counts if loss.task == "count" else limits.get(loss.task, range(p))
     rows = [(b, *s) for b in known for s in itertools.product(levels, repeat=p)]
     table = np.array(rows, dtype=float)
     return table[:, 0], table[:, 1:]

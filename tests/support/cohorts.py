@@ -8,6 +8,7 @@ from scipy.special import softmax
 
 from dpadmm._base.arrays import Floats
 from dpadmm.optim.losses import Loss, Squared
+from dpadmm.optim.losses.poisson import coded
 from dpadmm.optim.problem import Rows, make_rows
 
 SIZES = (20, 40, 60, 30)
@@ -20,6 +21,9 @@ def learnable_labels(loss: Loss, features: Floats, rng: np.random.Generator) -> 
         clean = (features @ rng.standard_normal((d, 1)))[:, 0]
         reach = min(1.0, 0.6 * loss.lipschitz) if isinstance(loss, Squared) else 1.0
         return reach * np.clip(0.6 * clean + 0.2 * rng.standard_normal(n), -1.0, 1.0)
+    if loss.task == "count":
+        clean = (features @ rng.standard_normal((d, 1)))[:, 0]
+        return coded(np.minimum(rng.poisson(2.0 * np.exp(clean)) / 8.0, 1.0), rng.uniform(0.2, 1.0, n))
     p = max(2, loss.n_outputs)
     chances = softmax(1.5 * features @ rng.standard_normal((d, p)), axis=1).cumsum(axis=1)[:, :-1]
     codes = (rng.random(n)[:, None] > chances).sum(axis=1).astype(float)

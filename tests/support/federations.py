@@ -30,10 +30,10 @@ NAMES = ("a", "b", "c")
 EPSILON = 3.0
 
 
-def small_study(rounds: int = 60, *, name: str = "small", **more: object) -> Study:
+def small_study(rounds: int = 60, *, name: str = "small", method: str = "dp_admm", **more: object) -> Study:
     """Two features; sites may be away unless told otherwise."""
     choices: dict[str, object] = {"allow_missed_rounds": True, "quorum": 2, "deadline": 1.0, **more}
-    training = {"method": "dp_admm", "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"}
+    training = {"method": method, "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"}
     if "most_rows" in choices:  # secure aggregation; the sites make its roster
         training |= {"method": "auto", "trust": "secure_aggregation", "honest": 2}
     return Study(

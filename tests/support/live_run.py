@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from threading import RLock
 from typing import Any
 
+HASH = "0123456789abcdef" * 4
+
 
 @dataclass
 class LiveRun:
@@ -21,6 +23,9 @@ class LiveRun:
     events: list[dict[str, Any]] = field(default_factory=list)
     asked: int = 0
     honest: int | None = None
+    begun_at: str = "2026-03-02T09:15:00.000+00:00"
+    others: list[dict[str, Any]] = field(default_factory=list)
+    """Other studies of the aggregator."""
     lock: Any = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -72,6 +77,18 @@ class LiveRun:
     def changes(self) -> list[float]:
         return [2.0 / k * (1.0 + 0.5 * math.sin(12.9898 * k * k)) + 0.004 for k in range(1, self.done + 1)]
 
+    def studies(self) -> list[dict[str, Any]]:
+        here = sum(site["state"] == "present" for site in self.sites)
+        own = {
+            "name": self.name,
+            "hash": HASH,
+            "state": self.state,
+            "rounds_done": self.done,
+            "n_rounds": self.n_rounds,
+        }
+        own |= {"sites_present": here, "n_sites": self.n_sites, "begun_at": self.begun_at, "last_round_at": None}
+        return [own | {"seconds_left": None}, *self.others]
+
     def __call__(self) -> dict[str, Any]:
         with self.lock:
             return self._told()
@@ -95,7 +112,7 @@ class LiveRun:
         return {
             "study": {
                 "name": self.name,
-                "hash": "0123456789abcdef" * 4,
+                "hash": HASH,
                 "method": "auto",
                 "loss": "logistic",
                 "n_rounds": self.n_rounds,
@@ -113,6 +130,9 @@ class LiveRun:
             "median_seconds": 0.043 if self.done else None,
             "seconds_left": 0.7 * (self.n_rounds - self.done) if running else None,
             "sites": [dict(site) for site in self.sites],
+            "begun_at": self.begun_at,
+            "last_round_at": _now() if self.done else None,
+            "studies": self.studies(),
             "changes": self.changes(),
             "events": list(self.events[-200:]),
         }

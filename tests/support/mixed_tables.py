@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ COLUMNS: tuple[Column, ...] = (
 )
 SCHEMA = Schema(COLUMNS)
 assert len(COLUMNS) == 20
+
+KNOTS = {"n0": (-1.0, 0.0, 0.5), "income": (1000.0, 5000.0)}
+CROSSED = Schema(
+    tuple(replace(each, knots=KNOTS[each.name]) if each.name in KNOTS else each for each in COLUMNS),
+    interactions=(
+        ("n1", "n2"), ("i0", "region0"), ("region0", "region1"), ("age", "flag3"), ("income", "grade2"), ("n0", "n1"),
+        ("n1", "grade0"), ("region1", "age"),
+    ),
+)  # fmt: skip
+"""The same columns, two of them as splines, and pairs of all kinds."""
 
 
 def make_cells(n: int, *, seed: int = 0, missing: float = 0.05) -> dict[str, list[Any]]:

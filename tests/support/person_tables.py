@@ -20,7 +20,9 @@ import pyarrow.parquet
 from hypothesis import strategies as st
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
+from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods import Statistics
 
 Cell = Any
 Row = tuple[Cell, ...]
@@ -79,6 +81,14 @@ def person_study(
         allow_missed_rounds=allow_missed_rounds,
         **columns,
     )
+
+
+@cache
+def person_statistics(schema: str = "mixed") -> Study:
+    """Counts, moments and two-way tables of such tables."""
+    tables = (("age", "region"), ("region", "smoker"))
+    training = Training(method=Statistics(tables=tables, bins=5), noise_multiplier=20.0, delta=1e-5, n_rounds=ROUNDS)
+    return Study(name="counts of persons", training=training, schema=SCHEMAS[schema])
 
 
 # Cells
@@ -230,7 +240,7 @@ def numbers_alone(draw: Any, classes: tuple[Any, ...] | None) -> Row:
 
 @cache
 def some_studies() -> st.SearchStrategy[Study]:
-    return st.builds(
+    return st.builds(person_statistics, st.sampled_from(("mixed", "sparse"))) | st.builds(
         person_study,
         st.sampled_from(("huber", "logistic", "squared", "softmax")),
         st.sampled_from(("mixed", "sparse", "shortened", "plain", "numbered")),

@@ -13,6 +13,7 @@ from dpadmm.optim.problem import Problem
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.statistics import STATISTICS, Statistic, make_statistic
 from dpadmm.privacy.statistics.newton_pair import LOSSES, NewtonPair
+from dpadmm.privacy.statistics.score_histogram import ScoreHistogram
 from dpadmm.privacy.statistics.shaped_gradient import MOST, ShapedGradient
 from dpadmm.trusted.discrete_gaussian import Grid
 
@@ -20,7 +21,8 @@ from dpadmm.trusted.discrete_gaussian import Grid
 def all_statistics(loss: Loss, n_features: int) -> list[Statistic]:
     """One of each, for a loss and a width of rows."""
     problem = Problem(loss, L2(), 0.0)
-    names = [name for name in STATISTICS if name != NewtonPair.name or loss.name in LOSSES]
+    unfit = {NewtonPair.name: loss.name not in LOSSES, ScoreHistogram.name: loss.task != "binary"}
+    names = [name for name in STATISTICS if not unfit.get(name, False)]
     return [make_statistic(name, problem, n_features) for name in names]
 
 
@@ -35,6 +37,8 @@ def parameters_for(statistic: Statistic) -> list[Floats]:
         return shapes_and_points(*statistic.shape)
     shape = statistic.parameter_shape
     if statistic.name == NewtonPair.name:
+        return points_and_clips(statistic.n_weights, shape[0])  # type: ignore[attr-defined]
+    if statistic.name == ScoreHistogram.name:
         return points_and_clips(statistic.n_features, shape[0])
     return points_for(shape) if len(shape) == 2 else [np.zeros(shape)]  # type: ignore[arg-type]
 

@@ -660,3 +660,62 @@ def test_both_sums_are_those_of_all_rounds_of_all_studies(tmp_path):
             assert book.spent == sum(each.spent for each in book.accounts.values()) == 4 * Fraction(0.1)
             assert book.spent_alone == sum(each.shares * each.spent for each in book.accounts.values())
             assert book.spent_alone == 8 * Fraction(0.1)
+
+
+def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(ledger, tmp_path):
+    """What was open counts as released in full, beside what the copy may lack; nothing is open any more."""
+    ledger.reserve(A, 0.25, about={"name": "a"}, may_miss_rounds=True)
+    spend(ledger, A, 1, 0.0625)
+    ledger.reserve(B, 0.25, about={"name": "b"})
+    spend(ledger, B, 1, 0.125)
+    ledger.close_study(B)
+    ledger.reserve(C, 0.125, about={"name": "c"}, shares=2)
+    ledger.restored(0.0625, about={"name": "lost"}, shares=3)
+    for state in (ledger.status(), read_ledger(tmp_path)):
+        assert state.restores == 1
+        assert [float(each.spent) for each in state.accounts.values()] == [0.25, 0.125, 0.125, 0.0625]
+        assert all(each.closed for each in state.accounts.values())
+        assert state.spent == state.promised == Fraction(9, 16)
+        assert (
+            state.spent_alone
+            == state.promised_alone
+            == Fraction(1, 4) + Fraction(1, 8) + 2 * Fraction(1, 8) + Fraction(3, 16)
+        )
+    for study in (A, C):
+        assert refusal(spend, ledger, study, 2, 0.01).code == "study-closed"
+        assert refusal(ledger.reserve, study, 0.01, about={}).code == "study-changed"
+    assert refusal(ledger.reserve, "d" * 64, 0.5, about={}).code == "budget-cap"
+    ledger.restored(0.0, about={}, shares=1)
+    assert (ledger.status().restores, ledger.status().spent) == (2, Fraction(9, 16))
+
+
+def test_what_an_old_copy_may_lack_is_charged_beyond_the_cap_too(ledger):
+    ledger.reserve(A, 1.0, about={"name": "a"})
+    ledger.restored(5.0, about={}, shares=1)
+    assert float(ledger.status().spent) == 6.0
+
+
+def test_a_ledger_has_a_version_an_older_one_is_brought_up_to_date_and_a_newer_one_is_not_touched(tmp_path):
+    with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
+        ledger.reserve(A, 0.5, about={"name": "a"})
+        before = ledger.status().fingerprint
+
+    def version(new=None):
+        with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as database:
+            if new is not None:
+                database.execute(f"PRAGMA user_version = {new}")
+            return database.execute("PRAGMA user_version").fetchone()[0]
+
+    assert version() == 1
+    version(0)  # as ledgers were before they had restores
+    assert read_ledger(tmp_path).fingerprint == before
+    assert version() == 0, "readers change nothing"
+    with Ledger.open(tmp_path, cap=1.0) as ledger:
+        assert ledger.status().fingerprint == before
+    assert version() == 1
+    version(2)
+    for act in (lambda: read_ledger(tmp_path), lambda: Ledger.open(tmp_path, cap=1.0)):
+        refused = refusal(act)
+        assert refused.code == "ledger-failed"
+        assert "format 2 is of a newer dpadmm: install that" in str(refused)
+    assert version() == 2

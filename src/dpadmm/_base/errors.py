@@ -18,6 +18,10 @@ class StudyError(DpadmmError, ValueError):
     """A setting is missing, unknown, out of range, or promises privacy that would not hold."""
 
 
+class Unavailable(DpadmmError):
+    """Something is not there now and may be later: the same command can succeed without any change."""
+
+
 class DataError(DpadmmError, ValueError):
     """The rows or labels cannot be used as they are."""
 

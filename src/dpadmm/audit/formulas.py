@@ -71,10 +71,25 @@ def newton_pair(features: Floats, labels: Floats, point: Floats) -> Floats:
     return np.concatenate([(-labels * size) @ features, *(matrix[j, j:] for j in range(N_FEATURES))])
 
 
+def column_sums(features: Floats, labels: Floats, asked: Floats) -> Floats:
+    """``Σ_j a_j``, every row shortened to 1: (d,)."""
+    lengths = np.linalg.norm(features, axis=1)[:, None]
+    return np.asarray((features / np.maximum(lengths, 1.0)).sum(axis=0))
+
+
+def score_histogram(features: Floats, labels: Floats, point: Floats) -> Floats:
+    """Rows by class and by ``⌈2·a_jᵀw⌉``, cut to −9 … 10, first those of negative labels; none of rows of zeros: 40."""
+    told = features.any(axis=1)
+    bins = np.clip(np.ceil(2.0 * (features @ point)), -9.0, 10.0).astype(int) + 9
+    return np.array([np.sum(told & ((labels > 0.0) == yes) & (bins == k)) for yes in (False, True) for k in range(20)])
+
+
 FORMULAS: Mapping[str, Formula] = {
     "gradient": Formula(N_FEATURES, 1.0, gradient),
     "shaped_gradient": Formula(N_FEATURES, 1.0, shaped_gradient),
     "moments": Formula(3 * N_FEATURES + 1, 2.0, moments),
     "newton_pair": Formula(N_FEATURES * (N_FEATURES + 3) // 2, 1.0, newton_pair),
+    "column_sums": Formula(N_FEATURES, 1.0, column_sums),
+    "score_histogram": Formula(40, 1.0, score_histogram),
 }
 """By the name of the statistic."""

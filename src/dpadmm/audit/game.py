@@ -13,6 +13,9 @@ here predicts, so that its gradient is as long as it may be after clipping, and 
   2 apart; of its moments ``(a, a∘a, √3·y·a, y²/2)`` the first and the third change their signs: 0.958 of 4.
 - ``auto_inference``: the rows of ``dp_admm`` and a logistic loss, far out, where slopes are 1 and curvatures vanish:
   0.9988 of the sensitivity (with the squared loss, no two rows are more than .78 of the sensitivity apart).
+- ``statistics``: the row is ±a, and its two sums all of the sensitivity apart.
+- ``evaluation``: the row is in one bin of scores or in another, ``√½`` of the sensitivity apart, which is for silencing
+  two rows of the same bin. All labels are positive, so that half of the histogram is noise alone.
 - ``auto_coalition``, ``auto_alone``: the same with secure aggregation, and an active aggregator. It tells each of the
   two agents of members of its own: the agent, a site beside it, and a third site, in both, that works with the
   aggregator. In ``alone`` the sites beside do so too. The noise that is left is to be just that of the promise.
@@ -23,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -35,6 +38,7 @@ from dpadmm.optim.shape import Shape
 from dpadmm.study.roster import RosterEntry
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods import KINDS
 from dpadmm.training.methods.auto import PublicState
 from dpadmm.training.methods.newton import Inferred
 
@@ -190,7 +194,7 @@ class Game:
 
     def study(self, name: str, *, mu: float, delta: float, keys: Mapping[str, bytes] | None = None) -> Study:
         """A study of three rounds that costs μ in all, by this game; with the private ``keys`` of its sites."""
-        training = {
+        training: dict[str, Any] = {
             "method": self.method, "loss": self.loss, "regularizer": "none", **self.constants,
             "noise_multiplier": math.sqrt(N_ROUNDS) * self.exposure / mu, "delta": delta, "n_rounds": N_ROUNDS,
         }  # fmt: skip
@@ -199,6 +203,8 @@ class Game:
             training["schedule"] = "constant"
         if self.inference:
             training["inference"] = True
+        if self.method in KINDS:
+            training["method"] = KINDS[self.method](**({"weights": WEIGHTS} if self.method == "evaluation" else {}))
         if self.coalition:
             training |= {"trust": self.trust, "honest": self.shares}
             agreed = {"most_rows": MOST_ROWS, "allow_missed_rounds": True, "quorum": self.shares + 1}
@@ -284,7 +290,7 @@ def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ..
     """A message with C, s, q and θ, and nothing in what agents have no use for."""
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
-        clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0,
+        clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0, noise=0.0,
         shape=Shape(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
         last=none, total=none, origin=none,
     ).packed()  # fmt: skip
@@ -352,7 +358,52 @@ AUTO_INFERENCE = Game(
     inference=True,
 )  # fmt: skip
 
+# --- Studies that train nothing -----------------------------------------------------------------------------
+
+WEIGHTS = (2.0, -1.0, 1.0, 0.3, -0.4, 6.0, -6.0, 0.1, 0.2, *[0.0] * (N_FEATURES - N_USED))
+
+
+class ReleaseListener:
+    """Likewise: what is asked for is in the study."""
+
+    def __init__(self, point: tuple[float, ...] = ()) -> None:
+        self.point = np.array(point)
+
+    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        return self.point, upload.ravel()
+
+
+def _release_role(name: str, n_rows: int, row: tuple[float, ...], size: int, *values: float) -> Role:
+    """Five rows in each column, whose values are those of its turn; the other rows are 0."""
+    others = tuple((column, 5, values[column % len(values)], 1.0) for column in range(2, 7))
+    worlds = row, tuple(-each for each in row)
+    return Role(name, n_rows, worlds, others, (np.zeros(3 + size),) * N_ROUNDS, label=1.0)
+
+
+STATISTICS = Game(
+    "statistics",
+    {},
+    (Round("column_sums", 1.0 / N_ROUNDS, 1.0),) * N_ROUNDS,
+    (
+        _release_role("long", 40, (1.0 / 3.0,) * N_USED, N_FEATURES, 1.0, -1.0),
+        _release_role("short", 50, (1.0,), N_FEATURES, 0.1, 0.5, -0.3),
+    ),
+    ReleaseListener,
+    loss="logistic",
+)
+
+EVALUATION = Game(
+    "evaluation",
+    {},
+    (Round("score_histogram", 1.0 / N_ROUNDS, math.sqrt(0.5)),) * N_ROUNDS,
+    (_release_role("far", 40, (1.0,), 40, 1.0, -1.0), _release_role("near", 50, (0.6, 0.8), 40, 0.1, 0.5, -0.3)),
+    partial(ReleaseListener, WEIGHTS),
+    loss="logistic",
+)
+
 AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, honest=2))
 AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, honest=1))
 
-GAMES: Mapping[str, Game] = {game.name: game for game in (AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COALITION, AUTO_ALONE)}
+GAMES: Mapping[str, Game] = {
+    game.name: game for game in (AUTO, DP_ADMM, AUTO_INFERENCE, STATISTICS, EVALUATION, AUTO_COALITION, AUTO_ALONE)
+}

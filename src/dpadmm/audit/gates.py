@@ -139,9 +139,19 @@ WHOLE = "ε not above the promise", "the audit has power"
 Played = Sequence[tuple[Game, Seen]]
 
 
+SHARP = 0.95
+"""Share of the sensitivity from which on two worlds tell of the whole promise; of others less can be found."""
+
+
+def sharpness(part: Part) -> float:
+    """1, or what is the most that the worlds of a part can show of μ."""
+    return 1.0 if part.sharpness >= SHARP else part.sharpness
+
+
 def all_guesses(played: Played, mu: float) -> Guesses:
-    """The guesses of all games, about whole studies."""
-    return Guesses.joined([Guesses.of(0, game, seen, mu) for game, seen in played])
+    """The guesses of all games, about whole studies: of the sharpest, where they differ."""
+    most = max((sharpness(game.parts[0]) for game, _ in played), default=1.0)
+    return Guesses.joined([Guesses.of(0, game, seen, mu) for game, seen in played if sharpness(game.parts[0]) == most])
 
 
 def judge(played: Played, *, mu: float, delta: float, confidence: float, false_alarm: float) -> list[Gate]:
@@ -150,7 +160,8 @@ def judge(played: Played, *, mu: float, delta: float, confidence: float, false_a
     gates: list[Gate] = []
     if heard:
         sure = {"delta": delta, "confidence": confidence}
-        gates += _epsilon(WHOLE, all_guesses(heard, mu), mu, **sure)
+        most = max(sharpness(game.parts[0]) for game, _ in heard)
+        gates += _epsilon(WHOLE, all_guesses(heard, mu), mu * most, **sure)
         gates += _exact(heard, mu)
     gates += _requests([seen for _, seen in played])
     level = false_alarm / max(1, sum(statistical_gates(game) for game, _ in heard))
@@ -161,7 +172,7 @@ def judge(played: Played, *, mu: float, delta: float, confidence: float, false_a
                 proof = _epsilon(
                     (f"{part.name}: ε", f"{part.name}: power"),
                     Guesses.of(k, game, seen, mu),
-                    mu * part.mu_share,
+                    mu * part.mu_share * sharpness(part),
                     **sure,
                 )
                 own += [gate for gate in proof if gate.passed is not None]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
+import re
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm._base.errors import DpadmmError, Refusal
+from dpadmm._base.errors import DpadmmError, Refusal, Unavailable
 
-INTERRUPTED = 130
+USER_ERROR, TRY_LATER, INTERRUPTED = 2, 75, 130
+"""Exit codes beside 0 and 1. A service that ends with 75 (EX_TEMPFAIL) is worth starting again, after 2 it is not."""
+
+_HEALING = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT),
+)
+"""Errors of the system that go away when a disk, a network or another process recovers."""
 
 
 class Interrupted(Exception):
@@ -24,6 +33,7 @@ class Interrupted(Exception):
 COMMANDS = {
     "demo": "Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.",
     "simulate": "Train across simulated agents: what accuracy costs what privacy.",
+    "describe": "Release private statistics of a table: counts, means, quantiles, tables.",
     "train": "Train a study's model on a table, all agents in this process.",
     "predict": "Predict every row of a table.",
     "evaluate": "Evaluate a model on a table with labels.",
@@ -107,7 +117,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 failed audit, 2 user error, 130 interrupted."""
+    """Run a command. Exit codes: 0 success, 1 failed audit or unhealthy, 2, 75 and 130 as above."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded
@@ -116,20 +126,44 @@ def main() -> None:
     except Interrupted as error:
         _fail(str(error), INTERRUPTED)
     except typer.TyperException as error:
-        _fail(error.format_message(), 2)
-    except Refusal as error:
-        # The user of the command is the owner, who may see the problem with the rows
-        why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
-        _fail(f"{error}{why} [{error.code}]", 2)
-    except DpadmmError as error:
-        _fail(str(error), 2)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", 2)
+        _fail(error.format_message(), USER_ERROR)
+    except (DpadmmError, OSError) as error:
+        _fail(_sentence(error), TRY_LATER if _may_heal(error) else USER_ERROR)
+    except ModuleNotFoundError as error:
+        if (package := _left_out(error)) is None:
+            raise
+        text = f"this needs {package}, which the install of a site leaves out"
+        _fail(f"{text}: pip install dpadmm adds all that is missing", USER_ERROR)
     else:
         if code == INTERRUPTED:  # typer's exit code for Ctrl-C
             _fail("interrupted", INTERRUPTED)
         sys.exit(code)
+
+
+def _sentence(error: DpadmmError | OSError) -> str:
+    if isinstance(error, Refusal):
+        # The user of the command is the owner, who may see the problem with the rows
+        why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
+        return f"{error}{why} [{error.code}]"
+    if isinstance(error, OSError) and not isinstance(error, DpadmmError):
+        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+    return str(error)
+
+
+def _may_heal(error: DpadmmError | OSError) -> bool:
+    """Whether the same command can succeed later, without any change by its user."""
+    for each in (error, error.__cause__):
+        if isinstance(each, OSError):
+            return each.errno in _HEALING
+    waiting = ("ledger-failed", "ledger-locked")
+    return isinstance(error, Unavailable) or (isinstance(error, Refusal) and error.code in waiting)
+
+
+def _left_out(error: ModuleNotFoundError) -> str | None:
+    """The package that dpadmm requires and whose module is missing, or None if it is another."""
+    wanted = (error.name or "").partition(".")[0].replace("_", "-")
+    required = (each for each in metadata.requires("dpadmm") or () if "extra ==" not in each)
+    return wanted if wanted in {re.split("[^a-z0-9-]", each)[0] for each in required} else None
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -143,7 +143,9 @@ def begin(site_file: SiteFile) -> None:
     site = _opened(site_file)
     site.begin()
     say_path(f"Created: {site.ledger}")
-    say("Never delete it or restore an old copy: it is the only record of the spent budget.")
+    say(
+        "Never delete it or put an old copy back: it is the only record of the spent budget (see dpadmm ledger backup)."
+    )
 
 
 @agent_app.command("offer")

@@ -30,12 +30,14 @@ from dpadmm.cli.screen import (
     say_path,
     show_table,
     write,
+    write_json,
 )
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from dpadmm.federation.aggregator.coordinator import Coordinator
+    from dpadmm.federation.aggregator.journal import FederatedResult
     from dpadmm.federation.aggregator.server import Server
 
 T = TypeVar("T")
@@ -290,14 +292,17 @@ def resume(
 
 @aggregator_app.command("status")
 def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
-    """Show the progress of a study: its rounds, its sites, what each has released, and what is wrong."""
-    from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
+    """Show the progress of a study: its rounds, its sites, what each has released, and what is wrong.
+
+    Of several studies without STUDY: one line each.
+    """
+    from dpadmm.federation.aggregator.server import alarms_of, journals, overview, status_of
     from dpadmm.federation.health import STATUS, AggregatorStatus, is_live, read_status
     from dpadmm.federation.pki.authority import Authority
 
     authority = Authority.open(folder)
     hub, found = read_status(folder / STATUS, AggregatorStatus), journals(folder)
-    if study_file or (not as_json and len(found) > 1):
+    if study_file:
         found = [_journal(folder, study_file)]
     seen = [status_of(authority, each) for each in found]
     alarms = alarms_of(authority, seen)
@@ -306,7 +311,11 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
         return echo_json(several | {"broker": hub and hub | {"running": is_live(hub)}} | alarms_json(alarms))
     if hub is not None:
         say_path(f"The broker {'is running' if is_live(hub) else 'is not kept running'}: {hub['broker']} ({hub['at']})")
-    if seen:
+    if len(seen) > 1:
+        head = ("study", "state", "rounds", "sites", "began", "last round")
+        show_table(head, map(_line, overview(folder)), left=(0, 1), whole=range(1, 6))
+        say("More of one: dpadmm aggregator status STUDY")
+    elif seen:
         _show(seen[0])
     elif hub is not None:
         rows = [(name, site["last_seen"] or "never") for name, site in hub["sites"].items()]
@@ -342,23 +351,44 @@ def export(
     unfinished: bool = Option(False, "--unfinished", help="Export before the last round is done."),
     overwrite: bool = Option(False, "--overwrite", help="Replace existing files."),
 ) -> None:
-    """Write the model, its privacy statement and the transcript of a study, from its journal."""
+    """Write the model, its privacy statement and the transcript of a study, from its journal.
+
+    Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
+    """
+    from dpadmm.cli.describe import statement_beside
     from dpadmm.cli.train import statement_path
     from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
     from dpadmm.model.model import model_of
 
     transcript = output.with_suffix(".transcript.npz")
-    check_free(output, statement_path(output), transcript, overwrite=overwrite)
+    statement = statement_beside(output) if output.suffix == ".json" else statement_path(output)
+    check_free(output, statement, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
         rounds = journal.study.training.planned_rounds
         if result.rounds_done < rounds and not unfinished:
             done = f"only {result.rounds_done} of {rounds} rounds are done"
             raise StudyError(f"{done}: resume the study, or add --unfinished")
-        write_transcript(journal, transcript)
-    model_of(result).save(output)
-    write(statement_path(output), result.statement.as_bytes())
-    say_path(f"Model:      {output}", f"Statement:  {statement_path(output)}", f"Transcript: {transcript}")
+        what = "Model:     "
+        if result.study.kind == "training":
+            model = model_of(result)
+            write_transcript(journal, transcript)
+            model.save(output)
+        else:
+            what, results = "Results:   ", _results(result)
+            write_transcript(journal, transcript)
+            write_json(output, results)
+    write(statement, result.statement.as_bytes())
+    say_path(f"{what} {output}", f"Statement:  {statement}", f"Transcript: {transcript}")
+
+
+def _results(result: FederatedResult) -> dict[str, Any]:
+    """What a study that trains nothing gave; rows at sites may be silent, so not all of them count."""
+    from dpadmm.model.description import description_of
+    from dpadmm.model.evaluate import private_evaluation_of
+
+    of = description_of if result.study.kind == "statistics" else private_evaluation_of
+    return of(result, all_count=False).as_json()
 
 
 def _journal(folder: Path, study_file: Path | None) -> Path:
@@ -382,6 +412,7 @@ def _log(form: str) -> logging.Logger:
 
 def _run(server: Server, folder: Path, study: Path | None, page_port: int | None) -> None:
     """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
+    from dpadmm.federation.aggregator.server import overview_every
     from dpadmm.federation.page import Page
 
     with ExitStack() as resources, progress_bar(quiet=False) as bar:
@@ -395,7 +426,9 @@ def _run(server: Server, folder: Path, study: Path | None, page_port: int | None
             if not seen["rounds_done"]:
                 say("Waiting for the sites ...")
             if page_port is not None:
-                page = resources.enter_context(Page(run.snapshot, port=page_port))
+                studies = overview_every(folder)
+                shown = Page(lambda: run.snapshot() | {"studies": studies()}, port=page_port)
+                page = resources.enter_context(shown)
                 say_path(f"Live page, on this machine only: {page.url}")
             follow_rounds(run, bar, seen["study"]["n_rounds"])
 
@@ -428,6 +461,23 @@ async def until_signal(work: Coroutine[Any, Any, T], message: str) -> T:
         raise Interrupted(message) from None
 
 
+def _line(study: dict[str, Any]) -> tuple[str, ...]:
+    """A study in the table of several."""
+    there = study["sites_present"]
+    return (
+        study["name"],
+        study["state"],
+        f"{study['rounds_done']} of {study['n_rounds']}",
+        f"{'–' if there is None else there} of {study['n_sites']}",
+        study["begun_at"][:10],
+        _date(study["last_round_at"]),
+    )
+
+
+def _date(at: str | None) -> str:
+    return "" if at is None else f"{at[:10]} {at[11:16]}"
+
+
 def _show(seen: dict[str, Any]) -> None:
     """The state of a study: rounds, sites, and the last warnings."""
     study = seen["study"]
@@ -439,6 +489,8 @@ def _show(seen: dict[str, Any]) -> None:
         say("No aggregator is running this study: dpadmm aggregator resume continues it.")
     rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}"
     say(f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
+    last = f"; last round {_date(seen['last_round_at'])}" if seen["last_round_at"] else ""
+    say(f"began {_date(seen['begun_at'])}{last} (UTC)")
     say(f"noise multiplier z: {study['noise']}")
     rows = [
         (

@@ -399,11 +399,11 @@ def _say_head(name: str, *parts: str) -> None:
 
 
 def _show_group(rows: Sequence[Row], loss: str) -> None:
-    regression, named = LOSSES[loss].task == "regression", rows[-1]
+    named, error = rows[-1], {"regression": "RMS error", "count": "half deviance"}.get(LOSSES[loss].task, "error")
     where = "test" if any("test_error_global" in row.values for row in rows) else "train"
     kind = "test" if where == "test" else "training"
-    error = f"{kind} {'RMS ' if regression else ''}error"
-    words = {"error_global": error, "error_local": f"{error},\nlocal models", "loss_global": f"{kind} loss"}
+    what = f"{kind} {error}"
+    words = {"error_global": what, "error_local": f"{what},\nlocal models", "loss_global": f"{kind} loss"}
     shown = [stem for stem in words if any(_has(row, f"{where}_{stem}") for row in rows)]
     both = any(row.honest is not None for row in rows)
     lines: list[TableRow] = []
@@ -414,7 +414,7 @@ def _show_group(rows: Sequence[Row], loss: str) -> None:
             lines.append((METHODS[row.method], *trust, word))
             continue
         cells = [
-            mean_and_spread(name, row.values[name], is_rate=not regression) if _has(row, name) else "–"
+            mean_and_spread(name, row.values[name], is_rate=error == "error") if _has(row, name) else "–"
             for name in (f"{where}_{stem}" for stem in shown)
         ]
         total = "" if row.total_epsilon is None else epsilon_text(row.total_epsilon)

@@ -136,6 +136,68 @@ def statement(
         say(_both_charges(account, stated))
 
 
+@ledger_app.command("backup")
+def backup(
+    folder: Folder,
+    output: Annotated[Path, Option("--output", "-o", help="The file to write; as secret as the table.")],
+) -> None:
+    """Copy the ledger to a file, for dpadmm ledger restore. The agent may run at the same time."""
+    from dpadmm.site.backup import back_up
+
+    _check_elsewhere(folder, output)
+    state = back_up(folder, output)
+    say_path(f"Copy: {output}")
+    say(
+        f"{state.seq} records, all verified. Keep it as secret as the table. Whoever restores it is charged for all "
+        "that may have been released since: make a new one whenever a study was enrolled or has ended."
+    )
+
+
+@ledger_app.command("restore")
+def restore_command(
+    copy: Annotated[
+        Path | None,
+        Argument(help="A copy that dpadmm ledger backup made.", show_default="the ledger there is an old copy itself"),
+    ] = None,
+    site_file: Annotated[Path, Option("--site", help="Your site.toml.", metavar="SITE")] = Path("site.toml"),
+    since: Annotated[
+        list[Path] | None,
+        Option("--enrolled-since", help="A study enrolled after the copy was made; repeat it.", metavar="STUDY"),
+    ] = None,
+    none_since: bool = Option(False, "--none-since", help="No study was enrolled after the copy was made."),
+) -> None:
+    """Go on from an old copy of a ledger, and charge all that may have been released since.
+
+    Studies that were open in the copy are charged in full and closed. If you do not say which studies were enrolled
+    since, all that your limits leave is charged.
+    """
+    from dpadmm.federation.site.decisions import decisions
+    from dpadmm.site.backup import restore
+    from dpadmm.site.site import read_site
+    from dpadmm.study.study import read_study
+
+    site = read_site(site_file)
+    if since and none_since:
+        raise StudyError(
+            "studies were enrolled since the copy was made, or none: give --enrolled-since or --none-since"
+        )
+    named = [read_study(each) for each in since or ()]
+    decided = {each.study.hash: each.study.name for each in decisions(site.path.parent) if each.kind != "declined"}
+    done = restore(site, copy, named if since or none_since else None, decided)
+    policy, state = site.policy, done.state
+    say_path(f"Restored: {site.ledger}", *([f"The damaged ledger is kept: {done.kept}"] if done.kept else []))
+    if done.complete:
+        say("The mark that was left shows that the copy has every record: nothing more is charged.")
+        return
+    for hash in done.closed:
+        account = state.accounts[hash]
+        text = f"charged in full and closed, ε {rounded_up(policy.epsilon_of(account.spent))}"
+        say(f"{account.about.get('name') or hash[:12]}: {text}.")
+    say(f"For studies enrolled since the copy: ε {rounded_up(policy.epsilon_of(done.lost))}.")
+    left = left_in(Fraction(policy.cap), state.promised)
+    say(f"Left for new studies: ε {rounded_down(policy.epsilon_of(left))} at δ = {policy.delta:g}.")
+
+
 def chosen_study(state: LedgerState, study: str) -> str:
     """The hash of the study with this name, or with a hash that begins like this."""
     named = [each for each, account in state.accounts.items() if account.about.get("name") == study]
@@ -149,9 +211,13 @@ def chosen_study(state: LedgerState, study: str) -> str:
     raise StudyError(f"{study!r} {what}; give the beginning of one of these hashes: {several}")
 
 
-def _write(folder: Path, output: Path, content: bytes) -> None:
+def _check_elsewhere(folder: Path, output: Path) -> None:
     if output.absolute().parent.resolve() == folder.resolve() and output.name.startswith((DATABASE, MARK)):
         raise DataError(f"{output} belongs to the ledger itself; choose another name")
+
+
+def _write(folder: Path, output: Path, content: bytes) -> None:
+    _check_elsewhere(folder, output)
     write(output, content)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from csv import DictWriter
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -12,6 +15,7 @@ from typer import Argument, Option
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
+from dpadmm.cli.describe import statement_beside
 from dpadmm.cli.screen import (
     TABLE_KINDS,
     AsJson,
@@ -24,14 +28,24 @@ from dpadmm.cli.screen import (
     say_path,
     show_table,
     waiting,
+    write,
+    write_json,
 )
+from dpadmm.cli.train import ADDS_UP
 from dpadmm.data.encoder import Report
-from dpadmm.model.evaluate import NOT_TO_PUBLISH, Evaluation
+from dpadmm.model.evaluate import (
+    NOT_TO_PUBLISH,
+    Evaluation,
+    PrivateEvaluation,
+    evaluation_study,
+    private_evaluation_of,
+)
 from dpadmm.model.evaluate import evaluate as measure
 from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, ratio
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
+from dpadmm.privacy.report import privacy_sentence
 
 ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
 PREDICTION = "prediction"
@@ -103,11 +117,19 @@ WORDS = {
     "most_frequent_class": "accuracy of always the most frequent class",
     "auc": "AUC",
     "log_loss": "log-loss",
+    "positive_share": "share of the second class",
     "brier": "Brier score",
+    "mean_probability": "mean predicted probability",
+    "calibration_in_the_large": "calibration in the large (predicted − observed)",
+    "calibration_slope": "calibration slope (1: calibrated, below: too sure)",
     "calibration_error": "calibration error (ECE, 10 bins of equal numbers of rows)",
     "rmse": "root mean square error",
     "mae": "mean absolute error",
     "r2": "R²",
+    "deviance": "mean deviance",
+    "explained": "share of the deviance explained (D²)",
+    "observed": "events observed",
+    "expected": "events expected",
     "loss": "mean loss, as in training",
 }
 RATES = ("accuracy", "most_frequent_class")
@@ -120,20 +142,83 @@ def evaluate(
     model_file: ModelFile,
     data: Path = Option(..., "--data", "-d", help=f"Table with labels: {TABLE_KINDS}.", metavar="TABLE"),
     label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
+    epsilon: float | None = Option(None, help="Evaluate under privacy, at this total ε."),
+    delta: float | None = Option(None, help="With --epsilon: δ.", show_default="1e-5"),
+    by: str | None = Option(None, help="With --epsilon: the column with the agent of each row."),
+    output: Path | None = Option(None, "--output", "-o", help="With --epsilon: file for the results (.json)."),
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a table with labels.
 
     Shows accuracy, loss, AUC, calibration and the confusion matrix. These
-    figures have no noise: the table must be public or your own.
+    figures have no noise: the table must be public or your own. With
+    --epsilon they come from one release with noise, and may be published.
     """
     model = load_model(model_file)
+    if epsilon is not None:
+        return _evaluate_privately(model, data, label, by, output, {"epsilon": epsilon, "delta": delta}, as_json)
+    if delta is not None or by is not None or output is not None:
+        raise StudyError("--delta, --by and --output are for evaluation under privacy: give --epsilon too")
     with waiting(f"reading {data}", quiet=as_json):
         found = measure(model, data, label=label)
     if as_json:
-        echo_json({**found.as_json(), "owner_only": owner_report.as_json(found.report, data)})
-    else:
-        _show_evaluation(found, data)
+        return echo_json({**found.as_json(), "owner_only": owner_report.as_json(found.report, data)})
+    return _show_evaluation(found, data)
+
+
+def _evaluate_privately(
+    model: Model,
+    data: Path,
+    label: str | None,
+    by: str | None,
+    output: Path | None,
+    budget: Mapping[str, float | None],
+    as_json: bool,
+) -> None:
+    from dpadmm.runs.training import encode, run_study  # which loads the compiler
+
+    if model.label is not None and label is not None:
+        model = replace(model, label=replace(model.label, column=label))
+    given = {name: value for name, value in budget.items() if value is not None}
+    study = evaluation_study(model, f"evaluation of {_name_of(model)}", **given)
+    if output is not None:
+        check_free(output, statement_beside(output), overwrite=False)
+    with waiting(f"reading {data}", quiet=as_json):
+        rows = encode(study, data, by=by)
+    result = run_study(study, rows)
+    found = private_evaluation_of(result, all_count=True)
+    if output is not None:
+        write_json(output, found.as_json())
+        write(statement_beside(output), result.statement.as_bytes())
+    if as_json:
+        return echo_json(found.as_json())
+    show_private_evaluation(found, data.name)
+    _say_warnings(rows.report, data)
+    say("Rows that the model was trained on make it look better than it is. " + ADDS_UP)
+    if output is not None:
+        say_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
+    return None
+
+
+def _name_of(model: Model) -> str:
+    return str(model.study.get("name") or "a model")[:150]
+
+
+def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
+    """Figures with their standard errors, calibration, and the sentence beside them."""
+    rows: list[Row] = []
+    for name, each in found.figures.items():
+        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.noise_se:.2g}", f"{each.se:.2g}")
+        rows.append((WORDS[name], *told))
+    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± noise", "± noise, sample"), rows, fold=[0])
+    if "brier" in found.figures:
+        lines: list[Row] = [
+            (f"{group.low:.1%} to {group.high:.1%}", f"{group.rows:,.0f}", f"{group.predicted:.1%}",
+             f"{group.observed:.1%}", f"{group.se:.1%}")
+            for group in found.calibration
+        ]  # fmt: skip
+        show_table(("predicted", "rows", "mean predicted", "observed", "± se"), lines)
+    say(found.sentence)
 
 
 def _show_evaluation(found: Evaluation, data: Path) -> None:
@@ -187,26 +272,64 @@ def explain(
     model_file: ModelFile,
     top: int = Option(TOP, help="Number of coefficients to show.", min=1),
     figure: Path | None = Option(None, help="Folder for a figure (png, svg).", metavar="FOLDER"),
+    table: Path | None = Option(None, help="File for a table to paste into a paper: .md or .csv.", metavar="FILE"),
     as_json: AsJson = False,
 ) -> None:
     """Show coefficients in the units of the columns, largest effect first.
 
     If the study asked for inference: with standard errors, 95% intervals,
-    p-values and odds ratios. No rows are read.
+    p-values and ratios of odds, rates or hazards. No rows are read.
     """
-    found = explanation_of(load_model(model_file))
+    model = load_model(model_file)
+    found, sentence = explanation_of(model), privacy_sentence(model.privacy)
+    if table is not None:
+        if table.suffix not in (".md", ".csv"):
+            raise StudyError(f"{table}: a table is written as .md or .csv")
+        write(table, (_markdown(found, sentence) if table.suffix == ".md" else _csv(found)).encode())
     if figure is not None:
         from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
         save_figure(coefficient_figure(found, top=top, title=model_file.name), figure / FIGURE)
     if as_json:
-        return echo_json(found.as_json())
+        return echo_json({**found.as_json(), "privacy_sentence": sentence})
     say(f"Effect of the columns on: {found.score}", style="bold")
     _show_coefficients(found, top)
-    say(*in_words(found, top))
+    say(*in_words(found, top), sentence)
+    if table is not None:
+        say_path(f"Table:  {table}")
     if figure is not None:
         say_path(f"Figure: {figure / f'{FIGURE}.png'}")
     return None
+
+
+def _markdown(found: Explanation, sentence: str) -> str:
+    """A table of the estimates for a paper, with what stands below it."""
+    effect = "Odds ratio" if found.ratios else "Coefficient"
+    head = ["", "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
+    lines = [head, [":--", ":--", *["--:"] * (len(head) - 2)]]
+    shown = [each for each in found.coefficients if found.unknown or each.interval()]
+    for each in shown:
+        ends, p = each.interval(), each.p_value
+        numbers = [each.coefficient, *(ends or ())]
+        told = [f"{ratio(x):.4g}" if found.ratios and ratio(x) is not None else f"{x:.4g}" for x in numbers]
+        cells = [each.name.replace("|", r"\|"), each.per, told[0]]
+        if ends:
+            cells += [f"{told[1]} to {told[2]}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+        lines.append(cells)
+    left = [each.name for each in found.coefficients if each not in shown]
+    notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
+    notes += f" Left out, since too few rows tell: {', '.join(left)}." if left else ""
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
+
+
+def _csv(found: Explanation) -> str:
+    out = StringIO()
+    rows = [each.row(ratios=found.ratios) for each in (*found.coefficients, *found.intercepts)]
+    writer = DictWriter(out, list(rows[0]), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def in_words(found: Explanation, top: int) -> list[str]:
@@ -231,7 +354,13 @@ def in_words(found: Explanation, top: int) -> list[str]:
 def _show_coefficients(found: Explanation, top: int) -> None:
     classes = _class_column(found)
     words = ["column", *(["class"] if classes else []), "change"]
-    told = ["coeffi-\ncient", "std.\nerror", "95% interval", "p", *(["odds\nratio"] if found.ratios else [])]
+    told = [
+        "coeffi-\ncient",
+        "std.\nerror",
+        "95% interval",
+        "p",
+        *([found.ratios.replace(" ", "\n")] if found.ratios else []),
+    ]
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
     rows: list[Row] = [_cells(found, each, classes) for each in found.coefficients[:top]]
     rows += [(), *(_cells(found, each, classes, intercept=True) for each in found.intercepts)]

@@ -29,6 +29,7 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.leakage import leakage_warnings
+from dpadmm.model.description import load_description
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
@@ -66,6 +67,11 @@ def plan(
         show_default="the study's public rows, if it has any",
     ),
     no_public: NoPublic = False,
+    statistics: Path | None = Option(
+        None,
+        help="Private statistics (dpadmm describe): synthetic rows have their counts, and labels their share.",
+        metavar="RESULTS.json",
+    ),
     epsilon: str | None = Option(
         None,
         "--epsilon",
@@ -100,6 +106,10 @@ def plan(
     """
     given = read_study(study_file)
     _, public = with_public_table(given, chosen_public(public, no_public))
+    if public is not None and statistics is not None:
+        raise StudyError(
+            "--statistics is for synthetic rows, and there are public ones: add --no-public, or leave it out"
+        )
     sizes = planned_sizes(agents, rows)
     study = planning.for_sizes(given, sizes)
     _check(repeats=repeats, seed=seed)
@@ -116,7 +126,8 @@ def plan(
     if public is not None:
         scenarios = [forecast.public_scenario(study, public, repeats=repeats, seed=seed)]
     else:
-        scenarios = forecast.synthetic_scenarios(study, int(sizes.sum()), repeats=repeats, seed=seed)
+        known = None if statistics is None else load_description(statistics)
+        scenarios = forecast.synthetic_scenarios(study, int(sizes.sum()), repeats=repeats, seed=seed, known=known)
     costs = planning.costs_of(study, sizes, planning.measured_seconds(study, scenarios[0].folds[0][0], sizes))
     compared = planning.alternatives(given, sizes, own)
     outlooks, found = _run(study, scenarios, sizes, grid, compared, seed=seed, quiet=as_json)
@@ -132,6 +143,7 @@ def plan(
         repeats=repeats,
         warnings=(*leakage_warnings(scenarios[0].telling), *warnings),
         alternatives=found,
+        known=statistics is not None,
     )
     written = [] if output is None else _write(made, output)
     if write_rounds:
@@ -268,8 +280,13 @@ def _source(plan: Plan) -> str:
             f"Cross-validated on {plan.outlooks[0].rows:,} rows of {plan.public.name}, which are assumed to "
             f"be public; {plan.repeats} repeats. ± is the standard deviation of a single run."
         )
+    cells = (
+        "cells as private statistics tell,"
+        if plan.known
+        else "uniform cells within the bounds and values of the study,"
+    )
     return (
-        f"From synthetic rows: uniform cells within the bounds and values of the study, labels from random "
+        f"From synthetic rows: {cells} labels from random "
         f"linear models with {', '.join(forecast.STRENGTHS)} signal; {plan.repeats} repeats. Real rows may "
         "be anywhere in this range; --public TABLE gives a more precise forecast."
     )
@@ -418,7 +435,7 @@ def forecast_text(values: Sequence[forecast.Value], name: str) -> str:
     texts = [value_text(each.mean, name) for each in (low, high)]
     if texts[0] != texts[1]:
         return f"{texts[0].removesuffix('%')}–{texts[1]}"
-    spread = f"{low.spread:.2g}" if name == "rmse" else value_text(low.spread, name)
+    spread = f"{low.spread:.2g}" if name in ("rmse", "deviance") else value_text(low.spread, name)
     return f"{texts[0].removesuffix('%')} ± {spread}" if len(values) == 1 and low.spread else texts[0]
 
 
@@ -426,4 +443,4 @@ def value_text(value: float, name: str) -> str:
     """A share in percent, an error in the units of the label, or a number with three digits."""
     if forecast.MEASURES[name].percent:
         return f"{100 * round(value, 3) + 0.0:.1f}%"
-    return f"{value:.4g}" if name == "rmse" else f"{value:.3f}"
+    return f"{value:.4g}" if name in ("rmse", "deviance") else f"{value:.3f}"

@@ -182,6 +182,10 @@ def write(path: Path, content: bytes) -> None:
         out.write(content)
 
 
+def write_json(path: Path, value: Any) -> None:
+    write(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
 def check_new(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise StudyError(f"{path} exists and is left as it is; choose another name")

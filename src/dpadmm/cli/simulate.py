@@ -172,9 +172,10 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, 
     rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
     model = f"{problem.loss.name} loss, {problem.regularizer.name} regularizer"
     say(f"{first.settings.method.name}, {model}{rounds}{runs}")
-    rate, ends = problem.loss.task != "regression", end_values(shown)
+    rate, ends = problem.loss.task in ("binary", "multiclass"), end_values(shown)
+    error = "half deviance" if problem.loss.task == "count" else "RMS error"
     found: list[Row] = [
-        (text if rate else text.replace("error", "RMS error"), screen.mean_and_spread(name, ends[name], is_rate=rate))
+        (text if rate else text.replace("error", error), screen.mean_and_spread(name, ends[name], is_rate=rate))
         for name, text in screen.NAMES.items()
         if name in ends
     ]

@@ -142,7 +142,9 @@ def about_study(study: Study | None, prior: Prior | None) -> list[str]:
     if study is not None and study.label is not None and study.label.bounds is not None:
         low, high = study.label.bounds
         unit = f"an error of 1 is {(high - low) / 2:g} of {study.label.column}"
-        said.append(f"Errors and losses are of the label scaled to −1 … 1: {unit}.")
+        scaled = f"Errors and losses are of the label scaled to −1 … 1: {unit}."
+        counts = f"Errors and losses are half the deviance over the largest count, {high:g}."
+        said.append(counts if study.label.counts else scaled)
     return said if prior is None else [*said, f"Every run starts from the study's {prior.n_rows:,} public rows."]
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from dpadmm.cli.screen import (
     show_table,
     write,
 )
-from dpadmm.data.schema import Category, Column, Number, Ordinal, Schema
+from dpadmm.data.schema import Category, Column, Interaction, Number, Ordinal, Schema
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.plan import gaussian
@@ -76,6 +76,16 @@ def new(
         metavar="DICT.csv",
         help="A data dictionary: a line for every column, with name, kind, low, high, values (a|b|c), description.",
     ),
+    statistics: Path | None = Option(
+        None,
+        "--from-statistics",
+        metavar="RESULTS.json",
+        help="Private statistics, by dpadmm describe or from sites: centers and scales come from them.",
+    ),
+    model: Path | None = Option(
+        None, "--from-model", metavar="MODEL", help="A model to evaluate on the rows of sites: an evaluation study."
+    ),
+    kind: str = Option("training", metavar="KIND", help="training, or statistics (with --from-dictionary)."),
     by: str | None = Option(None, metavar="COLUMN", help="A column that says who owns a row: left out."),
     name: str | None = Option(None, metavar="TEXT", help="The study's name."),
     dummy: bool = Option(False, "--dummy", help="The rows of TABLE are made up: training does not start from them."),
@@ -96,7 +106,15 @@ def new(
     masked = _secure_aggregation(trust, honest, most_rows)
     if dummy and from_table is None:
         raise StudyError("--dummy is about a table: give --from TABLE too")
-    drafted = from_table is not None or dictionary is not None
+    sources = {"--from": from_table, "--from-dictionary": dictionary, "--from-statistics": statistics}
+    sources["--from-model"] = model
+    if len(given := [each for each, path in sources.items() if path is not None]) > 1:
+        raise StudyError(f"give one of {' and '.join(given)}, not both")
+    if kind not in ("training", "statistics"):
+        raise StudyError(f"--kind must be training or statistics, not {kind!r:.60}; --from-model makes evaluations")
+    drafted = bool(given)
+    if kind == "statistics" or model is not None:
+        return _new_release(file, dictionary, model, name, masked, unfit=[label, by, from_table, statistics])
     if not drafted and (label is not None or name is not None or by is not None):
         raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
     from dpadmm.study.drafting import secured_text, study_text
@@ -104,7 +122,7 @@ def new(
     check_new(file)
     text, said, then = template("study"), ["Edit it for your question; then see what it means:"], "show"
     if drafted:
-        draft = _drafted(from_table, dictionary, label)
+        draft = _drafted(from_table, dictionary, statistics, label)
         draft = draft if by is None else draft.without(by)
         draft = draft.made_up() if dummy else draft
         text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
@@ -113,6 +131,46 @@ def new(
     say_path(f"Written: {file}")
     say(*said)
     say_path(f"  dpadmm study {then} {file}")
+    return None
+
+
+def _new_release(
+    file: Path,
+    dictionary: Path | None,
+    model: Path | None,
+    name: str | None,
+    masked: tuple[int, int] | None,
+    *,
+    unfit: Sequence[object],
+) -> None:
+    """Write a study of the kind statistics or evaluation."""
+    from dpadmm.study.drafting import columns_from_dictionary, evaluation_text, secured_text, statistics_text
+
+    if any(each is not None for each in unfit) or (dictionary is None and model is None):
+        raise StudyError(
+            "a statistics study is drafted with --kind statistics --from-dictionary DICT.csv, and an evaluation with "
+            "--from-model MODEL; both take no label and no other table"
+        )
+    check_new(file)
+    if dictionary is not None:
+        text = statistics_text(
+            columns_from_dictionary(dictionary), name or f"statistics, by {dictionary.stem}", dictionary.name
+        )
+        text = secured_text(text, *masked) if masked else text
+    else:
+        from dpadmm.model.evaluate import evaluation_study
+        from dpadmm.model.file import load_model
+
+        assert model is not None
+        trust = {"trust": "secure_aggregation", "honest": masked[0]} if masked else {}
+        made = evaluation_study(
+            load_model(model), name or f"evaluation of {model.stem}", epsilon=1.0, delta=1e-5, **trust
+        )
+        text = evaluation_text(made if masked is None else replace(made, most_rows=masked[1]))
+    write(file, text.encode())
+    say_path(f"Written: {file}")
+    say("Choose what it releases and the privacy; then see what it means:")
+    say_path(f"  dpadmm study check {file}")
 
 
 def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -> tuple[int, int] | None:
@@ -130,16 +188,21 @@ def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -
     return known["honest"].checked(honest), known["most_rows"].checked(most_rows)
 
 
-def _drafted(from_table: Path | None, dictionary: Path | None, label: str | None) -> Draft:
-    """A draft from a table or a dictionary, whichever is given."""
+def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path | None, label: str | None) -> Draft:
+    """A draft from a table, a dictionary or private statistics, whichever is given."""
     from dpadmm._base.suggestions import listed
     from dpadmm.data.reader import column_names
     from dpadmm.study.drafting import draft_from_dictionary, draft_from_table
 
-    if from_table is not None and dictionary is not None:
-        raise StudyError("give either --from TABLE or --from-dictionary DICT.csv, not both")
     if dictionary is not None:
         return draft_from_dictionary(dictionary, label)
+    if statistics is not None:
+        from dpadmm.model.description import draft_from_statistics, load_description
+
+        found = load_description(statistics)
+        if label is None:
+            raise StudyError(f"say which column is predicted: --label COLUMN; there are {listed(found.columns)}")
+        return draft_from_statistics(found, label)
     assert from_table is not None
     if label is None:
         names = listed(column_names(from_table))
@@ -421,21 +484,38 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     constant = ", one for a constant" if settings.intercept else ""
     by_size = " across sites; in one process, what suits rows and budget"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
-    return [
-        *_rows_in_words(study),
+    model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
         ("method", settings.method.name),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_absences(study)}"),
         ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
+    ]
+    return [
+        *_rows_in_words(study),
+        *(model if study.kind == "training" else [("kind", study.kind), *_release_in_words(study)]),
+        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_absences(study)}"),
         ("noise multiplier z", study.terms.plan.noise_in_words()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
         *([("secure aggregation", _sites_in_words(study))] if settings.honest is not None else []),
         *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
-        ("constants", origin or "all of them the defaults"),
+        *([("constants", origin or "all of them the defaults")] if study.kind == "training" else []),
         *([("public rows", start_in_words(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _release_in_words(study: Study) -> list[tuple[str, str]]:
+    """What a study that trains nothing releases, and how noisy it is."""
+    encoding = study.encoding if study.kind == "statistics" else None
+    unit = encoding.scale if encoding else 1.0
+    noise = 2.0 * study.noise_multiplier * unit / math.sqrt(study.training.planned_rounds)
+    share = "" if study.training.honest is None else f", and √(sites/{study.training.honest}) times that in their sum"
+    apart = "" if study.training.honest is not None else ", and √sites times that in their sum"
+    what = "rows by class and bin of the score"
+    if encoding:
+        tables = getattr(study.training.method, "tables", None) or ()
+        what = f"{len(study.features)} counts and moments" + "".join(f"; {one} × {other}" for one, other in tables)
+    return [("released", what), ("noise of a count, one site", f"± {noise:,.1f} rows{share}{apart}")]
 
 
 def _sites_in_words(study: Study) -> str:
@@ -464,13 +544,22 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
     """What the rows are made of."""
     names = first_of(study.features)
     classes = "a number" if study.classes is None else ", ".join(map(str, study.classes))
+    if study.schema is not None and study.label is None:
+        return [("columns", f"{len(study.schema.columns)}")]
     if study.schema is None or study.label is None:
         if study.classes is None and study.problem.loss.task == "binary":
             classes = "-1, 1"
         return [("columns", f"{len(study.features)}: {names}"), ("label", classes)]
     if study.label.bounds is not None:
         classes = f"a number from {study.label.bounds[0]:g} to {study.label.bounds[1]:g}"
+        if study.label.counts:
+            classes = f"a count up to {study.label.largest:g}"
+            if study.label.times is not None:
+                classes = f"an event or not by intervals up to {', '.join(f'{each:g}' for each in study.label.times)}"
+            if study.label.exposure is not None:
+                classes += f", {study.label.exposure} up to {study.label.longest:g}"
     declared = " (declared)" if study.schema.row_norm is not None else ", the square root of columns"
+    declared += " and interactions" if study.schema.interactions and study.schema.row_norm is None else ""
     return [
         ("label", f"{study.label.column}: {classes}"),
         ("columns", f"{len(study.schema.columns)}, which make {len(study.features)} features"),
@@ -482,19 +571,22 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
 def _show_columns(schema: Schema) -> None:
     """Name, kind, and public bounds or values of every column."""
     rows: list[Row] = [
-        (Text(column.name), column.kind, Text(_holds(column)), str(len(column.features)))
-        for column in schema.columns[:MOST_SHOWN]
+        (Text(column.name), getattr(column, "kind", "interaction"), Text(_holds(column)), str(len(column.features)))
+        for column in schema.terms[:MOST_SHOWN]
     ]
-    more = len(schema.columns) - MOST_SHOWN
+    more = len(schema.terms) - MOST_SHOWN
     rows += [(f"and {more:,} more", "", "", "")] if more > 0 else []
     show_table(("column", "kind", "bounds or values", "features"), rows, left=range(3), fold=(0, 2))
 
 
-def _holds(column: Column) -> str:
+def _holds(column: Column | Interaction) -> str:
+    if isinstance(column, Interaction):
+        return "products of both columns' features"
     if isinstance(column, Number):
         low, high = (f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds)
         bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
         usual = "" if column.center is None else f", center {column.center:g}, scale {column.scale:g}"
+        bins += f", straight between {', '.join(f'{knot:g}' for knot in column.knots)}" if column.knots else ""
         text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{usual}{bins}"
     elif isinstance(column, Category | Ordinal):
         text = first_of(column.values, 8, between=" < " if isinstance(column, Ordinal) else ", ")

@@ -16,6 +16,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features
 from dpadmm.optim.losses.base import Task
+from dpadmm.optim.losses.poisson import coded
 
 _BINARY_CLASSES = (-1, 1)
 _HOW_TO_DECLARE = "declare the classes with classes=(...) or --classes"
@@ -25,6 +26,8 @@ _TRUTH = {"true": 1, "false": 0}
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Features (rows × d), dense or CSR, with encoded labels: ±1, 0..p−1 for p classes, or plain numbers.
+
+    Counts over their largest one, and exposures, are labels by :func:`dpadmm.optim.losses.poisson.coded`.
 
     ``classes`` are what labels stand for: (negative, positive), or the p classes; None for regression.
     ``groups`` has a value per row that names its owner, if the table says so; ``feature_names`` may be empty.
@@ -73,7 +76,7 @@ class Dataset:
 
 def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...] | None:
     """The declared classes, checked; (−1, 1) when a binary task declares none; None for regression."""
-    if task == "regression":
+    if task in ("regression", "count"):
         if classes is not None:
             raise StudyError("a regression has no classes: leave classes= / --classes out")
         return None
@@ -90,7 +93,7 @@ def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...
         if len(declared) < 2:
             raise StudyError(f"a multiclass task needs at least 2 classes, not {len(declared)}")
     else:
-        raise StudyError(f"unknown task {task!r}: choose binary, multiclass or regression")
+        raise StudyError(f"unknown task {task!r}: choose binary, multiclass, regression or count")
     seen: set[Any] = set()
     for value in declared:
         key = _key(value)
@@ -105,7 +108,8 @@ def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...
 def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | None = None) -> Floats:
     """Numbers, text or truth values, one per row, as the numbers the losses expect.
 
-    A binary task gives ±1, multiclass 0..p−1 in the order of ``classes``, regression the numbers. Classes are
+    A binary task gives ±1, multiclass 0..p−1 in the order of ``classes``, regression the numbers; counts are to be
+    divided by the largest one, so that they lie in [0, 1]. Classes are
     (negative, positive) for binary, by default (−1, 1). The text "1" means the same class as 1, 1.0 and True,
     so that classes can be given at the command line.
 
@@ -139,6 +143,15 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
         codes = {_key(value): float(code) for value, code in zip(declared, numbers, strict=True)}
     encode = _encode_numbers if raw.dtype.kind in "fiub" else _encode_objects
     encoded, outside = encode(raw, codes)
+    if task == "count":
+        good = (encoded >= 0.0) & (encoded <= 1.0)
+        if not good.all():
+            row = int(np.argmin(good))
+            raise DataError(
+                f"row {row + 1}: label {encoded[row]:g} is not between 0 and 1: divide counts, never negative, by "
+                "a public largest one (in a study's [label]: bounds = [0, largest])"
+            )
+        return coded(encoded)
     if outside is not None:
         which = "declared classes" if classes is not None else "classes that hold when none are declared,"
         raise DataError(

@@ -24,6 +24,7 @@ from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
 from dpadmm.data.matrices import GrowingArray
 from dpadmm.data.reader import ahead, column_names, line_warnings, open_batches
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
+from dpadmm.optim.losses.poisson import coded
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,24 +53,25 @@ def encode_table(
 ) -> EncodedTable:
     """Read a file once and encode it; ``by`` names a column that says who owns a row.
 
-    ``intercept`` appends the constant column. Without a label, as for a table to predict on, there are none.
+    ``intercept`` appends the constant column. Without a label, as for a table to predict on, they are 0.
 
     ``total`` is for agents, whose "no" must not tell about a cell: every table with these columns is encoded.
     What is no number is missing, and a row whose label is none of the classes is a row of zeros, which has no
     gradient. It is counted in the report. Owners are told apart as they are written, blanks and all: which
     of them are one person is for :class:`dpadmm.trusted.unit.PrivacyUnit` to say.
     """
-    columns = [column.name for column in schema.columns]
-    others = [name for name in (label.column if label else None, by) if name is not None]
+    columns = [column.name for column in schema.sources]
+    asked = (label.column, label.exposure) if label else ()
+    others = [name for name in (*asked, by) if name is not None]
     for name in others:
         if name in columns:
             raise DataError(
-                f"column {name!r} cannot be a feature too: it is the label, or says who owns a row; "
+                f"column {name!r} cannot be a feature too: it is the label, its exposure, or says who owns a row; "
                 "take it out of the study's columns"
             )
-    numeric = {c.name for c in schema.columns if isinstance(c, Number | Plain)}
+    numeric = {c.name for c in schema.sources if isinstance(c, Number | Plain)}
     if label is not None and label.classes is None:
-        numeric.add(label.column)
+        numeric |= {label.column} if label.exposure is None else {label.column, label.exposure}
     encoder = Encoder(schema, intercept=intercept, total=total)
     owners = _Owners(by, total=total) if by is not None else None
 
@@ -80,8 +82,9 @@ def encode_table(
                 values = bad = None
                 if label is not None:
                     cells = batch.column(label.column)
-                    values, bad = label_values(label, cells, encoder.words, total=total)
-                    _check_labels(~bad | total, label, cells, first)
+                    exposures = None if label.exposure is None else batch.column(label.exposure)
+                    values, bad = label_values(label, cells, encoder.words, exposures, total=total)
+                    _check_labels(~bad | total, label, cells, first, exposures)
                     encoder.report.label.unknown += int(np.count_nonzero(bad))
                 blocks = encoder.encode_blocks(batch)
                 if bad is not None:  # rows of zeros, the constant column too: no gradient at any point
@@ -115,7 +118,7 @@ def encode_table(
         pa.default_memory_pool().release_unused()  # room that Arrow keeps for further batches
         return EncodedTable(
             encoder.matrix(tuple(part.finish() for part in rows)),
-            labels.finish().reshape(-1),
+            labels.finish().reshape(-1) if label is not None else np.zeros(encoder.report.rows),
             None if places is None else _renamed(groups.finish().reshape(-1), places),
             names,
             encoder.report,
@@ -152,17 +155,29 @@ def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers
     return _renamed(np.concatenate(numbers), places), names
 
 
-def encode_labels_of(label: Label, cells: Any, first: int) -> Floats:
+def encode_labels_of(label: Label, cells: Any, first: int, exposures: Any = None) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
-    values, bad = label_values(label, cells, WordCache())
-    _check_labels(~bad, label, cells, first)
+    values, bad = label_values(label, cells, WordCache(), exposures)
+    _check_labels(~bad, label, cells, first, exposures)
     return values
 
 
 def label_values(
-    label: Label, cells: Any, words: WordCache, *, total: bool = False
+    label: Label, cells: Any, words: WordCache, exposures: Any = None, *, total: bool = False
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Labels as the losses want them, and which cells are none (they get that of the first class, or 0)."""
+    if label.counts:
+        counts = as_numbers(cells, label.column, total=total)
+        spent = np.ones(len(counts))
+        if label.exposure is not None:
+            spent = as_numbers(exposures, label.exposure, total=total)
+        bad = ~np.isfinite(counts) | (counts < 0.0) | ~np.isfinite(spent) | ~(spent > 0.0)
+        if label.times is not None:
+            bad |= (counts != 0.0) & (counts != 1.0)
+            counts = np.where(spent > label.longest, 0.0, counts)
+        counts, spent = np.where(bad, 0.0, counts), np.where(bad, label.longest, spent)
+        shares = np.minimum(spent / label.longest, 1.0)
+        return coded(np.minimum(counts / label.largest, 1.0), shares), bad
     if label.classes is None:
         values = as_numbers(cells, label.column, total=total)
         bad = ~np.isfinite(values)
@@ -177,9 +192,19 @@ def label_values(
     return by_word[places], (codes < 0)[places]
 
 
-def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int) -> None:
+def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int, exposures: Any = None) -> None:
     if not good.all():
         place = int(np.argmin(good))
+        if label.counts and np.isfinite(value := as_numbers(cells.slice(place, 1), label.column)[0]):
+            what = f"the label {label.column!r} of row {first + place + 1} is {value:g}"
+            if label.times is not None and value not in (0.0, 1.0):
+                raise DataError(f"{what}; with times it is 1 for an event and 0 where none was seen: correct the cell")
+            if value < 0.0:
+                raise DataError(f"{what}, and counts are never negative; correct the cell or leave the row out")
+            raise DataError(
+                f"the exposure {label.exposure!r} of row {first + place + 1} is not above 0, or missing; correct the "
+                "cell or leave the row out"
+            )
         what, one, classes = "is missing", cells.slice(place, 1), tuple(map(str, label.classes or ()))
         codes, places = word_codes(one, classes, label.column, WordCache()) if classes else (np.array([-2]), [0])
         if codes[places[0]] == -1:
@@ -245,13 +270,17 @@ class Survey(Report):
     problems: list[str] = field(default_factory=list)
     in_other_capitals: int = 0
     """Labels that would be a class if capitals did not count."""
+    without_exposure: int = 0
+    """Rows whose exposure is missing, 0 or negative."""
+    no_count: int = 0
+    """Labels that are negative, or with times neither 0 nor 1."""
     about_lines: list[str] = field(default_factory=list)
 
     def warnings(self, schema: Schema) -> Iterator[str]:
         """Where much was clamped, or belongs to no value, or lines became no rows."""
         yield from self.about_lines
         clamped, unknown = (much(self.columns, self.rows, kind) for kind in ("clamped", "unknown"))
-        for column in schema.columns:
+        for column in schema.sources:
             if isinstance(column, Number) and column.name in clamped:
                 low, high = column.bounds
                 yield (
@@ -270,7 +299,7 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     survey, names, words = Survey(), column_names(path), WordCache()
     counts = Counter(names)
     open_columns: dict[str, Column | Label] = {}
-    for each in (*schema.columns, *([label] if label else [])):
+    for each in (*schema.sources, *([label] if label else [])):
         name = each.column if isinstance(each, Label) else each.name
         if name not in counts:
             survey.problems.append(str(unknown_name("column", name, names, path.name)))
@@ -279,12 +308,17 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
         else:
             open_columns[name] = each
             survey.columns |= {} if isinstance(each, Label) else {name: Tally()}
+    if label is not None and label.exposure is not None:
+        if label.exposure in counts:
+            open_columns[label.exposure] = label
+        else:
+            survey.problems.append(str(unknown_name("column", label.exposure, names, path.name)))
     try:
         for batch in open_batches(path, list(open_columns)):
             rows = f"rows {survey.rows + 1:,} to {survey.rows + batch.num_rows:,}"
             for name, each in list(open_columns.items()):
                 try:
-                    _count(each, batch.column(name), survey, words)
+                    _count(each, batch.column(name), survey, words, exposure=name == getattr(each, "exposure", None))
                 except DataError as error:
                     survey.problems.append(
                         error.at(survey.rows) if isinstance(error, NoNumber) else f"{error} ({rows})"
@@ -301,6 +335,16 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
         survey.problems.append(
             f"the label {label.column!r} is missing in {survey.label.missing:,} rows; correct them or leave them out"
         )
+    if label is not None and survey.no_count:
+        what = "negative" if label.times is None else "neither 1 (an event) nor 0"
+        survey.problems.append(
+            f"the label {label.column!r} is {what} in {survey.no_count:,} rows; correct them or leave them out"
+        )
+    if label is not None and survey.without_exposure:
+        survey.problems.append(
+            f"the exposure {label.exposure!r} is missing, 0 or negative in {survey.without_exposure:,} rows; correct "
+            "them or leave them out"
+        )
     if label is not None and survey.label.unknown:
         classes = ", ".join(map(str, (label.classes or ())[:8]))
         survey.problems.append(
@@ -310,15 +354,21 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     return survey
 
 
-def _count(column: Column | Label, cells: Any, survey: Survey, words: WordCache) -> None:
+def _count(column: Column | Label, cells: Any, survey: Survey, words: WordCache, *, exposure: bool) -> None:
     if not isinstance(column, Label):
         ENCODERS[column.kind](column, cells, survey.columns[column.name], words)
+    elif exposure:
+        values = as_numbers(cells, str(column.exposure))
+        survey.without_exposure += int(np.count_nonzero(~(values > 0.0) | np.isinf(values)))
     elif column.classes is None:
         values = as_numbers(cells, column.column)
         finite = values[np.isfinite(values)]
         survey.label.missing += len(values) - len(finite)
         if column.bounds is not None:
             survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
+        if column.counts:
+            wrong = finite < 0.0 if column.times is None else (finite != 0.0) & (finite != 1.0)
+            survey.no_count += int(np.count_nonzero(wrong))
     else:
         codes, places = tallied(cells, tuple(map(str, column.classes)), column.column, survey.label, words)
         if (codes[places] == -1).any():

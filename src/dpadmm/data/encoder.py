@@ -18,20 +18,19 @@ from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
-from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.data.matrices import as_rows
+from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
+from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
 Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
-ONE = np.float32(1.0)
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
 HUGE = 1e18
 """Plain numbers beyond are taken to be this: their rows are shortened to 1 anyway."""
 
 MUCH = 0.05
 """A larger share of a column's cells than this is worth a word to the table's owner."""
-
-TILE = 64
-"""Features that are turned from columns into rows at a time: as many lines of memory stay close at hand."""
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Encoder:
 
     def __init__(self, schema: Schema, *, intercept: bool = False, total: bool = False) -> None:
         self.schema, self.intercept, self.total = schema, intercept, total
-        self.report = Report(columns={column.name: Tally() for column in schema.columns})
+        self.report = Report(columns={column.name: Tally() for column in schema.sources})
         self.words = WordCache()
 
     @property
@@ -102,28 +101,62 @@ class Encoder:
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        return self.matrix(self.encode_blocks(batch))
+        return self.matrix(tuple(as_rows(each) for each in self.encode_blocks(batch)))
 
     def encode_blocks(self, batch: Any) -> tuple[NDArray[Any], ...]:
-        """The same, as the arrays that rows are stored in."""
+        """The same, as the arrays that rows are stored in: column by column, so that whoever keeps them copies once."""
         n, first = batch.num_rows, 0
         rows = (CodedBlock if self.schema.n_categories else DenseBlock)(n, self.schema, intercept=self.intercept)
-        for column in self.schema.columns:
-            tally = self.report.columns[column.name]
-            cells = batch.column(column.name)
-            if self.total and isinstance(column, Number | Plain):
-                cells = _numbers_of_any(cells, column, tally)
-            for place, value in ENCODERS[column.kind](column, cells, tally, self.words):
+        paired: dict[str, Entries] = {name: [] for pair in self.schema.interactions for name in pair}
+        for term in self.schema.terms:
+            if isinstance(term, Interaction):
+                entries = _products(term, paired[term.left.name], paired[term.right.name])
+            else:
+                entries = self._entries(term, batch)
+                if term.name in paired:
+                    paired[term.name] = entries
+            for place, value in entries:
                 rows.append(place + first, value)
-            first += len(column.features)
+            first += len(term.features)
         self.report.rows += n
         blocks = rows.finish()
         self.report.shortened += rows.shortened
         return blocks
 
+    def _entries(self, column: Any, batch: Any, *, again: bool = False) -> Entries:
+        """The entries of one column; what is read ``again`` was tallied before."""
+        if isinstance(column, Crossed):
+            (one, _), (other, _) = (self._entries(each, batch, again=True)[0] for each in column.pair)
+            return [(one * len(column.pair[1].features) + other, ONE)]
+        (source,) = getattr(column, "sources", (column,))
+        tally = Tally() if again or isinstance(column, NumberMoments) else self.report.columns[source.name]
+        cells = batch.column(source.name)
+        if self.total and isinstance(source, Number | Plain):
+            cells = _numbers_of_any(cells, source, tally)
+        return ENCODERS[column.kind](column, cells, tally, self.words)
+
 
 Entries = list[tuple[Any, Any]]
 """Places (one for all rows, or one per row) within the column's features, and the values there."""
+
+
+def _products(term: Interaction, left: Entries, right: Entries) -> Entries:
+    """All products of the features of two columns; of two categories, which of the products is 1."""
+    width = len(term.right.features)
+    if not isinstance(left[0][0], int) and not isinstance(right[0][0], int):
+        return [(left[0][0].astype(np.int64) * width + right[0][0], ONE)]
+    ours, theirs = _spread(term.left, left), _spread(term.right, right)
+    return [(i * width + j, one * other) for i, one in ours for j, other in theirs]
+
+
+def _spread(column: Column, entries: Entries) -> Entries:
+    """Every feature of a column with its values, also of a category."""
+    place = entries[0][0]
+    return (
+        entries
+        if isinstance(place, int)
+        else [(j, (place == j).astype(np.float32)) for j in range(len(column.features))]
+    )
 
 
 def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entries:
@@ -146,6 +179,8 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
     if column.transform == "log":  # logarithms are rounded, here and there differently
         low, high = column.ends
         value = np.clip(np.log(value, out=value), low, high, out=value)
+    if column.knots:
+        return _hats(column, value, missing)
     if column.center is None or column.scale is None:
         value -= low
         value /= (high - low) / 2.0  # at most 2, whatever the rounding
@@ -154,6 +189,17 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
         value -= column.center
         value /= column.scale
     return _with_missing(value.astype(np.float32), missing, column)
+
+
+def _hats(column: Number, value: NDArray[np.float64], missing: NDArray[np.bool_] | None) -> Entries:
+    """The spline's features: 1 − t at the node before a value and t at the one behind."""
+    nodes = np.array(column.nodes)
+    value = np.where(missing, nodes[0], value) if missing is not None else value
+    before = np.minimum(np.searchsorted(nodes, value, "right") - 1, len(nodes) - 2)
+    share = np.clip((value - nodes[before]) / (nodes[before + 1] - nodes[before]), 0.0, 1.0).astype(np.float32)
+    there = np.ones_like(share) if missing is None else (~missing).astype(np.float32)
+    hats = [((before == k) * (ONE - share) + (before == k - 1) * share) * there for k in range(len(nodes))]
+    return [*enumerate(hats), (len(nodes), ONE - there)]
 
 
 def _plain(column: Plain, cells: Any, tally: Tally, words: WordCache) -> Entries:
@@ -177,7 +223,7 @@ def _category(column: Category, cells: Any, tally: Tally, words: WordCache) -> E
     # a cell that says "other" means that bucket, and is no unknown value
     named = dict.fromkeys((*column.values, *OTHERS))
     codes, places = tallied(cells, tuple(named), column.name, tally, words)
-    return [(np.where(codes < 0, len(column.values), np.minimum(codes, len(column.values)))[places], ONE)]
+    return [(np.where(codes < 0, len(column.values), np.minimum(codes, len(column.values))).take(places), ONE)]
 
 
 def _ordinal(column: Ordinal, cells: Any, tally: Tally, words: WordCache) -> Entries:
@@ -190,19 +236,41 @@ def _boolean(column: Boolean, cells: Any, tally: Tally, words: WordCache) -> Ent
     return _of_words(np.where(codes < len(TRUE), 1.0, -1.0), codes < 0, places, column)
 
 
+def _counts(column: Counts, cells: Any, tally: Tally, words: WordCache) -> Entries:
+    """Which bin every cell is in: of its value, of none of them (the last but one), or of missing cells."""
+    read = column.binned
+    if isinstance(read, Number):
+        return _number(read, cells, tally, words)
+    other = len(column.labels) - 2
+    if isinstance(read, Boolean):
+        codes, places = tallied(cells, (*FALSE, *TRUE), read.name, tally, words, fold=True)
+        known = codes >= len(FALSE)
+    else:
+        codes, places = tallied(cells, tuple(dict.fromkeys((*column.labels[:other], *OTHERS))), read.name, tally, words)
+        known = np.minimum(codes, other)
+    return [(np.where(codes == -2, other + 1, np.where(codes < 0, other, known))[places], ONE)]
+
+
+def _moments(column: NumberMoments, cells: Any, tally: Tally, words: WordCache) -> Entries:
+    (_, value), (_, missing) = _number(column.line, cells, tally, words)
+    return [(0, value), (1, np.where(missing > 0.0, ZERO, 2.0 * value * value - ONE))]
+
+
 ENCODERS: Mapping[str, Callable[[Any, Any, Tally, WordCache], Entries]] = {
     "number": _number,
     "plain": _plain,
     "category": _category,
     "ordinal": _ordinal,
     "boolean": _boolean,
+    "counts": _counts,
+    "moments": _moments,
 }
 
 
 def _of_words(value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[Any], column: Column) -> Entries:
     """The entries of every different cell, given to all cells."""
     entries = _with_missing(value.astype(np.float32), missing, column)
-    return [(place, each[places]) for place, each in entries]
+    return [(place, each.take(places)) for place, each in entries]
 
 
 def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Column) -> Entries:
@@ -219,7 +287,8 @@ def tallied(
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Places of different cells among the values, negative where there is none; and which each cell is."""
     codes, places = word_codes(cells, values, name, words, fold=fold)
-    found = codes[places]
+    places = places.astype(np.intp, copy=False)  # once for all that is looked up
+    found = np.minimum(codes, 0).astype(np.int8).take(places)
     tally.missing += int(np.count_nonzero(found == -2))
     tally.unknown += int(np.count_nonzero(found == -1))
     return codes, places
@@ -235,7 +304,7 @@ class DenseBlock:
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = np.empty((len(schema.features), n), dtype=np.float32)
+        self._columns = np.empty((len(schema.features) + intercept, n), dtype=np.float32)
 
     def append(self, place: int, value: Any) -> None:
         """Set one feature of all rows, divided by R."""
@@ -245,17 +314,12 @@ class DenseBlock:
 
     def finish(self) -> tuple[Values]:
         """Rows of length at most 1, (n, d)."""
-        d, n = self._columns.shape
-        self.shortened = _shorten(self._columns, self._squares)
-        out = np.empty((n, d + self._intercept), dtype=np.float32)
-        for start in range(0, d, TILE):
-            part = self._columns[start : start + TILE]
-            if self._intercept:
-                part *= np.float32(BESIDE_INTERCEPT)
-            out[:, start : start + len(part)] = part.T
+        features = self._columns[: len(self._columns) - self._intercept]
+        self.shortened = _shorten(features, self._squares)
         if self._intercept:
-            out[:, -1] = INTERCEPT
-        return (out,)
+            features *= np.float32(BESIDE_INTERCEPT)
+            self._columns[-1] = INTERCEPT
+        return (self._columns.T,)
 
 
 class CodedBlock:
@@ -285,7 +349,7 @@ class CodedBlock:
         if self._intercept:
             self._columns *= np.float32(BESIDE_INTERCEPT)
             self._columns[-2] = INTERCEPT
-        return np.ascontiguousarray(self._columns.T), np.ascontiguousarray(self._codes.T)
+        return self._columns.T, self._codes.T
 
 
 def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> int:

@@ -26,6 +26,7 @@ OTHERS = (OTHER, "Other", "OTHER")
 """Cells that mean what is none of a category's values, where they are no values of it."""
 
 MOST_VALUES = 10_000
+MOST_TIMES = 50
 ROW_NORMS = (1e-9, 1e9)
 """Between these, no cell divided by R is too large for a float32: else a cell could make a row unusable."""
 MOST_REACH = 1e6
@@ -47,6 +48,10 @@ class Number:
     are small beside them drown in the noise. ``transform="log"`` takes ``ln(x)`` of values and bounds, and center
     and scale are then of ln(x); ``bins`` make it a category of intervals. A missing cell is the center (the
     middle of the bounds), or that and a feature that says so (``missing="indicator"``).
+
+    ``knots`` make it a linear spline: a feature for every knot and both bounds, which is 1 there, falls to 0 at
+    the next ones, and is straight in between (after a log, in ln(x)). The features of a value are not negative
+    and sum to 1, so their length is at most 1. A missing cell has a feature of its own, as with bins.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Number:
     missing: Missing = "middle"
     center: float | None = None
     scale: float | None = None
+    knots: tuple[float, ...] = ()
 
     kind: ClassVar[str] = "number"
 
@@ -67,11 +73,18 @@ class Number:
             raise StudyError(f"column {self.name!r}: a log needs bounds above 0, not {low:g}")
         if self.transform == "log" and not math.log(low) < math.log(high):
             raise StudyError(f"column {self.name!r}: the bounds are too close for a log, {self.bounds!r}")
-        edges = [_finite(self.name, "bins", edge) for edge in self.bins]
-        if edges != sorted(set(edges)) or (edges and not low < edges[0] <= edges[-1] < high):
-            raise StudyError(f"column {self.name!r}: bins must be edges that rise within the bounds, not {self.bins}")
         object.__setattr__(self, "bounds", (low, high))
-        object.__setattr__(self, "bins", tuple(edges))
+        for cuts, words in (("bins", "edges"), ("knots", "numbers")):
+            edges = [_finite(self.name, cuts, edge) for edge in getattr(self, cuts)]
+            if edges != sorted(set(edges)) or (edges and not low < edges[0] <= edges[-1] < high):
+                raise StudyError(
+                    f"column {self.name!r}: {cuts} must be {words} that rise within the bounds, not {tuple(edges)}"
+                )
+            object.__setattr__(self, cuts, tuple(edges))
+        if self.bins and self.knots:
+            raise StudyError(f"column {self.name!r}: bins cut it into steps and knots into lines; give one of them")
+        if len(set(self.nodes)) < len(self.knots) + 2:
+            raise StudyError(f"column {self.name!r}: knots are too close to each other or to a bound, {self.knots}")
         self._check_scale()
 
     def _check_scale(self) -> None:
@@ -79,8 +92,9 @@ class Number:
             raise StudyError(f"column {self.name!r}: center and scale belong together; give both, or bounds alone")
         if self.center is None or self.scale is None:
             return
-        if self.bins:
-            raise StudyError(f"column {self.name!r}: bins need no center and scale; leave them out")
+        if self.bins or self.knots:
+            cuts = "bins" if self.bins else "knots"
+            raise StudyError(f"column {self.name!r}: {cuts} need no center and scale; leave them out")
         center, scale = (_finite(self.name, each, getattr(self, each)) for each in ("center", "scale"))
         low, high = self.ends
         if not low <= center <= high:
@@ -99,6 +113,12 @@ class Number:
         """The bounds, or their logarithms."""
         low, high = self.bounds
         return (math.log(low), math.log(high)) if self.transform == "log" else (low, high)
+
+    @property
+    def nodes(self) -> tuple[float, ...]:
+        """Where the features of a spline are 1: knots and bounds, or their logarithms."""
+        low, high = self.ends
+        return (low, *(map(math.log, self.knots) if self.transform == "log" else self.knots), high)
 
     @property
     def line(self) -> tuple[float, float]:
@@ -122,9 +142,12 @@ class Number:
         if self.bins:
             edges = [self.bounds[0], *self.bins, self.bounds[1]]
             names = [f"{self.name} {a:g} to {b:g}" for a, b in pairwise(edges)]
+        elif self.knots:
+            names = [f"{self.name} at {knot:g}" for knot in (self.bounds[0], *self.knots, self.bounds[1])]
         else:
             names = [self.name]
-        return (*names, f"{self.name} missing") if self.bins or self.missing == "indicator" else tuple(names)
+        says_missing = self.bins or self.knots or self.missing == "indicator"
+        return (*names, f"{self.name} missing") if says_missing else tuple(names)
 
 
 @dataclass(frozen=True)
@@ -209,17 +232,27 @@ class Label:
     """What is predicted: one of public ``classes`` (negative first), or a number between public ``bounds``.
 
     Classes become −1 and 1, or 0 … p − 1. A number is clamped and becomes −1 … 1, as models are trained.
+
+    Of counts (loss poisson) the lower bound is 0, and ``exposure`` may name a column of years, doses or persons that
+    they belong to, up to ``exposure_bound``. With ``times``, a public grid, the label is whether an event (1) or the
+    end of observation (0) came at the time in the column ``exposure``; what is later than the last time is not seen.
     """
 
     column: str
     classes: tuple[str | int, ...] | None = None
     bounds: tuple[float, float] | None = None
+    exposure: str | None = None
+    exposure_bound: float | None = None
+    times: tuple[float, ...] | None = None
+    counts: bool = field(default=False, metadata=NOT_IN_FILE)
+    """Whether the loss is of counts; the study says so."""
     plain: bool = field(default=False, metadata=NOT_IN_FILE)
     """A number that is taken as it is; studies of plain features have it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column.strip():
             raise StudyError(f"the label's column must be the name of a column, not {self.column!r}")
+        self._check_exposure()
         if self.plain and self.classes is None and self.bounds is None:
             return
         if (self.classes is None) == (self.bounds is None):
@@ -230,18 +263,84 @@ class Label:
         else:
             object.__setattr__(self, "bounds", _pair(self.column, self.bounds))
 
+    def _check_exposure(self) -> None:
+        if self.exposure is None:
+            if self.exposure_bound is not None or self.times is not None:
+                raise StudyError("the label's exposure_bound and times need exposure: the column of exposures or times")
+            return
+        if not isinstance(self.exposure, str) or not self.exposure.strip() or self.exposure == self.column:
+            raise StudyError(f"the label's exposure must be the name of another column, not {self.exposure!r:.60}")
+        if self.times is None:
+            bound = self.exposure_bound
+            if bound is None or not _finite(self.column, "exposure_bound", bound) > 0.0:
+                raise StudyError(f"the label's exposure_bound must be the largest exposure, above 0, not {bound!r:.60}")
+            object.__setattr__(self, "exposure_bound", float(bound))
+            return
+        times = [_finite(self.column, "times", each) for each in self.times]
+        if not 1 <= len(times) <= MOST_TIMES or times != sorted(set(times)) or times[0] <= 0.0:
+            raise StudyError(f"the label's times must be 1 to {MOST_TIMES} times that rise from above 0, not {times}")
+        if self.exposure_bound is not None or self.bounds not in (None, (0, 1), [0, 1]) or self.classes is not None:
+            raise StudyError("with times the label is 1 or 0, up to the last time: leave bounds and classes out")
+        object.__setattr__(self, "times", tuple(times))
+        object.__setattr__(self, "bounds", (0.0, 1.0))
+
+    @property
+    def largest(self) -> float:
+        """The largest count."""
+        return self.bounds[1] if self.bounds else 1.0
+
+    @property
+    def longest(self) -> float:
+        """The largest exposure."""
+        return self.times[-1] if self.times else self.exposure_bound or 1.0
+
+    @property
+    def cuts(self) -> tuple[float, ...]:
+        """Where intervals of time end before the last one, in shares of the longest."""
+        return tuple(time / self.times[-1] for time in self.times[:-1]) if self.times else ()
+
 
 Column = Number | Category | Ordinal | Boolean | Plain
 KINDS: dict[str, type[Column]] = {each.kind: each for each in (Number, Category, Ordinal, Boolean, Plain)}
 
 
 @dataclass(frozen=True)
+class Interaction:
+    """Two columns together: the products of their features, so that the effect of one may depend on the other.
+
+    ``‖φ(a) ⊗ φ(b)‖ = ‖φ(a)‖·‖φ(b)‖``: where both are at most 1, so are the products.
+    """
+
+    left: Column
+    right: Column
+
+    @property
+    def name(self) -> str:
+        return f"{self.left.name} × {self.right.name}"
+
+    @property
+    def reach(self) -> float:
+        """The largest length of its features."""
+        return reach(self.left) * reach(self.right)
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        return tuple(f"{one} × {other}" for one in self.left.features for other in self.right.features)
+
+
+def reach(column: Column | Interaction) -> float:
+    """The largest length of a column's features, unless it is plain."""
+    return float(getattr(column, "reach", 1.0))
+
+
+@dataclass(frozen=True)
 class Schema:
     """The columns of a study, and the public length R that rows are divided by.
 
-    Every column adds at most 1 to the squared length of a row, so ``R = √columns`` gives rows of length at most
-    1; except plain columns, and numbers with a center and a scale, which add about 1: of those, rows beyond
-    R are shortened to it. Another R may be declared as ``row_norm``.
+    Every column, and every pair of columns in ``interactions``, adds at most 1 to the squared length of a row, so
+    ``R = √(columns + interactions)`` gives rows of length at most 1; except plain columns, and numbers with a
+    center and a scale, which add about 1: of those, rows beyond R are shortened to it. Another R may be declared as
+    ``row_norm``. Features of interactions follow those of the columns.
 
     Examples
     --------
@@ -252,11 +351,13 @@ class Schema:
 
     columns: tuple[Column, ...]
     row_norm: float | None = None
+    interactions: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.columns:
             raise StudyError("a study needs at least one column beside the label")
         _unique("column", [each.name for each in self.columns])
+        object.__setattr__(self, "interactions", self._checked_interactions())
         _unique("feature", list(self.features))
         if self.row_norm is not None:
             least, most = ROW_NORMS
@@ -265,10 +366,46 @@ class Schema:
                     f"row_norm must be a positive number from {least:g} to {most:g}, not {self.row_norm!r}"
                 )
 
+    def _checked_interactions(self) -> tuple[tuple[str, str], ...]:
+        by_name, pairs = {each.name: each for each in self.columns}, set[frozenset[str]]()
+        given: Any = self.interactions
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise StudyError(f"interactions must be a list of pairs of columns, not {given!r:.60}")
+        for pair in given:
+            if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+                raise StudyError(f'interactions must be pairs of columns, such as ["age", "sex"], not {pair!r:.60}')
+            for name in pair:
+                if not isinstance(name, str) or name not in by_name:
+                    raise StudyError(f"interactions: there is no column {name!r:.60} in the study")
+                if isinstance(by_name[name], Plain):
+                    raise StudyError(f"interactions: column {name!r} is plain, so that a product would have no bound")
+            one, other = pair
+            if one == other:
+                raise StudyError(f"interactions: {one!r} is paired with itself; give the column knots or bins")
+            if frozenset(pair) in pairs:
+                raise StudyError(f"interactions: {one!r} and {other!r} are paired twice")
+            pairs.add(frozenset(pair))
+            width = len(by_name[one].features) * len(by_name[other].features)
+            if width > MOST_VALUES:
+                words = f"{one!r} and {other!r} would make {width:,} features"
+                raise StudyError(f"interactions: {words}, and {MOST_VALUES:,} are the most")
+        return tuple((str(one), str(other)) for one, other in given)
+
+    @cached_property
+    def terms(self) -> tuple[Column | Interaction, ...]:
+        """All that makes features, in the order of the weights: the columns, then the interactions."""
+        by_name = {each.name: each for each in self.columns}
+        return (*self.columns, *(Interaction(by_name[one], by_name[other]) for one, other in self.interactions))
+
     @cached_property
     def features(self) -> tuple[str, ...]:
         """Names of all features, in the order of the weights."""
-        return tuple(name for column in self.columns for name in column.features)
+        return tuple(name for term in self.terms for name in term.features)
+
+    @cached_property
+    def sources(self) -> tuple[Column, ...]:
+        """The table's columns that are read: these, or what counts and tables (``tabulation.py``) are made of."""
+        return tuple(dict.fromkeys(one for each in self.columns for one in getattr(each, "sources", (each,))))
 
     @cached_property
     def scale(self) -> float:
@@ -278,28 +415,36 @@ class Schema:
     @cached_property
     def bounded(self) -> bool:
         """Whether no row can be longer than 1, whatever its cells are, so that none needs to be shortened."""
-        longest = math.sqrt(sum(each.reach**2 if isinstance(each, Number) else 1.0 for each in self.columns))
+        longest = math.sqrt(sum(reach(each) ** 2 for each in self.terms))
         plain = any(isinstance(each, Plain) for each in self.columns)
-        return not plain and self.scale >= longest * (1.0 + 2.0**-22)
+        return not plain and self.scale >= longest * self._rounded_up
 
     @property
     def _usual(self) -> float:
-        return math.sqrt(sum(not isinstance(each, Plain) for each in self.columns)) * (1.0 + 2.0**-22)
+        return math.sqrt(sum(not isinstance(each, Plain) for each in self.terms)) * self._rounded_up
+
+    @property
+    def _rounded_up(self) -> float:
+        """More than what roundings to float32 can make a row longer; products are rounded once more."""
+        return 1.0 + (2.0**-20 if self.interactions else 2.0**-22)
 
     @cached_property
     def n_categories(self) -> int:
         """Columns of which every row sets one feature; with any, rows are coded (:mod:`dpadmm._base.coded`)."""
-        return sum(map(_is_category, self.columns))
+        return sum(map(_is_category, self.terms))
 
     @cached_property
     def number_places(self) -> tuple[int, ...]:
         """Which features are numbers, and belong to no category."""
-        of_number = [not _is_category(column) for column in self.columns for _ in column.features]
+        of_number = [not _is_category(term) for term in self.terms for _ in term.features]
         return tuple(place for place, number in enumerate(of_number) if number)
 
 
-def _is_category(column: Column) -> bool:
-    return isinstance(column, Category) or (isinstance(column, Number) and bool(column.bins))
+def _is_category(term: Column | Interaction) -> bool:
+    if isinstance(term, Interaction):
+        return _is_category(term.left) and _is_category(term.right)
+    cut = isinstance(term, Number) and bool(term.bins)
+    return isinstance(term, Category) or cut or getattr(term, "one_hot", False)
 
 
 def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:

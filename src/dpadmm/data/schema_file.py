@@ -19,16 +19,25 @@ MARKS = ("public", "allow")
 """Words that a column may also have: ``public = false`` until someone has confirmed its values, and
 ``allow = true`` where a column looks like an identifier or like the label and is neither."""
 
+RELEASED = "released"
+"""What else a column may have: the hash of the statistics study whose private release told its center and scale."""
+
 ASK = "known before the outcome?"
 """What a draft says in place of ``allow = true`` of a column that alone tells the label, to be answered."""
 
 MOST_COLUMNS = 100_000
 
 
-def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
+def _label_of(table: Mapping[str, Any]) -> Label | None:
+    """The label of a study's table; studies of the kind statistics have none."""
+    return None if table.get("kind") == "statistics" else label_from(table.get("label"))
+
+
+def rows_from(table: Mapping[str, Any]) -> tuple[Label | None, Schema]:
     """The label and the schema of a study's table; refused while any of their values is not confirmed."""
-    label = label_from(table.get("label"))
-    schema = schema_from(table["columns"], table.get("row_norm"), label=label.column)
+    label = _label_of(table)
+    pairs = table.get("interactions", ())
+    schema = schema_from(table["columns"], table.get("row_norm"), pairs, label=label.column if label else None)
     if names := [who for who, _ in unconfirmed(table)]:
         doubts = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise StudyError(
@@ -42,16 +51,17 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label, Schema]:
 
 def unconfirmed(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """What says ``public = false``: the label and columns, in words, and all that is said about them."""
-    label = table["label"]
-    columns = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
-    every = [(f"the label {label['column']!r}", label), *columns]
+    every = [(f"column {each['name']!r}", each) for each in _listed_columns(table["columns"])]
+    if (label := table.get("label")) is not None:
+        every.insert(0, (f"the label {label['column']!r}", label))
     return [(who, about) for who, about in every if about.get("public", True) is False]
 
 
 def confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
     """The same study's table when everything is confirmed."""
     columns = [{**each, "public": True} for each in _listed_columns(table["columns"])]
-    return {**table, "label": {**table["label"], "public": True}, "columns": columns}
+    label = {"label": {**table["label"], "public": True}} if "label" in table else {}
+    return {**table, **label, "columns": columns}
 
 
 def doubted(table: Mapping[str, Any]) -> list[str]:
@@ -68,7 +78,7 @@ def problems(table: Mapping[str, Any]) -> list[str]:
     """A sentence for everything that is wrong with the label and with each column, not only the first."""
     found, label = [], None
     try:
-        label = label_from(table.get("label")).column
+        label = getattr(_label_of(table), "column", None)
     except StudyError as error:
         found.append(str(error))
     try:
@@ -82,26 +92,30 @@ def problems(table: Mapping[str, Any]) -> list[str]:
         except StudyError as error:
             found.append(str(error))
     try:
-        Schema(tuple(good), table.get("row_norm"))
+        # what is wrong with a column is said once
+        Schema(tuple(good), table.get("row_norm"), () if found else table.get("interactions", ()))
     except StudyError as error:
         if good or not columns:
             found.append(str(error))
     return found
 
 
-def schema_from(columns: object, row_norm: object = None, *, label: str | None = None) -> Schema:
+def schema_from(
+    columns: object, row_norm: object = None, interactions: object = (), *, label: str | None = None
+) -> Schema:
     """A schema from tables of columns, by name (as in TOML, in the file's order) or in a list."""
     made = tuple(_column(each, label) for each in _listed_columns(columns))
-    return Schema(made, row_norm)  # type: ignore[arg-type]  # it is checked there
+    return Schema(made, row_norm, interactions)  # type: ignore[arg-type]  # they are checked there
 
 
 def schema_as_json(schema: Schema, *, label: str | None = None) -> dict[str, Any]:
-    """The columns in order, and R where it was declared; ``schema_from`` takes it back."""
+    """The columns in order, R where it was declared, and pairs of columns; ``schema_from`` takes it back."""
     columns = [_as_json(each) for each in schema.columns]
     for column in columns:
         if is_identifier(column["name"]) or (label is not None and is_label_like(column["name"], label)):
             column["allow"] = True  # whoever made it a column said so
-    return {"columns": columns, "row_norm": schema.row_norm}
+    pairs = {"interactions": [list(each) for each in schema.interactions]} if schema.interactions else {}
+    return {"columns": columns, "row_norm": schema.row_norm, **pairs}
 
 
 def label_from(table: object) -> Label:
@@ -117,9 +131,11 @@ def label_from(table: object) -> Label:
 
 
 def label_as_json(label: Label) -> dict[str, Any]:
-    """The label's column, and its classes or bounds."""
-    written = (each.name for each in fields_in_file(type(label)))
-    return _listed({name: getattr(label, name) for name in written})
+    """The label's column, and its classes or bounds; what only counts have, where they do: hashes of others stay."""
+    written = {each.name: getattr(label, each.name) for each in fields_in_file(type(label))}
+    return _listed(
+        {name: value for name, value in written.items() if value is not None or name in ("classes", "bounds")}
+    )
 
 
 def is_identifier(name: str) -> bool:
@@ -151,7 +167,7 @@ def _column(table: object, label: str | None) -> Column:
         raise StudyError(f"column {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}")
     _check_marks(name, table, label)
     allowed = [each.name for each in fields_in_file(KINDS[kind])]
-    _known(table, [*allowed, "kind", *MARKS], f"column {name!r}")
+    _known(table, [*allowed, "kind", *MARKS, RELEASED], f"column {name!r}")
     for each in fields_in_file(KINDS[kind]):
         if each.default is MISSING and each.name not in table:
             raise StudyError(f"column {name!r}: {each.name} is missing, which a {kind} needs from public knowledge")
@@ -163,6 +179,10 @@ def _check_marks(name: str, table: Mapping[str, Any], label: str | None) -> None
         table = {**table, "allow": True}  # the answer is still to come: see ``doubted``
     for mark in MARKS:
         _check_mark(f"column {name!r}", mark, table)
+    if not re.fullmatch("[0-9a-f]{64}", str(table.get(RELEASED, "0" * 64))):
+        raise StudyError(
+            f"column {name!r}: {RELEASED} must be the hash of a statistics study, not {table[RELEASED]!r:.60}"
+        )
     if table.get("allow", False):
         return
     if is_identifier(name):
@@ -208,12 +228,8 @@ def _table(name: object, about: object) -> Mapping[str, Any]:
 
 
 def _as_json(column: Column) -> dict[str, Any]:
-    return _listed(
-        {
-            "kind": column.kind,
-            **{each.name: getattr(column, each.name) for each in fields_in_file(type(column))},
-        }
-    )
+    said = {each.name: getattr(column, each.name) for each in fields_in_file(type(column))}
+    return _listed({"kind": column.kind, **{name: value for name, value in said.items() if name != "knots" or value}})
 
 
 def fields_in_file(made: type[Column] | type[Label]) -> list[Field[Any]]:

@@ -1,4 +1,5 @@
-"""scikit-learn estimators with differential privacy, :class:`DPADMMClassifier` and :class:`DPADMMRegressor`;
+"""scikit-learn estimators with differential privacy, :class:`DPADMMClassifier`, :class:`DPADMMRegressor` and
+:class:`DPADMMPoissonRegressor`;
 :class:`PublicScaler`, which standardises rows for them without a leak; :class:`PrivateSearch` over their parameters.
 
 They need scikit-learn, which nothing else here does: ``pip install 'dpadmm[sklearn]'``.
@@ -14,8 +15,8 @@ except ModuleNotFoundError:
         name="sklearn",
     ) from None
 
-from dpadmm.estimators.linear_models import DPADMMClassifier, DPADMMRegressor
+from dpadmm.estimators.linear_models import DPADMMClassifier, DPADMMPoissonRegressor, DPADMMRegressor
 from dpadmm.estimators.scaler import PublicScaler
 from dpadmm.estimators.search import PrivateSearch
 
-__all__ = ["DPADMMClassifier", "DPADMMRegressor", "PrivateSearch", "PublicScaler"]
+__all__ = ["DPADMMClassifier", "DPADMMPoissonRegressor", "DPADMMRegressor", "PrivateSearch", "PublicScaler"]

@@ -1,14 +1,15 @@
-"""Private linear models with scikit-learn's manners: a classifier and a regressor."""
+"""Private linear models with scikit-learn's manners: a classifier, a regressor, and one for counts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.metrics import d2_tweedie_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
@@ -17,10 +18,13 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
 from dpadmm.estimators.base import Checked, PrivateLinearModel, as_groups, hinted, owned
 from dpadmm.estimators.encoding import label_scale, positive, validated
+from dpadmm.optim.losses import Poisson
 from dpadmm.optim.losses.base import Task
+from dpadmm.optim.losses.poisson import LARGEST_SCORE, coded
 
 CLASSIFIER_LOSSES = ("logistic", "hinge", "smoothed_hinge")
 REGRESSOR_LOSSES = ("squared", "huber")
+LEAST_RATE = 1e-300
 
 
 def _gives_probabilities(classifier: DPADMMClassifier) -> bool:
@@ -305,3 +309,150 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         scores = self._model.decision_function(rows)[:, 0]
         middle, half = self._label_scale
         return np.asarray(middle + half * scores)
+
+
+@hinted
+@dataclass(eq=False, repr=False)
+class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
+    """Poisson regression with log link whose whole fit is (ε, δ)-private for every single row: counts and rates.
+
+    Minimises what :class:`sklearn.linear_model.PoissonRegressor` does: ``mean of half the deviance + alpha·(l1_ratio·
+    ‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)``, except that the weight of the constant column is penalised too. w is in the units
+    of X (of X mapped to [−1, 1] or standardised, where ``bounds`` or ``scale`` are given).
+
+    Parameters
+    ----------
+    y_max : float, optional
+        Public largest count; larger ones are taken to be this. Left out: read off ``y``, with a
+        :class:`dpadmm.PrivacyLeakWarning`.
+    exposure_max : float, optional
+        Public largest exposure, where ``fit`` is given some; larger ones are taken to be this. Left out: read off
+        them, with the same warning.
+    alpha : float
+        Strength of the penalty; 0 for none.
+    gradient_bound : float
+        For dp_admm, in largest counts: a row whose gradient is longer counts no more than this, and the noise is in
+        proportion to it.
+    epsilon, delta, data_norm, bounds, center, scale, l1_ratio, method, max_iter
+        As in :class:`DPADMMClassifier`.
+    fit_intercept : bool
+        It has to be True: rates have a level of their own.
+    n_agents, trust, honest, inference, rho, weight_radius, random_state, accountant
+        Likewise.
+
+    Attributes
+    ----------
+    coef_ : (features,)
+        Logarithms of rate ratios, in the units of X.
+    intercept_ : float
+        Logarithm of the rate of one exposure where X is 0.
+    n_features_in_, feature_names_in_, n_iter_, privacy_
+        As in :class:`DPADMMClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X, years = rng.uniform(-1, 1, (20_000, 2)), rng.uniform(1, 5, 20_000)
+    >>> y = rng.poisson(years * np.exp(0.5 + X[:, 0] - X[:, 1]))
+    >>> model = DPADMMPoissonRegressor(epsilon=1.0, bounds=(-1, 1), y_max=60, exposure_max=5)
+    >>> model = model.fit(X, y, exposure=years)
+    >>> bool(abs(model.coef_ - [1, -1]).max() < 0.2), bool(abs(model.predict([[0, 0]])[0] - np.exp(0.5)) < 0.3)
+    (True, True)
+    """
+
+    _: KW_ONLY
+    y_max: float | None = None
+    exposure_max: float | None = None
+    alpha: float = 0.0
+    gradient_bound: float = 1.0
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True  # as of DPADMMRegressor
+        tags.target_tags.positive_only = True
+        return tags
+
+    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, exposure: Any = None) -> Self:
+        """Fit to rows X (dense or sparse) and counts y; ``groups`` says who owns a row (None: one agent).
+
+        ``exposure`` has the years, doses or persons that a count belongs to, above 0: (rows,), or 1 for all. ``public``
+        is a pair (X, y) of rows that anyone may see, with an exposure of 1.
+        """
+        checked = self._checked(X, y, groups, public, exposure)
+        self._warn(checked.leaks)
+        checked.train()
+        return self
+
+    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, exposure: Any = None) -> Checked:
+        X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
+        if not self.fit_intercept:
+            raise StudyError("fit_intercept must be True for counts: rates have a level of their own")
+        y, spent = _counts(y.astype(float)), _exposures(exposure, len(y))
+        leaks = ["the largest count (give y_max=)"] if self.y_max is None else []
+        largest = positive("y_max", float(y.max()) or 1.0 if self.y_max is None else self.y_max)
+        if exposure is not None and self.exposure_max is None:
+            leaks.append("the largest exposure (give exposure_max=)")
+        longest = positive("exposure_max", float(spent.max()) if self.exposure_max is None else self.exposure_max)
+        encoding, unbounded = self._encoding_of(X)
+        settings = self._settings(
+            X.shape[0],
+            encoding,
+            strength=positive("alpha", self.alpha, or_zero=True) * X.shape[0] / largest,
+            half=1.0,
+            loss=Poisson(positive("gradient_bound", self.gradient_bound), unit=min(1.0, 1.0 / largest)),
+            **owned(groups, self.n_agents),
+        )
+
+        def encoded(X: Any, y: Any, groups: Any = None, spent: Any = 1.0) -> Dataset:
+            labels = coded(np.minimum(_counts(y.astype(float)) / largest, 1.0), np.minimum(spent / longest, 1.0))
+            return Dataset("X", encoding.rows(X), labels, None, as_groups(groups))
+
+        prepared = self._prepared(encoded(X, y, groups, spent), settings)
+        prior = self._prior(public, encoded, settings)
+        leaks += unbounded
+        level = float(np.log(largest / longest))
+
+        def train() -> None:
+            result = self._run(prepared, settings, leaks, prior)
+            self._keep(result.model, encoding, middle=level, half=1.0)
+            self._label_scale = 0.0, largest  # a search judges by errors beside it
+            coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
+            self.coef_, self.intercept_ = coef[0], float(level + constant[0])
+
+        return Checked(leaks, train)
+
+    def predict(self, X: Any) -> Floats:
+        """Rates: the mean count of one exposure, (rows,)."""
+        rows = self._encode(X)
+        scores = self._model.decision_function(rows)[:, 0] + self._units[1]
+        return np.asarray(np.exp(np.minimum(scores, LARGEST_SCORE)))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """D², the share of the deviance that is explained, as of PoissonRegressor: of rates, weighted by exposures."""
+        rates = np.maximum(self.predict(X), LEAST_RATE)
+        return float(d2_tweedie_score(y, rates, sample_weight=sample_weight, power=1))
+
+
+def _counts(y: Floats) -> Floats:
+    """Counts as they are, if none is negative."""
+    if (y < 0.0).any():
+        row = int(np.argmax(y < 0.0))
+        raise DataError(f"y[{row}] is {y[row]:g}, and counts are never negative; correct it or leave the row out")
+    return y
+
+
+def _exposures(exposure: Any, n_rows: int) -> Floats:
+    """One for every row, above 0."""
+    if exposure is None:
+        return np.ones(n_rows)
+    found = np.asarray(exposure, dtype=float)
+    if found.shape != (n_rows,):
+        raise DataError(f"exposure has shape {found.shape}, and there are {n_rows} rows; give one number a row")
+    good = np.isfinite(found) & (found > 0.0)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise DataError(
+            f"exposure[{row}] is {found[row]:g}, and exposures are above 0; correct it or leave the row out"
+        )
+    return found

@@ -68,7 +68,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
 
     Parameters
     ----------
-    estimator : DPADMMClassifier or DPADMMRegressor
+    estimator : DPADMMClassifier, DPADMMRegressor or DPADMMPoissonRegressor
         Its ``epsilon``, ``delta`` and ``random_state`` are not used; those of the search are.
     candidates : list of dicts
         Parameters to try, ``[{"C": 0.1}, {"C": 1, "max_iter": 30}]`` or a

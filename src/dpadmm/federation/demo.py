@@ -78,7 +78,7 @@ rows = 1
 [limits]
 epsilon = {epsilon!r}
 delta = {delta!r}
-methods = ["auto", "dp_admm", "dp_sgd"]
+methods = ["auto", "dp_admm", "dp_sgd", "statistics", "evaluation"]
 losses = ["logistic"]
 max_rounds = {max_rounds}
 min_rows = 20

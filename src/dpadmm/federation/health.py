@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
@@ -38,10 +38,18 @@ CERTIFICATE_DAYS, MAX_CLOCK_DIFFERENCE, UNCONNECTED_AFTER = 30, 60.0, 60.0
 Status = dict[str, Any]
 
 
+AlarmCode = Literal[
+    "not-running", "not-connected", "stalled", "site-silent", "site-left-out", "site-refuses", "site-cloned",
+    "aggregator-silent", "ledger-closed", "ledger-behind", "cloned", "not-enrolled",
+    "disk-full", "disk-small", "certificate", "clock",
+]  # fmt: skip
+"""All there are: docs/operations.md has an entry for each."""
+
+
 class Alarm(NamedTuple):
     """Something to act on; docs/operations.md says what to do. An ``error`` is unhealthy, a ``warning`` is not."""
 
-    code: str
+    code: AlarmCode
     level: str
     text: str
 
@@ -75,6 +83,7 @@ class StudyStatus(TypedDict):
     hash: str
     decision: str
     answering: bool
+    refusal: str | None
     last_round: int | None
     n_rounds: int
     asked_at: str | None
@@ -92,6 +101,8 @@ class AgentStatus(TypedDict):
     aggregator_silent: bool
     clock_difference: float | None
     ledger_open: bool
+    lease: str
+    contested: bool
     site: str
     broker: str
     certificate_expires: str
@@ -127,8 +138,8 @@ def days_left(expires: datetime | str) -> int:
 def disk_alarms(folder: Path) -> Iterator[Alarm]:
     free = shutil.disk_usage(folder).free
     if free < SMALL_DISK:
-        level, code = ("error", "disk-full") if free < FULL_DISK else ("warning", "disk-small")
-        yield Alarm(code, level, f"{free / 2**20:,.0f} MB are free for {folder}")
+        text = f"{free / 2**20:,.0f} MB are free for {folder}"
+        yield Alarm("disk-full", "error", text) if free < FULL_DISK else Alarm("disk-small", "warning", text)
 
 
 def certificate_alarms(whose: str, expires: datetime | str, *, own: bool) -> Iterator[Alarm]:
@@ -186,6 +197,17 @@ def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
         found.append(Alarm("aggregator-silent", "warning", text))
     if not seen["ledger_open"]:
         found.append(Alarm("ledger-closed", "error", "the ledger failed, so that nothing is answered: see agent.log"))
+    if seen["lease"] == "behind":
+        text = "the ledger is an old copy, by what the aggregator knows, so that nothing is answered"
+        found.append(Alarm("ledger-behind", "error", text))
+    if seen["lease"] == "cloned" or seen["contested"]:
+        here, there = ("this", "the other") if seen["lease"] == "cloned" else ("the other", "this")
+        text = f"two agents have this site's certificate: {there} one answers, and {here} one is refused"
+        found.append(Alarm("cloned", "error", text))
+    for study in seen["studies"]:
+        if study["decision"] == "accepted" and study["refusal"]:
+            text = f"{study['name']!r} is accepted, and not answered ({study['refusal']}): see agent.log"
+            found.append(Alarm("not-enrolled", "error", text))
     found += certificate_alarms("this site", seen["certificate_expires"], own=True)
     return [*found, *clock_alarms("the aggregator", seen["clock_difference"])]
 
@@ -209,6 +231,9 @@ def study_alarms(seen: Status) -> Iterator[Alarm]:
         elif site["silent"] and site["state"] not in ("revoked", "excluded"):
             since = "" if site["last_seen"] is None else f" since {site['last_seen']}"
             yield Alarm("site-silent", "warning", f"{site['name']} gave no sign of life{since}")
+        if site["doubt"] == "cloned":
+            text = f"two agents have the certificate of {site['name']}: the second one is refused"
+            yield Alarm("site-cloned", "warning", text)
         if site["left_out"]:
             text = f"{site['name']} was away for long, and the model is that of the others"
             yield Alarm("site-left-out", "warning", text)

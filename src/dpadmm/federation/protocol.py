@@ -3,8 +3,9 @@
 A message is a header of ``HEAD.size`` bytes and a body of exactly the length that the header states: float64
 numbers (little-endian) of a consensus or an upload, the code of a refusal, or nothing; with secure aggregation
 also masked int64 numbers, the members of a round, or tags of pairs. Beside them there are signs of life, which
-have the sender's clock and nothing else. There is no other kind of message, so nothing can ask a site to run, read
-or configure anything. Sizes are checked before allocation.
+have the sender's clock and nothing else, and leases: a site says how far its ledger is, and the aggregator which of
+its agents may answer. There is no other kind of message, so nothing can ask a site to run, read or configure
+anything. Sizes are checked before allocation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -112,6 +113,110 @@ def clock_of_beat(data: bytes) -> float:
     if not 0.0 <= clock < 1e11:
         raise BadMessage("no clock")
     return float(clock)
+
+
+class Mark(NamedTuple):
+    """How far a ledger is: old copies that its owner put back, records, and the chain of the last one.
+
+    Of two marks of one ledger the larger is the later one.
+    """
+
+    restores: int = 0
+    seq: int = 0
+    chain: str = NO_DIGEST
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.restores, self.seq
+
+
+class Claim(NamedTuple):
+    """An agent asks for its site's lease, or gives it back.
+
+    ``instance`` is drawn at its start, ``number`` counts its claims, and ``proved`` is the chain that it found in its
+    own ledger where the aggregator's mark has one.
+    """
+
+    instance: str
+    number: int
+    mark: Mark
+    proved: str = NO_DIGEST
+    leaving: bool = False
+
+
+class Verdict(IntEnum):
+    """What the aggregator says to a claim."""
+
+    GRANTED = 1
+    PROVE = 2
+    """The lease is free: show that the ledger goes on from this mark."""
+    WAIT = 3
+    """Another agent of the site was there a moment ago."""
+    CLONED = 4
+    """Another agent of the site is there, too."""
+    BEHIND = 5
+    """The ledger lacks records that the aggregator knows of."""
+
+
+class Grant(NamedTuple):
+    """The verdict on a claim, the latest mark of the site, and whether another agent of it was refused of late."""
+
+    verdict: Verdict
+    instance: str
+    number: int
+    mark: Mark
+    contested: bool = False
+
+
+CLAIM = struct.Struct("<4sBBH16sQIQ32s32s")
+"""Magic, version, kind, leaving, instance, number, restores, records, chain, proved."""
+
+GRANT = struct.Struct("<4sBBH16sQIQ32sI")
+"""Magic, version, kind, verdict, instance, number, restores, records, chain, contested."""
+
+CLAIM_KIND, GRANT_KIND = 254, 253
+CLAIMS = "dpadmm.lease.up"
+"""Where sites claim, each under its name; a grant goes to the subject of its site."""
+
+LEASE_HOLDS, LEASE_FREE_AFTER = 2.5, 4.5
+"""Seconds after a claim for which its grant holds, and after the last claim until another agent may have the lease."""
+
+
+def grants_of(name: str) -> str:
+    """The subject of a site's grants."""
+    return f"dpadmm.lease-{name}.down"
+
+
+def packed_claim(claim: Claim) -> bytes:
+    restores, seq, chain = claim.mark
+    ids = bytes.fromhex(claim.instance), claim.number, restores, seq, bytes.fromhex(chain), bytes.fromhex(claim.proved)
+    return CLAIM.pack(MAGIC, VERSION, CLAIM_KIND, claim.leaving, *ids)
+
+
+def unpacked_claim(data: bytes) -> Claim:
+    leaving, instance, number, restores, seq, chain, proved = _lease_fields(CLAIM, CLAIM_KIND, data)
+    if leaving > 1:
+        raise BadMessage("not a message about a lease")
+    return Claim(instance.hex(), number, Mark(restores, seq, chain.hex()), proved.hex(), bool(leaving))
+
+
+def packed_grant(grant: Grant) -> bytes:
+    restores, seq, chain = grant.mark
+    ids = bytes.fromhex(grant.instance), grant.number, restores, seq, bytes.fromhex(chain)
+    return GRANT.pack(MAGIC, VERSION, GRANT_KIND, grant.verdict, *ids, grant.contested)
+
+
+def unpacked_grant(data: bytes) -> Grant:
+    verdict, instance, number, restores, seq, chain, contested = _lease_fields(GRANT, GRANT_KIND, data)
+    if verdict not in set(Verdict) or contested > 1:
+        raise BadMessage("not a message about a lease")
+    return Grant(Verdict(verdict), instance.hex(), number, Mark(restores, seq, chain.hex()), bool(contested))
+
+
+def _lease_fields(form: struct.Struct, kind: int, data: bytes) -> list[Any]:
+    if len(data) != form.size or data[:6] != MAGIC + bytes([VERSION, kind]):
+        raise BadMessage("not a message about a lease")
+    return list(form.unpack(data))[3:]
 
 
 class Seen(NamedTuple):

@@ -1,17 +1,21 @@
-"""How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R² for numbers.
+"""How good a model is on a table: accuracy, loss, AUC, calibration, confusion; RMSE, MAE, R²; deviance of counts.
 
-There is no noise on any of this: it tells about the rows of the table, which must be public or one's own.
+There is no noise on any of this: it tells about the rows of the table, which must be public or one's own. A
+:class:`PrivateEvaluation` is what an evaluation study released of them, with noise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
@@ -20,8 +24,15 @@ from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
 from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
-from dpadmm.model.model import Model, Scorer, score_file
-from dpadmm.optim.losses import LOSSES
+from dpadmm.model.description import Estimate, StatisticsResult, released_by
+from dpadmm.model.model import PROBABILITIES, Model, Scorer, score_file
+from dpadmm.optim.losses import LOSSES, Poisson
+from dpadmm.optim.losses.poisson import LARGEST_SCORE, decoded
+from dpadmm.privacy.report import privacy_sentence
+from dpadmm.privacy.statistics.score_histogram import EDGES
+from dpadmm.study.settings import Training
+from dpadmm.study.study import Study
+from dpadmm.training.methods import Evaluation as EvaluationRelease
 
 BINS = 10
 NOT_TO_PUBLISH = (
@@ -46,7 +57,8 @@ class Evaluation:
     """Figures by name (None where there is no such number).
 
     ``figures`` are accuracy, most_frequent_class, loss, auc, and of probabilities log_loss, brier (summed over
-    more than two classes) and calibration_error; or rmse, mae, r2, loss.
+    more than two classes) and calibration_error; or rmse, mae, r2, loss; or, of counts, deviance (its mean), explained
+    (the share of a constant rate's), observed and expected.
     ``confusion`` has rows by true class (down) and predicted class (across); it is empty for numbers.
     ``bins`` compare the probability of the positive class (of the likeliest one where there are more than
     two) with how often it was true.
@@ -82,10 +94,13 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     if column in scorer.columns:
         raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
     scores, truth = [], []
-    numbers = frozenset([column] if model.task == "regression" else [])
-    for found, beside in score_file(scorer, path, beside=[column], numbers=numbers):
+    exposure = model.label.exposure if model.label else None
+    read = [column] if exposure is None else [column, exposure]
+    numbers = frozenset(read if model.task in ("regression", "count") else [])
+    for found, beside in score_file(scorer, path, beside=read, numbers=numbers):
         first = scorer.report.rows - len(found)
-        truth.append(_truth(model, beside.column(column), column, first, path))
+        exposures = None if exposure is None else beside.column(exposure)
+        truth.append(_truth(model, beside.column(column), column, first, path, exposures))
         scores.append(found)
     return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report)
 
@@ -94,6 +109,8 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
     """Figures from the truth (codes of classes, or numbers in the label's units) and scores (rows, p)."""
     report = report or Report(rows=len(truth))
     classes = model.class_names
+    if model.task == "count":
+        return Evaluation(len(truth), _of_counts(model, truth, scores), (), np.empty((0, 0), int), (), report)
     if model.task == "regression":
         figures = _of_numbers(truth, np.asarray(model.answers(scores), float))
         labels = truth
@@ -162,6 +179,183 @@ def reliability(chances: Floats, codes: Integers) -> list[Bin]:
     ]
 
 
+def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
+    """The study that evaluates a model: its columns, label and weights, and a budget (``epsilon``, ``delta``)."""
+    if model.task != "binary":
+        raise DataError(f"evaluation under privacy is for models of two classes, and this one is for {model.task}")
+    if model.schema is None and not model.feature_names:
+        raise DataError("the model does not know the names of its columns, so that no site could read them")
+    rows: dict[str, Any] = {"schema": model.schema, "label": model.label}
+    if model.schema is None or model.label is None:
+        rows = {"features": model.feature_names, "classes": model.classes}
+    method = EvaluationRelease(weights=tuple(model.weights[:, 0].tolist()))
+    training = Training(loss=model.loss, method=method, intercept=model.intercept, **budget)
+    return Study(name=name, training=training, **rows)
+
+
+MIDDLES = np.array([EDGES[0] - 0.25, *(0.5 * (low + high) for low, high in pairwise(EDGES)),
+                    EDGES[-1] + 0.25])  # fmt: skip
+"""Scores that stand for the bins."""
+
+
+CLEAR_RATE = 0.1
+"""Noise of the rows in a group of scores, beside their number."""
+
+
+class CalibrationGroup(NamedTuple):
+    """Rows by their predicted probability: how many, what was predicted on average, and what was true."""
+
+    low: float
+    high: float
+    rows: float
+    predicted: float
+    observed: float
+    se: float
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateEvaluation:
+    """A model on rows of others, from the noisy histogram of its scores by class.
+
+    ``counts`` (2, bins) are as released, shifted so that they add up to the rows where all of these count; some may be
+    negative, since to cut them would fill bins that are empty, and flatter nobody. So accuracy, shares and Brier score
+    are unbiased, and AUC and slope nearly so. ``figures`` have standard errors: of the privacy noise alone, and with
+    that of a sample, both by how a figure follows each count (the delta method). Scores stand for their bin's
+    middle, which moves figures by about 0.002.
+    """
+
+    study: Study
+    n_rows: int
+    noise: float
+    counts: Floats
+    all_count: bool
+    figures: Mapping[str, Estimate | None]
+    privacy: Mapping[str, Any]
+    statement: Mapping[str, Any]
+
+    @cached_property
+    def calibration(self) -> list[CalibrationGroup]:
+        """Bins of scores, neighbours together until the noise of a rate is small: see ``CLEAR_RATE``."""
+        found, first = [], 0
+        rows, chances = self.counts.sum(axis=0), expit(np.array([-np.inf, *EDGES, np.inf]))
+        for last in range(len(rows)):
+            together = slice(first, last + 1)
+            n, error = float(rows[together].sum()), self.noise * math.sqrt(last + 1 - first)
+            left = float(rows[last + 1 :].sum())
+            if (n > 0.0 and error <= CLEAR_RATE * n and CLEAR_RATE * left >= error) or (last + 1 == len(rows) and n):
+                observed = float(np.clip(self.counts[1, together].sum() / n, 0.0, 1.0))
+                se = math.sqrt(
+                    observed * (1.0 - observed) / n + (1.0 - 2.0 * observed + 2.0 * observed**2) * (error / n) ** 2
+                )
+                predicted = float(
+                    np.clip(rows[together] @ expit(MIDDLES[together]) / n, chances[first], chances[last + 1])
+                )
+                found.append(
+                    CalibrationGroup(float(chances[first]), float(chances[last + 1]), n, predicted, observed, se)
+                )
+                first = last + 1
+        return found
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{privacy_sentence(self.privacy)} Counts have noise of standard deviation {self.noise:,.1f}; "
+            "standard errors include it."
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        edges = [None, *EDGES, None]
+        bins = [
+            {"score_above": low, "score_to": high, "negative": no, "positive": yes}
+            for low, high, no, yes in zip(edges, edges[1:], *self.counts.tolist(), strict=False)
+        ]
+        return {
+            "rows": self.n_rows,
+            "noise_of_a_count": self.noise,
+            "figures": {name: each and each._asdict() for name, each in self.figures.items()},
+            "bins": bins,
+            "calibration": [each._asdict() for each in self.calibration] if "brier" in self.figures else [],
+            "privacy_sentence": self.sentence,
+            "study": {"name": self.study.name, "hash": self.study.hash},
+            "privacy": dict(self.privacy),
+            "statement": dict(self.statement),
+        }
+
+
+def private_evaluation_of(result: StatisticsResult, *, all_count: bool) -> PrivateEvaluation:
+    """The evaluation that a run of an evaluation study gives; ``all_count``: no row can be silent."""
+    released = released_by(result, EvaluationRelease.name)
+    sigma, n, counts = released.noise_std, released.n_rows, released.sums
+    if all_count:
+        counts = counts + (n - counts.sum()) / counts.size
+    chances = result.study.training.loss.name in PROBABILITIES
+    slopes = _slopes(counts, probabilities=chances)
+    figures: dict[str, Estimate | None] = {}
+    for name, value in _of_histogram(counts, probabilities=chances).items():
+        if value is None or not np.isfinite(slope := slopes[name]).all():
+            figures[name] = None
+            continue
+        by_noise = sigma * float(np.linalg.norm(slope - slope.mean() if all_count else slope))
+        by_sample = max(float(np.sum(counts * slope**2)), 0.0)
+        figures[name] = Estimate(value, by_noise, math.hypot(by_noise, math.sqrt(by_sample)))
+    return PrivateEvaluation(
+        result.study, n, sigma, counts, all_count, figures, result.privacy.as_json(), result.statement.as_json()
+    )
+
+
+def _slopes(counts: Floats, *, probabilities: bool) -> dict[str, Floats]:
+    """How every figure follows each count: by small steps up and down."""
+    step, found = 1e-4 * max(float(counts.sum()), 1.0), dict[str, Floats]()
+    for place in np.ndindex(counts.shape):
+        moved = np.zeros(counts.shape)
+        moved[place] = step
+        ends = [_of_histogram(counts + sign * moved, probabilities=probabilities) for sign in (1.0, -1.0)]
+        for name, high in ends[0].items():
+            low = ends[1][name]
+            slope = np.nan if high is None or low is None else (high - low) / (2.0 * step)
+            found.setdefault(name, np.zeros(counts.shape))[place] = slope
+    return found
+
+
+def _of_histogram(counts: Floats, *, probabilities: bool) -> dict[str, float | None]:
+    """Figures from rows by class (down) and bin of the score (across)."""
+    no, yes = counts
+    n, n_no, n_yes = max(counts.sum(), 1.0), no.sum(), yes.sum()
+    half = len(no) // 2
+    below = np.cumsum(no) - 0.5 * no
+    found: dict[str, float | None] = {
+        "accuracy": float((no[:half].sum() + yes[half:].sum()) / n),
+        "most_frequent_class": float(max(n_no, n_yes) / n),
+        "positive_share": float(n_yes / n),
+        "auc": float(yes @ below / (n_yes * n_no)) if n_yes >= 1.0 and n_no >= 1.0 else None,
+    }
+    if probabilities:
+        chances = expit(MIDDLES)
+        found["brier"] = float((no @ chances**2 + yes @ (1.0 - chances) ** 2) / n)
+        found["mean_probability"] = predicted = float((no + yes) @ chances / n)
+        found["calibration_in_the_large"] = predicted - float(n_yes / n)
+        found["calibration_slope"] = _slope(no, yes)
+    return found
+
+
+def _slope(no: Floats, yes: Floats) -> float | None:
+    """Of the log odds in the score, by Newton steps; 1 for a calibrated model, less for one that is too sure."""
+    if no.sum() < 1.0 or yes.sum() < 1.0:
+        return None
+    design, fitted = np.column_stack([np.ones(len(MIDDLES)), MIDDLES]), np.array([0.0, 1.0])
+    for _ in range(50):
+        chances = expit(design @ fitted)
+        slopes = design.T @ (yes - (no + yes) * chances)
+        curved = (design.T * ((no + yes) * chances * (1.0 - chances))) @ design
+        if np.linalg.eigvalsh(curved)[0] <= 1e-9:  # by noise
+            return None
+        step = np.linalg.solve(curved, slopes)
+        fitted = fitted + np.clip(step, -1.0, 1.0)
+        if np.abs(step).max() < 1e-9:
+            break
+    return float(fitted[1]) if np.abs(fitted).max() < 20.0 else None
+
+
 def _of_numbers(truth: Floats, predicted: Floats) -> dict[str, float | None]:
     residuals = predicted - truth
     spread = float(((truth - truth.mean()) ** 2).sum())
@@ -169,6 +363,25 @@ def _of_numbers(truth: Floats, predicted: Floats) -> dict[str, float | None]:
         "rmse": float(np.sqrt((residuals**2).mean())),
         "mae": float(np.abs(residuals).mean()),
         "r2": 1.0 - float((residuals**2).sum()) / spread if spread > 0.0 else None,
+    }
+
+
+def _of_counts(model: Model, labels: Floats, scores: Floats) -> dict[str, float | None]:
+    """Of labels as the loss wants them, in units of the counts."""
+    label = model.label
+    largest, loss = (label.largest, Poisson(cuts=label.cuts)) if label else (1.0, Poisson())
+    (counts, _), (exposures, ends) = decoded(labels), loss.spent(labels)
+    happened, expected = counts[:, None] * ends, exposures * np.exp(np.minimum(scores, LARGEST_SCORE))
+    rates = np.maximum(happened.sum(axis=0), 1e-300) / np.maximum(exposures.sum(axis=0), 1e-300)
+    deviance, constant = (
+        2.0 * largest * float(loss.value(labels, each).mean())
+        for each in (scores, np.broadcast_to(np.log(rates), scores.shape))
+    )
+    return {
+        "deviance": deviance,
+        "explained": 1.0 - deviance / constant if constant > 0.0 else None,
+        "observed": largest * float(counts.sum()),
+        "expected": largest * float(expected.sum()),
     }
 
 
@@ -183,9 +396,13 @@ def _mean_loss(model: Model, labels: Floats, scores: Floats) -> float | None:
     return float(loss.value(labels, scores).mean())
 
 
-def _truth(model: Model, cells: Any, column: str, first: int, path: Path) -> Floats:
-    """Codes of classes, or numbers as they are."""
+def _truth(model: Model, cells: Any, column: str, first: int, path: Path, exposures: Any = None) -> Floats:
+    """Codes of classes, numbers as they are, or counts as the loss wants them."""
     try:
+        if model.task == "count":
+            return encode_labels_of(
+                replace(model.label or Label(column, plain=True), counts=True), cells, first, exposures
+            )
         if model.task != "regression":
             # As a cell says it: 1, not 1.0
             classes = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in model.class_names)

@@ -2,7 +2,9 @@
 
 ``score = intercept + Σ coefficient · value``, exactly, for every row that training did not clamp or shorten.
 A value is the number itself (its binary logarithm after a log), 1 or 0 for true and false, the place of an
-ordinal value from 0, and 1 for the category, bin or missing cell a row has. A missing cell without a feature
+ordinal value from 0, and 1 for the category, bin or missing cell a row has. The coefficients of a spline are its
+heights at the knots and bounds. The value of an interaction is the product of both columns' values; a column's own
+coefficient is then for the average of the other one's values, or for its 0. A missing cell without a feature
 of its own has the value in the middle, or the column's center. Standard errors follow from the covariance of the
 weights, where the study asked for it (``Model.covariance``): they count the sample and the privacy noise.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +22,7 @@ from scipy.special import ndtr, ndtri
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
-from dpadmm.data.schema import OTHER, Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.data.schema import OTHER, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
 from dpadmm.model.model import Model
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 
@@ -84,8 +87,8 @@ class Coefficient:
             return None
         return float(2.0 * ndtr(-abs(self.coefficient) / self.standard_error))
 
-    def row(self, *, ratios: bool) -> dict[str, Any]:
-        """Plain values by their tidy names; ``ratios`` for log odds."""
+    def row(self, *, ratios: str) -> dict[str, Any]:
+        """Plain values by their tidy names; ``ratios`` is what the exponential of the coefficient is called."""
         low, high = self.interval() or (None, None)
         found = {
             "column": self.column,
@@ -99,25 +102,26 @@ class Coefficient:
             "p_value": self.p_value,
         }
         if ratios:
-            odds = {"odds_ratio": self.coefficient, "odds_ratio_low": low, "odds_ratio_high": high}
-            found |= {name: None if value is None else ratio(value) for name, value in odds.items()}
+            name = ratios.replace(" ", "_")
+            logs = {name: self.coefficient, f"{name}_low": low, f"{name}_high": high}
+            found |= {name: None if value is None else ratio(value) for name, value in logs.items()}
         return found
 
-    def as_json(self, *, ratios: bool) -> dict[str, Any]:
+    def as_json(self, *, ratios: str) -> dict[str, Any]:
         return {**self.row(ratios=ratios), "effect_over_range": self.effect, "unseen": self.unseen}
 
 
-def ratio(log_odds: float) -> float | None:
-    """Odds ratio; None where it is no finite number."""
-    return math.exp(log_odds) if log_odds < 700.0 else None
+def ratio(logarithm: float) -> float | None:
+    """Ratio of odds, rates or hazards; None where it is no finite number."""
+    return math.exp(logarithm) if logarithm < 700.0 else None
 
 
 @dataclass(frozen=True)
 class Explanation:
     """All coefficients, largest effect over the column's range first; those of unseen values last.
 
-    ``score`` says what they change, and ``ratios`` whether that are log odds of a class against another; ``unknown``
-    says why there are no intervals, where there are none.
+    ``score`` says what they change, and ``ratios`` what their exponentials are: odds, rate or hazard ratio, or nothing;
+    ``unknown`` says why there are no intervals, where there are none.
     """
 
     score: str
@@ -125,12 +129,12 @@ class Explanation:
     intercepts: tuple[Coefficient, ...]
     unknown: str
     shortened: str
-    ratios: bool = False
+    ratios: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "score": self.score,
-            "intercept": [each.row(ratios=False) for each in self.intercepts],
+            "intercept": [each.row(ratios="") for each in self.intercepts],
             "coefficients": [each.as_json(ratios=self.ratios) for each in self.coefficients],
             "confidence": LEVEL,
             "no_intervals_because": self.unknown or None,
@@ -155,7 +159,7 @@ class Explanation:
 
     def summary(self, about: Sequence[str] = ()) -> str:
         """A table as text: estimates with standard errors, p-values and 95% intervals."""
-        words = ["", "coef", "std err", "z", "P>|z|", "[0.025", "0.975]", *(["odds ratio"] if self.ratios else [])]
+        words = ["", "coef", "std err", "z", "P>|z|", "[0.025", "0.975]", *([self.ratios] if self.ratios else [])]
         lines = [words]
         for each in (*self.coefficients, *self.intercepts):
             cells = [f"{each.name} ({each.per})" if each.per else each.name, f"{each.coefficient:.4g}"]
@@ -185,7 +189,10 @@ COUNTED = (
 
 
 class _Term(NamedTuple):
-    """A coefficient as a combination of weights: ``slope`` times one of them, less a column's average."""
+    """A coefficient as a combination of weights: ``slope`` times one of them, less a column's average.
+
+    ``more`` are places of products with another column, and factors of the weights there.
+    """
 
     column: str
     value: str
@@ -195,6 +202,7 @@ class _Term(NamedTuple):
     slope: float
     against: tuple[slice, Floats] | None = None
     unseen: bool = False
+    more: tuple[tuple[slice, Floats], ...] = ()
 
 
 def explain(model: Model) -> Explanation:
@@ -202,23 +210,19 @@ def explain(model: Model) -> Explanation:
     names = model.feature_names or [f"feature {j + 1}" for j in range(model.n_features)]
     schema = model.schema or Schema(tuple(map(Plain, names)), row_norm=1.0)
     share = BESIDE_INTERCEPT if model.intercept else 1.0
-    scale, shift = model.label_units if model.task == "regression" else (1.0, 0.0)
-    terms: list[_Term] = []
-    constant, first = np.zeros(len(model.weights)), 0
-    for column in schema.columns:
-        found, offsets = _terms(column, first)
-        terms += found
-        constant[first : first + len(offsets)] = offsets / schema.scale
-        first += len(offsets)
+    scale, shift = model.label_units if model.task == "regression" else (1.0, model.log_rate)
+    terms, offsets = _all_terms(schema)
+    constant = np.zeros(len(model.weights))
+    constant[: len(offsets)] = offsets / schema.scale
     if model.intercept:
         constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
     outputs, classes = _outputs(model)
     unknown = unknown_because(model, schema)
 
-    def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0) -> list[Coefficient]:
+    def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0, interval: int = 0) -> list[Coefficient]:
         rows = rows * (share * scale)
-        values = rows @ model.weights @ outputs.T + shift
-        errors = np.full(values.shape, None) if unknown else standard_errors(model, rows)
+        values = rows @ model.weights @ np.roll(outputs, interval, axis=1).T + shift
+        errors = np.full(values.shape, None) if unknown else standard_errors(model, rows, interval)
         return [
             Coefficient(term.column, term.value, term.per, name, value, error, term.span, term.unseen)
             for name, of_class, errors_of_class in zip(classes, values.T.tolist(), errors.T.tolist(), strict=True)
@@ -232,10 +236,14 @@ def explain(model: Model) -> Explanation:
     return Explanation(
         score=_score(model),
         coefficients=tuple(sorted(every, key=lambda each: (each.unseen, -abs(each.effect)))),
-        intercepts=tuple(coefficients([_Term("intercept", "", "", 1.0, 0, 1.0)], constant[None], shift)),
+        intercepts=tuple(
+            each
+            for interval, (name, value) in enumerate(_constants(model))
+            for each in coefficients([_Term(name, value, "", 1.0, 0, 1.0)], constant[None], shift, interval)
+        ),
         unknown=unknown,
         shortened=_shortened(model),
-        ratios=model.loss == "logistic",
+        ratios=_ratios(model),
     )
 
 
@@ -249,12 +257,17 @@ def in_units(model: Model, rows: Floats, names: Sequence[str], *, shift: float =
         Coefficient(name, "", PER_UNIT * (name is not names[-1]), "", value, error, 1.0)
         for name, value, error in zip(names, values.tolist(), errors, strict=True)
     ]
-    return Explanation(_score(model), tuple(found[:-1]), (found[-1],), unknown, "", model.loss == "logistic")
+    return Explanation(_score(model), tuple(found[:-1]), (found[-1],), unknown, "", _ratios(model))
 
 
-def standard_errors(model: Model, rows: Floats) -> Any:
-    """Of combinations (n, d) of the weights of one score: (n, 1), None where rows say nothing of a weight in it."""
+def standard_errors(model: Model, rows: Floats, interval: int = 0) -> Any:
+    """Of combinations (n, d) of the weights of one score: (n, 1), None where rows say nothing of a weight in it.
+
+    Where the constant has a weight in each of several intervals, the combinations are of the one named.
+    """
     assert model.covariance is not None
+    more = len(model.covariance) - len(model.weights)
+    rows = np.hstack([rows[:, :-1], rows[:, -1:] * (np.arange(more + 1) == interval)])
     told = ~((rows != 0.0) & (np.diag(model.covariance) == 0.0)).any(axis=1)
     variances = np.einsum("ij,jk,ik->i", rows, model.covariance, rows)
     errors = np.sqrt(np.maximum(variances, 0.0)).astype(object)
@@ -275,14 +288,24 @@ def unknown_because(model: Model, schema: Schema) -> str:
         factor = f" ({1.0 / model.clearance:.1f} times too much)" if model.clearance > 0.1 else ""
         return NOT_CLEAR.format(factor=factor) if model.clearance else NO_LAST_RELEASE
     known, first, dependent = np.diag(model.covariance) > 0.0, 0, 0
-    for column in schema.columns:
-        width = len(column.features)
-        dependent += bool(_values(column)) and bool(known[first : first + width].any())
+    for term in schema.terms:
+        width = len(term.features)
+        dependent += _dependent(term, known[first : first + width])
         first += width
     dependent -= not model.intercept and dependent > 0
     spectrum = np.linalg.eigvalsh(model.covariance[np.ix_(known, known)])
     silent = np.count_nonzero(spectrum < 1e-12 * spectrum[-1]) if len(spectrum) else 1
     return NOT_CLEAR.format(factor="") if silent > dependent else ""
+
+
+def _dependent(term: Column | Interaction, known: Any) -> int:
+    """In how many directions features sum to the constant, or products to what they are products of."""
+    if not isinstance(term, Interaction):
+        return int(bool(_values(term)) and bool(known.any()))
+    cells = known.reshape(len(term.left.features), len(term.right.features))
+    by_left, by_right = (int(cells.any(axis=axis).sum()) for axis in (1, 0))
+    over_left, over_right = (bool(_values(each)) for each in (term.left, term.right))
+    return over_right * by_left + over_left * by_right - (over_left and over_right and bool(known.any()))
 
 
 def _rows(terms: list[_Term], width: int) -> Floats:
@@ -293,7 +316,59 @@ def _rows(terms: list[_Term], width: int) -> Floats:
         if term.against is not None:
             place, average = term.against
             row[place] -= average
+        for place, factors in term.more:
+            row[place] += factors
     return out
+
+
+def _all_terms(schema: Schema) -> tuple[list[_Term], Floats]:
+    """What all weights mean, in the units of the columns; and all features at value 0, for the intercept."""
+    terms: dict[str, list[_Term]] = {}
+    offsets: dict[str, Floats] = {}
+    first = 0
+    for each in schema.terms:
+        if isinstance(each, Interaction):
+            place = slice(first, first + len(each.features))
+            terms[each.name], offsets[each.name] = _products(each, place, terms)
+        else:
+            terms[each.name], offsets[each.name] = _terms(each, first)
+        first += len(each.features)
+    return [term for found in terms.values() for term in found], np.concatenate(list(offsets.values()))
+
+
+def _products(pair: Interaction, place: slice, terms: dict[str, list[_Term]]) -> tuple[list[_Term], Floats]:
+    """What weights of products mean, of which a part goes to the ``terms`` of the columns; and the products at 0.
+
+    With features ``f(u) = Au + b`` of the values u, ``f(u)⊗f(v) = Au⊗A'v + Au⊗b' + b⊗A'v + b⊗b'``.
+    """
+    sides = []
+    for column in (pair.left, pair.right):
+        own, offset = _terms(column, 0)
+        sides.append((own, _rows(own, len(offset)), offset))
+    (left, rows, offset), (right, columns, beside) = sides
+    for name, parts in (
+        (pair.left.name, [np.outer(row, beside) for row in rows]),
+        (pair.right.name, [np.outer(offset, column) for column in columns]),
+    ):
+        terms[name] = [
+            term._replace(more=(*term.more, (place, part.ravel())))
+            for term, part in zip(terms[name], parts, strict=True)
+        ]
+    found = [
+        _Term(
+            column=pair.name,
+            value=" × ".join(filter(None, (one.value, other.value))),
+            per=", ".join(dict.fromkeys((one.per, other.per))),
+            span=one.span * other.span,
+            place=place.start,
+            slope=0.0,
+            unseen=one.unseen or other.unseen,
+            more=((place, np.outer(row, column).ravel()),),
+        )
+        for one, row in zip(left, rows, strict=True)
+        for other, column in zip(right, columns, strict=True)
+    ]
+    return found, np.outer(offset, beside).ravel()
 
 
 def _terms(column: Column, first: int) -> tuple[list[_Term], Floats]:
@@ -318,7 +393,7 @@ def _values(column: Column) -> list[str]:
     """What one-hot features stand for; empty for other columns."""
     if isinstance(column, Category):
         return [*column.values, OTHER]
-    if isinstance(column, Number) and column.bins:
+    if isinstance(column, Number) and (column.bins or column.knots):
         return [name.removeprefix(f"{column.name} ") for name in column.features]
     return []
 
@@ -338,11 +413,30 @@ def _outputs(model: Model) -> tuple[Floats, list[str]]:
     """Mixtures of the scores that are explained, and their names: several classes are against their mean."""
     p = model.weights.shape[1]
     if model.task != "multiclass":
-        return np.eye(1), [""]
+        return np.eye(1, p), [""]
     return np.eye(p) - 1.0 / p, [str(name) for name in model.class_names]
 
 
+def _constants(model: Model) -> list[tuple[str, str]]:
+    """The column and the value that constants are called by: one, or that of every interval of time."""
+    if model.label is None or model.label.times is None:
+        return [("intercept", "")]
+    edges = [0.0, *model.label.times]
+    return [("log hazard", f"{low:g} to {high:g}") for low, high in pairwise(edges)]
+
+
+def _ratios(model: Model) -> str:
+    if model.task == "count":
+        return "hazard ratio" if model.label is not None and model.label.times is not None else "rate ratio"
+    return "odds ratio" if model.loss == "logistic" else ""
+
+
 def _score(model: Model) -> str:
+    if model.task == "count":
+        label = model.label
+        per = f" per unit of {label.exposure}" if label is not None and label.exposure is not None else ""
+        what = "log hazard" if label is not None and label.times is not None else "log rate"
+        return f"{what} of {label.column if label else 'the count'}{per}"
     if model.task == "regression":
         return model.label.column if model.label else "the prediction"
     if model.task == "multiclass":

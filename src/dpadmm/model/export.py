@@ -2,7 +2,7 @@
 
 The first step encodes tables by the public schema (or shortens rows, where training did), the second is
 scikit-learn's own linear model with the trained coefficients: LogisticRegression for logistic and softmax
-loss, LinearSVC for the hinges, LinearRegression for squared and Huber loss, in the label's own units.
+loss, LinearSVC for the hinges, LinearRegression for squared and Huber loss, PoissonRegressor, in the label's own units.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpadmm.optim.features import as_matrix, clip_rows, stacked
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin
-    from sklearn.linear_model import LinearRegression, LogisticRegression
+    from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import FunctionTransformer
     from sklearn.svm import LinearSVC
@@ -81,7 +81,13 @@ def to_sklearn(model: Model) -> Pipeline:
 
 def _linear(model: Model) -> Any:
     coefficients, constants = model.coefficients
-    if model.task == "regression":
+    if model.task == "count":
+        if len(coefficients) > 1:
+            raise DataError("scikit-learn has no model of hazards by intervals of time, so there is no such pipeline")
+        made = PoissonRegressor()
+        made.coef_, made.intercept_, made.n_iter_ = coefficients[0], float(constants[0] + model.log_rate), 0
+        made._base_loss = made._get_loss()
+    elif model.task == "regression":
         made = LinearRegression()
         scale, shift = model.label_units
         made.coef_ = coefficients[0] * scale

@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from warnings import catch_warnings
@@ -22,6 +23,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm._base.fields import for_json
 from dpadmm._base.files import atomic_file
+from dpadmm.data.schema import Label
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.model.model import Model
 from dpadmm.optim.features import INTERCEPT
@@ -133,10 +135,12 @@ def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> Non
 
 
 def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
-    _check_shapes(arrays, about["task"], about["classes"])
+    times = (about["label"] or {}).get("times") if about["task"] == "count" else None
+    _check_shapes(arrays, about["task"], about["classes"], 1 if times is None else len(times))
     schema = about["schema"]
     if schema is not None:  # whether a name looks like an identifier was asked when the study was written
-        schema = schema_from([{**each, "allow": True} for each in schema["columns"]], schema["row_norm"])
+        columns = [{**each, "allow": True} for each in schema["columns"]]
+        schema = schema_from(columns, schema["row_norm"], schema.get("interactions", ()))
     model = Model(
         **arrays,
         task=about["task"],
@@ -147,7 +151,7 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
         feature_names=tuple(_a(str, name) for name in about["feature_names"]),
         privacy=_a(dict, about["privacy"]),
         schema=schema,
-        label=None if about["label"] is None else label_from(about["label"]),
+        label=_label(about["label"], counts=about["task"] == "count"),
         study=_a(dict, about["study"]),
         statement=_a(dict, about["statement"]),
         clearance=float(_a(float, about.get("clearance", 0.0))),
@@ -164,20 +168,24 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
     return model
 
 
-def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any] | None) -> None:
-    """A ValueError where a file's parts do not make a model."""
+def _label(about: Any, *, counts: bool) -> Label | None:
+    return None if about is None else replace(label_from(about), counts=counts)
+
+
+def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any] | None, n_scores: int) -> None:
+    """A ValueError where a file's parts do not make a model; ``n_scores`` is how many it has without classes."""
     weights = arrays["weights"]
     if weights.ndim != 2 or 0 in weights.shape or not np.isfinite(weights).all():
         raise ValueError("weights")
     n_outputs = weights.shape[1]
-    n_classes = {"binary": 2, "multiclass": n_outputs, "regression": 0}[task]
-    if (task != "multiclass" and n_outputs != 1) or (classes is not None and len(classes) != n_classes):
+    n_classes = {"binary": 2, "multiclass": n_outputs, "regression": 0, "count": 0}[task]
+    if (task != "multiclass" and n_outputs != n_scores) or (classes is not None and len(classes) != n_classes):
         raise ValueError("classes")
     if isinstance(classes, str) or not all(isinstance(each, str | int | float) for each in classes or ()):
         raise ValueError("classes")
     if "covariance" in arrays:
-        found, d = arrays["covariance"], len(weights)
-        if n_outputs != 1 or d > WIDEST_COVARIANCE or found.shape != (d, d) or not np.isfinite(found).all():
+        found, d = arrays["covariance"], len(weights) + n_scores - 1
+        if n_outputs != n_scores or d > WIDEST_COVARIANCE or found.shape != (d, d) or not np.isfinite(found).all():
             raise ValueError("covariance")
         if (found != found.T).any() or (np.diag(found) < 0.0).any():
             raise ValueError("covariance")

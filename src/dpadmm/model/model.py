@@ -5,6 +5,7 @@ The file holds numbers and JSON, never code.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +30,7 @@ from dpadmm.data.reader import open_batches
 from dpadmm.data.schema import Label, Number, Plain, Schema
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, clip_rows, with_intercept
 from dpadmm.optim.losses.base import Task
+from dpadmm.optim.losses.poisson import LARGEST_SCORE
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class Model:
         name = f"{_short(self.study['name'])!r}: " if self.study.get("name") else ""
         count = self.n_features
         features = f"{count:,} feature{'s' * (count != 1)}{' and a constant' * self.intercept}"
-        classes, answers = self.class_names, "predicts a number"
+        classes, answers = self.class_names, f"predicts a {'rate' if self.task == 'count' else 'number'}"
         if classes:
             few = len(classes) <= MOST_CLASSES
             answers = f"classes {', '.join(map(_short, classes))}" if few else f"{len(classes)} classes"
@@ -137,6 +139,11 @@ class Model:
         """SHA-256 of the study's canonical JSON, by which agents know it; empty without a study."""
         return hash_of(self.study) if self.study else ""
 
+    @property
+    def log_rate(self) -> float:
+        """What is added to the score of counts over the largest, for the logarithm of the rate of one exposure."""
+        return math.log(self.label.largest / self.label.longest) if self.task == "count" and self.label else 0.0
+
     def decision_function(self, rows: Any) -> Floats:
         """Scores ``wᵀa``: (rows, p), of a table with the model's columns, or of (rows, d) features.
 
@@ -158,7 +165,10 @@ class Model:
         return np.asarray(features @ self.weights, dtype=float)
 
     def predict(self, rows: Any) -> NDArray[Any]:
-        """Labels (in terms of ``classes``) or numbers (in the label's units): (rows,)."""
+        """Labels (in terms of ``classes``), numbers (in the label's units) or rates (of one exposure): (rows,).
+
+        With times: the probability of an event up to the last of them.
+        """
         return self.answers(self.decision_function(rows))
 
     def predict_proba(self, rows: Any) -> Floats:
@@ -189,13 +199,18 @@ class Model:
     @property
     def class_names(self) -> tuple[Any, ...]:
         """The classes, or the codes that stand for them; none for numbers."""
-        if self.task == "regression":
+        if self.task in ("regression", "count"):
             return ()
         default = (-1, 1) if self.task == "binary" else tuple(range(self.weights.shape[1]))
         return self.classes or default
 
     def answers(self, scores: Floats) -> NDArray[Any]:
         """Scores (rows, p) -> labels or numbers (rows,)."""
+        if self.task == "count":
+            rates = np.exp(np.minimum(scores, LARGEST_SCORE))
+            if self.label is None or self.label.times is None:
+                return np.asarray(rates[:, 0] * math.exp(self.log_rate))
+            return np.asarray(-np.expm1(-rates @ np.diff([0.0, *self.label.cuts, 1.0])))
         if self.task == "regression":
             scale, shift = self.label_units
             return np.asarray(scores[:, 0] * scale + shift)

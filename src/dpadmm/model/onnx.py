@@ -100,10 +100,18 @@ class _Graph:
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
     """As :class:`dpadmm.data.encoder.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
-    parts = [part for column in schema.columns for part in _column(graph, column)]
-    rows = graph.add("Concat", *[graph.to("float", part) for part in parts], axis=1)
+    parts = {column.name: _floats(graph, _column(graph, column)) for column in schema.columns}
+    for one, other in schema.interactions:
+        left, right = (parts[one], graph.constant([2])), (parts[other], graph.constant([1]))
+        products = graph.add("Mul", graph.add("Unsqueeze", *left), graph.add("Unsqueeze", *right))
+        parts[f"{one} × {other}"] = graph.add("Flatten", products)
+    rows = graph.add("Concat", *parts.values(), axis=1)
     rows = graph.add("Div", rows, graph.constant(np.float32(schema.scale)))
     return _shortened(graph, rows, "float", 2.0**-20)
+
+
+def _floats(graph: _Graph, parts: list[str]) -> str:
+    return graph.add("Concat", *[graph.to("float", part) for part in parts], axis=1)
 
 
 def _shortened(graph: _Graph, rows: str, kind: str, slack: float) -> str:
@@ -147,9 +155,23 @@ def _number(graph: _Graph, column: Number) -> list[str]:
         return [_one_hot(graph, codes, len(column.features))]
     if column.transform == "log":
         cells = graph.add("Log", cells)
+    if column.knots:
+        return _hats(graph, column, cells, missing)
     center, scale = column.line
     value = graph.add("Div", graph.add("Sub", cells, graph.constant(center)), graph.constant(scale))
     return _with_missing(graph, value, missing, column)
+
+
+def _hats(graph: _Graph, column: Number, cells: str, missing: str) -> list[str]:
+    """Of every node, the lower of the lines that rise to it and fall from it; beyond the bounds, 1."""
+    nodes = np.array(column.nodes)
+    steps = np.diff(nodes)
+    rising = [nodes - np.append(steps[:1], steps), np.append(steps[:1], steps)]
+    falling = [nodes + np.append(steps, steps[-1:]), np.append(steps, steps[-1:])]
+    up = graph.add("Div", graph.add("Sub", cells, graph.constant(rising[0][None])), graph.constant(rising[1][None]))
+    down = graph.add("Div", graph.add("Sub", graph.constant(falling[0][None]), cells), graph.constant(falling[1][None]))
+    hats = graph.add("Max", graph.add("Min", up, down), graph.constant(0.0))
+    return [graph.add("Where", missing, graph.constant(0.0), hats), missing]
 
 
 def _codes(graph: _Graph, name: str, codes: dict[str, int]) -> str:
@@ -182,6 +204,14 @@ def _one_hot(graph: _Graph, codes: str, width: int) -> str:
 
 
 def _answers(graph: _Graph, model: Model, scores: str) -> None:
+    if model.task == "count":
+        rates = graph.add("Exp", graph.add("Add", scores, graph.constant(model.log_rate)))
+        if model.weights.shape[1] > 1:  # in units of 1 over a time, so that lengths of intervals are times
+            lengths = np.diff([0.0, *((model.label and model.label.times) or ())])
+            hazard = graph.add("MatMul", rates, graph.constant(lengths[:, None]))
+            rates = graph.add("Sub", graph.constant(1.0), graph.add("Exp", graph.add("Neg", hazard)))
+        graph.output(graph.add("Squeeze", rates, graph.constant([1])), "output_number", "double")
+        return
     if model.task == "regression":
         scale, shift = model.label_units
         scaled = graph.add("Mul", scores, graph.constant(scale))

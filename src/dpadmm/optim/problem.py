@@ -104,7 +104,15 @@ class Rows:
     labels: Floats
     order: Integers
     offsets: Integers
-    norms: Floats
+    known_norms: Floats | None = None
+
+    @cached_property
+    def norms(self) -> Floats:
+        """The rows' lengths; where rows are large, made when they are first needed, which some methods never do."""
+        if self.known_norms is not None:
+            return self.known_norms
+        norms = row_norms(self.features)[self.order]
+        return np.maximum(norms, LEAST_NORM, out=norms)
 
     @cached_property
     def n_agents(self) -> int:
@@ -165,7 +173,7 @@ class Rows:
 
     def _shaped_rows(self, shape: Shape) -> Rows:
         features = shape.rows(self.features)
-        return replace(self, features=features, norms=np.maximum(row_norms(features)[self.order], LEAST_NORM))
+        return replace(self, features=features, known_norms=None)
 
     def _measured_rows(self, shape: Shape) -> Rows:
         n, step = len(self.order), max(1, PORTION // self.n_features)
@@ -174,7 +182,7 @@ class Rows:
             for start in starts[few].tolist():
                 some = self.order[start : start + step]
                 norms[start : start + step] = row_norms(shape.rows(self.features[some]))
-        return replace(self, norms=np.maximum(norms, LEAST_NORM, out=norms))
+        return replace(self, known_norms=np.maximum(norms, LEAST_NORM, out=norms))
 
     def drawn(self, share: float, *, seed: int, round: int) -> Rows:
         """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).
@@ -257,11 +265,12 @@ def make_rows(
     np.maximum(norms, LEAST_NORM, out=norms)
     if in_place:
         return Rows(features, labels, order, offsets, norms)
-    if not np.array_equal(order, np.arange(n)) and _nbytes(features) <= COMPACT_BYTES:
-        features = features[order]
-        labels, norms, order = labels[order], norms[order], np.arange(len(order))
-        return Rows(features, labels, order, offsets, norms)
-    return Rows(features, labels[order], order, offsets, norms[order])
+    if _nbytes(features) > COMPACT_BYTES:
+        del norms  # 8 bytes a row, which may be a fifth of its size
+        return Rows(features, labels[order], order, offsets)
+    if not np.array_equal(order, np.arange(n)):
+        features, labels, norms, order = features[order], labels[order], norms[order], np.arange(len(order))
+    return Rows(features, labels, order, offsets, norms)
 
 
 def _nbytes(features: Features) -> int:

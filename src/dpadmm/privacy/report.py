@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -198,6 +198,20 @@ def trust_in_words(honest: int) -> str:
     return (
         f"where at least {honest} agents of every round are honest, and as long as the masks of the sums are "
         "secret (which is computational); epsilon_alone is what holds if all others work together"
+    )
+
+
+def privacy_sentence(privacy: Mapping[str, Any]) -> str:
+    """What a paper says beside a result, from :meth:`PrivacyReport.as_json`; whatever a file says of itself."""
+    epsilon, delta = privacy.get("epsilon"), privacy.get("delta")
+    if not (isinstance(epsilon, int | float) and isinstance(delta, int | float)):
+        return "This result is not differentially private."
+    simulated = "" if privacy.get("noise") == EXACT else " (in an experiment: the noise was simulated)"
+    honest = privacy.get("honest")
+    trust = f", if at least {honest} of the sites of every round are honest" if honest else ""
+    return (
+        f"This result is ({math.ceil(1e4 * epsilon - 1e-9) / 1e4:g}, {delta:g})-differentially private for every "
+        f"person with one row{trust}: exact Gaussian accounting, one row replaced, numbers of rows public{simulated}."
     )
 
 

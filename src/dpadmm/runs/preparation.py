@@ -15,11 +15,15 @@ from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data import Dataset, Partition
 from dpadmm.optim.features import as_matrix, clip_rows, with_intercept
 from dpadmm.optim.losses import Loss
+from dpadmm.optim.losses.poisson import STEPS
 from dpadmm.optim.problem import Problem, Rows, make_rows
 from dpadmm.study.settings import Settings
 from dpadmm.training.metrics import TestRows
 
 DataSource = Dataset | str | tuple[Any, Any]
+
+LEAST_COUNT = 1e-6 * STEPS
+"""Labels of counts that are no smaller share of the largest one than a millionth."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,15 @@ def as_dataset(
 def prepare(dataset: Dataset, settings: Settings) -> Prepared:
     """Hold out test rows, deal the others to agents, check and lay them out."""
     rng = np.random.default_rng([seed_of(settings), 1])
+    settings.check_intercept()
     n_test = _test_count(settings.test_rows, len(dataset.labels))
     matrix = clip_rows(dataset.features) if settings.clip_rows else as_matrix(dataset.features)
     features = with_intercept(matrix) if settings.intercept else matrix
-    kept, held = np.arange(len(dataset.labels)), np.arange(0)
+    kept: Integers | slice = slice(None)
     if n_test:
-        kept, held = sources.holdout(len(kept), n_test, rng)
-    deal = _deal(dataset, kept, settings, rng)
-    order = kept[deal.order] if n_test else deal.order
-    del kept
+        kept, held = sources.holdout(len(dataset.labels), n_test, rng)
+    deal = _deal(dataset, kept, len(dataset.labels) - n_test, settings, rng)
+    order = deal.order if isinstance(kept, slice) else kept[deal.order]
     rows = make_rows(features, dataset.labels, order=order, offsets=deal.offsets, names=deal.names)
     test = TestRows(features, dataset.labels[held], held) if n_test else None
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
@@ -101,20 +105,22 @@ def _test_count(test_rows: float, n_rows: int) -> int:
     return count
 
 
-def _deal(dataset: Dataset, kept: Integers, settings: Settings, rng: np.random.Generator) -> Partition:
+def _deal(
+    dataset: Dataset, kept: Integers | slice, n_kept: int, settings: Settings, rng: np.random.Generator
+) -> Partition:
     n = settings.n_agents
     if settings.partition == "groups":
         if dataset.groups is None:
             raise DataError("partition by groups needs to know who owns a row: give groups= or --by COLUMN")
         return _deal_by_group(dataset.groups, kept)
     if settings.partition == "unequal":
-        return sources.unequal(len(kept), n, rng, spread=settings.partition_spread)
+        return sources.unequal(n_kept, n, rng, spread=settings.partition_spread)
     if settings.partition == "label_skewed":
         return sources.label_skewed(dataset.labels[kept], n, rng, concentration=settings.partition_spread)
-    return sources.equal(len(kept), n, rng)
+    return sources.equal(n_kept, n, rng)
 
 
-def _deal_by_group(groups: NDArray[Any], kept: Integers) -> Partition:
+def _deal_by_group(groups: NDArray[Any], kept: Integers | slice) -> Partition:
     """By group; an agent with too few rows is refused whether or not its rows happen to be held out."""
     everyone, deal = sources.by_group(groups), sources.by_group(groups[kept])
     training = dict(zip(deal.names, deal.sizes.tolist(), strict=True))
@@ -137,6 +143,8 @@ def _check_task(dataset: Dataset, loss: Loss) -> None:
         fits, wanted = n >= 2 and _only(labels, np.arange(float(n))), "labels 0..p-1 and their classes"
     else:
         fits, wanted = dataset.classes is None, "numbers as labels, not classes"
+    if task == "count":  # plain counts would be taken for next to nothing
+        fits, wanted = fits and bool(((labels < 1.0) | (labels >= LEAST_COUNT)).all()), "labels made by coded()"
     if not fits:
         raise DataError(f"loss {loss.name} needs {wanted}; data set {dataset.name!r} has none: choose another loss")
 

@@ -118,6 +118,11 @@ class Result:
         return self.method.inferred(self.outcome.broadcast)
 
     @property
+    def broadcast(self) -> Floats:
+        """All that the aggregator knows in the end."""
+        return self.outcome.broadcast
+
+    @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the run early."""
         return self.outcome.interrupted

@@ -23,7 +23,7 @@ from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.optim.problem import Rows, make_rows
 from dpadmm.runs.run import Result, run
 from dpadmm.study.public_rows import PublicRows
-from dpadmm.study.study import Study, read_study
+from dpadmm.study.study import TRAINING, Study, read_study
 from dpadmm.training.loop import Observer
 from dpadmm.training.oracles import ExactNoise, Noise, SimulatedNoise
 from dpadmm.training.prior import Prior, prior_of
@@ -54,6 +54,9 @@ def train(
 
 def with_public_table(study: Study, given: str | PathLike[str] | Literal[False] | None) -> tuple[Study, Path | None]:
     """The study as it is run, and the public table that it starts from: its own, or what is given in its place."""
+    if study.kind != TRAINING:
+        instead = "dpadmm describe" if study.kind == "statistics" else "dpadmm evaluate --epsilon"
+        raise StudyError(f'the study is of kind = "{study.kind}" and trains nothing; take {instead}, or ask sites')
     if given is not None:
         return replace(study, public_rows=None), None if given is False else Path(given)
     if study.public_rows is None:
@@ -98,7 +101,7 @@ def encode(
             "values, and a [label] (dpadmm study new drafts them)"
         )
     constant = study.training.intercept if intercept is None else intercept
-    return encode_table(Path(data), study.schema, study.label, by=by, intercept=constant)
+    return encode_table(Path(data), study.encoding or study.schema, study.label, by=by, intercept=constant)
 
 
 def run_study(
@@ -119,6 +122,7 @@ def run_study(
     rows, names = _laid_out(table, n_agents, seed)
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
+    study.check_rows(*rows.n_rows.tolist())
     noise: Noise = ExactNoise() if seed is None else SimulatedNoise(seed, rows.n_agents, study.shape)
     result = run(
         study.training,

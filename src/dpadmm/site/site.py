@@ -21,6 +21,7 @@ from dpadmm._base.files import atomic_file, expanded
 from dpadmm._base.toml import read_toml
 from dpadmm.optim.losses import LOSSES
 from dpadmm.study.study import DEPLOYABLE, Study
+from dpadmm.training.methods import KINDS
 from dpadmm.trusted.guard import Enrolled, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
@@ -177,7 +178,7 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         policy=Policy(
             epsilon=epsilon,
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
-            methods=entries.names("limits.methods", limits.get("methods"), DEPLOYABLE),
+            methods=entries.names("limits.methods", limits.get("methods"), (*DEPLOYABLE, *KINDS)),
             losses=entries.names("limits.losses", limits.get("losses"), tuple(LOSSES)),
             max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
             min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),

@@ -139,7 +139,7 @@ class SiteRows:
             return None
         schema, label = named
         person = self.unit.column
-        if label.column == person:
+        if label is not None and label.column == person:
             raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as the label")
         intercept = study.training.intercept
         try:
@@ -147,10 +147,11 @@ class SiteRows:
         except StudyError as problem:
             raise DataError(str(problem)) from None
 
-    def _schema(self, study: Study) -> tuple[Schema, Label] | None:
-        """The columns and the label to read from a table of named columns; None for other files."""
-        if study.schema is not None and study.label is not None:
-            return study.schema, replace(study.label, column=self.label or study.label.column)
+    def _schema(self, study: Study) -> tuple[Schema, Label | None] | None:
+        """The columns and the label, if any, to read from a table of named columns; None for other files."""
+        if study.encoding is not None:
+            label = study.label and replace(study.label, column=self.label or study.label.column)
+            return study.encoding, label
         if not self._has_named_columns:
             return None  # without names, or by numbers: such files are read as they are
         if self.label is None:

@@ -11,12 +11,14 @@ from typing import Any
 
 from dpadmm._base.fields import Parameter, parameters
 from dpadmm.data.schema import KINDS, ROW_NORMS, Label
-from dpadmm.data.schema_file import MOST_COLUMNS
+from dpadmm.data.schema_file import MOST_COLUMNS, RELEASED
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.roster import roster_schema
 from dpadmm.study.settings import REGISTRIES
-from dpadmm.study.study import ADJACENCY, FORMAT, TABLES, Study, origins, table_parameters
+from dpadmm.study.study import ADJACENCY, FORMAT, TABLES, TRAINING, Study, origins, table_parameters
+from dpadmm.training.methods import KINDS as RELEASES
+from dpadmm.training.methods import Statistics
 
 PUBLIC = {
     "const": True,
@@ -29,6 +31,13 @@ ALLOW = {
 }
 
 
+HASH = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{64}$",
+    "description": "The hash of the statistics study from whose private release center and scale come.",
+}
+
+
 def study_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a study file."""
     named = {"type": "object", "additionalProperties": {"$ref": "#/$defs/column"}, "minProperties": 1}
@@ -36,13 +45,19 @@ def study_schema() -> dict[str, Any]:
     about = {each.name: each.json_schema() for each in parameters(Study) if each.help}
     properties: dict[str, Any] = {
         "format": {"const": FORMAT},
+        "kind": {"enum": [TRAINING, *RELEASES], "description": "What the study is for; training, if it does not say."},
         **about,
         "adjacency": {"const": ADJACENCY},
         "label": _object({**_properties(parameters(Label)), "public": PUBLIC}, ["column"]),
         "columns": {"anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]},
+        "interactions": {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
+            "description": "Pairs of columns: the effect of each may depend on the other.",
+        },
         "row_norm": {"type": ["number", "null"], "minimum": ROW_NORMS[0], "maximum": ROW_NORMS[1]},
         **{name: _choice(registry.classes) for name, registry in REGISTRIES.items()},
-        **{name: _object(_properties(table_parameters(name))) for name in TABLES},
+        **{name: _object(_properties(table_parameters(name))) for name in (*TABLES, *RELEASES)},
         "provenance": _object(_properties(origins())),
         "public_rows": _object({**_properties(parameters(PublicRows)), "public": PUBLIC}, ["sha256"]),
         "intercept_value": {"const": INTERCEPT},
@@ -52,7 +67,11 @@ def study_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A study of dpadmm",
         **_object(properties, ["format", "name"]),
-        "oneOf": [{"required": ["columns", "label"]}, {"required": ["features"]}],
+        "oneOf": [
+            {"required": ["columns", "label"]},
+            {"required": ["features"]},
+            {"required": ["columns", "kind"], "properties": {"kind": {"const": Statistics.name}, "label": False}},
+        ],
         "$defs": {
             "column": {"oneOf": [_column(kind, named=True) for kind in KINDS]},
             "listed_column": {"oneOf": [_column(kind, named=False) for kind in KINDS]},
@@ -74,7 +93,7 @@ def _column(kind: str, *, named: bool) -> dict[str, Any]:
     """One kind of column; its name is the key of its table, or an entry where columns are in a list."""
     entries = [each for each in parameters(KINDS[kind]) if not (named and each.name == "name")]
     needed = [each.name for each in entries if each.default is MISSING]
-    properties = {"kind": {"const": kind}, **_properties(entries), "public": PUBLIC, "allow": ALLOW}
+    properties = {"kind": {"const": kind}, **_properties(entries), "public": PUBLIC, "allow": ALLOW, RELEASED: HASH}
     first_sentence = " ".join((KINDS[kind].__doc__ or "").partition("\n\n")[0].split())
     return {"description": first_sentence, **_object(properties, ["kind", *needed])}
 

@@ -13,8 +13,8 @@ from msgspec import Meta
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.fields import parameters, problems
 
-LEAST_PUBLIC = 10
-"""Fewer are no start."""
+LEAST_PUBLIC = 5
+"""One for each fold of the model that training starts from."""
 
 TABLE = "public_rows"
 """Its table in the study's file."""

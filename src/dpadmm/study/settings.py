@@ -26,7 +26,8 @@ from dpadmm._base.fields import (
     chosen,
     parameters,
 )
-from dpadmm.optim.losses import LOSSES, Logistic, Loss
+from dpadmm.data.schema import Label
+from dpadmm.optim.losses import LOSSES, Logistic, Loss, Poisson
 from dpadmm.optim.losses.base import check_loss
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.regularizers import L2, REGULARIZERS, Regularizer
@@ -183,9 +184,16 @@ class Training:
         planned = np.full(sizes.n_agents, self.planned_rounds)
         return self.changed(n_rounds=self.method.best_rounds(self._setup(problem, sizes, planned, 0)))
 
-    def problem(self, n_classes: int) -> Problem:
-        """What is minimised; ``n_classes`` counts the declared classes (0: regression)."""
+    def check_intercept(self) -> None:
+        """Of counts: methods start at the rate of all rows, which is a weight of the constant column."""
+        if self.loss.task == "count" and not self.intercept:
+            raise StudyError(f"the loss {self.loss.name} needs intercept = true: rates have a level of their own")
+
+    def problem(self, n_classes: int, label: Label | None = None) -> Problem:
+        """What is minimised; ``n_classes`` counts the declared classes (0: regression). Counts need a study's label."""
         loss: Any = self.loss
+        if isinstance(loss, Poisson) and label is not None:
+            loss = replace(loss, unit=1.0 / label.largest, cuts=label.cuts)
         if loss.task == "multiclass":
             loss = replace(loss, n_outputs=n_classes)
         return Problem(loss, self.regularizer, float(self.reg_share or 0.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import Parameter, check_names, hash_of, nearest, parameters, problems
+from dpadmm._base.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
 from dpadmm._base.suggestions import first_of
 from dpadmm._base.toml import read_toml
 from dpadmm.data.dataset import resolve_classes
@@ -31,6 +31,7 @@ from dpadmm.data.schema_file import (
     unconfirmed,
 )
 from dpadmm.data.schema_file import problems as rows_problems
+from dpadmm.data.tabulation import tabulated
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.problem import Problem, PublicSizes
 from dpadmm.privacy.accounting import exact_epsilon
@@ -39,7 +40,7 @@ from dpadmm.privacy.statistics import make_statistic
 from dpadmm.study.public_rows import PublicRows, is_unconfirmed, public_rows_from, public_rows_problems
 from dpadmm.study.roster import RosterEntry, roster_from
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
-from dpadmm.training.methods import METHODS, DeployableMethod
+from dpadmm.training.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, Statistics
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.policy import MaskingTerms, Terms
 
@@ -48,6 +49,9 @@ ADJACENCY = "replace-one"
 DEPLOYABLE = tuple(name for name, made in METHODS.items() if made.deployable)
 """Methods whose agents say nothing but noisy sums over all their rows."""
 _DEPLOYABLE_WORDS = f"{', '.join(DEPLOYABLE[:-1])} and {DEPLOYABLE[-1]}"
+
+TRAINING = "training"
+"""The kind of a study that trains a model, which its file need not say."""
 
 Origin = Literal["public", "assumed", "derived from public data"]
 """Where a constant comes from."""
@@ -113,6 +117,7 @@ class Study:
             raise StudyError("study: give it a name of one line, of at most 200 characters")
         if not self.allow_missed_rounds and (self.quorum is not None or self.deadline is not None):
             raise StudyError("study: quorum and deadline need allow_missed_rounds = true: that sites may miss rounds")
+        self._make_training()
         self._check_columns()
         self._check_training()
         object.__setattr__(self, "roster", roster_from(self.roster))
@@ -152,33 +157,52 @@ class Study:
                 if (max(1, len(self.roster)) * reach).bit_length() > 62:
                     raise StudyError("study: sums of so many sites and rows might not fit 63 bits; take fewer rows")
 
+    @property
+    def kind(self) -> str:
+        """``training``, or ``statistics`` or ``evaluation``, which train nothing."""
+        method = self.training.method
+        return method.name if type(method) in KINDS.values() else TRAINING
+
+    @cached_property
+    def encoding(self) -> Schema | None:
+        """How cells become features: by the columns, or as their counts, moments and tables."""
+        method = self.training.method
+        if self.schema is None or not isinstance(method, Statistics):
+            return self.schema
+        return tabulated(self.schema, method.tables or (), method.bins)
+
     def _check_columns(self) -> None:
-        if (self.schema is None) != (self.label is None):
+        labelled = self.kind != Statistics.name
+        if not labelled and self.label is not None:
+            raise StudyError("study: statistics have no label; make it one of the columns")
+        if labelled and (self.schema is None) != (self.label is None):
             raise StudyError("study: columns and label belong together; give both, or features alone")
-        if self.schema is not None and self.label is not None:
-            if self.features not in ((), self.schema.features):
+        if (encoding := self.encoding) is not None:
+            if self.features not in ((), encoding.features):
                 raise StudyError("study: the columns say what the features are; leave features out")
-            object.__setattr__(self, "features", self.schema.features)
-            object.__setattr__(self, "classes", self.label.classes)
+            object.__setattr__(self, "features", encoding.features)
+            object.__setattr__(self, "classes", self.label.classes if self.label else None)
         for name in ("features", "classes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_features(self.features)
         object.__setattr__(self, "classes", _checked_classes(self.classes))
 
-    def _check_training(self) -> None:
+    def _make_training(self) -> None:
         if isinstance(self.training, Mapping):
             check_names(self.training, flat_parameters(Training), "study, training")
             made = Training(**self.training)
             for name in self.training.keys() - made.flat().keys():
                 raise StudyError(f"study: nothing that was chosen has the setting {name}; leave it out")
             object.__setattr__(self, "training", made)
+        if type(self.training) is not Training:  # a class of its own could change what the settings mean
+            raise StudyError(f"study: training must be a table of settings, not {self.training!r:.60}")
+
+    def _check_training(self) -> None:
         training = self.training
-        if type(training) is not Training:  # a class of its own could change what the settings mean
-            raise StudyError(f"study: training must be a table of settings, not {training!r:.60}")
         for what, registry in REGISTRIES.items():  # whoever reads the study's file makes these classes
             one = getattr(training, what)
-            if type(one) is not registry.classes.get(one.name):
+            if type(one) is not registry.classes.get(one.name) and type(one) not in KINDS.values():
                 raise StudyError(f"study: the {what} {one.name!r} is not one that sites know; register it first")
         for name in BUDGETS:
             if isinstance(getattr(training, name), tuple):
@@ -186,14 +210,34 @@ class Study:
         if not training.method.deployable:
             raise StudyError(f"study: agents can answer for {_DEPLOYABLE_WORDS}, not for {training.method.name}")
         task = training.loss.task
-        if self.label is not None and (self.label.bounds is None) == (task == "regression"):
-            need = "bounds, since it predicts a number" if task == "regression" else "classes"
+        self._check_counts()
+        numbers = task in ("regression", "count")
+        if self.label is not None and (self.label.bounds is None) == numbers:
+            need = "bounds, since it predicts a number" if numbers else "classes"
             raise StudyError(f"study: with the loss {training.loss.name} the label needs {need}")
         if self.label is not None and task == "multiclass" and len(self.label.classes or ()) == 2:
             raise StudyError("study: for two classes take the loss logistic; softmax is for three or more")
         resolve_classes(task, self.classes)
         self._check_public_rows()
         self._check_provenance()
+
+    def _check_counts(self) -> None:
+        """What only labels that are counts have, and what they need."""
+        label, loss = self.label, self.training.loss
+        if loss.task != "count":
+            if label is not None and label.exposure is not None:
+                raise StudyError(f"study: exposure and times belong to the loss poisson, not to {loss.name}")
+            return
+        if label is None:
+            raise StudyError(f"study: the loss {loss.name} needs [columns] and [label], which has the largest count")
+        self.training.check_intercept()
+        if self.schema is not None and label.exposure in [each.name for each in self.schema.columns]:
+            raise StudyError(f"study: {label.exposure!r} is the label's exposure, so it cannot be a column too")
+        if label.bounds is not None and label.bounds[0] != 0.0:
+            raise StudyError(f"study: counts have the lower bound 0, not {label.bounds[0]:g}; bounds = [0, largest]")
+        if label.times is not None and not getattr(self.training.method, "inference", False):
+            raise StudyError("study: times need inference = true under [method], which estimates hazard ratios")
+        object.__setattr__(self, "label", replace(label, counts=True))
 
     def _check_public_rows(self) -> None:
         if self.public_rows is None:
@@ -213,6 +257,8 @@ class Study:
         object.__setattr__(self, "provenance", dict(self.provenance))
         for sentence in problems(self.provenance, origins(), "study: provenance"):
             raise StudyError(sentence)
+        if self.kind != TRAINING:
+            return  # nothing is tuned
         said, chosen = self.training.flat(), {what: getattr(self.training, what).name for what in REGISTRIES}
         usual = Training(**chosen, epsilon=1.0).flat()  # the defaults of what was chosen
         for name in _constants().keys() & said.keys():
@@ -225,7 +271,7 @@ class Study:
     @cached_property
     def problem(self) -> Problem:
         """What is minimised."""
-        return self.training.problem(len(self.classes or ()))
+        return self.training.problem(len(self.classes or ()), self.label)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -262,6 +308,14 @@ class Study:
         rounds = np.full(len(n_rows), self.training.planned_rounds)
         return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
 
+    def check_rows(self, *n_rows: int) -> None:
+        """Refuse a release of which agents with so many rows would say noise alone; before anything is spent."""
+        method = self.method(*n_rows)
+        if isinstance(method, ReleaseRounds):
+            counts = self.encoding is not None and self.kind == Statistics.name
+            unit = self.encoding.scale if counts and self.encoding else 1.0
+            method.check_rows(np.array(n_rows), unit, self.training.honest)
+
     @cached_property
     def terms(self) -> Terms:
         """What is asked of an agent's guard."""
@@ -284,7 +338,7 @@ class Study:
             hash=self.hash,
             name=self.name,
             method=settings.method.name,
-            loss=problem.loss.name,
+            loss="" if self.kind == Statistics.name else problem.loss.name,
             plan=plan,
             statistics={name: make_statistic(name, problem, self.shape[0]) for name in names},
             delta=float(settings.delta),
@@ -302,18 +356,20 @@ class Study:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain values, every setting written out; :func:`study_from` takes it back."""
-        if self.schema is not None and self.label is not None:
-            columns = schema_as_json(self.schema, label=self.label.column)
-            rows: dict[str, Any] = {**columns, "label": label_as_json(self.label)}
+        if self.schema is not None:
+            label = {} if self.label is None else {"label": label_as_json(self.label)}
+            columns = schema_as_json(self.schema, label=self.label.column if self.label else None)
+            rows: dict[str, Any] = {**columns, **label}
         else:
             classes = None if self.classes is None else list(self.classes)
             rows = {"features": list(self.features), "classes": classes}
         return {
             "format": FORMAT,
+            **({} if self.kind == TRAINING else {"kind": self.kind}),
             "name": self.name,
             "adjacency": ADJACENCY,
             **rows,
-            **_tables(self.training),
+            **_tables(self.training, self.kind),
             "provenance": dict(self.provenance),
             "allow_missed_rounds": self.allow_missed_rounds,
             **({"intercept_value": INTERCEPT} if self.training.intercept else {}),
@@ -343,8 +399,9 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """Tables of a study's file beside those of the registries, and the settings in each."""
 
 KEYS = (
-    *("format", "name", "adjacency", "label", "columns", "row_norm", "features", "classes", "public_rows"),
-    *(*REGISTRIES, *TABLES, "provenance", "allow_missed_rounds", *_OPTIONAL, "roster", "intercept_value"),
+    *("format", "kind", "name", "adjacency", "label", "columns", "row_norm", "interactions"),
+    *("features", "classes", "public_rows", *REGISTRIES, *TABLES, *KINDS),
+    *("provenance", "allow_missed_rounds", *_OPTIONAL, "roster", "intercept_value"),
 )
 """What the file of a study may say."""
 
@@ -371,8 +428,8 @@ def study_from(table: Mapping[str, Any], where: str = "study", folder: Path = Pa
     try:
         if "columns" in table:
             given["label"], given["schema"] = rows_from(table)
-        elif "label" in table or "row_norm" in table:
-            raise StudyError("[label] and row_norm belong to [columns]; with features, give classes")
+        elif table.keys() & {"label", "row_norm", "interactions"}:
+            raise StudyError("[label], row_norm and interactions belong to [columns]; with features, give classes")
         if "public_rows" in table:
             given["public_rows"] = public_rows_from(table["public_rows"], folder)
         for sentence in _of_training(table):
@@ -482,7 +539,7 @@ def _constants() -> dict[str, Parameter]:
     }
 
 
-def _tables(training: Training) -> dict[str, dict[str, Any]]:
+def _tables(training: Training, kind: str = TRAINING) -> dict[str, dict[str, Any]]:
     """The tables of a study's file that are about training; unset values are left out.
 
     The rounds are always there: a hash that left them to this version's default would name other plans in others.
@@ -497,6 +554,10 @@ def _tables(training: Training) -> dict[str, dict[str, Any]]:
             del tables["method"][name]
     tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
     tables["training"]["n_rounds"] = training.planned_rounds
+    if kind != TRAINING:
+        tables[kind] = {key: for_json(value) for key, value in tables["method"].items() if key != "name"}
+        tables["training"] = {name: tables["training"][name] for name in OF_TRAINING[kind]}
+        tables = {name: tables[name] for name in _tables_of(kind)}
     return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
 
 
@@ -508,7 +569,23 @@ def _training_from(table: Mapping[str, Any]) -> Training:
             given[name if key == "name" else f"{registry.prefix}{key}"] = value
     for name in TABLES:
         given |= table.get(name, {})
+    if (kind := _kind(table)) != TRAINING:
+        given["method"] = KINDS[kind](**table.get(kind, {}))
     return Training(**given)
+
+
+def _kind(table: Mapping[str, Any]) -> str:
+    """The kind of study that a table with no problem of its frame is."""
+    return str(table.get("kind", TRAINING))
+
+
+OF_TRAINING = {Statistics.name: ("n_rounds",), "evaluation": ("n_rounds", "intercept")}
+"""What ``[training]`` of other kinds of studies says."""
+
+
+def _tables_of(kind: str) -> tuple[str, ...]:
+    """The tables of a study's file of another kind than training."""
+    return (kind, "training", "privacy", *(["loss"] if kind == "evaluation" else []))
 
 
 def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
@@ -516,6 +593,11 @@ def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     if table.get("format") != FORMAT:
         return [f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}']
     found = [f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS]
+    kinds = (TRAINING, *KINDS)
+    if _kind(table) not in kinds:
+        said = f"{where}: kind must be one of {', '.join(kinds)}, not {table['kind']!r:.60}"
+        return [*found, f"{said}; {nearest(_kind(table), kinds)}"]
+    found += _of_kind(table, where)
     if table.get("adjacency", ADJACENCY) != ADJACENCY:
         found.append(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r:.60}')
     if "name" not in table:
@@ -530,20 +612,44 @@ def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     return found
 
 
+def _of_kind(table: Mapping[str, Any], where: str) -> list[str]:
+    """Tables that belong to studies of another kind."""
+    kind, known = _kind(table), (*REGISTRIES, *TABLES, *KINDS)
+    mine = (*REGISTRIES, *TABLES) if kind == TRAINING else _tables_of(kind)
+    found = [
+        f"{where}: [{name}] does not belong to kind = {kind!r}; leave it out"
+        for name in known
+        if name in table and name not in mine
+    ]
+    others = {"public_rows", "provenance", *(("label", "row_norm") if kind == Statistics.name else ())}
+    if kind != TRAINING:
+        found += [
+            f"{where}: {name} does not belong to kind = {kind!r}; leave it out"
+            for name in table
+            if name in others and table[name]
+        ]
+        if isinstance(table.get("training"), Mapping):
+            unfit = [each for each in table["training"] if each not in OF_TRAINING[kind]]
+            found += [f"{where}: training: {name} does not belong to kind = {kind!r}; leave it out" for name in unfit]
+    return found
+
+
 def table_parameters(table: str, name: str | None = None) -> Sequence[Parameter]:
     """What a table of a study's file about training may say; ``name`` is the class of a registry."""
     if table in TABLES:
         return [flat_parameters(Training)[each].single() for each in TABLES[table]]
+    if table in KINDS:
+        return parameters(KINDS[table])
     return parameters(REGISTRIES[table].classes[name]) if name is not None else ()
 
 
 def _of_training(table: Mapping[str, Any]) -> list[str]:
     """What is wrong with each table about training, by itself."""
     found = []
-    for name, about in ((name, table[name]) for name in (*REGISTRIES, *TABLES) if name in table):
+    for name, about in ((name, table[name]) for name in (*REGISTRIES, *TABLES, *KINDS) if name in table):
         if not isinstance(about, Mapping):
             found.append(f"{name} must be a table, such as [{name}], not {about!r:.60}")
-        elif name in TABLES:
+        elif name in TABLES or name in KINDS:
             found += problems(about, table_parameters(name), name)
         elif not isinstance(about.get("name"), str) or about["name"] not in REGISTRIES[name].classes:
             wrong, classes = about.get("name"), REGISTRIES[name].classes

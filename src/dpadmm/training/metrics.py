@@ -37,8 +37,11 @@ Error is the share of wrong labels, or the root mean square residual in regressi
 def errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
     """Summed errors of several models: labels (rows,), scores (rows, models, p) -> (models,).
 
-    A row's error is 0 or 1 for a right or wrong label, or the squared residual in regression.
+    A row's error is 0 or 1 for a right or wrong label, the squared residual in regression, or half the deviance of a
+    count, over the largest one.
     """
+    if loss.task == "count":
+        return np.array([float(np.sum(loss.value(labels, each))) for each in scores.transpose(1, 0, 2)])
     if loss.task == "regression":
         return np.asarray(np.sum((scores[:, :, 0] - labels[:, None]) ** 2, axis=0))
     binary = loss.task == "binary"

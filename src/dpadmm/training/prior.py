@@ -15,6 +15,7 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import squared, weighted_sum
 from dpadmm.optim import kernels
+from dpadmm.optim.losses.poisson import decoded
 from dpadmm.optim.problem import Problem, Rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.training.methods.auto import usual_shrink
@@ -63,7 +64,7 @@ class Prior:
 
 def need_every_class(problem: Problem, labels: Floats) -> None:
     """Refuse public rows that lack a class."""
-    if problem.loss.task != "regression" and len(np.unique(labels)) < max(2, problem.loss.n_outputs):
+    if problem.loss.task in ("binary", "multiclass") and len(np.unique(labels)) < max(2, problem.loss.n_outputs):
         raise DataError("the public rows must have rows of every class to start from; add some, or leave them out")
 
 
@@ -72,7 +73,9 @@ def prior_of(problem: Problem, rows: Rows) -> Prior:
     need_every_class(problem, rows.labels)
     n = len(rows.labels)
     weights, labels, scores = plain_model(problem, rows)
-    means, squares = (weighted_sum(x, np.full((n, 1), 1.0 / n))[:, 0] for x in (rows.features, squared(rows.features)))
+    exposures = decoded(rows.labels)[1] if problem.loss.task == "count" else np.ones(n)
+    each = exposures[np.argsort(rows.order)][:, None] / n  # in the order of the features
+    means, squares = (weighted_sum(x, each)[:, 0] for x in (rows.features, squared(rows.features)))
     shrinks = _shrinks(labels, scores[:, 0]) if problem.loss.task == "binary" else usual_shrink(CLIPS)
     return Prior(weights, n, means, squares, shrinks)
 

@@ -261,6 +261,11 @@ class Guard:
             past.append((record.round, asked.upload(stored), stored[8 * asked.grid.size : end]))
         return past
 
+    @property
+    def restores(self) -> int:
+        """How often an old copy of the ledger was put back, as its owner said."""
+        return self._ledger.status().restores
+
     def leave(self, study: str) -> None:
         """Answer this study no more, and give back what it reserved and did not use, in whatever process."""
         self._ledger.close_study(study)

@@ -6,14 +6,15 @@ site adds one of ``shares`` shares of the noise: its releases cost ``Σμ²`` if
 times that if all work together against it. The second sum, ``alone``, has a cap of its own; without secure
 aggregation there is one share, and both sums are the same.
 
-In the ledger's folder, ``ledger.sqlite`` has records of five kinds (cap, cap-alone, reserve, spend, close), each with
-a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT: records
-that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and nothing more is answered. The
-writer has a lock on it.
+In the ledger's folder, ``ledger.sqlite`` has records of six kinds (cap, cap-alone, reserve, spend, close, restore),
+each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT:
+records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and nothing more is
+answered. The writer has a lock on it.
 
 Records obey the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
-budget, never privacy: a record without its mark counts. Not detectable: database and mark deleted, or put
-back from an old copy, together; only who noted the fingerprint of ``dpadmm ledger show`` will see that.
+budget, never privacy: a record without its mark counts. Not detectable from the files: database and mark deleted, or
+put back from an old copy, together; who noted the fingerprint of ``dpadmm ledger show`` sees that, and an aggregator
+that remembers a later mark. Then the owner says so: a restore charges all that may have been released since the copy.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class LedgerState:
     """What the records add up to, and the rules for the next one."""
 
     def __init__(self) -> None:
-        self.seq, self.fingerprint, self.cap, self.cap_alone = 0, START, 0.0, 0.0
+        self.seq, self.fingerprint, self.cap, self.cap_alone, self.restores = 0, START, 0.0, 0.0, 0
         self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
         # Σμ² of all releases, and the same if all other sites work together: summing accounts for every record is slow
@@ -136,16 +137,23 @@ class LedgerState:
             self.cap = self.cap_alone = record.mu_squared
         elif record.kind == "cap-alone":
             self.cap_alone = record.mu_squared
-        elif record.kind == "reserve":
+        elif record.kind in ("reserve", "restore"):
             self.accounts[record.study] = Account(record, **json.loads(payload))
         elif record.kind == "spend":
-            account, mu_squared = self.accounts[record.study], Fraction(record.mu_squared)
-            account.rounds[record.round] = record
-            account.spent += mu_squared
-            self.spent += mu_squared
-            self.spent_alone += account.shares * mu_squared
+            self.accounts[record.study].rounds[record.round] = record
+            self._charge(self.accounts[record.study], Fraction(record.mu_squared))
         else:
             self.accounts[record.study].closed = True
+        if record.kind == "restore":  # whatever was reserved may have been released
+            self.restores += 1
+            for account in self.accounts.values():
+                self._charge(account, account.promised - account.spent)
+                account.closed = True
+
+    def _charge(self, account: Account, mu_squared: Fraction) -> None:
+        account.spent += mu_squared
+        self.spent += mu_squared
+        self.spent_alone += account.shares * mu_squared
 
     def line(self) -> bytes:
         """What the mark says of the last record."""
@@ -171,7 +179,8 @@ SCHEMA = (
     "seq INTEGER PRIMARY KEY, at TEXT, content TEXT, payload BLOB, chain TEXT)"
 )
 HEX = re.compile("[0-9a-f]{16,128}")
-MAX_UPLOAD = 2**28
+MAX_UPLOAD, VERSION = 2**28, 1
+"""Bytes of an upload, and the version of the format: 0 had no restores, and is stamped when it is next opened."""
 
 
 def read_ledger(folder: Path) -> LedgerState:
@@ -183,7 +192,9 @@ def read_ledger(folder: Path) -> LedgerState:
     try:
         before = _marked(folder)
         os.stat(folder / DATABASE)  # what is missing is named
-        with closing(_connect(folder, read_only=True)) as database:
+        with closing(connected(folder, read_only=True)) as database:
+            if (version := database.execute("PRAGMA user_version").fetchone()[0]) > VERSION:
+                raise sqlite3.OperationalError(f"format {version} is of a newer dpadmm: install that")
             if database.execute("SELECT sql FROM sqlite_master").fetchall() != [(SCHEMA,)]:
                 raise ValueError("it was not begun to the end, or by another version")
             if database.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
@@ -219,7 +230,7 @@ def _marked(folder: Path) -> bytes:
     return (folder / MARK).read_bytes().rstrip(b"\0")  # zeros: a power cut, where a line was to come
 
 
-def _connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connected(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
     path = (folder / DATABASE).absolute()
     # Without a -wal file nobody is writing, and reading needs no files beside
     live = path.with_name(f"{DATABASE}-wal").exists()
@@ -280,11 +291,17 @@ class Ledger(AbstractContextManager["Ledger"]):
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if create and not _marked(folder):
                 (folder / DATABASE).touch(mode=0o600)
-                with closing(_connect(folder)) as database:
+                with closing(connected(folder)) as database:
                     database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
             book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
-            database = held.enter_context(closing(_connect(folder)))
-            for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_checkpoint(TRUNCATE)"):
+            database = held.enter_context(closing(connected(folder)))
+            pragmas = (
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                f"user_version = {VERSION}",
+                "wal_checkpoint(TRUNCATE)",
+            )
+            for pragma in pragmas:
                 database.execute(f"PRAGMA {pragma}").fetchall()
             ledger = cls(folder, mark, database, book)
             marked = len(_marked(folder))
@@ -347,6 +364,11 @@ class Ledger(AbstractContextManager["Ledger"]):
         with self._working():
             if not self._book.account(study).closed:
                 self._append(Record("close", study, 0.0))
+
+    def restored(self, mu_squared: float, *, about: Mapping[str, Any], shares: int) -> None:
+        """This was an old copy: charge and close what is open, and charge so much for what it may lack."""
+        payload = json.dumps({"about": dict(about), "may_miss_rounds": False, "shares": shares}).encode()
+        self._append(Record("restore", os.urandom(32).hex(), float(mu_squared)), payload)
 
     def transcript(self, study: str) -> list[tuple[Record, bytes]]:
         """All releases of a study in order, each with its upload."""

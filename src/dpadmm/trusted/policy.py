@@ -44,6 +44,7 @@ class Terms(NamedTuple):
     name: str
     method: str
     loss: str
+    """Empty where nothing is trained or tested."""
     plan: ReleasePlan
     statistics: Mapping[str, Statistic]
     delta: float
@@ -152,7 +153,7 @@ class Policy:
         """
         limits = [
             _one_of("method", "policy-method", terms.method, self.methods),
-            _one_of("loss", "policy-loss", terms.loss, self.losses),
+            *([_one_of("loss", "policy-loss", terms.loss, self.losses)] if terms.loss else []),
             Limit(
                 "rounds",
                 "policy-rounds",

@@ -26,7 +26,9 @@ def test_slopes_are_central_differences_of_the_value():
             for h in range(loss.n_outputs):
                 move = step * np.eye(loss.n_outputs)[h]
                 measured[:, h] = (loss.value(labels, scores + move) - loss.value(labels, scores - move)) / (2.0 * step)
-            np.testing.assert_allclose(slopes(loss, labels, scores), measured, rtol=1e-6, atol=1e-5)
+            # far out, counts have losses of which one that is small is the difference of large ones
+            rounding = 1e-15 * loss.value(labels, scores).max() / step if loss.task == "count" else 0.0
+            np.testing.assert_allclose(slopes(loss, labels, scores), measured, rtol=1e-6, atol=1e-5 + rounding)
 
 
 def test_value_is_convex_and_slope_is_a_subgradient():

@@ -121,7 +121,7 @@ def test_what_is_broadcast_is_all_that_is_known() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(D, 3)) for _ in range(4)]
     shape = Shape(rng.uniform(1, 2, D), rng.normal(size=D))
-    state = PublicState(0.5, 2.0, 0.7, 4.0, 0.1, 0.0, shape, *arrays)
+    state = PublicState(0.5, 2.0, 0.7, 4.0, 0.1, 0.0, 0.3, shape, *arrays)
     again = PublicState.unpacked(state.packed(), (D, 3))
     assert np.array_equal(again.packed(), state.packed())
     assert again.shape.same(state.shape)
@@ -309,6 +309,27 @@ def test_an_agent_that_leaves_at_a_quarter_spoils_nothing() -> None:
         ratios.append(pooled_loss(left, data) / pooled_loss(two, data))
     assert np.mean(ratios) < 1.02
     assert max(ratios) < 1.03
+
+
+def test_where_fewer_answer_a_step_is_as_much_shorter_as_the_noise_is_larger() -> None:
+    """The step was meant for the noise of round 1; of a round with more agents it is no longer."""
+    rows = PublicSizes(np.full(3, 2000), 4)
+    method = made(rows, Logistic(), 17, noise_multiplier=4.0)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+
+    def gathered(round: int, consensus: Floats, uploads: Floats, *active: int) -> Gathered:
+        return Gathered(uploads, consensus, round, method.problem, rows.n_rows, np.array(active), rows.n_rows * 0 + 1)
+
+    moments = np.broadcast_to(0.1 * rng.normal(size=Moments(Logistic(), 4).shape), (3, *Moments(Logistic(), 4).shape))
+    first = method.aggregate(gathered(1, method.start((4, 1)), moments, 0, 1))
+    before, gradients = PublicState.unpacked(first, (4, 1)), np.repeat(rng.normal(size=(1, 4, 1)), 3, axis=0)
+    moved = {}
+    for active in ((0, 1), (0,), (0, 1, 2)):
+        after = PublicState.unpacked(method.aggregate(gathered(2, first, gradients, *active)), (4, 1))
+        moved[len(active)] = after.point - before.point
+        assert (after.step, after.noise) == (before.step, before.noise)
+    np.testing.assert_allclose(moved[1], moved[2] / np.sqrt(2.0), rtol=1e-12)
+    np.testing.assert_allclose(moved[3], moved[2], rtol=1e-12)
 
 
 def test_five_rounds_are_nearly_as_good() -> None:

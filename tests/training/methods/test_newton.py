@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from dpadmm import simulate
 from dpadmm._base.errors import StudyError
 from dpadmm.data import Dataset
 from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
+from dpadmm.optim.features import INTERCEPT, clip_rows, with_intercept
+from dpadmm.optim.losses import Poisson
+from dpadmm.optim.losses.poisson import coded, decoded
 from dpadmm.optim.problem import make_rows
 from dpadmm.runs.run import run
 from dpadmm.study.settings import Settings, Training
@@ -27,7 +31,7 @@ from dpadmm.training.prior import CLIPS, Prior, usual_shrink
 BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
 with pytest.MonkeyPatch.context() as path:
     path.syspath_prepend(BENCHMARKS)
-    from intervals import Cell, coverage, data
+    from intervals import LARGEST_COUNT, LOSSES, Cell, coverage, data
 
 
 def study(**more: Any) -> Study:
@@ -38,7 +42,7 @@ def study(**more: Any) -> Study:
 def fitted(cell: Cell, *, noise: Any = None, n: int = 20, **more: Any) -> tuple[Any, Any, Any]:
     """A run on the rows of a cell, with those rows."""
     rows, labels, _ = data(cell, np.random.default_rng(1))
-    training = Training(loss=cell.loss, inference=True, **{"epsilon": cell.epsilon, **more})
+    training = Training(loss=LOSSES[cell.loss], inference=True, **{"epsilon": cell.epsilon, **more})
     problem = training.problem(2 if cell.loss == "logistic" else 0)
     held = make_rows(rows, labels, offsets=np.linspace(0, len(rows), n + 1).astype(int))
     made = SimulatedNoise(3, n, (rows.shape[1], 1)) if noise is None else noise
@@ -75,8 +79,14 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
     study(features=wide)
     for made, words in [
         (lambda: study(features=(*wide, "more")), f"at most {MOST_COLUMNS} features, and there are {MOST_COLUMNS + 1}"),
-        (lambda: study(training={"loss": "huber"}, classes=None), "losses logistic and squared, not for huber"),
-        (lambda: study(training={"loss": "softmax"}, classes=(0, 1, 2)), "logistic and squared, not for softmax"),
+        (
+            lambda: study(training={"loss": "huber"}, classes=None),
+            "losses logistic, squared and poisson, not for huber",
+        ),
+        (
+            lambda: study(training={"loss": "softmax"}, classes=(0, 1, 2)),
+            "logistic, squared and poisson, not for softmax",
+        ),
         (lambda: study(training={"method": "dp_admm"}), "inference belongs to auto, and dp_admm gives no intervals"),
         (lambda: Settings(epsilon=1.0, inference=True), "inference belongs to auto, and dp_admm gives no intervals"),
         (lambda: study(training={"average": "tail"}), 'with inference, average is "last"'),
@@ -114,12 +124,83 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels() 
                 assert np.abs((found.weights[:, 0] - known.params) / known.bse).max() < 0.03
 
 
+def test_without_noise_rates_and_standard_errors_are_those_of_statsmodels_with_an_offset() -> None:
+    for correlation in (0.3, 0.8):
+        with case(correlation):
+            cell = Cell("poisson", 6, correlation, "local", 4_000, 1.0)
+            found, rows, labels = fitted(cell, n=3, epsilon=None, noise_multiplier=1e-6, n_rounds=8)
+            counts, exposures = decoded(labels)
+            known = sm.GLM(
+                np.rint(LARGEST_COUNT * counts), rows, family=sm.families.Poisson(),
+                offset=np.log(LARGEST_COUNT * exposures),
+            ).fit()  # fmt: skip
+            _, covariance = found.inferred
+            np.testing.assert_allclose(np.sqrt(np.diag(covariance)), known.bse, rtol=0.01)
+            np.testing.assert_allclose(found.weights[:, 0], known.params, rtol=0.01, atol=0.01 * known.bse.min())
+
+
+def people(n: int, times: tuple[float, ...], seed: int = 0) -> tuple[Any, Any, Any, Any]:
+    """Rows of norm ≤ 1 with a constant, times and events, and labels as they are encoded: hazards vary with time."""
+    rng = np.random.default_rng(seed)
+    rows = np.asarray(with_intercept(clip_rows(rng.normal(size=(n, 3)) / 3.0)))
+    levels, scores = np.array([0.1, 0.3, 0.2]), rows[:, :3] @ [1.5, -1.0, 0.0]
+    edges, left = np.array([0.0, *times]), rng.exponential(size=n) / np.exp(scores)
+    cumulated = np.concatenate([[0.0], np.cumsum(levels * np.diff(edges))])
+    place = np.minimum(np.searchsorted(cumulated, left) - 1, 2)
+    died = np.where(left > cumulated[-1], np.inf, edges[place] + (left - cumulated[place]) / levels[place])
+    censored = rng.uniform(0.5, 2.0 * times[-1], n)
+    time = np.minimum(np.minimum(died, censored), times[-1])
+    event = (died <= np.minimum(censored, times[-1])).astype(float)
+    return rows, time, event, coded(event, time / times[-1])
+
+
+def expanded(rows: Any, time: Any, event: Any, times: tuple[float, ...]) -> Any:
+    """A row for every interval that a person is seen in, and statsmodels' fit of them."""
+    parts = []
+    for h, (low, high) in enumerate(pairwise([0.0, *times])):
+        seen = time > low
+        constant = np.zeros((np.count_nonzero(seen), len(times)))
+        constant[:, h] = rows[seen, -1]
+        parts.append((np.hstack([rows[seen, :-1], constant]), event[seen] * (time[seen] <= high),
+                      np.minimum(time[seen], high) - low))  # fmt: skip
+    x, y, spent = (np.concatenate([part[k] for part in parts]) for k in range(3))
+    return sm.GLM(y, x, family=sm.families.Poisson(), offset=np.log(spent / times[-1])).fit()
+
+
+def test_without_noise_hazards_are_those_of_the_expanded_rows_and_a_person_counts_once() -> None:
+    times = (1.0, 2.5, 5.0)
+    rows, time, event, labels = people(5_000, times)
+    known = expanded(rows, time, event, times)
+    training = Training(loss=Poisson(cuts=(0.2, 0.5)), inference=True, noise_multiplier=1e-6, n_rounds=8)
+    done = run(training, training.problem(0), make_rows(rows, labels), SimulatedNoise(1, 1, (4, 3)))
+    _, covariance = done.inferred
+    assert done.weights.shape == (4, 3)
+    assert (done.weights[:3] == done.weights[:3, :1]).all()  # hazards are proportional
+    np.testing.assert_allclose(np.append(done.weights[:3, 0], done.weights[3]), known.params, rtol=0.01)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), known.bse, rtol=0.01)
+
+
+def test_intervals_of_hazard_ratios_cover_what_they_should() -> None:
+    times, hits = (1.0, 2.5, 5.0), []
+    training = Training(loss=Poisson(cuts=(0.2, 0.5)), inference=True, epsilon=4.0)
+    for seed in range(40):
+        rows, _, _, labels = people(10_000, times, seed)
+        done = run(training, training.problem(0), make_rows(rows, labels), SimulatedNoise(seed, 1, (4, 3)))
+        covariance = done.inferred[1]
+        assert covariance is not None
+        true = np.append([1.5, -1.0, 0.0], np.log(np.array([0.1, 0.3, 0.2]) * times[-1]) / INTERCEPT)
+        estimate = np.append(done.weights[:3, 0], done.weights[3])
+        hits.append(np.abs(estimate - true) <= 1.959964 * np.sqrt(np.diag(covariance)))
+    assert 0.91 <= np.mean(hits) <= 0.985
+
+
 def test_intervals_cover_what_they_should() -> None:
     """The short form of ``python benchmarks/intervals.py``: 360 intervals a cell, of given seeds."""
     for cell in (
         Cell("logistic", 6, 0.8, "secure_aggregation", 10_000, 2.0),
         Cell("squared", 6, 0.3, "secure_aggregation", 10_000, 2.0),
         Cell("squared", 6, 0.3, "local", 30_000, 2.0),
+        Cell("poisson", 6, 0.3, "secure_aggregation", 20_000, 2.0),
     ):
         with case(cell):
             told = coverage(cell, 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -15,10 +15,12 @@ from dpadmm._base.features import Features
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.matrices import compact_csr, shrink_rows
 from dpadmm.optim.losses import Task
+from dpadmm.optim.losses.poisson import coded
 
 Family = Literal["correlated", "sparse", "decaying", "separable"]
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking
 _REGRESSION_NOISE = 0.1
+LARGEST_COUNT = 20
 
 
 def synthetic(
@@ -34,8 +36,9 @@ def synthetic(
     """Rows of norm ≤ 1 with labels drawn from the linear model ``true_weights``.
 
     Columns have unequal spreads (∝ 1/√j), as real ones do. Labels: binary ±1 with ``P(1) = σ(s)``, multiclass
-    with ``P(h) = softmax(s)_h``, regression ``tanh(s/signal) + noise`` within [−1, 1], with scores
-    ``s = wᵀa`` of standard deviation ``signal``: 0 gives labels of pure noise. ``density`` is the fraction of
+    with ``P(h) = softmax(s)_h``, regression ``tanh(s/signal) + noise`` within [−1, 1], counts of up to 20 with the
+    mean ``exp(s/signal)``, with scores ``s = wᵀa`` of standard deviation ``signal``: 0 gives labels of pure noise (but
+    for counts, whose logarithms of means have a standard deviation of 1). ``density`` is the fraction of
     entries that are not 0; below 1 the matrix is CSR. ``n_classes`` is for multiclass only.
 
     Examples
@@ -58,6 +61,8 @@ def synthetic(
         thresholds = np.cumsum(softmax(scores, axis=1), axis=1)[:, :-1]
         labels = (rng.random(n_rows)[:, None] > thresholds).sum(axis=1).astype(np.float64)
         classes = tuple(range(n_classes))
+    elif task == "count":
+        labels = coded(np.minimum(rng.poisson(np.exp(scores[:, 0] / max(signal, 1e-12))) / LARGEST_COUNT, 1.0))
     else:
         clean = np.tanh(scores[:, 0] / max(signal, 1e-12))
         labels = np.clip(clean + _REGRESSION_NOISE * rng.standard_normal(n_rows), -1.0, 1.0)
@@ -101,8 +106,8 @@ def true_weights(
     seed: int = 0,
 ) -> Floats:
     """The weights (d × p) behind ``synthetic`` with the same arguments."""
-    if task not in ("binary", "multiclass", "regression"):
-        raise StudyError(f"unknown task {task!r}: choose binary, multiclass or regression")
+    if task not in get_args(Task):
+        raise StudyError(f"unknown task {task!r}: choose one of {', '.join(get_args(Task))}")
     if n_features < 1:
         raise StudyError(f"synthetic: n_features must be at least 1, not {n_features}")
     if task == "multiclass" and n_classes < 2:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from logging import Logger, getLevelNamesMapping
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import DpadmmError
+from dpadmm._base.errors import DpadmmError, Unavailable
 from dpadmm.federation.aggregator.journal import Journal, Received
 from dpadmm.federation.logs import MAX_LINES, Repeats
 from dpadmm.federation.protocol import (
@@ -96,6 +96,8 @@ class Coordinator(ABC):
         """Seconds in which the first phase waits for all sites, in place of the deadline; None after it."""
         self.seen: Mapping[str, Seen] = {}
         """Signs of life of sites."""
+        self.doubts: Callable[[], Mapping[str, str]] = dict
+        """Sites of which a copy runs (``cloned``), or with an old copy of their ledger (``ledger-behind``)."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows that a statement lists, for one row per person."""
         for name, sizes in journal.sizes().items():
@@ -103,6 +105,7 @@ class Coordinator(ABC):
         for name, rounds in journal.answered().items():
             self.members[name].answered = rounds
         self.seconds = journal.seconds()
+        self._dates = journal.dates()
         self.opened: float | None = None
         """When the open phase was first requested, by the clock of the event loop."""
         self._repeats = Repeats()
@@ -269,7 +272,7 @@ class Coordinator(ABC):
         if enough and (not self.missing() or self._too_late(waited)):
             return True
         if not self.called and self.start_wait is not None and waited >= self.start_wait:
-            raise Stopped(self._not_begun())
+            raise Unavailable(self._not_begun())
         return False
 
     @property
@@ -323,7 +326,9 @@ class Coordinator(ABC):
         """Store what this phase of so many seconds gave, and go on to the next."""
 
     def begin(self) -> None:
-        self.called, here = True, self.here()
+        here = self.here()
+        self.study.check_rows(*(sizes[0] for name in sorted(here) if (sizes := self.members[name].sizes)))
+        self.called = True
         for member in self.members.values():
             if member.name not in here and not member.out and self.study.allow_missed_rounds:
                 member.state = "absent"
@@ -334,6 +339,7 @@ class Coordinator(ABC):
         """Go on to the next round with what is broadcast in it, which is in the journal."""
         self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
+        self._dates = self._dates[0], _time(0.0)
         self.consensus, self.rounds_done = consensus, self.round
         self._next()
         if self.done:
@@ -419,12 +425,13 @@ class Coordinator(ABC):
         usual = median(self.seconds[-50:]) if self.seconds else None
         delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
         epsilons = exact_epsilon(self._mu_so_far(), np.full(len(members), delta)).tolist()
+        doubts = self.doubts()
         return {
             "study": {
                 "name": study.name,
                 "hash": study.hash,
                 "method": training.method.name,
-                "loss": training.loss.name,
+                "loss": study.terms.loss,
                 "n_rounds": self._n_rounds,
                 "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,
@@ -439,11 +446,16 @@ class Coordinator(ABC):
             "deadline_at": None if deadline_in is None or self.done else _time(-deadline_in),
             "stalled": list(self.stalled),
             "quorum": self.quorum,
-            "sites": [self._site(member, epsilon) for member, epsilon in zip(members, epsilons, strict=True)],
+            "sites": [
+                self._site(member, epsilon) | {"doubt": doubts.get(member.name)}
+                for member, epsilon in zip(members, epsilons, strict=True)
+            ],
             "changes": list(self.changes),
             "events": [event._asdict() for event in list(self.events)],
             "median_seconds": usual,
             "seconds_left": None if usual is None else usual * (self._n_rounds - len(self.seconds)),
+            "begun_at": self._dates[0],
+            "last_round_at": self._dates[1],
         }
 
     def _site(self, member: Member, epsilon: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -32,7 +33,10 @@ from dpadmm.training.methods import DeployableMethod
 from dpadmm.training.prior import Prior
 from dpadmm.version import VERSION
 
-FORMAT = "dpadmm-journal/1"
+FAMILY, VERSION_HERE = "dpadmm-journal/", 1
+FORMAT = f"{FAMILY}{VERSION_HERE}"
+MIGRATIONS: dict[int, str] = {}
+"""What brings a journal of a version to the next one; statements that run in one transaction."""
 SCHEMA = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, at TEXT NOT NULL, seconds REAL NOT NULL,
@@ -101,8 +105,10 @@ class Journal(AbstractContextManager["Journal"]):
     def __init__(self, database: sqlite3.Connection, held: ExitStack, path: Path) -> None:
         self._database, self._held, self._path = database, held, path
         about = dict(database.execute("SELECT name, value FROM about"))
-        if about.get("format") != FORMAT:
-            raise DataError(f"{path}: not a journal of this version of dpadmm")
+        if (version := _version(path, about.get("format"))) != VERSION_HERE:
+            newer = version > VERSION_HERE
+            todo = "install that version" if newer else "dpadmm aggregator resume brings it up to date"
+            raise JournalError(f"{path}: {'a newer' if newer else 'an older'} version of dpadmm wrote it: {todo}")
         try:
             self.study: Study = study_from(json.loads(about["study"]), str(path))
             self.members: tuple[str, ...] = tuple(json.loads(about["members"]))
@@ -160,6 +166,7 @@ class Journal(AbstractContextManager["Journal"]):
             if not read_only:
                 for pragma in ("journal_mode = WAL", "synchronous = FULL"):
                     database.execute(f"PRAGMA {pragma}").fetchall()
+                _migrate(database, path)
             journal = cls(database, held, path)
             journal._held = held.pop_all()
         return journal
@@ -278,6 +285,11 @@ class Journal(AbstractContextManager["Journal"]):
         rows = self._rows("SELECT round, reason, sites FROM voids ORDER BY round")
         return [Void(round, reason, tuple(json.loads(sites))) for round, reason, sites in rows]
 
+    def dates(self) -> tuple[str, str | None]:
+        """When the study was begun here, and when its last round was closed."""
+        begun = self._rows("SELECT value FROM about WHERE name = 'begun_at'")[0][0]
+        return begun, self._rows("SELECT MAX(at) FROM rounds")[0][0]
+
     def seconds(self) -> list[float]:
         return [each for (each,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
 
@@ -291,6 +303,28 @@ class Journal(AbstractContextManager["Journal"]):
         if len(blob) != 8 * prod(shape):
             raise JournalError(f"{self._path} is damaged: expected numbers of shape {shape}")
         return np.frombuffer(blob, "<f8").astype(np.float64).reshape(shape)
+
+
+def _version(path: Path, format: object) -> int:
+    known = re.fullmatch(f"{FAMILY}([1-9][0-9]{{0,5}})", str(format))
+    if known is None:
+        raise DataError(f"{path}: not a journal of dpadmm")
+    return int(known[1])
+
+
+def _migrate(database: sqlite3.Connection, path: Path) -> None:
+    """Bring a journal of an older version up to date: all of it, or nothing."""
+    format = database.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+    version = _version(path, format and format[0])
+    while version < VERSION_HERE:
+        stamp = f"UPDATE about SET value = '{FAMILY}{version + 1}' WHERE name = 'format'"
+        try:
+            database.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[version]}; {stamp}; COMMIT;")
+        except BaseException:
+            if database.in_transaction:
+                database.rollback()
+            raise
+        version += 1
 
 
 def _blob(values: Floats) -> bytes:
@@ -322,6 +356,8 @@ class FederatedResult:
     statement: Statement
     rounds_done: int
     inferred: tuple[float, Floats | None]
+    method: DeployableMethod[Any]
+    broadcast: Floats
 
 
 def result_of(journal: Journal) -> FederatedResult:
@@ -358,6 +394,8 @@ def result_of(journal: Journal) -> FederatedResult:
         statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, honest),
         rounds_done=done,
         inferred=method.inferred(sent),
+        method=method,
+        broadcast=sent,
     )
 
 

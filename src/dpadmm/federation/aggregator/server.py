@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from logging import Logger, getLevelNamesMapping
@@ -19,6 +19,7 @@ from pathlib import Path
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.leases import Leases
 from dpadmm.federation.aggregator.sums import coordinator_of, snapshot_of_journal
 from dpadmm.federation.health import (
     STATUS,
@@ -40,10 +41,10 @@ from dpadmm.federation.health import (
 )
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import Link, NatsTransport, until_one_ends
+from dpadmm.federation.nats.link import HubLink, NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import check_urls
-from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER, Seen
+from dpadmm.federation.protocol import SILENT_AFTER, Seen
 from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
 
@@ -129,7 +130,10 @@ class Server:
             coordinator.start_wait = self.start_wait
             broker = self._broker(resources)
             url = broker.url if broker is not None else self._existing
-            transport = NatsTransport(coordinator.study.hash, url, self.authority.client_context, self.log)
+            leases = resources.enter_context(Leases(self.authority.folder, coordinator.note))
+            coordinator.doubts = lambda: leases.doubts(time.monotonic())
+            context = self.authority.client_context
+            transport = NatsTransport(coordinator.study.hash, url, context, self.log, leases)
             await resources.enter_async_context(transport)
             coordinator.seen = transport.seen
             live = _live_status(coordinator, transport)
@@ -207,7 +211,8 @@ async def keep_broker(
     async with AsyncExitStack() as resources:
         resources.enter_context(broker.keeping())
         _use(broker, resources, start=True)
-        link = Link(broker.url, authority.client_context, lambda *_: None, log, name=AGGREGATOR)
+        leases = resources.enter_context(Leases(authority.folder, note))
+        link = HubLink(broker.url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
         def live() -> Status:
@@ -257,12 +262,56 @@ def status_of(authority: Authority, journal: Path) -> Status:
     return seen | {"served": served, "live": live}
 
 
+def overview(folder: Path) -> list[Status]:
+    """A line for each study of an aggregator's folder, the latest first."""
+    return sorted(map(_summary, journals(folder)), key=lambda each: str(each["begun_at"]), reverse=True)
+
+
+def _summary(journal: Path) -> Status:
+    live = read_status(journal.with_name(STATUS), AggregatorStatus)
+    seen = live["snapshot"] if live is not None and is_live(live) else {}
+    with Journal.open(journal, read_only=True) as opened:
+        study, done, (begun_at, last_round_at) = opened.study, opened.rounds_done, opened.dates()
+        n_sites = len(opened.members)
+    n_rounds = study.training.planned_rounds
+    state = "stalled" if seen.get("stalled") else seen.get("state", "done" if done == n_rounds else "not running")
+    return {
+        "name": study.name,
+        "hash": study.hash,
+        "state": state,
+        "rounds_done": done,
+        "n_rounds": n_rounds,
+        "sites_present": sum(site["state"] == "present" for site in seen["sites"]) if seen else None,
+        "n_sites": n_sites,
+        "begun_at": begun_at,
+        "last_round_at": last_round_at,
+        "seconds_left": seen.get("seconds_left") if state == "running" else None,
+    }
+
+
+def overview_every(folder: Path, seconds: float = 5.0) -> Callable[[], list[Status]]:
+    """``overview`` for a page that asks a few times a second; a study that cannot be read must not end it."""
+    taken, due = list[Status](), 0.0
+
+    def latest() -> list[Status]:
+        nonlocal taken, due
+        if time.monotonic() >= due:
+            with suppress(DpadmmError):
+                taken = overview(folder)
+            due = time.monotonic() + seconds
+        return taken
+
+    return latest
+
+
 def alarms_of(authority: Authority, studies: Sequence[Status]) -> list[Alarm]:
-    """All alarms of an aggregator's folder and of these studies."""
+    """All alarms of an aggregator's folder and of these studies, which are named if there are several."""
     certificates = {each.name: each.expires for each in authority.sites() if not each.revoked}
     certificates |= {"the authority": authority.certificate.not_valid_after_utc, **authority.own_certificates()}
     hub = hub_alarms(authority.folder, certificates, studies=bool(studies))
-    return [*(alarm for seen in studies for alarm in study_alarms(seen)), *hub]
+    found = [(seen["study"]["name"], alarm) for seen in studies for alarm in study_alarms(seen)]
+    named = [each._replace(text=f"{name}: {each.text}") if len(studies) > 1 else each for name, each in found]
+    return [*named, *hub]
 
 
 async def _keep_alive(broker: Broker, note: Callable[[str, str, str], None]) -> None:

@@ -72,7 +72,7 @@ class Chart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const values = this.points.map(point => point[1]);
     const [low, high] = values.length ? Chart.around(Chart.least(values), Chart.most(values)) : [0.1, 1];
-    const end = Chart.rounds(this.points.at(-1)?.[0] ?? 0, this.total);
+    const end = this.points.at(-1)?.[0] ?? Math.max(1, this.total); // the last round, so that no part is empty
     const x = round => left + (right - left) * (end > 1 ? (round - 1) / (end - 1) : 0.5);
     const y = value => bottom - (bottom - top) * Math.log(value / low) / Math.log(high / low);
     this.scale = { round: at => 1 + (at - left) / (right - left) * (end - 1) };
@@ -163,17 +163,12 @@ class Chart {
     return found;
   }
   static tick(value) { return value >= 1e-3 && value < 1e5 ? String(Number(value.toPrecision(2))) : number(value, 1); }
-  static rounds(done, total) { // the axis grows in few steps until the whole run fits
-    for (let size = 20; ; size *= 10)
-      for (const step of [1, 2.5, 5])
-        if (size * step >= done * 1.1 || size * step >= total) return Math.max(1, Math.min(size * step, total));
-  }
   static ticks(end, most) {
     let step = 1;
     for (let size = 1; end / step > most; size *= 10)
       for (const times of [1, 2, 5]) if (end / (step = size * times) <= most) break;
     const found = [1];
-    for (let round = step; round <= end; round += step) if (round > 1 && round > step * 0.4) found.push(round);
-    return found;
+    for (let round = step; round < end - step * 0.6; round += step) if (round > 1 && round > step * 0.4) found.push(round);
+    return end > 1 ? [...found, end] : found;
   }
 }

@@ -11,7 +11,7 @@ const at = path => `${path}?token=${encodeURIComponent(token)}`;
 const chart = new Chart(find("plot"), {
   readout: find("readout"), summary: find("chart-summary"), details: find("values"), rows: find("values-rows"),
 });
-const page = { run: null, text: "", receivedAt: 0, ahead: 0, refused: false, onlySites: "all", onlyEvents: "all" };
+const page = { run: null, text: "", receivedAt: 0, ahead: 0, refused: false, onlySites: "all", onlyEvents: "all", screen: null };
 const rows = new Map(), eventRows = new Map(), siteChips = new Map(), wasState = new Map();
 
 // ---- speaking: changes of state, gathered so that a busy run does not chatter
@@ -45,7 +45,7 @@ function stateWords({ state, round, rounds_done: done, quorum, study }) {
 function showRun() {
   const { run } = page, { study } = run, done = run.rounds_done, total = study.n_rounds;
   put(find("name"), study.name);
-  put(find("hash"), String(study.hash).slice(0, 12));
+  put(find("hash"), String(study.hash).slice(0, page.screen ? undefined : 12));
   mark(find("hash"), "title", study.hash);
   put(find("state-words"), stateWords(run));
   put(find("state-sign"), RUN_SIGNS.get(run.state) ?? "–");
@@ -70,7 +70,7 @@ function showRun() {
     ["Method", study.method], ["Loss", study.loss], ["Parameters", isNumber(d) && isNumber(p) ? (p > 1 ? `${d} × ${p}` : d) : "–"], ["Rounds", total],
     ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", study.noise],
     ["Quorum", `${run.quorum} of ${all().length}`],
-    ["Median round", pace(run.median_seconds)],
+    ["Median round", pace(run.median_seconds)], ["Began", date(run.begun_at)], ["Last round", date(run.last_round_at)],
     ...(isNumber(run.honest) ? summed(run) : []),
   ]);
 }
@@ -97,13 +97,34 @@ function showTimes() { // what goes on between two messages
   const gone = (performance.now() - page.receivedAt) / 1000, live = run.state === "running" || run.state === "waiting";
   const left = base => (live && isNumber(base) ? Math.max(0, base - gone) : null);
   if (find("line").dataset.line === "live") { // nothing is counted down that may long have changed
-    put(find("left"), duration(left(run.seconds_left)));
+    const rest = left(run.seconds_left);
+    put(find("left"), duration(rest));
+    put(find("ends"), isNumber(rest) ? `until ${date(Date.now() + page.ahead + rest * 1000)}` : "");
     put(find("deadline"), duration(left(run.deadline_in)));
   }
   for (const site of all()) {
     const row = rows.get(site.name);
     if (row) put(row.seen, ago(site.last_seen, Date.now() + page.ahead));
   }
+}
+
+// ---- all studies of this aggregator
+function showStudies() {
+  const studies = page.run.studies ?? [];
+  find("studies").hidden = studies.length < 2;
+  find("main").classList.toggle("several", studies.length > 1);
+  find("study-rows").replaceChildren(...studies.map(each => {
+    const own = each.hash === page.run.study.hash, name = make("th", "", own ? `${each.name} (this page)` : String(each.name));
+    name.scope = "row";
+    name.title = each.hash;
+    const sign = make("span", "sign", RUN_SIGNS.get(each.state) ?? "–");
+    sign.setAttribute("aria-hidden", "true");
+    const state = make("td", "state", sign, ` ${each.state}`);
+    mark(state, "data-state", each.state);
+    const present = isNumber(each.sites_present) ? each.sites_present : "–";
+    return make("tr", "", name, state, make("td", "", `${each.rounds_done} of ${each.n_rounds}`), make("td", "", `${present} of ${each.n_sites}`),
+      make("td", "", date(each.begun_at)), make("td", "", date(each.last_round_at)));
+  }));
 }
 
 // ---- sites
@@ -150,6 +171,7 @@ function showSites() {
     wasState.set(`site ${site.name}`, site.state);
   });
   find("no-sites").hidden = all().length > 0;
+  find("main").classList.toggle("few", all().length <= 6);
   for (const kind of ["all", ...SITE_STATES.keys()]) {
     const count = tally.get(kind) ?? 0, chip = siteChips.get(kind);
     chip.node.hidden = count === 0 && kind !== "all" && kind !== "present" && page.onlySites !== kind;
@@ -183,7 +205,7 @@ function showEvents() {
     const level = LEVELS.has(event.level) ? event.level : "info", sign = make("span", `sign ${level}`, LEVELS.get(level));
     sign.setAttribute("role", "img");
     sign.setAttribute("aria-label", level);
-    const time = make("time", "note", clock(event.at));
+    const time = make("time", "note", date(event.at, { seconds: true }));
     time.dateTime = event.at;
     time.title = event.at;
     const row = { calm: level === "info", node: make("li", level, time, sign, make("span", "text", String(event.text))) };
@@ -222,6 +244,23 @@ find("copy").addEventListener("click", async () => {
   setTimeout(() => put(button, "Copy"), 2000);
 });
 
+// ---- paper shows everything: all sites and events, the whole hash, and what is folded away
+const folded = [];
+addEventListener("beforeprint", () => {
+  folded.push(...document.querySelectorAll("details:not([open])"));
+  for (const each of folded) each.open = true;
+  Object.assign(page, { screen: [page.onlySites, page.onlyEvents], onlySites: "all", onlyEvents: "all" });
+  filterSites(); filterEvents(); chart.draw();
+  if (page.run) showRun();
+});
+addEventListener("afterprint", () => {
+  for (const each of folded.splice(0)) each.open = false;
+  [page.onlySites, page.onlyEvents] = page.screen;
+  page.screen = null;
+  filterSites(); filterEvents();
+  if (page.run) showRun();
+});
+
 // ---- the line
 function line(kind, words, notice = "") {
   const before = find("line").dataset.line;
@@ -237,7 +276,10 @@ function update(text) {
   if (text === page.text) return;
   const { at: sent, snapshot } = JSON.parse(text);
   Object.assign(page, { text, run: snapshot, receivedAt: performance.now(), ahead: sent * 1000 - Date.now() });
+  put(find("as-of"), date(sent * 1000, { seconds: true }));
   showRun(); showSites(); showEvents(); showTimes();
+  const studies = JSON.stringify(snapshot.studies);
+  if (studies !== page.studies) { page.studies = studies; showStudies(); }
 }
 
 // Asks twice a second; what comes late counts as lost, and is asked for again.

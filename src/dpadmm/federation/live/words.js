@@ -41,9 +41,11 @@ function ago(iso, now) {
   return new Date(then).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
-function clock(iso) {
+function date(iso, { seconds = false } = {}) { // in this browser's time zone
   const at = new Date(iso ?? "");
-  return Number.isNaN(at.getTime()) ? "" : at.toLocaleTimeString("en-GB");
+  if (Number.isNaN(at.getTime())) return "–";
+  const day = at.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...(at.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" }) });
+  return `${day}, ${at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) })}`;
 }
 
 const counted = (n, one, many = one + "s") => `${n} ${n === 1 ? one : many}`;
@@ -51,7 +53,7 @@ const counted = (n, one, many = one + "s") => `${n} ${n === 1 ? one : many}`;
 const SITE_STATES = new Map([
   ["present", "✓"], ["late", "◐"], ["absent", "○"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"], ["unseen", "–"],
 ]);
-const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["done", "✓"], ["stopped", "■"]]);
+const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["done", "✓"], ["stopped", "■"], ["not running", "■"]]);
 const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);
 
 const find = id => document.getElementById(id);

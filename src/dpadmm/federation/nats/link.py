@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import UTC, datetime
 from logging import INFO, WARNING, Logger
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dpadmm._base.errors import DpadmmError
 from dpadmm.federation.logs import Repeats
@@ -24,12 +24,19 @@ from dpadmm.federation.nats.transports import dialled
 from dpadmm.federation.protocol import (
     AGGREGATOR,
     BEAT_EVERY,
+    CLAIMS,
+    LEASE_FREE_AFTER,
     BadMessage,
     MissingPackages,
     Seen,
     beat_subjects_of,
     clock_of_beat,
+    grants_of,
     packed_beat,
+    packed_claim,
+    packed_grant,
+    unpacked_claim,
+    unpacked_grant,
 )
 
 try:
@@ -38,6 +45,10 @@ try:
     from nats.aio.msg import Msg
 except ImportError:
     raise MissingPackages from None
+
+if TYPE_CHECKING:
+    from dpadmm.federation.aggregator.leases import Leases
+    from dpadmm.federation.site.lease import Lease
 
 FIRST_PAUSE, LAST_PAUSE = 0.2, 30.0
 """Seconds before a new attempt to connect; they grow by about a half each time."""
@@ -132,8 +143,14 @@ class Link:
     async def _on_nats_message(self, message: Msg) -> None:
         if message.subject.startswith("dpadmm.alive."):
             self._on_beat(message.subject, message.data)
+        elif message.subject.startswith("dpadmm.lease"):
+            with suppress(BadMessage):
+                await self._on_lease(message.subject, message.data)
         else:
             self._on_message(message.subject, message.data)
+
+    async def _on_lease(self, subject: str, data: bytes) -> None:
+        """Take a claim of a site, or the aggregator's grant."""
 
     def _on_beat(self, subject: str, data: bytes) -> None:
         sender = subject.rpartition(".")[2]
@@ -158,6 +175,7 @@ class Link:
                 failed += 1
             else:
                 self._say(INFO, f"connected to {self.url}")
+                await self._on_connected()
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
                 self._say(WARNING, f"the connection to {self.url} was lost")
@@ -169,6 +187,9 @@ class Link:
             if failed >= len(self._urls):  # all of them; else another one is worth a try at once
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause, failed = min(1.5 * pause, LAST_PAUSE), 0
+
+    async def _on_connected(self) -> None:
+        """What is said first."""
 
     async def _until_lost(self) -> None:
         """Polls too, because nats-py does not call back if the connection broke while it was sending."""
@@ -303,11 +324,39 @@ class Mailbox:
 
 
 class SiteLink(Link):
-    """A site's connection, which answers the messages of the studies that it follows."""
+    """A site's connection, which answers the messages of the studies that it follows while it has the lease."""
 
-    def __init__(self, name: str, url: str, context: Context, log: Logger) -> None:
+    def __init__(self, name: str, url: str, context: Context, log: Logger, lease: Lease | None = None) -> None:
         super().__init__(url, context, self._put, log, name=name)
         self._mail = Mailbox(most=2)  # a newer request of a study, and to mask its answer, replace older ones
+        self._lease = lease
+        if lease is not None:
+            self._subjects.add(grants_of(name))
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._tasks.append(asyncio.create_task(self._keep_lease()))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._claim(leaving=True)
+        await super().__aexit__(*error)
+
+    async def _keep_lease(self) -> None:
+        while self._lease is not None:
+            await self._claim()
+            await asyncio.sleep(BEAT_EVERY)
+
+    async def _on_connected(self) -> None:
+        await self._claim()
+
+    async def _claim(self, *, leaving: bool = False) -> None:
+        if self._lease is not None and (claim := self._lease.claim(leaving=leaving)) is not None:
+            await self.publish(f"{CLAIMS}.{self._name}", packed_claim(claim))
+
+    async def _on_lease(self, subject: str, data: bytes) -> None:
+        if self._lease is not None and self._lease.heard(unpacked_grant(data)):
+            await self._claim()
 
     def _put(self, subject: str, data: bytes) -> None:
         self._mail.put(subject.removeprefix("dpadmm.").removesuffix(".down"), data)
@@ -316,19 +365,47 @@ class SiteLink(Link):
         await self.subscribe(f"dpadmm.{study}.down")
 
     async def answer(self, reply: Callable[[str, bytes], bytes | None], pool: Executor) -> None:
-        """Answer for ever; ``reply(study, message)`` runs in the pool."""
+        """Answer for ever; ``reply(study, message)`` runs in the pool.
+
+        Without the lease a message gets no answer, and an answer that took too long does not leave: requests are
+        repeated. A claim with the ledger's mark goes ahead of each answer.
+        """
         loop = asyncio.get_running_loop()
         while (received := await self._mail.take()) is not None:
+            if not await self._may_speak():
+                continue
             said = await loop.run_in_executor(pool, reply, *received)
-            if said is not None:
+            if said is not None and await self._may_speak():
+                await self._claim()
                 await self.publish(f"dpadmm.{received[0]}.up.{self._name}", said)
 
+    async def _may_speak(self) -> bool:
+        """Whether this is the agent to answer; also where it is to say that its ledger is behind."""
+        if self._lease is None:
+            return True
+        await self._lease.settled(LEASE_FREE_AFTER)
+        return self._lease.held or self._lease.state == "behind"
 
-class NatsTransport(Link):
+
+class HubLink(Link):
+    """A connection of the aggregator, which grants sites' agents their leases."""
+
+    def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases | None) -> None:
+        super().__init__(url, context, on_message, log, name=AGGREGATOR)
+        self._leases = leases
+        self._subjects.add(f"{CLAIMS}.*")
+
+    async def _on_lease(self, subject: str, data: bytes) -> None:
+        site = subject.rpartition(".")[2]
+        if self._leases is not None and (grant := self._leases.heard(site, unpacked_claim(data), time.monotonic())):
+            await self.publish(grants_of(site), packed_grant(grant))
+
+
+class NatsTransport(HubLink):
     """The aggregator's connection, as the ``Transport`` of one study."""
 
-    def __init__(self, study: str, url: str, context: Context, log: Logger) -> None:
-        super().__init__(url, context, self._put, log, name="aggregator")
+    def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
+        super().__init__(url, context, self._put, log, leases)
         self._mail, self._down = Mailbox(most=8), f"dpadmm.{study}.down"
         self._subjects.add(f"dpadmm.{study}.up.*")
 

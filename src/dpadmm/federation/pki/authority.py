@@ -21,7 +21,7 @@ from typing import Annotated
 
 from msgspec import Meta, ValidationError, convert
 
-from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm._base.errors import StudyError, Unavailable
 from dpadmm._base.toml import read_toml
 from dpadmm.federation.pki import certificates as forms
 from dpadmm.federation.pki import private_files
@@ -358,7 +358,7 @@ class Authority:
             text += f" wrong when the authority was created, {new}"
         else:
             return
-        raise DpadmmError(f"{self.folder}: {text}")
+        raise Unavailable(f"{self.folder}: {text}")
 
     @property
     def fingerprint(self) -> str:
@@ -543,7 +543,7 @@ class Authority:
                 try:
                     forms.check_dates(chain[0], now=now, whose=_WHOSE[name])
                 except StudyError as problem:  # no user error: a clock may be corrected
-                    raise DpadmmError(f"{problem} (dpadmm aggregator install)") from None
+                    raise Unavailable(f"{problem} (dpadmm aggregator install)") from None
             return False
         for name in OWN_CERTIFICATES:
             if not self._is_current(f"{name}.pem", now, _names(self.settings, name)):

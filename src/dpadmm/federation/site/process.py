@@ -21,7 +21,8 @@ from dpadmm.federation.nats.link import SiteLink, until_one_ends
 from dpadmm.federation.pki.joining import site_identity
 from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER
 from dpadmm.federation.site.decisions import Decision, decisions
-from dpadmm.federation.site.responder import Responder
+from dpadmm.federation.site.lease import Lease
+from dpadmm.federation.site.responder import Responder, refusal_of
 from dpadmm.site.site import Site
 
 CHECK_EVERY = 1.0
@@ -41,6 +42,7 @@ class SiteProcess:
         self._folder = site.path.parent
         self._identity = site_identity(self._folder)
         self._responder = Responder(site.guard, site.policy.unit.rows, log)
+        self._lease = Lease(site.ledger, lambda: self._responder.restores, log)
         self._decided: dict[str, Decision] = {}
         self._logged: set[str] = set()
         self._studies_seen: tuple[tuple[str, int, int], ...] = ()
@@ -58,7 +60,7 @@ class SiteProcess:
         self._responder.open()
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
         try:
-            async with SiteLink(identity.name, identity.url, self._context, self._log) as link:
+            async with SiteLink(identity.name, identity.url, self._context, self._log, self._lease) as link:
                 answering = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._give_status(link)
                 self._latest = self._status(link) | {"at": now_text()}
                 with metrics_server(metrics, lambda: agent_samples(self._latest, self._folder)):
@@ -112,6 +114,7 @@ class SiteProcess:
 
     def _apply_decisions(self) -> None:
         self._responder.reopen()
+        self._responder.try_again()
         seen = _fingerprint(self._folder / "studies")
         if seen == self._studies_seen:
             return
@@ -163,6 +166,8 @@ class SiteProcess:
             "aggregator_silent": seen is None or time.monotonic() - seen.at > SILENT_AFTER,
             "clock_difference": None if seen is None else round(seen.clock_difference, 1),
             "ledger_open": self._responder.is_open,
+            "lease": self._lease.state,
+            "contested": self._lease.contested,
             "site": self._identity.name,
             "broker": self._identity.url if link is None else link.url,
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
@@ -177,6 +182,7 @@ class SiteProcess:
             "hash": study.hash,
             "decision": decision.kind,
             "answering": decision.kind == "accepted" and last_round is not None,
+            "refusal": self._responder.refusals().get(study.hash),
             "last_round": last_round,
             "n_rounds": study.training.planned_rounds,
             "asked_at": None if asked is None else asked.isoformat(timespec="seconds"),
@@ -185,6 +191,8 @@ class SiteProcess:
 
     def _answer(self, study: str, data: bytes) -> bytes | None:
         self._asked[study] = datetime.now(UTC)
+        if not self._lease.held:
+            return refusal_of(study, data, "ledger-behind") if self._lease.state == "behind" else None
         return self._responder.answer(study, data)
 
 

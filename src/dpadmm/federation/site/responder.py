@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING, Logger
+from math import inf
 from time import monotonic
 
 from dpadmm._base.errors import DpadmmError, Refusal
@@ -24,6 +25,21 @@ OpenGuard = Callable[[], AbstractContextManager[Guard]]
 
 REOPEN_AFTER = 2.0
 """Seconds before a failed ledger is opened again."""
+
+HEALING = ("study-unfit", "data-changed")
+"""Refusals of an enrolment that may heal by themselves: the table is away, or not as it was."""
+
+FIRST_TRY, LAST_TRY, TRY_SHARE = 2.0, 60.0, 10.0
+"""Seconds before such an enrolment is tried again, at first and at most, but so many times as long as a try takes."""
+
+
+@dataclass
+class Refused:
+    """An accepted study that could not be enrolled: why, and when to try again, if that may help."""
+
+    code: str
+    pause: float = FIRST_TRY
+    again_at: float = inf
 
 
 @dataclass
@@ -51,6 +67,9 @@ class Responder:
         self._accepted: dict[str, Study] = {}
         self._active: dict[str, ActiveStudy] = {}
         self._left: set[str] = set()
+        self._not_enrolled: dict[str, Refused] = {}
+        self.restores: int | None = None
+        """How often an old copy of the ledger was put back; None while it is not open."""
         self._repeats = Repeats()
         self._reopen_at = 0.0
         self._lock = threading.RLock()
@@ -59,10 +78,11 @@ class Responder:
         """Open and lock the ledger; refused while another process holds it."""
         with self._lock:
             self._guard = self._resources.enter_context(self._open_guard())
+            self.restores = self._guard.restores
 
     def close(self) -> None:
         with self._lock:
-            self._active, self._guard = {}, None
+            self._active, self._guard, self.restores = {}, None, None
             self._resources.close()
 
     def accept(self, study: Study) -> Refusal | None:
@@ -81,6 +101,7 @@ class Responder:
         """
         with self._lock:
             self._accepted.pop(study.hash, None)
+            self._not_enrolled.pop(study.hash, None)
             if self._active.pop(study.hash, None) is not None or not declined:
                 self._left.add(study.hash)
             self.reopen()
@@ -102,15 +123,26 @@ class Responder:
         """The last round of every study; does not wait while one is answered."""
         return {name: active.agent.last_round for name, active in list(self._active.items())}
 
+    def refusals(self) -> dict[str, str]:
+        """Why accepted studies are not answered, by study."""
+        return {study: refused.code for study, refused in list(self._not_enrolled.items())}
+
+    def try_again(self) -> None:
+        """Enrol what could not be enrolled, after a while: the table may be back."""
+        with self._lock:
+            due = [study for study, refused in self._not_enrolled.items() if monotonic() >= refused.again_at]
+            for study in due if self._guard is not None else ():
+                self._enrol(self._accepted[study])
+
     def answer(self, study: str, data: bytes) -> bytes | None:
         """The reply to a message of a study, or None."""
         with self._lock:
             if study in self._left:
-                return _refusal(study, data, "study-closed")
+                return refusal_of(study, data, "study-closed")
             self.reopen()
             active = self._active.get(study)
             if active is None:
-                return _refusal(study, data, "study-unknown") if study in self._accepted else None
+                return refusal_of(study, data, "study-unknown") if study in self._accepted else None
             digest = digest_of(data)
             if digest in active.last:
                 return active.last[digest]
@@ -118,7 +150,7 @@ class Responder:
                 reply = self._reply(active, digest, data)
             except BadMessage as problem:
                 self._log_limited(study, f"refused an invalid message: {problem}")
-                return _refusal(study, data, "request-malformed")
+                return refusal_of(study, data, "request-malformed")
             except Refusal as refusal:
                 if refusal.code == "members-without-me":  # a round of others
                     return None
@@ -126,10 +158,10 @@ class Responder:
                 self._log_limited(study, f"refused ({refusal.code}): {refusal}")
                 if refusal.code in ("ledger-failed", "ledger-damaged"):
                     self._close_failed_ledger(refusal)
-                return _refusal(study, data, refusal.wire())
+                return refusal_of(study, data, refusal.wire())
             except Exception as error:  # its text could reveal something about rows
                 self._log_limited(study, f"the request could not be answered ({type(error).__name__})")
-                return _refusal(study, data, "release-failed")
+                return refusal_of(study, data, "release-failed")
             active.last = dict([*list(active.last.items())[-1:], (digest, reply)])  # ready, and masked
             return reply
 
@@ -149,21 +181,32 @@ class Responder:
     def _enrol(self, study: Study) -> Refusal | None:
         if self._guard is None:
             return Refusal("ledger-closed", "the ledger is not open")
+        began = monotonic()
         try:
             agent = Agent(self._guard, study)
         except Refusal as refusal:  # only the command shows its cause, which may depend on rows
             hint = "; run dpadmm agent review for the reason" if refusal.__cause__ else ""
-            text = "%s: enrolment refused (%s): %s%s"
-            self._log.error(text, _short(study.hash), refusal.code, refusal, hint)
-            return refusal
+            return self._refused(study, refusal, f"enrolment refused ({refusal.code}): {refusal}{hint}", began)
         except Exception as error:
-            self._log.error("%s: enrolment failed (%s)", _short(study.hash), type(error).__name__)
-            return Refusal("study-unfit", "the study could not be enrolled")
+            unfit = Refusal("study-unfit", "the study could not be enrolled")
+            return self._refused(study, unfit, f"enrolment failed ({type(error).__name__})", began)
+        self._not_enrolled.pop(study.hash, None)
         masking = study.terms.masking
         n_masked = 0 if masking is None else len(masking.roster)
         self._active[study.hash] = ActiveStudy(study, agent, study.broadcast_shape, n_masked)
         self._log.info("%s: enrolled, %d rounds answered", _short(study.hash), agent.last_round)
         return None
+
+    def _refused(self, study: Study, refusal: Refusal, text: str, began: float) -> Refusal:
+        refused = Refused(refusal.code)
+        if refusal.code in HEALING:
+            known, now = self._not_enrolled.get(study.hash), monotonic()
+            pause = FIRST_TRY if known is None else min(2.0 * known.pause, LAST_TRY)
+            refused.pause, refused.again_at = pause, now + max(pause, TRY_SHARE * (now - began))
+            text = f"{text}; it is tried again"
+        self._not_enrolled[study.hash] = refused
+        self._log_limited(study.hash, text, ERROR)
+        return refusal
 
     def _log_limited(self, study: str, text: str, level: int = WARNING) -> None:
         if (said := self._repeats.said(study, text, now=monotonic())) is not None:
@@ -208,7 +251,8 @@ def _masked_reply(active: ActiveStudy, asked: Message, answer: Message) -> Messa
     return answer._replace(body=active.agent.tags)
 
 
-def _refusal(study: str, data: bytes, code: str) -> bytes:
+def refusal_of(study: str, data: bytes, code: str) -> bytes:
+    """The refusal of a message."""
     return packed(Message(Kind.REFUSED, study, digest=digest_of(data), code=code))
 
 

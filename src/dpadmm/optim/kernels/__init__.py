@@ -6,12 +6,13 @@ same to the last bit for any number of threads, and for an agent alone as for th
 
 Within a block, a few rows at a time (they stay in the first-level cache) go through: scores, slopes by the
 loss's own compiled formula, clipping to c1, and the sum, four rows together.
-``reference_gradient`` is its plain NumPy twin.
+``reference_gradient`` is its plain NumPy twin, which also serves where numba is not installed: a site needs none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -130,8 +131,10 @@ def _block_sums(
 ) -> Floats | None:
     """Sums of clipped gradients over the rows of every block, times the rows' factors if any: (blocks, p, d).
 
-    None where the loss's formula cannot be compiled.
+    None where there is no compiler, or the loss's formula cannot be compiled.
     """
+    if not _can_compile():
+        return None
     from dpadmm.optim.kernels import passes as compiled
     from dpadmm.optim.kernels.compiler import n_groups
     from dpadmm.optim.kernels.formulas import compiled_slopes
@@ -161,6 +164,9 @@ def _block_sums(
 
 def scores(rows: Rows, points: Floats) -> Floats:
     """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
+    if not _can_compile():
+        own = zip(rows.offsets[:-1], rows.offsets[1:], points, strict=True)
+        return np.concatenate([products(rows.features[rows.order[a:b]], point) for a, b, point in own])
     from dpadmm.optim.kernels import passes as compiled
 
     blocks = rows.blocks
@@ -173,6 +179,10 @@ def scores(rows: Rows, points: Floats) -> Floats:
         some = (blocks[0][part], blocks[1][part], blocks[2][part])
         compiled.SCORES[kind](*arrays, rows.order, some, weights, out)
     return np.ascontiguousarray(out.T)
+
+
+def _can_compile() -> bool:
+    return find_spec("numba") is not None
 
 
 def _by_output(points: Floats) -> Floats:

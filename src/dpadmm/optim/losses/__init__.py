@@ -5,6 +5,7 @@ from dpadmm.optim.losses.base import Loss, Task, curvatures, slopes
 from dpadmm.optim.losses.hinge import Hinge
 from dpadmm.optim.losses.huber import Huber
 from dpadmm.optim.losses.logistic import Logistic
+from dpadmm.optim.losses.poisson import Poisson
 from dpadmm.optim.losses.smoothed_hinge import SmoothedHinge
 from dpadmm.optim.losses.softmax import Softmax
 from dpadmm.optim.losses.squared import Squared
@@ -17,10 +18,11 @@ LOSSES = registered(
     "smoothed_hinge",
     "squared",
     "huber",
+    "poisson",
     having="formula",
 )
 
 __all__ = [
-    "LOSSES", "Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared", "Task",
+    "LOSSES", "Hinge", "Huber", "Logistic", "Loss", "Poisson", "SmoothedHinge", "Softmax", "Squared", "Task",
     "curvatures", "slopes",
 ]  # fmt: skip

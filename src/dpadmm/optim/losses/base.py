@@ -15,7 +15,7 @@ import numpy as np
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
 
-Task = Literal["binary", "multiclass", "regression"]
+Task = Literal["binary", "multiclass", "regression", "count"]
 
 Index = int | slice
 """One row, or all rows."""

@@ -56,6 +56,8 @@ STATISTICS: Mapping[str, Any] = registered(
     "shaped_gradient",
     "moments",
     "newton_pair",
+    "column_sums",
+    "score_histogram",
     having="sums",
 )
 """The closed list, by name; ``of`` makes one from a problem and the width of rows."""

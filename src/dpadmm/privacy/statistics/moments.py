@@ -10,6 +10,7 @@ import numpy as np
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.features import Features, row_sums, squared, weighted_sum
 from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.losses.poisson import Poisson, decoded
 from dpadmm.optim.problem import Problem, Rows
 
 LABEL_WEIGHT = float(np.sqrt(3.0))
@@ -29,7 +30,8 @@ class Moments:
     b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number cut to [−1, 1], with ``y²/2`` as one more
     entry of f, which is 0 for a row of zeros: labels of silent rows are still there, and must not count. With
     ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for rows of many
-    features. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and silencing one by
+    features. For counts the label is the count in [0, 1], and a and a∘a are times the exposure in (0, 1], which makes
+    f no longer. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and silencing one by
     at most 2. (Without shortening, 4 would be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤
     2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a row of somebody else.)
     """
@@ -47,7 +49,11 @@ class Moments:
 
     @property
     def shape(self) -> tuple[int]:
-        return (self.n_features * (2 + self.loss.n_outputs) + (self.loss.task == "regression"),)
+        return (self.n_features * (2 + self.loss.n_outputs) + self._numbers,)
+
+    @property
+    def _numbers(self) -> bool:
+        return self.loss.task in ("regression", "count")
 
     def accepts(self, parameters: Floats) -> bool:
         return True
@@ -56,7 +62,7 @@ class Moments:
         """Σ a (d,), Σ a∘a (d,), Σ b·a (d, p) and Σ y² (0 for classes), from what was released."""
         d, p = self.n_features, self.loss.n_outputs
         by_label = total[2 * d : (2 + p) * d].reshape(d, p) / LABEL_WEIGHT
-        squares = float(total[-1]) / SQUARE_WEIGHT if self.loss.task == "regression" else 0.0
+        squares = float(total[-1]) / SQUARE_WEIGHT if self._numbers else 0.0
         return total[:d], total[d : 2 * d], by_label, squares
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
@@ -80,22 +86,26 @@ class Moments:
 
     def _sum(self, features: Features, labels: Floats, bound: float, factors: Floats | float = 1.0) -> Floats:
         """The sum over a few rows, times their factors; no BLAS, whose sums depend on the number of threads."""
-        targets = self._targets(labels)
+        targets, exposures = self._targets(labels)
         rows = features.astype(np.float64)
         squares = squared(rows)
         lengths, fourth = row_sums(squares), row_sums(squared(squares))
-        counted = (lengths > 0.0) & (self.loss.task == "regression")
-        extra = np.where(counted, SQUARE_WEIGHT * np.square(targets[:, 0]), 0.0)
-        by_label = LABEL_WEIGHT**2 * np.square(targets).sum(axis=1)
-        norms = np.sqrt(lengths * (1.0 + by_label) + fourth + extra * extra)
+        counted = (lengths > 0.0) & self._numbers
+        label_squares = np.square(targets).sum(axis=1)
+        extra, by_label = np.where(counted, SQUARE_WEIGHT * label_squares, 0.0), LABEL_WEIGHT**2 * label_squares
+        spent = exposures * exposures
+        norms = np.sqrt(lengths * (spent + by_label) + fourth * spent + extra * extra)
         factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny)) * factors
-        weights = np.column_stack([factor, LABEL_WEIGHT * factor[:, None] * targets])
-        first, second = weighted_sum(rows, weights), weighted_sum(squares, factor[:, None])
+        weights = np.column_stack([factor * exposures, LABEL_WEIGHT * factor[:, None] * targets])
+        first, second = weighted_sum(rows, weights), weighted_sum(squares, (factor * exposures)[:, None])
         parts = [first[:, 0], second[:, 0], first[:, 1:].ravel()]
-        return np.concatenate([*parts, [np.sum(extra * factor)]] if self.loss.task == "regression" else parts)
+        return np.concatenate([*parts, [np.sum(extra * factor)]] if self._numbers else parts)
 
-    def _targets(self, labels: Floats) -> Floats:
-        """What rows are multiplied with: (rows, p), of norm at most 1."""
+    def _targets(self, labels: Floats) -> tuple[Floats, Floats]:
+        """What rows are multiplied with, (rows, p), of norm at most 1; and what a row counts in the other moments."""
+        if isinstance(self.loss, Poisson):
+            counts, exposures = decoded(labels)
+            return counts[:, None] * self.loss.spent(labels)[1], exposures
         if self.loss.task == "multiclass":
-            return np.asarray(labels[:, None] == np.arange(self.loss.n_outputs), dtype=float)
-        return np.clip(labels, -1.0, 1.0)[:, None]
+            return np.asarray(labels[:, None] == np.arange(self.loss.n_outputs), dtype=float), np.ones(len(labels))
+        return np.clip(labels, -1.0, 1.0)[:, None], np.ones(len(labels))

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 from dpadmm._base.arrays import Floats, Integers
@@ -32,10 +33,12 @@ from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
+from dpadmm.model.description import ColumnSummary, Description
 from dpadmm.model.evaluate import auc
 from dpadmm.model.model import PROBABILITIES
 from dpadmm.optim.features import clip_rows, with_intercept
-from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.losses import Loss, Poisson
+from dpadmm.optim.losses.poisson import coded, decoded
 from dpadmm.optim.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import AnyRelease
@@ -106,6 +109,7 @@ MEASURES: Mapping[str, Measure] = {
     "sensitivity": Measure("sensitivity", higher=True, percent=True),
     "overconfidence": Measure("overconfidence", higher=False, percent=True),
     "rmse": Measure("root mean square error", higher=False),
+    "deviance": Measure("mean deviance", higher=False),
 }
 """All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
 above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""
@@ -264,29 +268,48 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     return Scenario("public rows", tuple(folds), public=True, telling=tuple(telling))
 
 
-def synthetic_scenarios(study: Study, n_rows: int, *, repeats: int, seed: int) -> list[Scenario]:
-    """Synthetic rows at three assumed strengths of signal; every repeat has its own rows and true model."""
+def synthetic_scenarios(
+    study: Study, n_rows: int, *, repeats: int, seed: int, known: Description | None = None
+) -> list[Scenario]:
+    """Synthetic rows at three assumed strengths of signal; every repeat has its own rows and true model.
+
+    Columns that private statistics tell of are ``known``: their cells are drawn from the released counts.
+    """
     out = []
     n_train = max(2, min(n_rows, SYNTHETIC_TRAIN))
     for name in STRENGTHS:
         folds = []
         for k in range(repeats):
             rng = np.random.default_rng([seed, k])  # the same rows at every strength
-            features = synthetic_features(study, n_train + SYNTHETIC_TEST, rng)
-            pool = Pool(features, synthetic_labels(study, features, name, rng))
+            features = synthetic_features(study, n_train + SYNTHETIC_TEST, rng, known)
+            pool = Pool(features, synthetic_labels(study, features, name, rng, known))
             folds.append((pool.take(np.arange(n_train)), pool.take(np.arange(n_train, len(pool)))))
         out.append(Scenario(f"{name} signal", tuple(folds)))
     return out
 
 
-def synthetic_features(study: Study, n: int, rng: np.random.Generator) -> Features:
-    """Rows by the schema: numbers uniform within their bounds, all values of a category equally frequent."""
+def synthetic_features(study: Study, n: int, rng: np.random.Generator, known: Description | None = None) -> Features:
+    """Rows by the schema: as known, or numbers uniform within their bounds and all values of a category alike."""
     if study.schema is None:
         plain = rng.standard_normal((n, len(study.features))) / np.sqrt(len(study.features))
         features = clip_rows(plain.astype(np.float32))
         return with_intercept(features) if study.training.intercept else features
-    cells = {column.name: _cells(column, n, rng) for column in study.schema.columns}
+    told = known.columns if known else {}
+    cells = {
+        column.name: _drawn(told[column.name], n, rng) if column.name in told else _cells(column, n, rng)
+        for column in study.schema.columns
+    }
     return Encoder(study.schema, intercept=study.training.intercept).encode(pa.record_batch(cells))
+
+
+def _drawn(known: ColumnSummary, n: int, rng: np.random.Generator) -> pa.Array:
+    """Cells like those of a column whose counts were released; numbers uniform within their bins."""
+    places = rng.choice(len(known.counts), size=n, p=known.counts / known.counts.sum())
+    missing = places == len(known.counts) - 1
+    if known.bins.edges:
+        edges = np.array([*known.bins.edges, known.bins.edges[-1]])
+        return pa.array(rng.uniform(edges[places], edges[np.minimum(places + 1, len(edges) - 1)]), mask=missing)
+    return pa.array(np.array(known.bins.labels, dtype=object)[places], pa.string(), mask=missing)
 
 
 def _cells(column: Column, n: int, rng: np.random.Generator) -> pa.Array:
@@ -303,8 +326,10 @@ def _cells(column: Column, n: int, rng: np.random.Generator) -> pa.Array:
     return pa.array(rng.standard_normal(n))
 
 
-def synthetic_labels(study: Study, features: Features, strength: str, rng: np.random.Generator) -> Floats:
-    """Labels of a random linear model of this strength."""
+def synthetic_labels(
+    study: Study, features: Features, strength: str, rng: np.random.Generator, known: Description | None = None
+) -> Floats:
+    """Labels of a random linear model of this strength; of two classes, with the share that is ``known``, else half."""
     loss, (spread, explained) = study.problem.loss, STRENGTHS[strength]
     weights = rng.standard_normal((features.shape[1], loss.n_outputs))
     scores = np.asarray(features @ weights, dtype=float)
@@ -315,7 +340,16 @@ def synthetic_labels(study: Study, features: Features, strength: str, rng: np.ra
         mixed = np.sqrt(explained) * scores[:, 0] + np.sqrt(1.0 - explained) * rest
         return np.asarray(np.clip(LABEL_SPREAD * mixed, -1.0, 1.0))
     if loss.task == "binary":
-        return np.where(rng.random(len(scores)) < expit(spread * scores[:, 0]), 1.0, -1.0)
+        log_odds = spread * scores[:, 0]
+        if known is not None and study.label is not None and study.label.column in known.columns:
+            no, yes = known.columns[study.label.column].counts[:2]
+            share = float(np.clip(yes / max(no + yes, 1.0), 0.005, 0.995))
+            log_odds += brentq(lambda shift: float(expit(log_odds + shift).mean()) - share, -50.0, 50.0)
+        return np.where(rng.random(len(scores)) < expit(log_odds), 1.0, -1.0)
+    if isinstance(loss, Poisson):  # a twentieth of the largest count, by exposures between none and the largest
+        exposures = rng.uniform(0.0, 1.0, len(scores)) if study.label is not None and study.label.exposure else 1.0
+        means = exposures * np.exp(0.3 * spread * scores[:, 0]) * max(1.0, 0.05 / loss.unit)
+        return coded(np.minimum(rng.poisson(means) * loss.unit, 1.0), exposures)
     reached = np.cumsum(softmax(spread * scores, axis=1), axis=1)
     codes = (rng.random((len(scores), 1)) > reached[:, :-1]).sum(axis=1)
     return np.asarray(codes, dtype=float)
@@ -467,7 +501,7 @@ def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats) -> Figure
         name: (float(each.mean()), float(each.var() / len(each)), float((each - guessed[name]).var() / len(each)))
         for name, each in rows.items()
     }
-    if loss.task == "regression":
+    if loss.task in ("regression", "count"):
         return found
     if loss.task == "binary":
         areas = [_area(labels > 0.0, scores[:, 0])]
@@ -481,6 +515,8 @@ def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
     """What is averaged over rows; the sensitivity over those of the second class."""
     if loss.task == "regression":
         return {"rmse": np.square(scores[:, 0] - labels)}
+    if isinstance(loss, Poisson):
+        return {"deviance": 2.0 / loss.unit * loss.value(labels, scores)}
     binary = loss.task == "binary"
     right = (scores[:, 0] > 0.0) == (labels > 0.0) if binary else scores.argmax(axis=1) == labels
     found = {"accuracy": right.astype(float)}
@@ -508,6 +544,10 @@ def _guess(study: Study, scenario: Scenario) -> Floats:
     labels, loss = np.concatenate([test.labels for _, test in scenario.folds]), study.problem.loss
     if loss.task == "regression":
         return np.array([labels.mean()])
+    if isinstance(loss, Poisson):
+        (counts, _), (exposures, ends) = decoded(labels), loss.spent(labels)
+        events = np.maximum((counts[:, None] * ends).sum(axis=0), loss.unit / 2.0)
+        return np.asarray(np.log(events / exposures.sum(axis=0)))
     classes = (-1, 1) if loss.task == "binary" else range(loss.n_outputs)
     counts = np.array([np.count_nonzero(labels == k) for k in classes])
     logits = np.log(np.maximum(counts, 0.5) / len(labels))
@@ -575,7 +615,7 @@ def way_to_own_rows(study: Study, measure: str, n_rows: int, n_planned: int) -> 
     and fewer, and changed nothing from 500 rows on (docs/decisions/0010).
     """
     way = 0.5 * (1.0 - min(1.0, n_rows / n_planned))
-    if measure in ("rmse", "log_loss"):
+    if measure in ("rmse", "log_loss", "deviance"):
         return way
     d, p = study.shape
     return way / (1.0 + d * max(1, p - 1) / n_rows)

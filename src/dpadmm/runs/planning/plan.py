@@ -34,6 +34,9 @@ MEASURED_ROWS = 20_000
 CLEARLY = 2.0
 """Standard errors by which a model must be better than a constant guess."""
 
+PLAIN = ("accuracy", "rmse", "deviance")
+"""The measures that everyone knows: every study has one of them."""
+
 WORTH_NAMING = 0.005
 """A better number of rounds is named if it gains this share of what is reached without privacy, and more than luck;
 secure aggregation, if it gains this much itself."""
@@ -174,6 +177,8 @@ def goal_from(text: str | None, study: Study) -> Goal:
     loss = study.problem.loss
     if loss.task == "regression":
         known, wanted = ["rmse"], "a positive error in the units of the label"
+    elif loss.task == "count":
+        known, wanted = ["deviance"], "a positive mean deviance"
     else:
         known = (
             ["accuracy", "auc"] + ["log_loss"] * (loss.name in PROBABILITIES) + ["sensitivity"] * (loss.n_outputs == 1)
@@ -189,7 +194,7 @@ def goal_from(text: str | None, study: Study) -> Goal:
         target = float(number)
     except ValueError:
         target = math.nan
-    if name not in known or not 0.0 < target < (1.0 if name not in ("rmse", "log_loss") else math.inf):
+    if name not in known or not 0.0 < target < (1.0 if name not in ("rmse", "log_loss", "deviance") else math.inf):
         raise StudyError(f"goal must be {wanted}, not {text}")
     return Goal(name, target)
 
@@ -330,6 +335,8 @@ class Plan:
     repeats: int
     warnings: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    known: bool = False
+    """Whether synthetic rows have the counts of private statistics."""
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -356,7 +363,7 @@ class Plan:
     @property
     def measures(self) -> list[str]:
         """What is told of an alternative: accuracy or error, and what is judged."""
-        return list(dict.fromkeys(["accuracy" if "accuracy" in self.outlooks[0].baseline else "rmse", self.goal.name]))
+        return list(dict.fromkeys([next(each for each in PLAIN if each in self.outlooks[0].baseline), self.goal.name]))
 
     def gains(self, other: Alternative) -> bool:
         """Whether an alternative is better than the study by what is worth naming, over all scenarios."""

@@ -71,6 +71,16 @@ def draft_from_dictionary(path: Path, label: str | None = None) -> Draft:
     return Draft(columns, target, path.name)
 
 
+def columns_from_dictionary(path: Path) -> tuple[DraftColumn, ...]:
+    """All columns of a data dictionary, for statistics, which have no label."""
+    lines = _lines(path)
+    for each in lines:
+        check_name(each["name"], path)
+    if twice := repeated([each["name"] for each in lines]):
+        raise DataError(f"{path}: column {twice[0]!r} is there twice")
+    return tuple(_column(each, None, path) for each in lines)
+
+
 def _lines(path: Path) -> list[dict[str, str]]:
     if path.suffix.lower() != ".csv":
         raise DataError(f"{path}: a data dictionary must be a .csv file")
@@ -95,7 +105,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
     return [{**blank, **{k: v.strip() for k, v in zip(given, row, strict=True)}} for row in rows]
 
 
-def _column(line: Mapping[str, str], label: str, path: Path) -> DraftColumn:
+def _column(line: Mapping[str, str], label: str | None, path: Path) -> DraftColumn:
     name, kind = line["name"], KINDS.get(line["kind"].lower())
     note = " ".join(line["description"].split())
     why = ""
@@ -105,7 +115,7 @@ def _column(line: Mapping[str, str], label: str, path: Path) -> DraftColumn:
         why = f"of kind {line['kind']!r}" if line["kind"] else "of no kind"
     elif is_identifier(name):
         why = "looks like an identifier"
-    elif is_label_like(name, label):
+    elif label is not None and is_label_like(name, label):
         why = f"looks like the label {label!r} itself"
     if why:
         return DraftColumn(name, None, why)

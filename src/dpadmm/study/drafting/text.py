@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from importlib.resources import files
 from operator import getitem
@@ -16,12 +16,13 @@ from typing import Any
 
 from dpadmm._base.errors import StudyError
 from dpadmm.data.schema_file import problems
-from dpadmm.study.drafting.draft import Draft
-from dpadmm.study.study import FORMAT, table_parameters
+from dpadmm.study.drafting.draft import Draft, DraftColumn
+from dpadmm.study.study import FORMAT, Study, table_parameters
 
 CONFIRM = "# confirm: public?"
 NOTES = {
     "allow": "  # confirm: say true (without quotes), or leave the column out",
+    "released": "  # center and scale come from a private release: the statistics study of this hash",
     "unseen": "  # no row of that table is one of these; explain shows them last",
 }
 WIDTH = 100
@@ -48,6 +49,61 @@ def study_text(draft: Draft, name: str, folder: Path = Path()) -> str:
     if wrong:
         raise StudyError(f"{draft.source}: {wrong[0]}")
     return text
+
+
+def statistics_text(columns: Sequence[DraftColumn], name: str, source: str) -> str:
+    """The file of a statistics study of these columns."""
+    bins, tables = {each.name: each for each in table_parameters("statistics")}["bins"], '[["a", "b"]]'
+    lines = [f"# A statistics study, drafted from {_quoted(source)}: what it releases is counts, means and tables."]
+    lines += ["# Check it with: dpadmm study check FILE", f'format = "{FORMAT}"', 'kind = "statistics"']
+    lines += [f"name = {_quoted(name)}", "", "[statistics]"]
+    lines += [
+        "# Every column and every table share the budget; a number, with mean and variance, takes as much as three."
+    ]
+    lines += [f"# tables = {tables}   # two-way tables of two columns each", f"# bins = {bins.default}"]
+    for each in columns:
+        if each.about is not None:
+            lines += [
+                "",
+                f"[columns.{_key(each.name)}]",
+                *_commented(each.comment),
+                *_entries(each.about, confirm=False),
+            ]
+    if left_out := [each for each in columns if each.about is None]:
+        lines += ["", "# Left out:"]
+        lines += [line for each in left_out for line in _commented(f"{_quoted(each.name)}: {each.comment}", "  ")]
+    return "\n".join([*lines, "", _privacy()]) + "\n"
+
+
+def evaluation_text(study: Study) -> str:
+    """The file of an evaluation study."""
+    said = study.as_json()
+    head = ["# An evaluation study: how good a finished model is on the rows of sites, from one release with noise."]
+    head += [f'format = "{FORMAT}"', 'kind = "evaluation"', f"name = {_quoted(study.name)}"]
+    plain = {name: said[name] for name in ("most_rows", "row_norm", "features", "classes") if said.get(name)}
+    lines = [*head, *(f"{name} = {_value(value)}" for name, value in plain.items())]
+    for name in ("evaluation", "label"):
+        if name in said:
+            lines += ["", f"[{name}]", *_entries(_filled(said[name]), confirm=False)]
+    for each in said.get("columns", ()):
+        about = {key: value for key, value in _filled(each).items() if key != "name"}
+        lines += ["", f"[columns.{_key(each['name'])}]", *_entries(about, confirm=False)]
+    lines += ["", "[loss]", *_entries(said["loss"], confirm=False)]
+    lines += ["", "[training]", *_entries(said["training"], confirm=False)]
+    lines += ["", "[privacy]", *_entries(said["privacy"], confirm=False)]
+    return "\n".join(lines) + "\n"
+
+
+def _filled(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table says, without what it leaves open; lists as tuples, which are written on several lines."""
+    kept = {key: value for key, value in about.items() if value is not None and value != []}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
+
+
+def _privacy() -> str:
+    """The template's table about the budget."""
+    template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
+    return template[template.index("[privacy]") : template.index("[provenance]")].rstrip()
 
 
 def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:

@@ -11,6 +11,7 @@ from dpadmm.training.methods.dp_admm import DpAdmm, DpAdmmRounds
 from dpadmm.training.methods.dp_sgd import DpSgd, DpSgdRounds
 from dpadmm.training.methods.objective_perturbation import ObjectivePerturbation, ObjectivePerturbationRounds
 from dpadmm.training.methods.output_perturbation import OutputPerturbation, OutputPerturbationRounds
+from dpadmm.training.methods.release import KINDS, Evaluation, Released, ReleaseRounds, Statistics
 
 METHODS: dict[str, type[MethodSettings]] = registered(
     __name__,
@@ -27,8 +28,10 @@ METHODS: dict[str, type[MethodSettings]] = registered(
 )
 
 __all__ = [
-    "METHODS", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds", "Auto", "AutoRounds",
+    "KINDS", "METHODS", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds", "Auto",
+    "AutoRounds",
     "Centralized", "CentralizedRounds", "DeployableMethod", "DpAdmm", "DpAdmmRounds", "DpSgd", "DpSgdRounds",
-    "Gathered", "Method", "MethodSettings", "ObjectivePerturbation", "ObjectivePerturbationRounds",
-    "OutputPerturbation", "OutputPerturbationRounds", "Round", "State", "minimizer",
+    "Evaluation", "Gathered", "Method", "MethodSettings", "ObjectivePerturbation", "ObjectivePerturbationRounds",
+    "OutputPerturbation", "OutputPerturbationRounds", "ReleaseRounds",
+    "Released", "Round", "State", "Statistics", "minimizer",
 ]  # fmt: skip

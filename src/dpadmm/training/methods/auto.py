@@ -21,11 +21,13 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
+from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.losses.base import Loss
+from dpadmm.optim.losses.poisson import Poisson
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.optim.shape import WIDEST, Shape
 from dpadmm.privacy.sensitivity import mean_sensitivity
-from dpadmm.privacy.statistics.moments import Moments
+from dpadmm.privacy.statistics.moments import LABEL_WEIGHT, Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
 from dpadmm.training.methods import newton
 from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState
@@ -46,6 +48,12 @@ STEEPEST = 2.0
 DOUBT = 8.0
 """Beside public rows, noise counts so many times as much as where all directions were learnt in full."""
 
+COUNT_DEVIATIONS, COUNT_START, COUNT_STEP = 1.5, 0.6, 0.5
+"""Of counts: what residuals are clipped to, how far to go at first and later, beside a Newton step."""
+
+USUAL_RESIDUAL = 1.4
+"""What gradients of two classes are clipped to, over their curvature."""
+
 LEAST_KNOWN = 0.2
 """Of no direction less is said to be known than this share: public rows that are not believed keep none of them."""
 
@@ -55,7 +63,7 @@ class Auto(MethodSettings):
     """Shaped DP gradient descent, which needs no tuning; with ``inference`` Newton steps, for intervals."""
 
     inference: Annotated[
-        bool, "95% confidence intervals that count the privacy noise; for logistic and squared loss."
+        bool, "95% confidence intervals that count the privacy noise; for logistic, squared and Poisson loss."
     ] = False
 
     name: ClassVar[str] = "auto"
@@ -82,6 +90,8 @@ class Auto(MethodSettings):
         """
         if self.inference:
             return newton.NewtonRounds.of(setup)
+        if getattr(setup.problem.loss, "cuts", ()):
+            raise StudyError("hazards by intervals of time need inference = true")
         if setup.n_rounds < 2:
             raise StudyError("auto needs at least 2 rounds: one for the moments of rows, the others for gradients")
         z, t = setup.gaussian(), setup.planned
@@ -135,6 +145,8 @@ class PublicState:
         τ of the shape.
     doubt : float
         How much the noise outweighs what the public rows leave open; 0 where there are none.
+    noise : float
+        Standard deviation of the noise of a round's mean, for one unit of sensitivity, that the step is meant for.
     shape : Shape
         The coordinates of rows.
     point, last, total, origin : (d, p)
@@ -147,6 +159,7 @@ class PublicState:
     averaged: float
     ridge: float
     doubt: float
+    noise: float
     shape: Shape
     point: Floats
     last: Floats
@@ -154,18 +167,18 @@ class PublicState:
     origin: Floats
 
     def packed(self) -> Floats:
-        numbers = [self.clip, self.step, self.shrink, self.averaged, self.ridge, self.doubt]
+        numbers = [self.clip, self.step, self.shrink, self.averaged, self.ridge, self.doubt, self.noise]
         arrays = (self.shape.scale, self.shape.direction, self.point, self.last, self.total, self.origin)
         return np.concatenate([numbers, *(each.ravel() for each in arrays)])
 
     @classmethod
     def unpacked(cls, packed: Floats, shape: tuple[int, int]) -> PublicState:
         d, size = shape[0], shape[0] * shape[1]
-        numbers, scale, direction, *rest = np.split(packed, np.cumsum([6, d, d, size, size, size]))
-        clip, step, shrink, averaged, ridge, doubt = numbers.tolist()
+        numbers, scale, direction, *rest = np.split(packed, np.cumsum([7, d, d, size, size, size]))
+        clip, step, shrink, averaged, ridge, doubt, noise = numbers.tolist()
         point, last, total, origin = (each.reshape(shape) for each in rest)
         shaped = Shape(scale, direction)
-        return cls(clip, step, shrink, averaged, ridge, doubt, shaped, point, last, total, origin)
+        return cls(clip, step, shrink, averaged, ridge, doubt, noise, shaped, point, last, total, origin)
 
     @property
     def weights(self) -> Floats:
@@ -225,7 +238,9 @@ class AutoRounds(DeployableMethod[NoState]):
         if warm_start is None and self.prior is not None:
             warm_start = self.prior.weights
         point = zero if warm_start is None else warm_start
-        return PublicState(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point).packed()
+        return PublicState(
+            1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point
+        ).packed()
 
     def with_prior(self, prior: Prior) -> AutoRounds:
         return replace(self, prior=prior)
@@ -259,14 +274,16 @@ class AutoRounds(DeployableMethod[NoState]):
         weights = weights / weights.sum()
         mean = gathered.mean(weights)
         mu = np.sqrt(1.0 / np.square(first) + (self.n_rounds - 1) / np.square(later)) if noisy else np.full(1, 1e9)
+        noise = float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
         if gathered.round == 1:
-            return self._started(now, mean, noise_per_unit(n_rows, mu)).packed()
+            return replace(self._started(now, mean, noise_per_unit(n_rows, mu)), noise=noise).packed()
         if not now.step:  # round 1 was void
-            now = replace(now, step=self._unshaped(now, 1.0, noise_per_unit(n_rows, mu)).step)
+            now = replace(now, step=self._unshaped(now, 1.0, noise_per_unit(n_rows, mu)).step, noise=noise)
         # Of every number of the weighted mean
-        sensitivity = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1)
-        deviation = sensitivity * float(np.sqrt(np.sum(np.square(weights * later / n_rows))))
-        return self._stepped(now, now.clip * mean, deviation, gathered.round).packed()
+        deviation = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1) * noise
+        # Where fewer agents answer, a step shakes the model no more than it was meant to
+        share = now.noise / noise if 0.0 < now.noise < noise else 1.0
+        return self._stepped(now, now.clip * mean, deviation, gathered.round, share).packed()
 
     def _started(self, now: PublicState, released: Floats, noise: float) -> PublicState:
         """Shape, clip, step and start from noisy moments, all by public rules."""
@@ -274,8 +291,10 @@ class AutoRounds(DeployableMethod[NoState]):
         moments = Moments(self.problem.loss, d).split(released)
         if self.prior is not None:
             moments = self._informed(moments, noise)
-        elif noise * d > MOST_NOISE:
+        elif noise * d > MOST_NOISE and not isinstance(self.problem.loss, Poisson):
             return self._unshaped(now, moments[3], noise)
+        if isinstance(self.problem.loss, Poisson):
+            return self._started_at_a_rate(now, self.problem.loss, moments, noise)
         means, squares, by_label, label_squares = moments
         tuned = self._tuned(noise, label_squares)
         ridge = tuned.ridge + 10.0 * reg
@@ -291,6 +310,38 @@ class AutoRounds(DeployableMethod[NoState]):
         clip = tuned.clip * math.sqrt(max(shape.rank(ridge), 1e-3))
         now = replace(now, shape=shape, ridge=ridge, point=point, origin=point)
         return replace(now, clip=clip, step=step, shrink=tuned.shrink)
+
+    def _started_at_a_rate(
+        self, now: PublicState, loss: Poisson, moments: tuple[Floats, Floats, Floats, float], noise: float
+    ) -> PublicState:
+        """The same for counts, from the rate of all rows, λ: there the curvature is λ times that of exposed rows.
+
+        Residuals are clipped to one event and some standard deviations. What noise does beside the curvature grows
+        with the one over the other, so rules that were found for two classes take it to be so much larger.
+        """
+        (means, squares, by_label, label_squares), d = moments, self.n_features
+        spread = noise * mean_sensitivity(Moments.row_norm, 1) / (math.sqrt(MOMENTS_SHARE) * INTERCEPT)
+        exposure = max(float(means[-1]) / INTERCEPT, spread, 1e-6)
+        mean = (
+            max(float(by_label[-1, 0]) / INTERCEPT, 0.0) + 0.5 * spread / LABEL_WEIGHT
+        )  # rather too large: means fall faster
+        rate = min(mean / exposure, 1.0)
+        deviation = math.sqrt(max(label_squares - mean**2, loss.unit * mean))
+        residual = min(loss.unit + COUNT_DEVIATIONS * deviation, 1.0)
+        noise *= max(1.0, residual / (USUAL_RESIDUAL * rate * exposure))
+        clear, reg = clarity(loss, d, noise), self.problem.reg_share * (self.problem.regularizer.smoothness or 0.0)
+        ridge = max(150.0 * d * noise**2, 1.3 * noise) * exposure + 10.0 * reg / rate
+        direction = means / math.sqrt(exposure)
+        variances = squares if d > WIDEST else squares - np.square(direction)
+        shape = Shape.of(variances, np.zeros(d) if d > WIDEST else direction, ridge)
+        constant = np.append(np.zeros(d - 1), math.log(rate) / INTERCEPT)[:, None]
+        point = shape.solve_transposed(now.point if np.any(now.point) else constant)
+        if not np.any(now.point) and noise * d <= MOST_NOISE:
+            point = point + COUNT_START / rate * shape.times(by_label - rate * means[:, None])
+        step = min(math.sqrt(64.0 / (self.n_rounds - 1)), 2.0) * COUNT_STEP * min(max(math.sqrt(2.0 * clear), 0.4), 1.0)
+        rank = max(shape.rank(ridge), 1e-3)
+        clip = residual * math.sqrt(rank) * min(max(math.sqrt(clear), 0.8), 2.0)
+        return replace(now, shape=shape, ridge=ridge, point=point, origin=point, clip=clip, step=step / rate)
 
     def _informed(
         self, moments: tuple[Floats, Floats, Floats, float], noise: float
@@ -341,7 +392,9 @@ class AutoRounds(DeployableMethod[NoState]):
             return 1.0
         return min(math.sqrt(min(max(label_squares, 1e-4), 1.0)), self.problem.loss.lipschitz)
 
-    def _stepped(self, now: PublicState, gradient: Floats, deviation: float, round: int) -> PublicState:
+    def _stepped(
+        self, now: PublicState, gradient: Floats, deviation: float, round: int, share: float = 1.0
+    ) -> PublicState:
         problem, gradient = self.problem, self._centred(gradient)
         turned = float(np.sum(gradient * now.last))
         free = gradient.size - (gradient.shape[0] if problem.loss.task == "multiclass" else 0)
@@ -352,7 +405,7 @@ class AutoRounds(DeployableMethod[NoState]):
         step = now.step / 2.0 if round > 2 and turned < -bound else now.step
         penalty = problem.regularizer.gradient(now.shape.transposed_times(now.point))
         slope = gradient + now.shape.times(problem.reg_share * penalty)
-        point = now.point - step * slope
+        point = now.point - share * step * slope
         half = 2 * (round - 1) > self.n_rounds - 1
         total = now.total + point if half else now.total
         averaged = now.averaged + 1.0 if half else now.averaged

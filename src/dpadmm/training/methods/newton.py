@@ -15,6 +15,8 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
+from dpadmm.optim.features import INTERCEPT
+from dpadmm.optim.losses.poisson import Poisson
 from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.newton_pair import NewtonPair
@@ -36,6 +38,9 @@ MOST_COLUMNS = 200
 CLEAR = 2.0
 """Eigenvalues of the Hessian are to be so many times as large as the largest of its noise."""
 
+CAP, MOST_CAP, NEGLIGIBLE = 2.0, 1e3, 1e-4
+"""Means of counts are capped at so many times the mean count, and at more where noise is less than this."""
+
 LARGEST_RESIDUAL = 2.0
 """Of labels and predictions in [−1, 1]."""
 
@@ -44,8 +49,8 @@ LARGEST_RESIDUAL = 2.0
 class Inferred:
     """All that the aggregator knows, which is public.
 
-    ``clip`` is what residuals are clipped to; ``clearance`` the smallest eigenvalue of the last Hessian over what
-    intervals need, 0 until it was released; the covariance (d, d) is 0 unless that is at least 1.
+    ``clip`` is what residuals are clipped to, or means of counts; ``clearance`` the smallest eigenvalue of the last
+    Hessian over what intervals need, 0 until it was released; the covariance (d, d) is 0 unless that is at least 1.
     """
 
     clip: float
@@ -117,24 +122,28 @@ class NewtonRounds(DeployableMethod[NoState]):
         return NewtonPair.name, self.last if round == self.n_rounds else self.earlier
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
-        d = shape[0]
+        d = self._pair.n_weights
         if warm_start is None and self.prior is not None:
             warm_start = self.prior.weights
-        point = np.zeros(d) if warm_start is None else warm_start[:, 0]
-        return Inferred(LARGEST_RESIDUAL if point.any() else 1.0, 0.0, point, np.zeros((d, d))).packed()
+        point = np.zeros(d)
+        if warm_start is not None:  # a constant for every interval, and the mean of what else they have
+            point = np.append(warm_start[:-1].mean(axis=1), warm_start[-1])
+        numbers = self.problem.loss.task == "regression" and point.any()
+        return Inferred(LARGEST_RESIDUAL if numbers else 1.0, 0.0, point, np.zeros((d, d))).packed()
 
     def with_prior(self, prior: Prior) -> NewtonRounds:
         return replace(self, prior=prior)
 
     def model(self, consensus: Floats) -> Floats:
-        return self._state(consensus).weights[:, None]
+        weights, p = self._state(consensus).weights, self.problem.loss.n_outputs
+        return np.vstack([np.repeat(weights[:-p, None], p, axis=1), weights[-p:]])
 
     def inferred(self, consensus: Floats) -> tuple[float, Floats | None]:
         now = self._state(consensus)
         return now.clearance, now.covariance if now.clearance >= 1.0 else None
 
     def _state(self, consensus: Floats) -> Inferred:
-        return Inferred.unpacked(consensus, self.n_features)
+        return Inferred.unpacked(consensus, self._pair.n_weights)
 
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
         now, size = self._state(consensus), self._pair.parameter_shape[0]
@@ -161,16 +170,26 @@ class NewtonRounds(DeployableMethod[NoState]):
 
         With noise E in Ĥ and e in ĝ, and ``v = w − H⁻¹g``, the step without noise, ``Ĥ(ŵ − v) = E(w − v) − e``. E has
         the variance s² off the diagonal and 2s² on it, so Eδ has the covariance ``s²(‖δ‖²I + δδᵀ)``. The sample adds
-        ``φ·H/N``, where φ is 1, or the variance of residuals.
+        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them.
 
         Directions of which rows say nothing, such as one category less the constant, keep their weights and have the
         variance 0: with C the others, v is then the solution within ``w + span(C)``, and all above holds for it. Where
         the Hessian is not clear, and in all rounds before the last, steps are damped by its noise.
         """
-        d, pair = self.n_features, self._pair
-        scales = pair.weights(now.clip)
+        pair, loss, start = self._pair, self.problem.loss, now.weights
+        d, scales = pair.n_weights, pair.weights(now.clip)
         gradient, hessian, squares = pair.split(released, now.clip)
         spread = deviation / (math.sqrt(2.0) * scales.hessian)
+        mean = 1.0
+        if isinstance(loss, Poisson):
+            ones = np.append(np.zeros(d - loss.n_outputs), np.full(loss.n_outputs, 1.0 / INTERCEPT))
+            seen = hessian @ ones  # rows times their means, as every row times this is 1
+            unsure = deviation / (scales.gradient * INTERCEPT)
+            mean = max(float(ones @ (seen - gradient)), 0.0) + unsure
+            if not start.any():  # means are exposures: at any other constant they are so many times as large
+                rate = mean / max(float(ones @ seen), mean)
+                gradient, hessian, spread = rate * seen - (seen - gradient), rate * hessian, rate * spread
+                start = math.log(rate) * ones
         known = np.diag(hessian) > 3.0 * math.sqrt(2.0) * spread + 1e-10  # other columns are about 0 in all rows
         edge = max(2.0 * spread * math.sqrt(np.count_nonzero(known)), 1e-10)
         values, inside = np.linalg.eigh(hessian[np.ix_(known, known)])
@@ -182,7 +201,9 @@ class NewtonRounds(DeployableMethod[NoState]):
         inverse = basis / (values[told] + (0.0 if fine else edge)) @ basis.T
         step, dispersion = inverse @ gradient, 1.0
         clip, covariance = now.clip, np.zeros((d, d))
-        if self.problem.loss.task == "regression":  # of residuals after the step
+        if isinstance(loss, Poisson):
+            dispersion, clip = loss.unit, mean * min(max(CAP, NEGLIGIBLE / max(deviation, 1e-12)), MOST_CAP)
+        if loss.task == "regression":  # of residuals after the step
             error = deviation / scales.squares
             dispersion = max(squares - float(gradient @ step), error)
             clip = min(max(3.0 * math.sqrt(dispersion + error), 1e-3), LARGEST_RESIDUAL)
@@ -190,4 +211,4 @@ class NewtonRounds(DeployableMethod[NoState]):
             within = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)
             within += spread**2 * np.outer(step, step)
             covariance = inverse @ within @ inverse + dispersion * per_row * inverse
-        return Inferred(clip, clearance if final else 0.0, now.weights - step, covariance)
+        return Inferred(clip, clearance if final else 0.0, start - step, covariance)

@@ -1,0 +1,131 @@
+"""The images of the Dockerfile: a whole federation without compiler and figures, read-only and not as root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import images
+import pytest
+from federations import NAMES, Federation, small_study, wait_for
+from looping import case
+
+from dpadmm.federation.aggregator.server import begin
+from dpadmm.federation.demo import AgentProcess, free_port
+from dpadmm.federation.pki.authority import Authority
+
+LEFT_OUT = ("numba", "llvmlite", "matplotlib", "jinja2", "PIL", "sklearn", "pandas", "pip")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    if not images.can_run():
+        reason = "the steps of a Dockerfile need root and mount namespaces here"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    if not images.is_built():
+        reason = "the image is not that of this source: make image"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+
+
+def run(image: str, words: Sequence[str], **folders: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(images.in_image(image, [*words], **folders), capture_output=True, text=True, check=False)
+
+
+class Container(AgentProcess):
+    """A process in an image, with the image's own command unless another is given."""
+
+    def __init__(self, image: str, output: Path, words: Sequence[str] = (), **folders: Path) -> None:
+        stage, self._asked, self._output = images.stages()[image], False, output
+        with output.open("ab") as out:
+            self.process = subprocess.Popen(
+                images.in_image(image, [*stage.entrypoint, *(words or stage.command)], **folders),
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+
+
+def give(folder: Path, user: str) -> None:
+    subprocess.run(["chown", "-R", user, folder], check=True)
+
+
+def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: Path) -> None:
+    for name, study in [
+        ("dp_admm", small_study(20)),
+        ("auto, secure aggregation", small_study(20, most_rows=100, quorum=3, deadline=5.0)),
+    ]:
+        with case(name):
+            folder = tmp_path / name.partition(",")[0]
+            hub = folder / "hub"
+            hub.mkdir(parents=True)
+            authority = Authority.create(hub / "folder", hosts=["localhost"], port=free_port())
+            with Federation(folder, study, authority=authority) as all:
+                all.accept()
+                begin(authority, all.study, list(NAMES))
+                user, broker, serving = images.stages()["agent"].user, None, None
+                for each in (hub, *(folder / name for name in NAMES)):
+                    give(each, user)
+                try:
+                    broker = Container("aggregator", folder / "broker.txt", aggregator=hub)
+                    for each in NAMES:
+                        all.agents[each] = Container("agent", folder / each / "output.txt", site=folder / each)
+                        all._all.append(all.agents[each])
+                    words = ["aggregator", "resume", "--folder", "/aggregator/folder", "--no-page"]
+                    healthy = images.stages()["agent"].health
+                    all.all_connected()
+                    wait_for(
+                        lambda folder=folder, healthy=healthy: not run("agent", healthy, site=folder / "a").returncode
+                    )
+                    hub_healthy = images.stages()["aggregator"].health
+                    assert run("aggregator", hub_healthy, aggregator=hub).returncode == 0
+                    serving = Container(
+                        "aggregator", folder / "aggregator.txt", [*words, "--broker", authority.url], aggregator=hub
+                    )
+                    assert serving.process.wait(90) == 0, serving.output
+                    all.agents["a"].kill()
+                finally:
+                    for each in filter(None, (serving, broker)):
+                        each.end()
+                for each in NAMES[1:]:
+                    assert all.agents[each].end() == 0, all.agents[each].output
+                seen = run("agent", healthy, site=folder / "b")
+                assert (seen.returncode, "was stopped at" in seen.stdout) == (1, True)
+                for each in (hub, *(folder / name for name in NAMES)):
+                    give(each, f"{os.getuid()}:{os.getgid()}")
+                all.check()
+
+
+def test_an_image_has_no_root_nothing_to_write_and_nothing_that_is_not_needed() -> None:
+    for image in ("agent", "aggregator"):
+        with case(image):
+            assert run(image, ["id", "-u"]).stdout == "10001\n"
+            for path in ("/here", "/opt/dpadmm/here", "/etc/here"):
+                assert "Read-only file system" in run(image, ["touch", path]).stderr
+            found = f"from importlib.util import find_spec; print([m for m in {LEFT_OUT} if find_spec(m)])"
+            assert run(image, ["/opt/dpadmm/bin/python", "-c", found]).stdout == "[]\n"
+    there = [(images.HERE / image / "opt/dpadmm/bin/nats-server").exists() for image in ("agent", "aggregator")]
+    assert there == [False, True]
+
+
+def test_the_list_of_packages_is_whole_but_for_compiler_and_figures() -> None:
+    """pip, which is not in the image, tells what dpadmm and the packages beside it still need."""
+    tool = shutil.which("pip", path=f"{images.sys.base_prefix}/bin")
+    assert tool is not None
+    python = images.HERE / "build" / "opt" / "dpadmm" / "bin" / "python"
+    said = subprocess.run([tool, "--python", python, "check"], capture_output=True, text=True, check=False).stdout
+    assert sorted(said.splitlines()) == [
+        f"dpadmm 0.1.0 requires {name}, which is not installed." for name in ("jinja2", "matplotlib", "numba")
+    ]
+
+
+def test_what_is_left_out_is_named_where_it_is_needed(tmp_path: Path) -> None:
+    give(tmp_path, "10001:10001")
+    for words, package in [
+        (["demo", "-o", "/site/out"], "matplotlib"),
+        (["simulate", "--data", "synthetic", "--epsilon", "1", "--rounds", "3", "-o", "/site/run"], "numba"),
+    ]:
+        with case(words):
+            seen = run("agent", ["dpadmm", *words], site=tmp_path)
+            text = f"this needs {package}, which the install of a site leaves out: pip install dpadmm adds all"
+            assert (seen.returncode, text in seen.stderr, "Traceback" in seen.stderr) == (2, True, False), seen.stderr

@@ -1,0 +1,231 @@
+"""Statistics and evaluations across sites: over messages, guards and ledgers, with local trust and under masks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Federation, small_study
+from in_process import InProcess
+from looping import case
+from masked import LOG, key
+
+from conftest import Cli
+from dpadmm._base.errors import Refusal, StudyError
+from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
+from dpadmm.federation.aggregator.coordinator import run_rounds
+from dpadmm.federation.aggregator.journal import FederatedResult, Journal, result_of, write_transcript
+from dpadmm.federation.aggregator.sums import coordinator_of
+from dpadmm.federation.demo import with_keys
+from dpadmm.federation.site.responder import Responder
+from dpadmm.model.description import description_of
+from dpadmm.model.evaluate import auc, private_evaluation_of
+from dpadmm.privacy.statement import read_statement
+from dpadmm.site.site import read_site
+from dpadmm.study.roster import RosterEntry
+from dpadmm.study.settings import Training
+from dpadmm.study.study import Study
+from dpadmm.training.methods import Evaluation, Statistics
+from dpadmm.trusted.guard import Guard
+from dpadmm.trusted.ledger import Ledger, read_ledger
+from dpadmm.trusted.masking import public_key
+
+NAMES, N = ("a", "b", "c", "d"), 300
+COLUMNS = (Number("age", (0.0, 100.0)), Category("ward", ("x", "y")))
+SITE = """
+format = "dpadmm-site/1"
+ledger = "ledger"
+[data]
+table = "t.csv"
+[person]
+column = "who"
+rows = 1
+[limits]
+epsilon = 50.0
+delta = 1e-5
+methods = {methods}
+losses = ["logistic"]
+max_rounds = 5
+min_rows = 10
+[secure_aggregation]
+allow = true
+epsilon_alone = 90.0
+min_honest = 2
+min_withstood = 1
+"""
+
+
+def statistics(**more: Any) -> Study:
+    method = Statistics(tables=(("ward", "ill"),), bins=5)
+    schema = Schema((*COLUMNS, Boolean("ill")))
+    return Study(name="counts", schema=schema, training=Training(method=method, epsilon=4.0, delta=1e-5, **more))
+
+
+def evaluation(**more: Any) -> Study:
+    method = Evaluation(weights=(12.0, 0.0, 0.0, 0.0, 0.0))
+    training = Training(loss="logistic", method=method, epsilon=4.0, delta=1e-5, intercept=True, **more)
+    label = Label("ill", classes=("no", "yes"))
+    return Study(name="how good", schema=Schema(COLUMNS), label=label, training=training)
+
+
+def masked(study: Study) -> Study:
+    roster = tuple(RosterEntry(name, public_key(key(name)).hex()) for name in NAMES)
+    training = study.training.changed(trust="secure_aggregation", honest=3)
+    return replace(study, training=training, most_rows=500, roster=roster)
+
+
+class Sites:
+    """Sites of tables in which 20 rows have the id of another row, and so count for nothing."""
+
+    def __init__(self, folder: Path, methods: str = '["statistics", "evaluation"]') -> None:
+        self.folder, self.held = folder, ExitStack()
+        for i, name in enumerate(NAMES):
+            rng, place = np.random.default_rng(i), folder / name
+            place.mkdir()
+            lines = ["who,age,ward,ill"]
+            for j in range(N):
+                age = rng.normal(50.0, 10.0)
+                ill = rng.random() < 1.0 / (1.0 + np.exp(-(age - 50.0) / 6.0))
+                lines.append(f"{j % (N - 20)},{age:.1f},{rng.choice(['x', 'y'])},{'yes' if ill else 'no'}")
+            (place / "t.csv").write_text("\n".join(lines) + "\n")
+            (place / "site.toml").write_text(SITE.format(methods=methods))
+
+    def auc(self) -> float:
+        """Of ages, among rows that count."""
+        cells = [line.split(",") for name in NAMES for line in self._lines(name)]
+        found = auc(np.array([each[3] == "yes" for each in cells]), np.array([float(each[1]) for each in cells]))
+        assert found is not None
+        return found
+
+    def _lines(self, name: str) -> list[str]:
+        return (self.folder / name / "t.csv").read_text().splitlines()[1 : N - 19]
+
+    def start(self, study: Study) -> dict[str, Any]:
+        return {name: partial(self._responder(name, study).answer, study.hash) for name in NAMES}
+
+    def _responder(self, name: str, study: Study) -> Responder:
+        site = read_site(self.folder / name / "site.toml")
+
+        def guard() -> Any:
+            from contextlib import contextmanager
+
+            @contextmanager
+            def opened() -> Iterator[Guard]:
+                caps = {"cap": site.policy.cap, "cap_alone": site.policy.cap_alone}
+                with Ledger.open(site.ledger, **caps, create=True) as ledger:
+                    yield Guard(site.policy, ledger, site.open_rows, lambda _: key(name))
+
+            return opened()
+
+        responder = Responder(guard, site.policy.unit.rows, LOG)
+        responder.open()
+        self.held.callback(responder.close)
+        if (refusal := responder.accept(study)) is not None:
+            raise refusal
+        return responder
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[Sites]:
+    made = Sites(tmp_path)
+    with made.held:
+        yield made
+
+
+def run(study: Study, sites: Sites) -> FederatedResult:
+    file = sites.folder / study.hash[:8] / "journal.sqlite"
+    Journal.begin(file, study, NAMES)
+    with sites.held, Journal.open(file) as journal:
+        asyncio.run(run_rounds(coordinator_of(journal), InProcess(sites.start(study))))
+        write_transcript(journal, sites.folder / "t.npz")
+        return result_of(journal)
+
+
+def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
+    for study in (statistics(), masked(statistics())):
+        with case(study.training.trust):
+            result = run(study, sites)
+            found = description_of(result, all_count=False)
+            spread = 4.0 if study.training.honest is None else 4.0 / study.training.honest
+            assert study.encoding is not None
+            expected = 2.0 * study.noise_multiplier * study.encoding.scale * spread**0.5
+            assert found.noise == pytest.approx(expected)
+            assert found.released.n_rows == 4 * N
+            assert found.total.value == pytest.approx(4 * (N - 20), abs=5.0 * found.total.noise_se)
+            age, ill = found.columns["age"], found.columns["ill"]
+            assert age.mean is not None
+            assert age.mean.value == pytest.approx(50.0, abs=5.0 * age.mean.se)
+            assert ill.counts[1] == pytest.approx(4 * (N - 20) / 2, abs=5.0 * ill.noise_se + 60.0)
+            (crossed,) = found.tables
+            np.testing.assert_allclose(crossed.counts.sum(axis=0), ill.counts, atol=1e-4)
+            (group,) = result.statement.groups
+            assert [each.statistic for each in group.releases] == ["column_sums"]
+            said = sites.folder / "statement.json"
+            said.write_bytes(result.statement.as_bytes())
+            read_statement(said)
+            json.dumps(found.as_json(), allow_nan=False)
+            for name in NAMES:
+                account = read_ledger(sites.folder / name / "ledger").accounts[study.hash]
+                assert account.about["method"] == "statistics"
+                assert float(account.spent) == pytest.approx(study.noise_multiplier**-2.0)
+
+
+def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> None:
+    for study in (evaluation(), masked(evaluation())):
+        with case(study.training.trust):
+            found = private_evaluation_of(run(study, sites), all_count=False)
+            told = found.figures["auc"]
+            assert told is not None
+            assert told.value == pytest.approx(sites.auc(), abs=4.0 * told.noise_se + 0.01)
+            assert found.counts.sum() == pytest.approx(4 * (N - 20), abs=5.0 * found.noise * 40**0.5)
+            json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None:
+    made = Sites(tmp_path, methods='["auto"]')
+    for study in (statistics(), evaluation()):
+        with case(study.kind), made.held, pytest.raises(Refusal, match=f"asked {study.kind}, allowed auto"):
+            made._responder("a", study)
+
+
+def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Sites) -> None:
+    study = replace(statistics(), training=statistics().training.changed(epsilon=0.1))
+    with pytest.raises(StudyError, match=r"counts would have noise of ±[\d,]+ among 1,200 rows"):
+        run(study, sites)
+    for name in NAMES:
+        assert not read_ledger(sites.folder / name / "ledger").accounts[study.hash].rounds
+
+
+def test_a_study_whose_rounds_are_void_has_no_result(sites: Sites) -> None:
+    study = statistics()
+    method = study.method(1)
+    with pytest.raises(StudyError, match="nothing was released: every round is void"):
+        method.released(method.start(study.shape))  # type: ignore[attr-defined]
+
+
+def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli: Cli) -> None:
+    columns = (Number("age", (0, 100)), Number("bmi", (10, 60)), Category("sick", ("no", "yes")))
+    training = Training(method=Statistics(bins=4), epsilon=3.0, delta=1e-5, trust="secure_aggregation", honest=2)
+    study = Study(name="small counts", schema=Schema(columns), training=training, most_rows=100)
+    with Federation(tmp_path, small_study(most_rows=100, quorum=3)) as everyone:
+        everyone.study = with_keys(study, everyone.sites)  # at sites that have a label for other studies
+        everyone.accept()
+        everyone.begin()
+        everyone.start()
+        everyone.all_connected()
+        everyone.serve()
+        assert everyone.finished() == 0
+    out = tmp_path / "counts.json"
+    cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
+    cli("verify", tmp_path / "counts.statement.json").succeeded()
+    told = cli("describe", out).succeeded().out
+    assert "small counts: 180 rows, of which about" in told
+    assert "if at least 2 of the sites of every round are honest" in " ".join(told.split())
