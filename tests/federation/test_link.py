@@ -88,6 +88,28 @@ def test_a_subject_that_is_added_while_it_connects(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+def test_brokers_that_take_a_connection_and_drop_it_are_not_asked_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    class Gone:
+        is_connected, is_closed = False, True
+
+    async def dropped(self: Link) -> Gone:
+        asked.append(self.url)
+        return Gone()
+
+    async def run() -> None:
+        monkeypatch.setattr(Link, "_connected", dropped)
+        async with Link("tls://a:1,tls://b:1,wss://c:1", lambda: None, lambda *_: None, LOG, name="a"):  # type: ignore[arg-type,return-value]
+            await asyncio.sleep(1.0)
+
+    asyncio.run(run())
+    assert asked[:4] == ["tls://a:1", "tls://b:1", "wss://c:1", "tls://a:1"]
+    assert len(asked) < 40
+
+
 @pytest.mark.parametrize("turns", range(4))
 def test_waiting_for_mail_can_always_be_cancelled(turns: int) -> None:
     """Else Ctrl-C would be lost where it comes together with an answer."""

@@ -132,7 +132,7 @@ def _check_connection(site_file: Path, *, as_json: bool) -> None:
         for url, checks in found.items():
             say_path(url)
             rows = [(check.name, words[check.ok], check.text) for check in checks]
-            show_table(("check", "", ""), rows, fold=range(3))
+            show_table(("check", "result", "what was seen, or what to do"), rows, left=range(3), whole=(0, 1))
     if not any(map(reachable, found.values())):
         raise typer.Exit(1)
 

@@ -111,6 +111,8 @@ class Coordinator(ABC):
         self._repeats = Repeats()
         self.stalled: tuple[str, ...] = ()
         """The sites without which the open round cannot be closed."""
+        self.expired: set[str] = set()
+        """Sites whose certificates have expired."""
         self._present: set[str] = set()
         self._digests: dict[int, str] = {}
         """The digest of the request of every round, to recognise late answers."""
@@ -220,12 +222,18 @@ class Coordinator(ABC):
         return code in PERMANENT
 
     def revoke(self, site: str) -> None:
-        """Exclude a site whose certificate is no longer valid."""
+        """Exclude a site whose certificate was revoked."""
         member = self.members[site]
         if member.state != "revoked":
             member.state, member.out = "revoked", True
             self._present.discard(site)
-            self.note("warning", site, "its certificate was revoked or has expired; it no longer takes part")
+            self.note("warning", site, "its certificate was revoked; it no longer takes part")
+
+    def expire(self, sites: set[str]) -> None:
+        """These cannot connect until they have new certificates, or a clock is right again: they are waited for."""
+        for site in sorted(sites - self.expired):
+            self.note("warning", site, "its certificate has expired; it cannot connect until it has a new one")
+        self.expired = sites
 
     def readmit(self, site: str) -> None:
         """Include a site again that has a new certificate."""
@@ -304,7 +312,9 @@ class Coordinator(ABC):
         """What is known of a site that has not answered."""
         member, silent = self.members[name], self.silent_for(name)
         if member.state == "revoked":
-            return "its certificate was revoked or has expired"
+            return "its certificate was revoked"
+        if name in self.expired:
+            return "its certificate has expired"
         if member.code:
             return f"refused ({member.code})"
         if silent is not None:

@@ -70,11 +70,6 @@ def _usable_sites(authority: Authority) -> set[str]:
     return {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
 
 
-def _revoked_sites(authority: Authority) -> set[str]:
-    """Without those whose certificates have expired, or seem so where the clock is wrong: that heals."""
-    return {each.name for each in authority.sites() if each.revoked}
-
-
 def _members(authority: Authority, study: Study, wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The members of a study, sorted: the requested sites, or all approved ones; those of its roster, if it has one."""
     usable, roster = _usable_sites(authority), [each.name for each in study.roster]
@@ -188,9 +183,10 @@ class Server:
         """Exclude revoked sites at once, and keep the broker running."""
         clock = Clock()
         while True:
-            revoked = _revoked_sites(self.authority)
+            revoked = {each.name for each in self.authority.sites() if each.revoked}
             for name in coordinator.members:
                 (coordinator.revoke if name in revoked else coordinator.readmit)(name)
+            coordinator.expire(coordinator.members.keys() - _usable_sites(self.authority) - revoked)
             if (jump := clock.jump()) is not None:
                 coordinator.note("warning", "", jump)
             if broker is not None and not broker.kept():

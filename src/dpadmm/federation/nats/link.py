@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from logging import INFO, WARNING, Logger
 from typing import TYPE_CHECKING, Any, Self
 
+from dpadmm._base.errors import DpadmmError
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.transports import dialled
 from dpadmm.federation.protocol import (
@@ -178,9 +179,9 @@ class Link:
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
                 self._say(WARNING, f"the connection to {self.url} was lost")
-                failed = 1
+                failed += 1
                 if asyncio.get_running_loop().time() - began > 5.0:
-                    pause = FIRST_PAUSE
+                    pause, failed = FIRST_PAUSE, 1
             await self._lose()
             self._urls.rotate(-1)
             if failed >= len(self._urls):  # all of them; else another one is worth a try at once
@@ -199,10 +200,8 @@ class Link:
             self._closed.clear()  # or it was the connection before a renewal
 
     async def _connected(self) -> Client:
-        client, subscribed = (
-            await connect(self.url, self._context(), name=self._name, on_error=self._failed, on_lost=self._lost),
-            set[str](),
-        )
+        subscribed = set[str]()
+        client = await connect(self.url, self._context(), name=self._name, on_error=self._failed, on_lost=self._lost)
         try:
             while new := self._subjects - subscribed:  # more may be added meanwhile
                 for subject in new:
@@ -283,6 +282,8 @@ def reason_of(problem: BaseException) -> str:
         return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
     if isinstance(problem, TimeoutError):
         return "no answer: a firewall may drop connections to this port, or the broker's machine is down"
+    if isinstance(problem, DpadmmError):  # of our own, such as an expired certificate
+        return str(problem)
     text = str(problem) or type(problem).__name__
     if "authorization violation" in text.lower():
         return "it rejected the certificate, which may have been revoked: ask the study coordinators"
