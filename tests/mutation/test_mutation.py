@@ -235,7 +235,7 @@ def test_a_constant_meets_its_own_tests_first_and_those_that_found_a_mutant_befo
 
     used = TOY.split("\n").index("    return n <= LIMIT") + 1
     others = {f"tests/test_others.py::test_{i}": ENOUGH / 8 for i in range(20)}
-    own = {f"tests/test_purse.py::test_{i}": 0.5 for i in range(2)}
+    own = {f"tests/test_purse.py::test_{i}": 0.5 + i / 9 for i in range(2)}
     loads = {"src/toy/purse.py": ""}
     known = {
         "tests/test_others.py": TestFile(others, [], {"toy/purse.py": {used: list(others)}}, {}, loads),
