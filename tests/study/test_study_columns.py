@@ -177,7 +177,15 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
     for pairs in ((("age", "ward"),), (("ward", "age"),), (("age", "ward"), ("ward", "smoker"))):
         changed[f"interactions {pairs}"] = of_columns(MADE, interactions=pairs)
     changed["bounds alone"] = of_columns({**MADE, "number": replace(MADE["number"], center=None, scale=None)})
-    assert {each.name for each in fields(Label)} == {"column", "classes", "bounds", "plain"}
+    own = {"column", "classes", "bounds", "plain", "counts", "exposure", "exposure_bound", "times"}
+    assert {each.name for each in fields(Label)} == own
+    for label in (
+        Label("ill", bounds=(0.0, 1.0)),
+        *(Label("ill", bounds=(0.0, 1.0), exposure=name, exposure_bound=b) for name in "tu" for b in (1.0, 2.0)),
+        *(Label("ill", exposure="t", times=times) for times in ((1.0,), (1.0, 2.0), (1.0, 3.0))),
+    ):
+        counts = of_columns(MADE).training.changed(loss="poisson", intercept=True, inference=True)
+        changed[f"{label}"] = replace(of_columns(MADE, Label("ill", bounds=(0, 1))), label=label, training=counts)
     for bounds in ((0.0, 1.0), (0.0, 2.0)):
         changed[f"label {bounds}"] = of_columns(MADE, Label("ill", bounds=bounds))
     changed["label classes"] = of_columns(MADE, Label("ill", classes=("yes", "no")))

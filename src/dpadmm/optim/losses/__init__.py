@@ -16,9 +16,9 @@ LOSSES = registered(
     "softmax",
     "hinge",
     "smoothed_hinge",
+    "poisson",
     "squared",
     "huber",
-    "poisson",
     having="formula",
 )
 

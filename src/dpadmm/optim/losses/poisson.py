@@ -39,7 +39,7 @@ class Poisson:
 
     gradient_bound: Annotated[
         float, Meta(gt=0, le=1e100), "Rows' gradients are shortened to it; for counts in units of the largest one."
-    ] = 1.0
+    ] = 2.0
     unit: float = field(default=1.0, metadata=NOT_IN_FILE)
     """What one event adds to a label: 1 over the largest count."""
     cuts: tuple[float, ...] = field(default=(), metadata=NOT_IN_FILE)
