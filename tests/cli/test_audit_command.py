@@ -113,7 +113,7 @@ def test_secure_aggregation_alone(cli, tmp_path):
 
 def test_mistakes_are_one_sentence(cli):
     for words, says in [
-        (["--method", "dp_sgd"], "method must be all or one of auto, dp_admm, not dp_sgd"),
+        (["--method", "dp_sgd"], "method must be all or one of auto, dp_admm, statistics, evaluation, not dp_sgd"),
         (["--trust", "nobody"], "trust must be all or one of local, secure_aggregation, not nobody"),
         (["--method", "dp_admm", "--trust", "secure_aggregation"], "there are no studies of dp_admm with"),
         (["--trials", "5"], "trials must be a whole number of at least 40"),

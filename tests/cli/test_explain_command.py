@@ -87,9 +87,23 @@ def test_long_names_of_classes_are_numbered_and_explained(cli, tmp_path):
 
 def test_json_has_all_of_it(cli, models):
     answer = cli("explain", models["logistic"], "--json", "--top", 1).succeeded().json
+    assert "-differentially private for every person with one row" in answer.pop("privacy_sentence")
     assert answer == explain(load_model(models["logistic"])).as_json()
     assert len(answer["coefficients"]) == len(load_model(models["logistic"]).feature_names)
     assert {"column", "coefficient", "standard_error", "low", "p_value", "odds_ratio"} < set(answer["coefficients"][0])
+
+
+def test_a_table_to_paste_into_a_paper(cli, models, tmp_path):
+    found = explain(load_model(models["logistic"]))
+    cli("explain", models["logistic"], "--table", tmp_path / "t.md").succeeded()
+    text = (tmp_path / "t.md").read_text(encoding="utf-8")
+    assert text.startswith("**Effects on: log odds of ")
+    assert text.count("\n| ") == 2 + len(found.coefficients)
+    assert "-differentially private for every person with one row" in text
+    cli("explain", models["logistic"], "--table", tmp_path / "t.csv").succeeded()
+    lines = (tmp_path / "t.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1 + len(found.coefficients) + len(found.intercepts)
+    assert lines[0].startswith("column,value,class,per,coefficient,standard_error,low,high,p_value,odds_ratio")
 
 
 def test_a_figure(cli, models, tmp_path):

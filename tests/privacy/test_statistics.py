@@ -473,6 +473,7 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
     rows = cohort(Logistic(), sizes=(30, 20), d=2)
     told = statistic.sums(rows, np.stack([point, -point]), bound=1.0 - 2.0**-40)
     assert told.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
+    assert statistic.sums(rows, np.stack([point, -point]), bound=5.0).sum() == 50.0  # a row adds no more than 1
     with pytest.raises(StudyError, match="for two classes, not for the loss squared"):
         make_statistic("score_histogram", Problem(Squared(), L2(), 0.0), 2)
     assert statistic.accepts(np.array([MOST, -MOST]))

@@ -232,8 +232,8 @@ def _end(study: Study) -> bytes:
 
 
 def _request(study: Study, round: int, size: float) -> bytes:
-    d, p = study.shape
-    signs = np.where(np.arange(d * p).reshape(d, p) % 2, -1.0, 1.0)
+    shape = study.broadcast_shape
+    signs = np.where(np.arange(np.prod(shape)).reshape(shape) % 2, -1.0, 1.0)
     return packed(Message(Kind.REQUEST, study.hash, round, size * signs))
 
 
@@ -302,7 +302,7 @@ def _comparable(guard: Guard, study: Study) -> list[tuple[Grid, Any]]:
     """Answers at points that both worlds have in common: later ones of DP-ADMM are the agent's own."""
     enrolled = guard.enrol(study)
     told = [(enrolled.question(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
-    return told if study.training.method.name == "dp_sgd" else told[:1]
+    return told if study.training.method.name in ("dp_sgd", "statistics") else told[:1]
 
 
 def _books(heard: Heard, site: Site, pair: Neighbours) -> None:

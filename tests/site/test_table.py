@@ -10,7 +10,9 @@ import pytest
 from dpadmm._base.errors import DataError
 from dpadmm.data.schema import Category, Label, Number, Schema
 from dpadmm.site.table import SiteRows
+from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
+from dpadmm.training.methods import Statistics
 from dpadmm.trusted.unit import PrivacyUnit
 
 COLUMNS = Schema((Number("age", (0.0, 0.25)), Number("income", (0.0, 1.0)), Category("note", ("late", "x"))))
@@ -183,3 +185,26 @@ def test_tables_with_named_columns_are_surveyed_and_archives_are_not(folder):
     site, study = archive(folder, labels=np.array(["no", "yes", "no"])), a_study(features=("x1", "x2"))
     assert site.survey(study) is None
     assert site.warnings(study) == []
+
+
+def test_statistics_take_every_column_but_that_of_persons(folder):
+    """The label of the site is a column like others; missing and unknown cells count, each in its bin."""
+    training = Training(method=Statistics(bins=2), noise_multiplier=20.0)
+    columns = (*COLUMNS.columns, Category("repaid", ("no", "yes")))
+    study = Study(name="counts", schema=Schema(columns), training=training)
+    rows = table(folder).encoded(study)
+    assert study.encoding is not None
+    counts = dict(
+        zip(study.features, (rows.features.toarray().sum(axis=0) * study.encoding.scale).round(3), strict=True)
+    )
+    assert {name: counts[name] for name in ("note: (missing)", "repaid: yes", "repaid: no", "note: late")} == {
+        "note: (missing)": 1.0,
+        "repaid: yes": 1.0,
+        "repaid: no": 2.0,
+        "note: late": 1.0,
+    }
+    assert rows.labels.tolist() == [0.0, 0.0, 0.0]
+    assert table(folder).survey(study).columns.keys() == {"age", "income", "note", "repaid"}
+    with_person = Study(name="counts", schema=Schema((*columns, Category("who", ("7", "8")))), training=training)
+    with pytest.raises(DataError, match="'who' cannot be a feature too"):
+        table(folder).encoded(with_person)

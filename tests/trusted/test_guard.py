@@ -483,3 +483,16 @@ def test_an_agent_of_auto_refuses_what_makes_no_shape(tmp_path: Path) -> None:
             assert refusal(agent.step, 2, said).code == "request-malformed"
         assert agent.step(2, start).shape == (D, 1)
         assert np.array_equal(Agent(guard, AUTO).step(2, start), agent.step(2, start))
+
+
+def test_a_study_that_trains_nothing_needs_no_loss_and_all_other_limits_hold() -> None:
+    """Its method is asked for all the same."""
+    names = {False: [], True: []}
+    for nothing in names:
+        terms = STUDY.terms._replace(loss="" if nothing else "logistic")
+        names[nothing] = [limit.name for limit in POLICY.evaluate(terms, M, None)]
+        refused = replace(POLICY, losses=frozenset({"huber"}))
+        held = {limit.name: limit.holds for limit in refused.evaluate(terms, M, None)}
+        assert held.get("loss", True) == nothing
+    assert names[False] == ["method", "loss", "rounds", "rows"]
+    assert names[True] == ["method", "rounds", "rows"]
