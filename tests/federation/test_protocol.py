@@ -117,6 +117,8 @@ def test_claims_and_grants_are_read_as_they_were_written_and_anything_else_is_re
         ):
             with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
                 read(wrong)
+    with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
+        unpacked_claim(fine[:6] + b"\x02" + fine[7:])
     for wrong in (granted[:6] + b"\x00" + granted[7:], granted[:-4] + b"\x02\x00\x00\x00"):
         with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
             unpacked_grant(wrong)

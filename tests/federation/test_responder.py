@@ -22,7 +22,7 @@ from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacke
 from dpadmm.federation.site.decisions import decide, decisions
 from dpadmm.federation.site.responder import Responder
 from dpadmm.trusted.guard import Guard
-from dpadmm.trusted.ledger import read_ledger
+from dpadmm.trusted.ledger import Ledger, read_ledger
 
 
 class Listener(logging.Handler):
@@ -442,10 +442,10 @@ def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
         assert responder.refusals() == {STUDY.hash: code}
         tries = 0
         for pause in (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
-            clock.now += pause - 0.01
+            clock.now += pause - 0.25
             responder.try_again()
             before = tries
-            clock.now += 0.02
+            clock.now += 0.25
             responder.try_again()
             assert tries == before + 1, pause
         assert tries == 7
@@ -455,7 +455,24 @@ def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
         assert responder.refusals() == {}
         assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
         responder.close()
-    assert sum("it is tried again" in line for line in heard.lines) < 20
+    told = [line for line in heard.lines if "it is tried again" in line]
+    assert 2 <= len(told) < 20
+    levels = {level for line, level in zip(heard.lines, heard.levels, strict=True) if line in told}
+    assert levels == {logging.ERROR}
+
+
+def test_how_often_an_old_ledger_was_put_back_is_known_while_it_is_open(tmp_path: Path) -> None:
+    def restores_told() -> int | None:
+        responder = responder_over(tmp_path)
+        told = responder.restores
+        responder.close()
+        assert responder.restores is None
+        return told
+
+    assert restores_told() == 0
+    with Ledger.open(tmp_path, cap=read_ledger(tmp_path).cap) as ledger:
+        ledger.restored(0.0, about={}, shares=1)
+    assert restores_told() == 1
 
 
 def test_a_try_that_takes_long_is_repeated_as_seldom(tmp_path: Path, clock: Clock) -> None:

@@ -675,6 +675,9 @@ def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(le
         assert state.restores == 1
         assert [float(each.spent) for each in state.accounts.values()] == [0.25, 0.125, 0.125, 0.0625]
         assert all(each.closed for each in state.accounts.values())
+        lost, account = list(state.accounts.items())[-1]
+        assert re.fullmatch("[0-9a-f]{64}", lost)
+        assert (account.about, account.may_miss_rounds, account.shares) == ({"name": "lost"}, False, 3)
         assert state.spent == state.promised == Fraction(9, 16)
         assert (
             state.spent_alone

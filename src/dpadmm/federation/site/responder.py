@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING, Logger
 from math import inf
 from time import monotonic
+from typing import NamedTuple
 
 from dpadmm._base.errors import DpadmmError, Refusal
 from dpadmm.federation.logs import Repeats
@@ -33,13 +34,12 @@ FIRST_TRY, LAST_TRY, TRY_SHARE = 2.0, 60.0, 10.0
 """Seconds before such an enrolment is tried again, at first and at most, but so many times as long as a try takes."""
 
 
-@dataclass
-class Refused:
+class Refused(NamedTuple):
     """An accepted study that could not be enrolled: why, and when to try again, if that may help."""
 
     code: str
-    pause: float = FIRST_TRY
-    again_at: float = inf
+    pause: float
+    again_at: float
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Responder:
         """Enrol what could not be enrolled, after a while: the table may be back."""
         with self._lock:
             due = [study for study, refused in self._not_enrolled.items() if monotonic() >= refused.again_at]
-            for study in due if self._guard is not None else ():
+            for study in due:
                 self._enrol(self._accepted[study])
 
     def answer(self, study: str, data: bytes) -> bytes | None:
@@ -198,13 +198,13 @@ class Responder:
         return None
 
     def _refused(self, study: Study, refusal: Refusal, text: str, began: float) -> Refusal:
-        refused = Refused(refusal.code)
+        pause, again_at = FIRST_TRY, inf
         if refusal.code in HEALING:
             known, now = self._not_enrolled.get(study.hash), monotonic()
-            pause = FIRST_TRY if known is None else min(2.0 * known.pause, LAST_TRY)
-            refused.pause, refused.again_at = pause, now + max(pause, TRY_SHARE * (now - began))
+            pause = pause if known is None else min(2.0 * known.pause, LAST_TRY)
+            again_at = now + max(pause, TRY_SHARE * (now - began))
             text = f"{text}; it is tried again"
-        self._not_enrolled[study.hash] = refused
+        self._not_enrolled[study.hash] = Refused(refusal.code, pause, again_at)
         self._log_limited(study.hash, text, ERROR)
         return refusal
 
