@@ -11,12 +11,12 @@ loss's own compiled formula, clipping to c1, and the sum, four rows together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers, aligned_empty
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.features import layout, products, weighted_sum
 from dpadmm._base.memmap import portions
@@ -133,29 +133,19 @@ def _block_sums(
     None where the loss's formula cannot be compiled.
     """
     from dpadmm.optim.kernels import passes as compiled
-    from dpadmm.optim.kernels.compiler import n_groups
-    from dpadmm.optim.kernels.formulas import compiled_slopes
 
     of_rows = getattr(loss, "formula_of_rows", None)
-    slopes_of = compiled_slopes(of_rows or loss.formula, of_rows is not None)
+    slopes_of = compiled.compiled_slopes(of_rows or loss.formula, of_rows is not None)
     if slopes_of is None:
         return None
     weights = _by_output(points)
-    sums = np.empty((len(blocks[0]), *weights.shape[1:]))
+    sums = aligned_empty((len(blocks[0]), *weights.shape[1:]))
     factors = np.empty(0) if factors is None else factors
-    about_rows = (
-        rows.order,
-        rows.labels,
-        rows.norms,
-        factors,
-        bound,
-        slopes_of,
-        np.array(loss.parameters, dtype=float),
-    )
+    about = (rows.labels, rows.norms, factors, bound, slopes_of.address, np.array(loss.parameters, dtype=float))
     kind, arrays = layout(rows.features)
     for part in _portions(rows, blocks):
         some = (blocks[0][part], blocks[1][part], blocks[2][part])
-        compiled.GRADIENTS[kind](*arrays, *about_rows, some, n_groups(), weights, sums[part])
+        compiled.GRADIENTS[kind](*arrays, rows.order, about, some, compiled.numba.get_num_threads(), weights, sums[part])
     return sums
 
 
@@ -183,8 +173,10 @@ def _by_output(points: Floats) -> Floats:
     return np.array(points.transpose(0, 2, 1), order="C")
 
 
-def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
+def _portions(rows: Rows, blocks: Blocks) -> Iterable[slice]:
     """Blocks to work on at a time."""
+    if not rows.in_file:
+        return (slice(None),)
     row_bytes = sum(each.nbytes for each in layout(rows.features)[1]) / max(1, rows.features.shape[0])
     return portions(rows.features, (blocks[2] - blocks[1]) * row_bytes)
 
