@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types as nbt
 from numba.extending import intrinsic
 
-from dpadmm.optim.kernels.compiler import numba
+from dpadmm.optim.kernels.compiler import numba as numba
 from dpadmm.optim.kernels.formulas import SLOPES_SIGNATURE
 from dpadmm.optim.kernels.formulas import compiled_slopes as compiled_slopes
 
@@ -22,12 +22,14 @@ _exact = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"cont
 _serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS)
 _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS, parallel=True)
 
+_intrinsic: Any = intrinsic  # typed as if the compiler's context were an argument of the call
+
 _PER_THREAD = 4  # parts that work is cut into for each thread, which takes the next when it is done with one
 _TILE = 5  # outputs that share what is read of a row
 _LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
 
 
-@intrinsic
+@_intrinsic
 def _slopes(typing, address, labels, scores, parameters, out):  # type: ignore[no-untyped-def]
     """Call a loss's slopes by their address: a function object is looked at anew, in Python, with every call."""
 
@@ -39,7 +41,7 @@ def _slopes(typing, address, labels, scores, parameters, out):  # type: ignore[n
     return nbt.void(nbt.int64, *SLOPES_SIGNATURE.args), call
 
 
-@intrinsic
+@_intrinsic
 def _take(typing, counter):  # type: ignore[no-untyped-def]
     """``counter[0]``, which is then one more, whatever other threads do meanwhile."""
 
@@ -91,7 +93,13 @@ def _dense_scores_of_many(features, order, weights, scores):  # type: ignore[no-
             s0 = s1 = s2 = s3 = s4 = t0 = t1 = t2 = t3 = t4 = 0.0
             for j in range(weights.shape[1]):
                 x, y = features[one, j], features[two, j]
-                w0, w1, w2, w3, w4 = weights[h, j], weights[h + 1, j], weights[h + 2, j], weights[h + 3, j], weights[h + 4, j]
+                w0, w1, w2, w3, w4 = (
+                    weights[h, j],
+                    weights[h + 1, j],
+                    weights[h + 2, j],
+                    weights[h + 3, j],
+                    weights[h + 4, j],
+                )
                 s0 += x * w0
                 s1 += x * w1
                 s2 += x * w2
@@ -207,16 +215,19 @@ def _dense_gradient_of_one(features, order, about, blocks, n_threads, weights, s
     batch = max(_LANE, 16384 // (features.itemsize * weights.shape[2]) // _LANE * _LANE)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((1, batch)), np.empty((1, batch))
+        point, total = np.empty(weights.shape[2]), np.empty(weights.shape[2])  # aligned, as arguments need not be
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
-                sums[b] = 0.0
+                total[:] = 0.0
+                point[:] = weights[agent[b], 0]
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     mine = order[first:last]
-                    _dense_scores(features, mine, weights[agent[b], 0], scores[0])
+                    _dense_scores(features, mine, point, scores[0])
                     _clipped_slopes(about, first, last, scores, slope)
-                    _dense_sums(features, mine, slope[0], sums[b, 0])
+                    _dense_sums(features, mine, slope[0], total)
+                sums[b, 0] = total
             g = _take(todo)
 
 
@@ -324,7 +335,12 @@ def _by_columns(values, order, columns):  # type: ignore[no-untyped-def]
         one, two, three, four = columns[j], columns[j + 1], columns[j + 2], columns[j + 3]
         for i in range(len(order)):
             row = np.uint64(order[i])  # unsigned, since an index that may be negative is checked each time
-            one[i], two[i], three[i], four[i] = values[row, j], values[row, j + 1], values[row, j + 2], values[row, j + 3]
+            one[i], two[i], three[i], four[i] = (
+                values[row, j],
+                values[row, j + 1],
+                values[row, j + 2],
+                values[row, j + 3],
+            )
     for j in range(whole, values.shape[1]):
         one = columns[j]
         for i in range(len(order)):

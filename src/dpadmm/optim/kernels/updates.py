@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers, aligned_empty
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm.optim.kernels.compiler import numba
 from dpadmm.optim.kernels.normals import fill_one, key_of
 
@@ -20,12 +20,14 @@ _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=Fal
 
 
 @_serial
-def _admm(first, last, key, round, sums, n_rows, noise_std, noisy, reg, reg_share, before, dual, consensus, pull, rho, new):  # type: ignore[no-untyped-def]
+def _admm(first, last, asked):  # type: ignore[no-untyped-def]
+    key, round, sums, n_rows, noise_std, reg, reg_share, before, dual, consensus, step_size, rho, new = asked
     size = sums.shape[1]
-    scratch, h, back = np.empty((2, (size + 1) // 2)), np.empty(size), -1.0 / rho
+    scratch, h, back, noisy = np.empty((2, (size + 1) // 2)), np.empty(size), -1.0 / rho, noise_std.any()
     for i in range(first, last):
         # short loops over few arrays: with more the compiler cannot tell that they are apart
-        released, gamma, upload, pulled, shrink = new[0, i], new[1, i], new[2, i], pull[i], 1.0 / (rho + pull[i])
+        released, gamma, upload, pulled = new[0, i], new[1, i], new[2, i], 1.0 / step_size[i]
+        shrink = 1.0 / (rho + pulled)
         if noisy:
             fill_one(key, round, i, scratch, h)
             for j in range(size):
@@ -45,10 +47,9 @@ def _admm(first, last, key, round, sums, n_rows, noise_std, noisy, reg, reg_shar
 
 
 @_parallel
-def _admm_together(parts, key, round, sums, n_rows, noise_std, noisy, reg, reg_share, before, dual, consensus, pull, rho, new):  # type: ignore[no-untyped-def]
-    n = len(sums)
+def _admm_together(n, parts, asked):  # type: ignore[no-untyped-def]
     for g in numba.prange(parts):
-        _admm(n * g // parts, n * (g + 1) // parts, key, round, sums, n_rows, noise_std, noisy, reg, reg_share, before, dual, consensus, pull, rho, new)
+        _admm(n * g // parts, n * (g + 1) // parts, asked)
 
 
 @_parallel
@@ -82,16 +83,16 @@ def admm_round(
     noise is drawn where all standard deviations are 0.
     """
     shape, flat = released.shape, (len(released), -1)
-    new = aligned_empty((3, len(released), released[0].size))
+    new = np.empty((3, len(released), released[0].size))
     asked = (
-        key_of(seed), np.int64(round), _writable(sums, flat), n_rows, noise_std, bool(noise_std.any()),
+        key_of(seed), np.int64(round), _writable(sums, flat), n_rows, noise_std,
         _writable(reg_gradient, flat), reg_share, _writable(released, flat), _writable(dual, flat),
-        _writable(consensus, -1), 1.0 / step_size, rho, new,
+        _writable(consensus, -1), step_size, rho, new,
     )  # fmt: skip
     if sums.size <= ALONE:
-        _admm(0, len(released), *asked)
+        _admm(0, len(released), asked)
     else:
-        _admm_together(4 * numba.get_num_threads(), *asked)
+        _admm_together(len(released), 4 * numba.get_num_threads(), asked)
     return new[0].reshape(shape), new[1].reshape(shape), new[2].reshape(shape)
 
 
