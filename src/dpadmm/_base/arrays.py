@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Floats = NDArray[np.float64]
 """Float64 array; shapes are given where it is used."""
 
 Integers = NDArray[np.int64]
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+def is_aligned(array: NDArray[Any]) -> bool:
+    """Whether an array begins with a cache line."""
+    return int(array.__array_interface__["data"][0]) % LINE == 0
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> NDArray[Any]:
+    """``np.empty`` that begins with a cache line.
+
+    The compiler reads 32 or 64 bytes at a time; where NumPy puts large arrays, 16 bytes into a line, half of these
+    or all lie in two lines, and a pass over rows takes up to half as long again.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.empty(size + LINE, np.uint8)
+    start = -int(room.__array_interface__["data"][0]) % LINE
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def kinds(*columns: NDArray[Any]) -> tuple[Integers, Integers]:

@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers, aligned_empty, is_aligned
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features, layout, row_entries
-from dpadmm._base.memmap import portions
+from dpadmm._base.memmap import is_nameless, portions
 from dpadmm.optim import kernels
 from dpadmm.optim.features import as_matrix, check_norms, row_norms
 from dpadmm.optim.losses.base import Loss
@@ -28,7 +28,8 @@ LEAST_NORM = 1e-150
 """Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""
 
 COMPACT_BYTES = 2**27
-"""Rows are copied into the cohort's order up to this size (twice as fast); larger ones are read in place."""
+"""Rows are copied up to this size, into the cohort's order (twice as fast) and to where a cache line begins (dense rows
+by a third); larger ones are read in place."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ class Rows:
     def n_rows(self) -> Integers:
         """m_i of every agent."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def in_file(self) -> bool:
+        """Whether features are in a nameless file, and so are worked on portion by portion."""
+        return is_nameless(self.features)
 
     @cached_property
     def blocks(self) -> kernels.Blocks:
@@ -263,14 +269,26 @@ def make_rows(
     norms = row_norms(features)
     check_norms(norms)
     np.maximum(norms, LEAST_NORM, out=norms)
-    if in_place:
-        return Rows(features, labels, order, offsets, norms)
-    if _nbytes(features) > COMPACT_BYTES:
+    in_place = in_place or np.array_equal(order, np.arange(n))
+    if _nbytes(features) > COMPACT_BYTES and not in_place:
         del norms  # 8 bytes a row, which may be a fifth of its size
         return Rows(features, labels[order], order, offsets)
-    if not np.array_equal(order, np.arange(n)):
-        features, labels, norms, order = features[order], labels[order], norms[order], np.arange(len(order))
+    if _nbytes(features) <= COMPACT_BYTES and not (in_place and _stands_well(features)):
+        features = _in_order(features, order)
+        labels, norms, order = labels[order], norms[order], np.arange(len(order))
     return Rows(features, labels, order, offsets, norms)
+
+
+def _stands_well(features: Features) -> bool:
+    return not isinstance(features, np.ndarray) or is_aligned(features)
+
+
+def _in_order(features: Features, order: Integers) -> Features:
+    """A copy; of dense rows, where a cache line begins."""
+    if not isinstance(features, np.ndarray):
+        return features[order]
+    out = aligned_empty((len(order), features.shape[1]), features.dtype)
+    return np.take(features, order, axis=0, out=out, mode="clip")
 
 
 def _nbytes(features: Features) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -54,13 +55,13 @@ class Constants:
                 f"not {self.weight_radius!r}"
             )
 
-    @property
+    @cached_property
     def noisy_gradient_size(self) -> Floats:
         """Root mean square bound of the noisy gradient, ``√((c1 + λc2/n)² + 4 dp c1² z²/m²)``, per agent."""
         clean = self.c1 + self.reg_share * self.c2
         return np.sqrt(clean**2 + 4.0 * self.n_weights * (self.c1 * self.noise_multiplier / self.n_rows) ** 2)
 
-    @property
+    @cached_property
     def noise_size(self) -> Floats:
         """``2√2 c1 z √(dp)/m`` per agent: √2 times the root mean square norm of the noise on the gradient."""
         return np.asarray(np.sqrt(8.0 * self.n_weights) * self.c1 * self.noise_multiplier / self.n_rows)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES, numbers, prove, random_labels, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
 from dpadmm._base.arrays import Floats, Integers
-from dpadmm.optim.losses import Loss, slopes
+from dpadmm.optim.kernels import updates as compiled
+from dpadmm.optim.losses import Huber, Loss, slopes
 from dpadmm.optim.problem import Problem, Rows, make_rows
+from dpadmm.optim.regularizers import L2
 from dpadmm.optim.theory import constants_of, theorem_schedule
 from dpadmm.training.loop import RoundView, train
 from dpadmm.training.methods import DpAdmmRounds, Round
@@ -25,10 +28,10 @@ N, D, RHO, RADIUS, ROUNDS = len(SIZES), 4, 0.3, 5.0, 5
 Z = np.array([0.5, 2.0, 0.0, 7.0])
 
 
-def cohort(loss: Loss, seed: int = 0) -> Rows:
+def cohort(loss: Loss, seed: int = 0, sizes: tuple[int, ...] = SIZES) -> Rows:
     rng = np.random.default_rng(seed)
-    m = sum(SIZES)
-    offsets = np.concatenate([[0], np.cumsum(SIZES)])
+    m = sum(sizes)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
     return make_rows(random_rows(rng, m, D), random_labels(loss, rng, m), order=rng.permutation(m), offsets=offsets)
 
 
@@ -175,8 +178,9 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
 
 
 def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
-    for loss, regularizer, z in product(LOSS_CASES, REGULARIZER_CASES, (Z, 0.0 * Z)):
-        with case(loss, regularizer, z):
+    for loss, regularizer, z, alone in product(LOSS_CASES, REGULARIZER_CASES, (Z, 0.0 * Z), (0, 2**20)):
+        with case(loss, regularizer, z, alone), pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(compiled, "ALONE", alone)  # numbers up to which one thread does it
             problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
             shape = (D, loss.n_outputs)
             method, noise = (
@@ -192,6 +196,20 @@ def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
                 np.testing.assert_array_equal(state.dual, expected.dual)
                 np.testing.assert_array_equal(uploads, sent)
                 consensus = updates.consensus_step(uploads)
+
+
+def test_noise_is_made_for_the_rows_and_the_bound_at_hand() -> None:
+    """One method object, asked about other rows or another loss: nothing is left of the sizes of before."""
+    method = DpAdmmRounds(RHO, lambda k: np.array([0.5, 0.1, 2.0, 7.0]), Z)
+    few, many = cohort(Huber(1.0)), cohort(Huber(1.0), sizes=tuple(9 * size for size in SIZES))
+    for rows, delta in ((few, 1.0), (many, 1.0), (few, 1.0), (few, 3.0), (few, 1.0)):
+        with case(len(rows.labels), delta):
+            problem = Problem(Huber(delta), L2(), 0.01)
+            now = Round(
+                number=1, problem=problem, rows=rows, consensus=np.zeros((D, 1)), noise=SimulatedNoise(5, N, (D, 1))
+            )
+            state = method.init(problem, rows)
+            np.testing.assert_array_equal(method.step(state, now)[1], DeployableMethod.step(method, state, now)[1])
 
 
 def test_the_mean_of_many_uploads_is_the_mean_of_few() -> None:

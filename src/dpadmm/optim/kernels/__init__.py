@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.coded import CodedRows
@@ -118,7 +119,7 @@ def weighted_gradient(rows: Rows, point: Floats, loss: Loss, weights: Floats, *,
     """
     each = weights / np.maximum(rows.n_rows, 1)
     alike = bool(np.all(each == each[0]))
-    factors = np.empty(0) if alike else np.repeat(each, rows.n_rows)
+    factors = None if alike else np.repeat(each, rows.n_rows)
     sums = _block_sums(rows, rows.even_blocks, point[None], loss, bound, factors)
     if sums is None:
         points = np.broadcast_to(point, (rows.n_agents, *point.shape))
@@ -136,29 +137,19 @@ def _block_sums(
     if not _can_compile():
         return None
     from dpadmm.optim.kernels import passes as compiled
-    from dpadmm.optim.kernels.compiler import n_groups
-    from dpadmm.optim.kernels.formulas import compiled_slopes
 
     of_rows = getattr(loss, "formula_of_rows", None)
-    slopes_of = compiled_slopes(of_rows or loss.formula, of_rows is not None)
+    slopes_of = compiled.compiled_slopes(of_rows or loss.formula, of_rows is not None)
     if slopes_of is None:
         return None
     weights = _by_output(points)
     sums = np.empty((len(blocks[0]), *weights.shape[1:]))
-    factors = np.empty(0) if factors is None else factors
-    about_rows = (
-        rows.order,
-        rows.labels,
-        rows.norms,
-        factors,
-        bound,
-        slopes_of,
-        np.array(loss.parameters, dtype=float),
-    )
+    parameters = np.array(loss.parameters, dtype=float) if loss.parameters else _NOTHING
+    about = (rows.labels, rows.norms, _NOTHING if factors is None else factors, bound, slopes_of.address, parameters)
     kind, arrays = layout(rows.features)
-    for part in _portions(rows, blocks):
-        some = (blocks[0][part], blocks[1][part], blocks[2][part])
-        compiled.GRADIENTS[kind](*arrays, *about_rows, some, n_groups(), weights, sums[part])
+    n_threads = compiled.numba.get_num_threads()
+    for some, part in _portions(rows, blocks, sums):
+        compiled.GRADIENTS[kind](*arrays, rows.order, about, some, n_threads, weights, part)
     return sums
 
 
@@ -175,8 +166,7 @@ def scores(rows: Rows, points: Floats) -> Floats:
     weights = _by_output(points)
     out = np.empty((weights.shape[1], len(rows.labels)))
     kind, arrays = layout(rows.features)
-    for part in _portions(rows, blocks):
-        some = (blocks[0][part], blocks[1][part], blocks[2][part])
+    for some, _ in _portions(rows, blocks, blocks[0]):
         compiled.SCORES[kind](*arrays, rows.order, some, weights, out)
     return np.ascontiguousarray(out.T)
 
@@ -193,10 +183,17 @@ def _by_output(points: Floats) -> Floats:
     return np.array(points.transpose(0, 2, 1), order="C")
 
 
-def _portions(rows: Rows, blocks: Blocks) -> Iterator[slice]:
-    """Blocks to work on at a time."""
+_NOTHING = np.empty(0)
+
+
+def _portions(rows: Rows, blocks: Blocks, of_blocks: NDArray[Any]) -> Iterator[tuple[Blocks, NDArray[Any]]]:
+    """Blocks to work on at a time, and what belongs to them."""
+    if not rows.in_file:
+        yield blocks, of_blocks
+        return
     row_bytes = sum(each.nbytes for each in layout(rows.features)[1]) / max(1, rows.features.shape[0])
-    return portions(rows.features, (blocks[2] - blocks[1]) * row_bytes)
+    for part in portions(rows.features, (blocks[2] - blocks[1]) * row_bytes):
+        yield (blocks[0][part], blocks[1][part], blocks[2][part]), of_blocks[part]
 
 
 def guarded_sums(

@@ -17,9 +17,4 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numba
 
-__all__ = ["n_groups", "numba"]
-
-
-def n_groups() -> int:
-    """Into how many parts work is cut, each with scratch space of its own: some for each thread, for balance."""
-    return 4 * int(numba.get_num_threads())
+__all__ = ["numba"]

@@ -55,7 +55,7 @@ def _slopes_of_rows(labels, scores, parameters, out):  # type: ignore[no-untyped
 
 
 _VECTOR, _MATRIX = nbt.Array(nbt.float64, 1, "C"), nbt.Array(nbt.float64, 2, "C")
-_SLOPES_SIGNATURE = nbt.void(_VECTOR, _MATRIX, _VECTOR, _MATRIX)
+SLOPES_SIGNATURE = nbt.void(_VECTOR, _MATRIX, _VECTOR, _MATRIX)
 
 
 @cache
@@ -84,7 +84,7 @@ def compiled_slopes(formula: Any, of_rows: bool = False) -> Any | None:
     copy.__qualname__ = f"_slopes_{hashlib.sha256(text or b'').hexdigest()[:16]}_{formula.__qualname__}"
     copy.__module__ = __name__
     try:
-        return numba.cfunc(_SLOPES_SIGNATURE, cache=text is not None, error_model="numpy")(copy)
+        return numba.cfunc(SLOPES_SIGNATURE, cache=text is not None, error_model="numpy")(copy)
     except numba.core.errors.NumbaError as problem:
         warnings.warn(
             f"{formula.__qualname__} cannot be compiled, so the slower NumPy path is used: "

@@ -9,15 +9,47 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types as nbt
+from numba.extending import intrinsic
 
-from dpadmm.optim.kernels.compiler import numba
+from dpadmm.optim.kernels.compiler import numba as numba
+from dpadmm.optim.kernels.formulas import SLOPES_SIGNATURE
+from dpadmm.optim.kernels.formulas import compiled_slopes as compiled_slopes
 
 _SUMS = {"reassoc", "contract", "nsz"}  # lets sums be vectorised; NaN and inf keep their meaning
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 _serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS)
 _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS, parallel=True)
 
+_intrinsic: Any = intrinsic  # typed as if the compiler's context were an argument of the call
+
+_PER_THREAD = 4  # parts that work is cut into for each thread, which takes the next when it is done with one
+_TILE = 5  # outputs that share what is read of a row
 _LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
+
+
+@_intrinsic
+def _slopes(typing, address, labels, scores, parameters, out):  # type: ignore[no-untyped-def]
+    """Call a loss's slopes by their address: a function object is looked at anew, in Python, with every call."""
+
+    def call(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        as_c = ir.FunctionType(context.get_value_type(nbt.none), [arg.type for arg in args[1:]])
+        builder.call(builder.inttoptr(args[0], as_c.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return nbt.void(nbt.int64, *SLOPES_SIGNATURE.args), call
+
+
+@_intrinsic
+def _take(typing, counter):  # type: ignore[no-untyped-def]
+    """``counter[0]``, which is then one more, whatever other threads do meanwhile."""
+
+    def add(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        first = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.atomic_rmw("add", first, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return nbt.int64(counter), add
 
 
 @_exact
@@ -42,43 +74,59 @@ def _groups(start, stop, n_groups):  # type: ignore[no-untyped-def]
 
 
 @_serial
-def _dense_scores(features, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
+def _dense_scores(features, order, weights, scores):  # type: ignore[no-untyped-def]
     # one row at a time: the rows come from memory here, and a straight read is what the prefetcher foresees
-    whole = weights.shape[0] // _LANE * _LANE
-    for h in range(0, whole, _LANE):  # of several outputs, four at a time share what is read of a row
-        for r in range(first, last):
-            row = order[r]
-            s0 = s1 = s2 = s3 = 0.0
+    for i in range(len(order)):
+        row, s = order[i], 0.0
+        for j in range(len(weights)):
+            s += features[row, j] * weights[j]
+        scores[i] = s
+
+
+@_serial
+def _dense_scores_of_many(features, order, weights, scores):  # type: ignore[no-untyped-def]
+    """Two rows and five outputs at a time share what is read; there are a multiple of five outputs."""
+    for h in range(0, len(weights), _TILE):
+        for i in range(0, len(order), 2):
+            k = min(i + 1, len(order) - 1)
+            one, two = order[i], order[k]
+            s0 = s1 = s2 = s3 = s4 = t0 = t1 = t2 = t3 = t4 = 0.0
             for j in range(weights.shape[1]):
-                x = features[row, j]
-                s0 += x * weights[h, j]
-                s1 += x * weights[h + 1, j]
-                s2 += x * weights[h + 2, j]
-                s3 += x * weights[h + 3, j]
-            i = r - first
-            scores[h, i], scores[h + 1, i], scores[h + 2, i], scores[h + 3, i] = s0, s1, s2, s3
-    for h in range(whole, weights.shape[0]):
-        for r in range(first, last):
-            row = order[r]
-            s = 0.0
-            for j in range(weights.shape[1]):
-                s += features[row, j] * weights[h, j]
-            scores[h, r - first] = s
+                x, y = features[one, j], features[two, j]
+                w0, w1, w2, w3, w4 = (
+                    weights[h, j],
+                    weights[h + 1, j],
+                    weights[h + 2, j],
+                    weights[h + 3, j],
+                    weights[h + 4, j],
+                )
+                s0 += x * w0
+                s1 += x * w1
+                s2 += x * w2
+                s3 += x * w3
+                s4 += x * w4
+                t0 += y * w0
+                t1 += y * w1
+                t2 += y * w2
+                t3 += y * w3
+                t4 += y * w4
+            scores[h, i], scores[h + 1, i], scores[h + 2, i], scores[h + 3, i], scores[h + 4, i] = s0, s1, s2, s3, s4
+            scores[h, k], scores[h + 1, k], scores[h + 2, k], scores[h + 3, k], scores[h + 4, k] = t0, t1, t2, t3, t4
 
 
 @_exact
-def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
+def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
     """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``, always.
 
     Slopes that are not finite (a point so far out that scores overflow) become 0, so that no row can be
     told by its turning the sum into NaN. Squares are taken relative to the largest slope, so that none
     overflows or vanishes.
     """
-    n_outputs, n_rows = slope.shape[0], last - first
+    n_outputs, n_rows = slope.shape[0], len(norms)
     n_fine = 0  # the usual case is that no row is too long, and that is seen four rows at a time
     if n_outputs == 1:
         for i in range(n_rows):
-            n_fine += abs(slope[0, i]) * norms[first + i] <= bound  # false for NaN
+            n_fine += abs(slope[0, i]) * norms[i] <= bound  # false for NaN
     else:
         surely = bound * bound * (1.0 - 1e-9) if bound > 1e-100 else 0.0  # smaller squares would vanish
         squares = np.zeros(n_rows)
@@ -86,7 +134,7 @@ def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
             for i in range(n_rows):
                 squares[i] += slope[h, i] * slope[h, i]
         for i in range(n_rows):
-            n_fine += squares[i] * norms[first + i] * norms[first + i] < surely
+            n_fine += squares[i] * norms[i] * norms[i] < surely
     if n_fine == n_rows:
         return
     for i in range(n_rows):
@@ -102,7 +150,7 @@ def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
             squared = 0.0
             for h in range(n_outputs):
                 squared += (slope[h, i] / largest) ** 2
-            length = np.sqrt(squared) * norms[first + i]
+            length = np.sqrt(squared) * norms[i]
             if largest * length > bound:  # asked as above, so that nothing depends on the rows beside it
                 limit = min(bound / length, largest)
                 for h in range(n_outputs):
@@ -110,76 +158,120 @@ def _clip(slope, norms, first, last, bound):  # type: ignore[no-untyped-def]
 
 
 @_exact
-def _weigh(slope, factors, first, last):  # type: ignore[no-untyped-def]
-    """Multiply clipped slopes with their rows' factors, if there are any."""
+def _clipped_slopes(about, first, last, scores, slope):  # type: ignore[no-untyped-def]
+    """Slopes of some rows at their scores, clipped, and multiplied with the rows' factors, if there are any."""
+    labels, norms, factors, bound, slopes_of, parameters = about
+    _slopes(slopes_of, labels[first:last], scores, parameters, slope)
+    _clip(slope, norms[first:last], bound)
     if len(factors):
+        each = factors[first:last]
         for h in range(slope.shape[0]):
-            for i in range(last - first):
-                slope[h, i] *= factors[first + i]
+            for i in range(len(each)):
+                slope[h, i] *= each[i]
 
 
 @_serial
-def _dense_sums(features, order, first, last, slope, total):  # type: ignore[no-untyped-def]
-    whole, pairs = first + (last - first) // _LANE * _LANE, total.shape[0] // 2 * 2
-    for h in range(0, pairs, 2):
-        one, two = total[h], total[h + 1]
-        for r in range(first, whole, _LANE):
-            r0, r1, r2, r3 = order[r], order[r + 1], order[r + 2], order[r + 3]
-            i = r - first
-            s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
-            t0, t1, t2, t3 = slope[h + 1, i], slope[h + 1, i + 1], slope[h + 1, i + 2], slope[h + 1, i + 3]
+def _dense_sums(features, order, slope, total):  # type: ignore[no-untyped-def]
+    whole = len(order) // _LANE * _LANE
+    for i in range(0, whole, _LANE):
+        r0, r1, r2, r3 = order[i], order[i + 1], order[i + 2], order[i + 3]
+        s0, s1, s2, s3 = slope[i], slope[i + 1], slope[i + 2], slope[i + 3]
+        for j in range(len(total)):
+            one = s0 * features[r0, j] + s1 * features[r1, j]
+            two = s2 * features[r2, j] + s3 * features[r3, j]
+            total[j] += one + two
+    for i in range(whole, len(order)):
+        row, s = order[i], slope[i]
+        for j in range(len(total)):
+            total[j] += s * features[row, j]
+
+
+@_serial
+def _dense_sums_of_many(features, order, slope, total):  # type: ignore[no-untyped-def]
+    """The same for five outputs at a time; slopes beyond the last row are 0."""
+    end = len(order) - 1
+    for h in range(0, len(total), _TILE):
+        a, b, c, d, e = total[h], total[h + 1], total[h + 2], total[h + 3], total[h + 4]
+        for i in range(0, len(order), 2):
+            one, two = order[i], order[min(i + 1, end)]
+            a0, b0, c0, d0, e0 = slope[h, i], slope[h + 1, i], slope[h + 2, i], slope[h + 3, i], slope[h + 4, i]
+            a1, b1, c1 = slope[h, i + 1], slope[h + 1, i + 1], slope[h + 2, i + 1]
+            d1, e1 = slope[h + 3, i + 1], slope[h + 4, i + 1]
             for j in range(total.shape[1]):
-                x0, x1, x2, x3 = features[r0, j], features[r1, j], features[r2, j], features[r3, j]
-                one[j] += (s0 * x0 + s1 * x1) + (s2 * x2 + s3 * x3)
-                two[j] += (t0 * x0 + t1 * x1) + (t2 * x2 + t3 * x3)
-        for r in range(whole, last):
-            row, s, t = order[r], slope[h, r - first], slope[h + 1, r - first]
-            for j in range(total.shape[1]):
-                one[j] += s * features[row, j]
-                two[j] += t * features[row, j]
-    for h in range(pairs, total.shape[0]):
-        for r in range(first, whole, _LANE):
-            r0, r1, r2, r3 = order[r], order[r + 1], order[r + 2], order[r + 3]
-            i = r - first
-            s0, s1, s2, s3 = slope[h, i], slope[h, i + 1], slope[h, i + 2], slope[h, i + 3]
-            for j in range(total.shape[1]):
-                one = s0 * features[r0, j] + s1 * features[r1, j]
-                two = s2 * features[r2, j] + s3 * features[r3, j]
-                total[h, j] += one + two
-        for r in range(whole, last):
-            row, s = order[r], slope[h, r - first]
-            for j in range(total.shape[1]):
-                total[h, j] += s * features[row, j]
+                x, y = features[one, j], features[two, j]
+                a[j] += a0 * x + a1 * y
+                b[j] += b0 * x + b1 * y
+                c[j] += c0 * x + c1 * y
+                d[j] += d0 * x + d1 * y
+                e[j] += e0 * x + e1 * y
 
 
 @_parallel
-def dense_gradient(  # type: ignore[no-untyped-def]
-    features, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
-):
+def _dense_gradient_of_one(features, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
+    n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
+    groups = _groups(start, stop, n_groups)
+    # rows that fit into half of the first-level cache, in whole lanes
+    batch = max(_LANE, 16384 // (features.itemsize * weights.shape[2]) // _LANE * _LANE)
+    for _ in numba.prange(n_threads):
+        scores, slope = np.empty((1, batch)), np.empty((1, batch))
+        point, total = np.empty(weights.shape[2]), np.empty(weights.shape[2])  # aligned, as arguments need not be
+        g = _take(todo)
+        while g < n_groups:
+            for b in range(groups[g], groups[g + 1]):
+                total[:] = 0.0
+                point[:] = weights[agent[b], 0]
+                for first in range(start[b], stop[b], batch):
+                    last = min(first + batch, stop[b])
+                    mine = order[first:last]
+                    _dense_scores(features, mine, point, scores[0])
+                    _clipped_slopes(about, first, last, scores, slope)
+                    _dense_sums(features, mine, slope[0], total)
+                sums[b, 0] = total
+            g = _take(todo)
+
+
+@_parallel
+def _dense_gradient_of_many(features, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+    agent, start, stop = blocks
+    n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
     n_outputs, n_features = weights.shape[1], weights.shape[2]
-    # rows that fit into half of the first-level cache, in whole lanes
-    batch = max(_LANE, 16384 // (features.itemsize * n_features) // _LANE * _LANE)
-    for g in numba.prange(n_groups):
-        scores = np.empty((n_outputs, batch))
-        slope = np.empty((n_outputs, batch))
-        for b in range(groups[g], groups[g + 1]):
-            sums[b] = 0.0
-            for first in range(start[b], stop[b], batch):
-                last = min(first + batch, stop[b])
-                _dense_scores(features, order, first, last, weights[agent[b]], scores)
-                slopes_of(labels[first:last], scores, parameters, slope)
-                _clip(slope, norms, first, last, bound)
-                _weigh(slope, factors, first, last)
-                _dense_sums(features, order, first, last, slope, sums[b])
+    tiled = -(-n_outputs // _TILE) * _TILE
+    # arithmetic takes longer than the second-level cache here, and slopes are quicker for many rows
+    batch = max(_LANE, 65536 // (features.itemsize * n_features) // _LANE * _LANE)
+    for _ in numba.prange(n_threads):
+        scores, slope = np.empty((tiled, batch)), np.zeros((tiled, batch))
+        point, total = np.zeros((tiled, n_features)), np.empty((tiled, n_features))
+        g = _take(todo)
+        while g < n_groups:
+            for b in range(groups[g], groups[g + 1]):
+                total[:] = 0.0
+                point[:n_outputs] = weights[agent[b]]
+                for first in range(start[b], stop[b], batch):
+                    last = min(first + batch, stop[b])
+                    mine = order[first:last]
+                    _dense_scores_of_many(features, mine, point, scores)
+                    _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
+                    if last - first < batch:
+                        slope[:, last - first] = 0.0
+                    _dense_sums_of_many(features, mine, slope, total)
+                sums[b] = total[:n_outputs]
+            g = _take(todo)
+
+
+def dense_gradient(*asked):  # type: ignore[no-untyped-def]
+    weights = asked[-2]
+    (_dense_gradient_of_one if weights.shape[1] == 1 else _dense_gradient_of_many)(*asked)
 
 
 @_parallel
 def dense_all_scores(features, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     for b in numba.prange(len(agent)):
-        _dense_scores(features, order, start[b], stop[b], weights[agent[b]], out[:, start[b] : stop[b]])
+        mine = order[start[b] : stop[b]]
+        for h in range(len(out)):
+            _dense_scores(features, mine, weights[agent[b], h], out[h, start[b] : stop[b]])
 
 
 # --- sparse rows -------------------------------------------------------------------------------------------
@@ -197,31 +289,31 @@ def _sparse_scores(data, indices, indptr, order, first, last, weights, scores): 
 
 
 @_parallel
-def sparse_gradient(  # type: ignore[no-untyped-def]
-    data, indices, indptr, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
-):
+def sparse_gradient(data, indices, indptr, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
+    n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
     n_outputs = weights.shape[1]
     batch = 64
-    for g in numba.prange(n_groups):
+    for _ in numba.prange(n_threads):
         scores = np.empty((n_outputs, batch))
         slope = np.empty((n_outputs, batch))
-        for b in range(groups[g], groups[g + 1]):
-            total = sums[b]
-            total[:] = 0.0
-            for first in range(start[b], stop[b], batch):
-                last = min(first + batch, stop[b])
-                _sparse_scores(data, indices, indptr, order, first, last, weights[agent[b]], scores)
-                slopes_of(labels[first:last], scores, parameters, slope)
-                _clip(slope, norms, first, last, bound)
-                _weigh(slope, factors, first, last)
-                for r in range(first, last):
-                    row = order[r]
-                    for h in range(n_outputs):
-                        s = slope[h, r - first]
-                        for k in range(indptr[row], indptr[row + 1]):
-                            total[h, indices[k]] += s * data[k]
+        g = _take(todo)
+        while g < n_groups:
+            for b in range(groups[g], groups[g + 1]):
+                total = sums[b]
+                total[:] = 0.0
+                for first in range(start[b], stop[b], batch):
+                    last = min(first + batch, stop[b])
+                    _sparse_scores(data, indices, indptr, order, first, last, weights[agent[b]], scores)
+                    _clipped_slopes(about, first, last, scores, slope)
+                    for r in range(first, last):
+                        row = order[r]
+                        for h in range(n_outputs):
+                            s = slope[h, r - first]
+                            for k in range(indptr[row], indptr[row + 1]):
+                                total[h, indices[k]] += s * data[k]
+            g = _take(todo)
 
 
 @_parallel
@@ -236,109 +328,125 @@ def sparse_all_scores(data, indices, indptr, order, blocks, weights, out):  # ty
 
 
 @_exact
-def _four_rows(order, first, last, i):  # type: ignore[no-untyped-def]
-    # the last row stands in for those beyond it; unsigned, since an index that may be negative is checked each time
-    end = last - first - 1
-    return (
-        np.uint64(order[first + i]),
-        np.uint64(order[first + min(i + 1, end)]),
-        np.uint64(order[first + min(i + 2, end)]),
-        np.uint64(order[first + min(i + 3, end)]),
-    )
+def _by_columns(values, order, columns):  # type: ignore[no-untyped-def]
+    """``columns[j, i] = values[order[i], j]``: what follows is then done for four rows at once."""
+    whole = values.shape[1] // _LANE * _LANE
+    for j in range(0, whole, _LANE):
+        one, two, three, four = columns[j], columns[j + 1], columns[j + 2], columns[j + 3]
+        for i in range(len(order)):
+            row = np.uint64(order[i])  # unsigned, since an index that may be negative is checked each time
+            one[i], two[i], three[i], four[i] = (
+                values[row, j],
+                values[row, j + 1],
+                values[row, j + 2],
+                values[row, j + 3],
+            )
+    for j in range(whole, values.shape[1]):
+        one = columns[j]
+        for i in range(len(order)):
+            one[i] = values[np.uint64(order[i]), j]
 
 
 @_exact
-def _coded_scores(values, codes, places, order, first, last, weights, scores):  # type: ignore[no-untyped-def]
-    n_numbers, end = len(places), last - first - 1
-    by_number = np.empty(n_numbers)
-    for h in range(weights.shape[0]):
-        by_column = weights[h]
-        for j in range(n_numbers):
-            by_number[j] = by_column[places[j]]
-        for i in range(0, last - first, _LANE):
-            r0, r1, r2, r3 = _four_rows(order, first, last, i)
-            s0 = s1 = s2 = s3 = 0.0
-            for j in range(codes.shape[1]):
-                s0 += by_column[codes[r0, j]]
-                s1 += by_column[codes[r1, j]]
-                s2 += by_column[codes[r2, j]]
-                s3 += by_column[codes[r3, j]]
-            s0 *= values[r0, n_numbers]
-            s1 *= values[r1, n_numbers]
-            s2 *= values[r2, n_numbers]
-            s3 *= values[r3, n_numbers]
-            for j in range(n_numbers):
-                w = by_number[j]
-                s0 += values[r0, j] * w
-                s1 += values[r1, j] * w
-                s2 += values[r2, j] * w
-                s3 += values[r3, j] * w
-            scores[h, min(i + 3, end)] = s3
-            scores[h, min(i + 2, end)] = s2
-            scores[h, min(i + 1, end)] = s1
-            scores[h, i] = s0
+def _coded_scores(columns, codes, places, order, weights, scores):  # type: ignore[no-untyped-def]
+    n, n_numbers, whole = len(order), len(places), codes.shape[1] // _LANE * _LANE
+    for i in range(n):
+        scores[i] = 0.0
+    for j in range(0, whole, _LANE):
+        for i in range(n):
+            row = np.uint64(order[i])
+            one, two = weights[codes[row, j]], weights[codes[row, j + 1]]
+            three, four = weights[codes[row, j + 2]], weights[codes[row, j + 3]]
+            scores[i] += (one + two) + (three + four)
+    for j in range(whole, codes.shape[1]):
+        for i in range(n):
+            scores[i] += weights[codes[np.uint64(order[i]), j]]
+    factors = columns[n_numbers]
+    for i in range(n):
+        scores[i] *= factors[i]
+    for j in range(n_numbers):
+        numbers, weight = columns[j], weights[places[j]]
+        for i in range(n):
+            scores[i] += numbers[i] * weight
+
+
+@_serial
+def _dot(one, two, n):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(n):
+        total += one[i] * two[i]
+    return total
 
 
 @_exact
-def _coded_sums(values, codes, order, first, last, slope, by_number, tables):  # type: ignore[no-untyped-def]
-    # four tables: a row that sets the column its neighbour set would otherwise wait for its neighbour's sum
-    n_numbers, t0, t1, t2, t3 = len(by_number), tables[0], tables[1], tables[2], tables[3]
-    for i in range(0, last - first, _LANE):
-        r0, r1, r2, r3 = _four_rows(order, first, last, i)
-        s0, s1, s2, s3 = slope[i], slope[i + 1], slope[i + 2], slope[i + 3]
-        for j in range(n_numbers):
-            one = s0 * values[r0, j] + s1 * values[r1, j]
-            two = s2 * values[r2, j] + s3 * values[r3, j]
-            by_number[j] += one + two
-        s0 *= values[r0, n_numbers]
-        s1 *= values[r1, n_numbers]
-        s2 *= values[r2, n_numbers]
-        s3 *= values[r3, n_numbers]
-        for j in range(codes.shape[1]):
-            t0[codes[r0, j]] += s0
-            t1[codes[r1, j]] += s1
-            t2[codes[r2, j]] += s2
-            t3[codes[r3, j]] += s3
+def _coded_sums(columns, codes, order, slope, by_number, tables):  # type: ignore[no-untyped-def]
+    # two tables: a row that sets the column its neighbour set would otherwise wait for its neighbour's sum
+    n, n_codes, n_numbers, here, there = len(order), codes.shape[1], len(by_number), tables[0], tables[1]
+    for j in range(n_numbers):
+        by_number[j] += _dot(columns[j], slope, n)
+    factors, pairs, whole = columns[n_numbers], n // 2 * 2, n_codes // _LANE * _LANE
+    for i in range(n):
+        slope[i] *= factors[i]
+    for j in range(0, whole, _LANE):
+        for i in range(0, pairs, 2):
+            r0, r1, s0, s1 = np.uint64(order[i]), np.uint64(order[i + 1]), slope[i], slope[i + 1]
+            here[codes[r0, j]] += s0
+            there[codes[r1, j]] += s1
+            here[codes[r0, j + 1]] += s0
+            there[codes[r1, j + 1]] += s1
+            here[codes[r0, j + 2]] += s0
+            there[codes[r1, j + 2]] += s1
+            here[codes[r0, j + 3]] += s0
+            there[codes[r1, j + 3]] += s1
+    for j in range(whole, n_codes):
+        for i in range(0, pairs, 2):
+            here[codes[np.uint64(order[i]), j]] += slope[i]
+            there[codes[np.uint64(order[i + 1]), j]] += slope[i + 1]
+    for i in range(pairs, n):
+        for j in range(n_codes):
+            here[codes[np.uint64(order[i]), j]] += slope[i]
 
 
 @_parallel
-def _coded_gradient_of_one(  # type: ignore[no-untyped-def]
-    values, codes, places, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
-):
+def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
+    n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    batch = 512
-    for g in numba.prange(n_groups):
+    batch = 256
+    for _ in numba.prange(n_threads):
+        columns = np.empty((len(places) + 1, batch))
         scores = np.empty((1, batch))
         slope = np.empty((1, batch))
-        tables = np.empty((_LANE, weights.shape[2]))
+        tables = np.empty((2, weights.shape[2]))
         by_number = np.empty(len(places))
-        for b in range(groups[g], groups[g + 1]):
-            tables[:] = 0.0
-            by_number[:] = 0.0
-            for first in range(start[b], stop[b], batch):
-                last = min(first + batch, stop[b])
-                _coded_scores(values, codes, places, order, first, last, weights[agent[b]], scores)
-                slopes_of(labels[first:last], scores, parameters, slope)
-                _clip(slope, norms, first, last, bound)
-                _weigh(slope, factors, first, last)
-                slope[0, last - first : last - first + _LANE] = 0.0
-                _coded_sums(values, codes, order, first, last, slope[0], by_number, tables)
-            for j in range(weights.shape[2]):
-                sums[b, 0, j] = (tables[0, j] + tables[1, j]) + (tables[2, j] + tables[3, j])
-            for j in range(len(places)):
-                sums[b, 0, places[j]] = by_number[j]
+        g = _take(todo)
+        while g < n_groups:
+            for b in range(groups[g], groups[g + 1]):
+                tables[:] = 0.0
+                by_number[:] = 0.0
+                for first in range(start[b], stop[b], batch):
+                    last = min(first + batch, stop[b])
+                    mine = order[first:last]
+                    _by_columns(values, mine, columns)
+                    _coded_scores(columns, codes, places, mine, weights[agent[b], 0], scores[0])
+                    _clipped_slopes(about, first, last, scores, slope)
+                    _coded_sums(columns, codes, mine, slope[0], by_number, tables)
+                for j in range(weights.shape[2]):
+                    sums[b, 0, j] = tables[0, j] + tables[1, j]
+                for j in range(len(places)):
+                    sums[b, 0, places[j]] = by_number[j]
+            g = _take(todo)
 
 
 # Of several outputs: all scores of a row together, in multiples of four numbers
 
 
 @_exact
-def _wide_scores(values, codes, places, order, first, last, by_column, scores):  # type: ignore[no-untyped-def]
+def _wide_scores(values, codes, places, order, by_column, scores):  # type: ignore[no-untyped-def]
     n_numbers, n_codes, width = len(places), codes.shape[1], scores.shape[1]
     fours, pairs = n_codes // 4 * 4, n_numbers // 2 * 2
-    for i in range(last - first):
-        row, s = np.uint64(order[first + i]), scores[i]
+    for i in range(len(order)):
+        row, s = np.uint64(order[i]), scores[i]
         factor = values[row, n_numbers]
         for h in range(width):
             s[h] = 0.0
@@ -362,17 +470,16 @@ def _wide_scores(values, codes, places, order, first, last, by_column, scores): 
 
 
 @_exact
-def _wide_sums(values, codes, places, order, first, last, slope, total):  # type: ignore[no-untyped-def]
+def _wide_sums(values, codes, places, order, slope, total):  # type: ignore[no-untyped-def]
     n_numbers, width = len(places), slope.shape[1]
-    for i in range(0, last - first, _LANE):
-        r0, r1, r2, r3 = _four_rows(order, first, last, i)
-        s0, s1, s2, s3 = slope[i], slope[i + 1], slope[i + 2], slope[i + 3]
+    for i in range(0, len(order), 2):
+        r0, r1, s0, s1 = np.uint64(order[i]), np.uint64(order[min(i + 1, len(order) - 1)]), slope[i], slope[i + 1]
         for j in range(n_numbers):
-            to, v0, v1, v2, v3 = total[places[j]], values[r0, j], values[r1, j], values[r2, j], values[r3, j]
+            to, v0, v1 = total[places[j]], values[r0, j], values[r1, j]
             for h in range(width):
-                to[h] += (v0 * s0[h] + v1 * s1[h]) + (v2 * s2[h] + v3 * s3[h])
-    for i in range(last - first):
-        row, s = np.uint64(order[first + i]), slope[i]
+                to[h] += v0 * s0[h] + v1 * s1[h]
+    for i in range(len(order)):
+        row, s = np.uint64(order[i]), slope[i]
         factor = values[row, n_numbers]
         for h in range(width):
             s[h] *= factor
@@ -383,40 +490,39 @@ def _wide_sums(values, codes, places, order, first, last, slope, total):  # type
 
 
 @_parallel
-def _coded_gradient_of_many(  # type: ignore[no-untyped-def]
-    values, codes, places, order, labels, norms, factors, bound, slopes_of, parameters, blocks, n_groups, weights, sums
-):
+def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
+    n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
     n_outputs, n_features = weights.shape[1], weights.shape[2]
     batch, width = 128, (n_outputs + 3) // 4 * 4
-    for g in numba.prange(n_groups):
-        scores = np.empty((n_outputs, batch))
-        slope = np.empty((n_outputs, batch))
-        wide = np.zeros((batch, width))
+    for _ in numba.prange(n_threads):
+        scores, slope, wide = np.empty((n_outputs, batch)), np.empty((n_outputs, batch)), np.zeros((batch, width))
         by_column, total = np.zeros((n_features, width)), np.empty((n_features, width))
-        for b in range(groups[g], groups[g + 1]):
-            total[:] = 0.0
-            for j in range(n_features):
-                for h in range(n_outputs):
-                    by_column[j, h] = weights[agent[b], h, j]
-            for first in range(start[b], stop[b], batch):
-                last = min(first + batch, stop[b])
-                _wide_scores(values, codes, places, order, first, last, by_column, wide)
-                for i in range(last - first):
+        g = _take(todo)
+        while g < n_groups:
+            for b in range(groups[g], groups[g + 1]):
+                total[:] = 0.0
+                for j in range(n_features):
                     for h in range(n_outputs):
-                        scores[h, i] = wide[i, h]
-                slopes_of(labels[first:last], scores, parameters, slope)
-                _clip(slope, norms, first, last, bound)
-                _weigh(slope, factors, first, last)
-                for i in range(last - first):
+                        by_column[j, h] = weights[agent[b], h, j]
+                for first in range(start[b], stop[b], batch):
+                    last = min(first + batch, stop[b])
+                    mine = order[first:last]
+                    _wide_scores(values, codes, places, mine, by_column, wide)
+                    for i in range(len(mine)):
+                        for h in range(n_outputs):
+                            scores[h, i] = wide[i, h]
+                    _clipped_slopes(about, first, last, scores, slope)
+                    for i in range(len(mine)):
+                        for h in range(n_outputs):
+                            wide[i, h] = slope[h, i]
+                    wide[len(mine) :] = 0.0
+                    _wide_sums(values, codes, places, mine, wide, total)
+                for j in range(n_features):
                     for h in range(n_outputs):
-                        wide[i, h] = slope[h, i]
-                wide[last - first :] = 0.0
-                _wide_sums(values, codes, places, order, first, last, wide, total)
-            for j in range(n_features):
-                for h in range(n_outputs):
-                    sums[b, h, j] = total[j, h]
+                        sums[b, h, j] = total[j, h]
+            g = _take(todo)
 
 
 def coded_gradient(*asked):  # type: ignore[no-untyped-def]
@@ -427,9 +533,15 @@ def coded_gradient(*asked):  # type: ignore[no-untyped-def]
 @_parallel
 def coded_all_scores(values, codes, places, order, blocks, weights, out):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
+    batch = 256
     for b in numba.prange(len(agent)):
-        rows = out[:, start[b] : stop[b]]
-        _coded_scores(values, codes, places, order, start[b], stop[b], weights[agent[b]], rows)
+        columns = np.empty((len(places) + 1, batch))
+        for first in range(start[b], stop[b], batch):
+            mine = order[first : min(first + batch, stop[b])]
+            _by_columns(values, mine, columns)
+            for h in range(len(out)):
+                scores = out[h, first : first + len(mine)]
+                _coded_scores(columns, codes, places, mine, weights[agent[b], h], scores)
 
 
 Pass = Callable[..., Any]

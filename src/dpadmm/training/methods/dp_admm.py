@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.fields import Positive
 from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Sizes
@@ -153,7 +153,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             round=now.number,
             sums=kernels.gradient_sums(now.rows, state.released, problem.loss),
             n_rows=n_rows,
-            noise_std=self.noise_multiplier * mean_sensitivity(problem.loss.lipschitz, n_rows),
+            noise_std=self._noise_std(problem.loss.lipschitz, n_rows),
             reg_gradient=problem.regularizer.gradient(state.released),
             reg_share=problem.reg_share,
             released=state.released,
@@ -163,6 +163,14 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             rho=self.rho,
         )
         return AdmmState(released, dual), uploads
+
+    def _noise_std(self, lipschitz: float, n_rows: Integers) -> Floats:
+        """``z_i·2c1/m_i`` (n,), kept for the next round of the same rows."""
+        known: tuple[float, Integers, Floats] | None = self.__dict__.get("_known")
+        if known is None or known[0] != lipschitz or known[1] is not n_rows:
+            found = self.noise_multiplier * mean_sensitivity(lipschitz, n_rows)
+            known = self.__dict__["_known"] = lipschitz, n_rows, found
+        return known[2]
 
     def advance(
         self, state: AdmmState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
