@@ -199,7 +199,7 @@ def machine() -> str:
     return f"{model or platform.machine()}, {cores} core{'s' * (cores != 1)}"
 
 
-def page(found: dict[str, dict[str, Any]], costs: np.ndarray, asked: list[Any], turns: int) -> str:
+def page(found: dict[str, dict[str, Any]], costs: np.ndarray, asked: list[Any], turns: int, load: float) -> str:
     reads = {name: each["step"] / each["read"] for name, each in found.items()}
     beside = [
         f"| {CONTENDERS[name].title} | {1e3 * each['step']:.2f} | {1e3 * each['read']:.2f} | {reads[name]:.2f} | "
@@ -215,8 +215,10 @@ def page(found: dict[str, dict[str, Any]], costs: np.ndarray, asked: list[Any], 
     versions = sorted({(CONTENDERS[name].package, each["version"]) for name, each in found.items()})
     before = [each["read"] / each["before"] for each in found.values()]
     absent = [each.title for name, each in CONTENDERS.items() if name not in found]
-    terms = [f"| {what} | {amount} | {cost * scale:.3g} {unit} |"
-             for (what, amount, scale, unit), cost in zip(TERMS, costs, strict=True)]  # fmt: skip
+    terms = [
+        f"| {what} | {amount} | {cost * scale:{',.0f' if cost * scale >= 100.0 else '.3g'}} {unit} |"
+        for (what, amount, scale, unit), cost in zip(TERMS, costs, strict=True)
+    ]
     sizes = [
         f"| {size.n_rows:,} | {size.kind} | {size.n_features} | {size.n_outputs} | {size.n_agents:,} "
         f"| {work[1] / 1e6:,.1f} | {(work[2] + work[3]) / 1e6:,.1f} "
@@ -249,8 +251,9 @@ The last column compares in reads, so that a slow moment of the machine hits bot
 The steps of torch and scikit-learn protect nobody. Those of Opacus and diffprivlib are private, for a curator who sees
 the rows of all agents; diffprivlib adds its noise once, not in every iteration. torch and Opacus compute in float32.
 {f"Not measured in this run: {'; '.join(absent)}.{newline}" if absent else ""}
-Reads in turns took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was loaded. Far
-from 1, the machine was busy with something else, and the times above are worth less.
+Reads in turns took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was loaded, and the
+load of the machine was {load:.1f} when the script was started. On a quiet machine these are near 1 and 0; the farther
+they are from that, the less the times on this page are worth.
 
 Versions: {", ".join(f"{name} {number}" for name, number in versions)}.
 
@@ -273,7 +276,7 @@ entry, d in a row or as many as there are numbers and categories: a multiplicati
 again for the gradient. The costs were fitted to {len(KNOWN)} sizes, none below 0, all relative errors counting alike; a
 cost of 0 means that the other amounts explained the times.
 
-Predicted and measured for {len(asked)} other sizes; the farthest are a factor of {max(off):.2f} apart, the middle ones
+Predicted and measured for {len(asked)} other sizes; at worst they are a factor of {max(off):.2f} apart, in the middle
 {statistics.median(off):.2f}:
 
 | m | stored | d | p | n | bytes, M | flops, M | predicted ms | measured ms | measured / predicted |
@@ -291,10 +294,14 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.turns < LEAST:
         parser.error(f"--turns must be at least {LEAST}: medians of fewer say little")
-    kept = Kept(chosen.kept)
+    kept, load = Kept(chosen.kept), os.getloadavg()[0]
+    if load > 0.5:
+        print(f"the machine is busy (load {load:.1f}): times on the page will be worth little", file=sys.stderr)
     found = beside_peers(kept, chosen.environments.absolute(), chosen.turns)
+    if not found:
+        sys.exit("no contender could be measured, see above; nothing is written")
     costs, asked = cost_model(kept, chosen.turns)
-    text = page(found, costs, asked, chosen.turns)
+    text = page(found, costs, asked, chosen.turns, load)
     with atomic_file(chosen.output, durable=False) as file:
         file.write(text.encode())
     print(f"\n{text}\n{chosen.output} is written")
