@@ -20,7 +20,7 @@ from dpadmm.site.agent import Agent
 from dpadmm.site.backup import back_up, restore
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import DATABASE, MARK, read_ledger
+from dpadmm.trusted.ledger import DATABASE, LINE, MARK, read_ledger
 
 FIRST, SECOND = small_study(20, name="first"), small_study(20, name="second")
 LIMIT = 9.0
@@ -148,6 +148,29 @@ def test_a_mark_that_was_left_proves_that_a_copy_has_everything(site: Site, tmp_
     done = restore(site, tmp_path / "copy", None)  # which lacks a round by now, as the mark shows
     assert not done.complete
     assert done.closed == (FIRST.hash,)
+
+
+def test_a_mark_that_is_damaged_itself_proves_nothing(tmp_path: Path) -> None:
+    """It could have lost lines of releases that the copy lacks: those are charged."""
+    harms = {
+        "a line less": lambda marks: marks[:-LINE],
+        "a byte less": lambda marks: marks[:-1],
+        "zeros behind it": lambda marks: marks + bytes(LINE),
+        "empty": lambda _: b"",
+    }
+    for number, (name, harm) in enumerate(harms.items()):
+        with case(name):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            write_rows(folder / "table.csv", seed=0)
+            here = new_site(folder, FIRST, table="table.csv", epsilon=LIMIT)
+            released(here, FIRST, 1)
+            back_up(here.ledger, folder / "copy")
+            damage(here)
+            (here.ledger / MARK).write_bytes(harm((here.ledger / MARK).read_bytes()))
+            done = restore(here, folder / "copy", None)
+            assert not done.complete
+            assert done.closed == (FIRST.hash,)
 
 
 def test_whatever_happens_between_copy_and_loss_no_less_is_charged_than_was_spent(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from dpadmm._base.errors import DataError, Refusal, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import DATABASE, LINE, MARK, Ledger, LedgerState, connected, read_ledger
+from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, LedgerState, connected, read_ledger
 
 ABOUT = "what may have been released since the copy of the ledger"
 MAGIC = b"SQLite format 3\0"
@@ -79,7 +79,7 @@ def restore(
         left = _left(site.ledger)
         staged(copy, stage)
         kept = None
-        if left and (stage / MARK).read_bytes().startswith(left):
+        if left == (stage / MARK).read_bytes():  # to the last byte: a mark that lost lines proves nothing
             done = Restored(read_ledger(stage), Fraction(0), (), complete=True, kept=None)
         else:
             done = _charged(site, stage, since, decided)
@@ -107,8 +107,7 @@ def _left(folder: Path) -> bytes:
     except Refusal as refusal:
         if refusal.code not in ("ledger-missing", "ledger-damaged"):
             raise
-        marked = (folder / MARK).read_bytes().rstrip(b"\0") if (folder / MARK).exists() else b""
-        return marked[: len(marked) // LINE * LINE]
+        return (folder / MARK).read_bytes() if (folder / MARK).exists() else b""
     text = "is intact, and no copy is newer; leave the copy out if it is itself an old one that was put back"
     raise Refusal("ledger-exists", f"the ledger in {folder}, with {records:,} records, {text}")
 
