@@ -15,10 +15,10 @@ from federations import small_study, write_rows
 from looping import case
 
 from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
-from dpadmm.federation.demo import new_site
+from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.site.agent import Agent
 from dpadmm.site.backup import back_up, restore
-from dpadmm.site.site import Site
+from dpadmm.site.site import Site, read_site
 from dpadmm.study.study import Study
 from dpadmm.trusted.ledger import DATABASE, LINE, MARK, read_ledger
 
@@ -70,7 +70,7 @@ def test_after_a_lost_disk_open_studies_are_charged_in_full_and_all_else_is_take
     assert after.fingerprint == done.state.fingerprint
     assert (done.closed, done.complete, done.kept) == ((FIRST.hash,), False, None)
     assert after.spent >= spent
-    assert after.spent >= Fraction(site.policy.cap)
+    assert Fraction(site.policy.cap) <= after.spent <= Fraction(site.policy.cap) * (1 + Fraction(1, 10**9))
     assert after.accounts[FIRST.hash].spent == Fraction(after.accounts[FIRST.hash].reservation.mu_squared)
     assert (refused(site, FIRST), refused(site, SECOND)) == ("study-changed", "budget-cap")
     assert site.ledger.stat().st_mode & 0o777 == 0o700
@@ -87,11 +87,26 @@ def test_an_owner_who_knows_what_was_enrolled_since_is_charged_for_that_alone(si
     with pytest.raises(StudyError, match="'first': in the copy already"):
         restore(site, tmp_path / "copy", [FIRST, SECOND])
     assert not site.ledger.exists(), "nothing is half done"
-    done = restore(site, tmp_path / "copy", [SECOND], {SECOND.hash: "second"})
+    done = restore(site, tmp_path / "copy", [SECOND], {FIRST.hash: "first", SECOND.hash: "second"})
     costs = [site.policy.cost(study.terms.plan) for study in (FIRST, SECOND)]
     assert float(done.state.spent) == pytest.approx(sum(costs))
     assert done.state.spent >= spent
     assert done.state.promised < Fraction(site.policy.cap), "the rest is left"
+
+
+def test_what_all_others_might_have_learnt_together_is_taken_for_spent_too(site: Site, tmp_path: Path) -> None:
+    with site.path.open("a") as out:
+        out.write(SECURE_AGGREGATION.format(epsilon=20.0))
+    site = read_site(site.path)
+    assert site.policy.cap_alone > 2 * site.policy.cap
+    released(site, FIRST, 1)
+    back_up(site.ledger, tmp_path / "copy")
+    shutil.rmtree(site.ledger)
+    state = restore(site, tmp_path / "copy", None).state
+    assert (state.cap, state.cap_alone) == (site.policy.cap, site.policy.cap_alone)
+    assert Fraction(site.policy.cap) <= state.spent <= Fraction(site.policy.cap) * (1 + Fraction(1, 10**9))
+    assert Fraction(site.policy.cap_alone) <= state.spent_alone <= Fraction(site.policy.cap_alone) + state.spent
+    assert sorted(path.stat().st_mode & 0o777 for path in site.ledger.iterdir()) == [0o600, 0o600]
 
 
 def test_with_nothing_enrolled_since_no_more_than_the_open_studies_is_charged(site: Site, tmp_path: Path) -> None:
