@@ -310,11 +310,9 @@ class Study:
 
     def check_rows(self, *n_rows: int) -> None:
         """Refuse a release of which agents with so many rows would say noise alone; before anything is spent."""
-        method = self.method(*n_rows)
-        if isinstance(method, ReleaseRounds):
-            counts = self.encoding is not None and self.kind == Statistics.name
-            unit = self.encoding.scale if counts and self.encoding else 1.0
-            method.check_rows(np.array(n_rows), unit, self.training.honest)
+        if self.kind != TRAINING:
+            unit = self.encoding.scale if self.encoding and self.kind == Statistics.name else 1.0
+            cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.honest)
 
     @cached_property
     def terms(self) -> Terms:
