@@ -252,7 +252,7 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     assert told[other].interval() is None
     assert told[other].p_value is None
     assert all(told[name].standard_error > 0.0 for name in told if name != other)
-    assert told["age"].row(ratios=True)["odds_ratio"] == pytest.approx(math.exp(told["age"].coefficient))
+    assert told["age"].row(ratios="odds ratio")["odds_ratio"] == pytest.approx(math.exp(told["age"].coefficient))
     frame = replace(model, covariance=covariance, clearance=2.0).to_frame()
     assert len(frame) == len(told)
     assert frame["odds_ratio_high"].isna().sum() == 1
