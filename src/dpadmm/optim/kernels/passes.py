@@ -84,15 +84,15 @@ def _dense_scores(features, order, weights, scores):  # type: ignore[no-untyped-
 
 
 @_serial
-def _dense_scores_of_many(features, order, weights, scores):  # type: ignore[no-untyped-def]
+def _dense_scores_of_many(rows, weights, scores):  # type: ignore[no-untyped-def]
     """Two rows and five outputs at a time share what is read; there are a multiple of five outputs."""
     for h in range(0, len(weights), _TILE):
-        for i in range(0, len(order), 2):
-            k = min(i + 1, len(order) - 1)
-            one, two = order[i], order[k]
+        for i in range(0, len(rows), 2):
+            k = min(i + 1, len(rows) - 1)
+            one, two = rows[i], rows[k]
             s0 = s1 = s2 = s3 = s4 = t0 = t1 = t2 = t3 = t4 = 0.0
             for j in range(weights.shape[1]):
-                x, y = features[one, j], features[two, j]
+                x, y = one[j], two[j]
                 w0, w1, w2, w3, w4 = (
                     weights[h, j],
                     weights[h + 1, j],
@@ -187,23 +187,26 @@ def _dense_sums(features, order, slope, total):  # type: ignore[no-untyped-def]
 
 
 @_serial
-def _dense_sums_of_many(features, order, slope, total):  # type: ignore[no-untyped-def]
-    """The same for five outputs at a time; slopes beyond the last row are 0."""
-    end = len(order) - 1
+def _dense_sums_of_many(rows, slope, total):  # type: ignore[no-untyped-def]
+    """The same for five outputs at a time; slopes of three rows beyond the last are 0."""
+    end = len(rows) - 1
     for h in range(0, len(total), _TILE):
         a, b, c, d, e = total[h], total[h + 1], total[h + 2], total[h + 3], total[h + 4]
-        for i in range(0, len(order), 2):
-            one, two = order[i], order[min(i + 1, end)]
-            a0, b0, c0, d0, e0 = slope[h, i], slope[h + 1, i], slope[h + 2, i], slope[h + 3, i], slope[h + 4, i]
-            a1, b1, c1 = slope[h, i + 1], slope[h + 1, i + 1], slope[h + 2, i + 1]
-            d1, e1 = slope[h + 3, i + 1], slope[h + 4, i + 1]
+        sa, sb, sc, sd, se = slope[h], slope[h + 1], slope[h + 2], slope[h + 3], slope[h + 4]
+        for i in range(0, len(rows), _LANE):
+            r0, r1, r2, r3 = rows[i], rows[min(i + 1, end)], rows[min(i + 2, end)], rows[min(i + 3, end)]
+            a0, a1, a2, a3 = sa[i], sa[i + 1], sa[i + 2], sa[i + 3]
+            b0, b1, b2, b3 = sb[i], sb[i + 1], sb[i + 2], sb[i + 3]
+            c0, c1, c2, c3 = sc[i], sc[i + 1], sc[i + 2], sc[i + 3]
+            d0, d1, d2, d3 = sd[i], sd[i + 1], sd[i + 2], sd[i + 3]
+            e0, e1, e2, e3 = se[i], se[i + 1], se[i + 2], se[i + 3]
             for j in range(total.shape[1]):
-                x, y = features[one, j], features[two, j]
-                a[j] += a0 * x + a1 * y
-                b[j] += b0 * x + b1 * y
-                c[j] += c0 * x + c1 * y
-                d[j] += d0 * x + d1 * y
-                e[j] += e0 * x + e1 * y
+                x0, x1, x2, x3 = r0[j], r1[j], r2[j], r3[j]
+                a[j] += (a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)
+                b[j] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
+                c[j] += (c0 * x0 + c1 * x1) + (c2 * x2 + c3 * x3)
+                d[j] += (d0 * x0 + d1 * x1) + (d2 * x2 + d3 * x3)
+                e[j] += (e0 * x0 + e1 * x1) + (e2 * x2 + e3 * x3)
 
 
 @_parallel
@@ -238,11 +241,12 @@ def _dense_gradient_of_many(features, order, about, blocks, n_threads, weights, 
     groups = _groups(start, stop, n_groups)
     n_outputs, n_features = weights.shape[1], weights.shape[2]
     tiled = -(-n_outputs // _TILE) * _TILE
-    # arithmetic takes longer than the second-level cache here, and slopes are quicker for many rows
-    batch = max(_LANE, 65536 // (features.itemsize * n_features) // _LANE * _LANE)
+    # rows are copied, in a straight read, to where they are aligned and in the second-level cache
+    batch = max(_LANE, 65536 // (8 * n_features) // _LANE * _LANE)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((tiled, batch)), np.zeros((tiled, batch))
         point, total = np.zeros((tiled, n_features)), np.empty((tiled, n_features))
+        room = np.empty((batch, n_features))
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
@@ -250,12 +254,15 @@ def _dense_gradient_of_many(features, order, about, blocks, n_threads, weights, 
                 point[:n_outputs] = weights[agent[b]]
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
-                    mine = order[first:last]
-                    _dense_scores_of_many(features, mine, point, scores)
+                    mine, rows = order[first:last], room[: last - first]
+                    for i in range(len(mine)):
+                        row = mine[i]
+                        for j in range(n_features):
+                            rows[i, j] = features[row, j]
+                    _dense_scores_of_many(rows, point, scores)
                     _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
-                    if last - first < batch:
-                        slope[:, last - first] = 0.0
-                    _dense_sums_of_many(features, mine, slope, total)
+                    slope[:, last - first : last - first + _LANE] = 0.0
+                    _dense_sums_of_many(rows, slope, total)
                 sums[b] = total[:n_outputs]
             g = _take(todo)
 
@@ -408,17 +415,15 @@ def _coded_sums(columns, codes, order, slope, by_number, tables):  # type: ignor
 
 
 @_parallel
-def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+def coded_gradient(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    batch = 256
+    n_outputs, n_features, batch = weights.shape[1], weights.shape[2], 256
     for _ in numba.prange(n_threads):
         columns = np.empty((len(places) + 1, batch))
-        scores = np.empty((1, batch))
-        slope = np.empty((1, batch))
-        tables = np.empty((2, weights.shape[2]))
-        by_number = np.empty(len(places))
+        scores, slope = np.empty((n_outputs, batch)), np.empty((n_outputs, batch))
+        tables, by_number = np.empty((n_outputs, 2, n_features)), np.empty((n_outputs, len(places)))
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
@@ -428,106 +433,17 @@ def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_thread
                     last = min(first + batch, stop[b])
                     mine = order[first:last]
                     _by_columns(values, mine, columns)
-                    _coded_scores(columns, codes, places, mine, weights[agent[b], 0], scores[0])
-                    _clipped_slopes(about, first, last, scores, slope)
-                    _coded_sums(columns, codes, mine, slope[0], by_number, tables)
-                for j in range(weights.shape[2]):
-                    sums[b, 0, j] = tables[0, j] + tables[1, j]
-                for j in range(len(places)):
-                    sums[b, 0, places[j]] = by_number[j]
-            g = _take(todo)
-
-
-# Of several outputs: all scores of a row together, in multiples of four numbers
-
-
-@_exact
-def _wide_scores(values, codes, places, order, by_column, scores):  # type: ignore[no-untyped-def]
-    n_numbers, n_codes, width = len(places), codes.shape[1], scores.shape[1]
-    fours, pairs = n_codes // 4 * 4, n_numbers // 2 * 2
-    for i in range(len(order)):
-        row, s = np.uint64(order[i]), scores[i]
-        factor = values[row, n_numbers]
-        for h in range(width):
-            s[h] = 0.0
-        for j in range(0, fours, 4):
-            w0, w1 = by_column[codes[row, j]], by_column[codes[row, j + 1]]
-            w2, w3 = by_column[codes[row, j + 2]], by_column[codes[row, j + 3]]
-            for h in range(width):
-                s[h] += factor * ((w0[h] + w1[h]) + (w2[h] + w3[h]))
-        for j in range(fours, n_codes):
-            w0 = by_column[codes[row, j]]
-            for h in range(width):
-                s[h] += factor * w0[h]
-        for j in range(0, pairs, 2):
-            w0, w1, one, two = by_column[places[j]], by_column[places[j + 1]], values[row, j], values[row, j + 1]
-            for h in range(width):
-                s[h] += one * w0[h] + two * w1[h]
-        for j in range(pairs, n_numbers):
-            w0, one = by_column[places[j]], values[row, j]
-            for h in range(width):
-                s[h] += one * w0[h]
-
-
-@_exact
-def _wide_sums(values, codes, places, order, slope, total):  # type: ignore[no-untyped-def]
-    n_numbers, width = len(places), slope.shape[1]
-    for i in range(0, len(order), 2):
-        r0, r1, s0, s1 = np.uint64(order[i]), np.uint64(order[min(i + 1, len(order) - 1)]), slope[i], slope[i + 1]
-        for j in range(n_numbers):
-            to, v0, v1 = total[places[j]], values[r0, j], values[r1, j]
-            for h in range(width):
-                to[h] += v0 * s0[h] + v1 * s1[h]
-    for i in range(len(order)):
-        row, s = np.uint64(order[i]), slope[i]
-        factor = values[row, n_numbers]
-        for h in range(width):
-            s[h] *= factor
-        for j in range(codes.shape[1]):
-            to = total[codes[row, j]]
-            for h in range(width):
-                to[h] += s[h]
-
-
-@_parallel
-def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
-    agent, start, stop = blocks
-    n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
-    groups = _groups(start, stop, n_groups)
-    n_outputs, n_features = weights.shape[1], weights.shape[2]
-    batch, width = 128, (n_outputs + 3) // 4 * 4
-    for _ in numba.prange(n_threads):
-        scores, slope, wide = np.empty((n_outputs, batch)), np.empty((n_outputs, batch)), np.zeros((batch, width))
-        by_column, total = np.zeros((n_features, width)), np.empty((n_features, width))
-        g = _take(todo)
-        while g < n_groups:
-            for b in range(groups[g], groups[g + 1]):
-                total[:] = 0.0
-                for j in range(n_features):
                     for h in range(n_outputs):
-                        by_column[j, h] = weights[agent[b], h, j]
-                for first in range(start[b], stop[b], batch):
-                    last = min(first + batch, stop[b])
-                    mine = order[first:last]
-                    _wide_scores(values, codes, places, mine, by_column, wide)
-                    for i in range(len(mine)):
-                        for h in range(n_outputs):
-                            scores[h, i] = wide[i, h]
+                        _coded_scores(columns, codes, places, mine, weights[agent[b], h], scores[h])
                     _clipped_slopes(about, first, last, scores, slope)
-                    for i in range(len(mine)):
-                        for h in range(n_outputs):
-                            wide[i, h] = slope[h, i]
-                    wide[len(mine) :] = 0.0
-                    _wide_sums(values, codes, places, mine, wide, total)
-                for j in range(n_features):
                     for h in range(n_outputs):
-                        sums[b, h, j] = total[j, h]
+                        _coded_sums(columns, codes, mine, slope[h], by_number[h], tables[h])
+                for h in range(n_outputs):
+                    for j in range(n_features):
+                        sums[b, h, j] = tables[h, 0, j] + tables[h, 1, j]
+                    for j in range(len(places)):
+                        sums[b, h, places[j]] = by_number[h, j]
             g = _take(todo)
-
-
-def coded_gradient(*asked):  # type: ignore[no-untyped-def]
-    weights = asked[-2]
-    (_coded_gradient_of_one if weights.shape[1] == 1 else _coded_gradient_of_many)(*asked)
 
 
 @_parallel
