@@ -284,6 +284,9 @@ def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value() -> None:
             pytest.raises(StudyError, match=f"^{re.escape(refusal)}"),
         ):
             Grid(lipschitz, n_weights, n_rows)
+    for n_parts, refusal in [(0, "a whole number of at least 1, not 0"), (10**8 + 1, "at most 100 million, not 1000")]:
+        with case(n_parts), pytest.raises(StudyError, match=f"^n_parts must be {refusal}"):
+            Grid(1.0, 1, 1, n_parts)
 
 
 def test_grids_that_cannot_be_are_refused() -> None:
