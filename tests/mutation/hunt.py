@@ -23,7 +23,7 @@ from mutation.children import LATE, RESULT, in_children, note
 from mutation.coverage_map import Map
 from mutation.mutants import Mutant
 from mutation.project import Project
-from mutation.sessions import COLLECTING, NO_TESTS, SLOWED, Collected, Fresh, Runner, limit, own_folder, run_pytest
+from mutation.sessions import COLLECTING, NO_TESTS, Collected, Fresh, Runner, limit, own_folder, run_pytest, slowed
 
 KILLED, TIMED_OUT, SURVIVED, NOT_COVERED, EQUIVALENT = (
     "killed",
@@ -184,7 +184,7 @@ class _Judge:
             recent = [*self.killers[task.target, task.mutant.where][:4], *self.killers[task.target, ""][:4]]
             recent = [test for test in recent if test in fair]
             task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
-        return task, SLOWED * (60.0 + 10.0 * task.seconds)  # each test has its own, shorter time
+        return task, slowed() * (60.0 + 10.0 * task.seconds)  # each test has its own, shorter time
 
     def _is_unfair(self, target: str, test: str) -> bool:
         return not self.unfair.isdisjoint({(target, test), (target, _file(test))})

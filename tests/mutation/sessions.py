@@ -23,10 +23,6 @@ PATIENCE = 4.0
 """Seconds of the processor that any test may take on a mutant, beside five times its own."""
 COLLECTING = 30.0
 """Seconds of the processor to collect a file."""
-SLOWED = 6.0
-"""How many times longer everything may take on a machine that is busy with something else,"""
-STUCK = 60.0
-"""and seconds beside."""
 _PLUGINS = ("_hypothesis_pytestplugin", *(f"_pytest.{name}" for name in default_plugins), "doctest", "pdb")
 
 
@@ -75,6 +71,11 @@ def run_pytest(project: Project, files: Sequence[str], plugin: object, folder: P
     return int(pytest.main([*options, "-c", str(project.root / config), *places, *paths], plugins=[plugin]))
 
 
+def slowed() -> float:
+    """How many times longer everything may take here by the clock, as busy as the machine is now."""
+    return 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def limit(seconds: float) -> None:
     """The system ends this process after so many seconds of the processor, also within C; of waiting, after more.
 
@@ -82,7 +83,7 @@ def limit(seconds: float) -> None:
     0 lifts the limit.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, SLOWED * seconds + STUCK if seconds else 0.0)
+    signal.setitimer(signal.ITIMER_REAL, slowed() * seconds)
 
 
 class Runner:
@@ -182,7 +183,7 @@ class Mapper:
         try:
             return (yield)
         finally:
-            waited = (time.perf_counter() - start) / SLOWED  # a test that waits is not free
+            waited = (time.perf_counter() - start) / slowed()  # a test that waits is not free
             self.times[item.nodeid] = max(time.process_time() - cpu, waited)
             self._current = ""
             self.switch("")

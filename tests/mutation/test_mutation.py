@@ -267,7 +267,7 @@ def test_a_test_that_becomes_endless_is_ended_and_one_that_only_waits_longer_is_
     from mutation import sessions
     from mutation.children import LATE, RESULT, in_children
 
-    monkeypatch.setattr(sessions, "STUCK", 1.0)
+    monkeypatch.setattr(sessions, "slowed", lambda: 16.0)
 
     def work(job: tuple[Callable[[float], None], float], folder: Path) -> None:
         sessions.limit(0.1)

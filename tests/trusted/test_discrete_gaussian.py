@@ -284,6 +284,9 @@ def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value() -> None:
             pytest.raises(StudyError, match=f"^{re.escape(refusal)}"),
         ):
             Grid(lipschitz, n_weights, n_rows)
+    for n_parts, refusal in [(0, "a whole number of at least 1, not 0"), (10**8 + 1, "at most 100 million, not 1000")]:
+        with case(n_parts), pytest.raises(StudyError, match=f"^n_parts must be {refusal}"):
+            Grid(1.0, 1, 1, n_parts)
 
 
 def test_grids_that_cannot_be_are_refused() -> None:
@@ -383,10 +386,11 @@ BAD = {
 
 
 def test_sums_that_cannot_be_are_refused_in_the_same_words() -> None:
-    for what in BAD:
+    """Where it is rounded: the sum of one part of a table meets others before it meets noise."""
+    for what, act in product(BAD, (quantise, lambda total, grid: release_sum(total, grid, 1.0))):
         with case(what):
             with pytest.raises(DataError) as refusal:
-                release_sum(BAD[what], ADULT, 1.0)  # type: ignore[arg-type]
+                act(BAD[what], ADULT)  # type: ignore[operator]
             assert str(refusal.value) == ("the sum over rows is not what its grid was made for; nothing is released")
 
 
