@@ -86,7 +86,7 @@ def test_every_public_name_exists_and_says_what_it_is() -> None:
 
 
 def test_names_in_settings_files_are_fixed() -> None:
-    assert set(losses.LOSSES) == {"logistic", "softmax", "hinge", "smoothed_hinge", "poisson", "squared", "huber"}
+    assert set(losses.LOSSES) == {"logistic", "softmax", "hinge", "smoothed_hinge", "squared", "poisson", "huber"}
     assert set(regularizers.REGULARIZERS) == {"none", "l2", "l1", "elastic_net"}
 
 

@@ -16,8 +16,8 @@ LOSSES = registered(
     "softmax",
     "hinge",
     "smoothed_hinge",
-    "poisson",
     "squared",
+    "poisson",
     "huber",
     having="formula",
 )
