@@ -101,7 +101,7 @@ def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
     >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "n_rounds": 25})
     >>> costs = costs_of(study, np.array([1000, 500, 500]))
     >>> round(costs.noise, 4), round(costs.noise_all, 4), costs.bytes_heard, costs.bytes_said
-    (0.0032, 0.0065, 144, 48)
+    (0.0032, 0.0065, 152, 48)
     """
     terms, t, n, honest = study.terms, study.terms.plan.n_rounds, len(sizes), study.training.honest
     mu, shares = math.sqrt(terms.plan.mu_squared()), math.sqrt(honest or 1)
