@@ -9,8 +9,23 @@ from pathlib import Path
 import numpy as np
 from brokers import connected
 from federations import Federation, small_study
+from nats.aio.msg import Msg
 
-from dpadmm.federation.protocol import HEAD, Kind, Message, digest_of, packed, unpacked
+from dpadmm.federation.protocol import (
+    CLAIMS,
+    HEAD,
+    Grant,
+    Kind,
+    Mark,
+    Message,
+    Verdict,
+    digest_of,
+    grants_of,
+    packed,
+    packed_grant,
+    unpacked,
+    unpacked_claim,
+)
 from dpadmm.trusted.ledger import read_ledger
 
 
@@ -28,6 +43,13 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
         async def talk() -> None:
             async with connected(all.authority, url=all.broker.url) as boss:
                 await boss.hear(f"dpadmm.{study.hash}.up.*")
+
+                async def grant(message: Msg) -> None:
+                    claim = unpacked_claim(message.data)
+                    grant = Grant(Verdict.GRANTED, claim.instance, claim.number, Mark())
+                    await boss.client.publish(grants_of("a"), packed_grant(grant))
+
+                await boss.client.subscribe(f"{CLAIMS}.a", cb=grant)
 
                 async def ask(data: bytes, *, answered: bool = True) -> Message | None:
                     boss.heard.clear()

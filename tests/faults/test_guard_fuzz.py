@@ -24,8 +24,10 @@ from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.errors import Refusal
+from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.optim.losses import LOSSES
 from dpadmm.site.agent import Agent
+from dpadmm.study.study import Study
 from dpadmm.trusted.discrete_gaussian import REACH, Grid
 from dpadmm.trusted.guard import MAX_MEMO, Guard
 
@@ -309,15 +311,22 @@ def test_an_agent_refuses_what_is_no_consensus():
 HUGE = [LIMIT, -LIMIT, 1e308, -1e200, 1e154, 5e-324, -2e-310, 0.0, -0.0, 1.0]
 
 
+def counted(training):
+    """A study of counts: they need a largest one, and a constant column."""
+    schema, label = Schema(tuple(Plain(f"x{i}") for i in range(D)), row_norm=1.0), Label("y", bounds=(0, 1))
+    return Study(name="counts", schema=schema, label=label, training=training.changed(intercept=True))
+
+
 def test_a_point_however_far_is_answered_and_the_answer_fits():
     """On the real kernel: any point is safe to ask at, so none is refused."""
     for loss in sorted(LOSSES):
         with case(loss):
-            classes = {"binary": (-1, 1), "multiclass": (0, 1, 2), "regression": None}[LOSSES[loss].task]
+            task = LOSSES[loss].task
+            classes = {"binary": (-1, 1), "multiclass": (0, 1, 2)}.get(task)
             training = STUDY.training.changed(loss=loss, n_rounds=200, noise_multiplier=100.0)
-            far = replace(STUDY, training=training, classes=classes)
+            far = replace(STUDY, training=training, classes=classes) if task != "count" else counted(training)
             features, labels = rows()
-            labels = np.abs(labels) if classes == (0, 1, 2) else labels
+            labels = np.abs(labels) if task in ("multiclass", "count") else labels
             rng, policy = random.Random(), replace(POLICY, losses=frozenset(LOSSES))
             with memory_folder() as folder, guarded(folder, own(features, labels), policy) as guard:
                 grid = guard.enrol(far).question(1).grid

@@ -37,14 +37,16 @@ def codes_in(path: Path) -> set[str]:
         and "Refusal" in [name.name for name in node.names]
         for node in ast.walk(tree)
     )
-    if not ours:
-        return set()
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    sent = [call.args[2] for call in calls if call.func.id == "refusal_of"]  # over the network, from no guard
+    sent_codes = {str(each.value) for each in sent if isinstance(each, ast.Constant)}
+    if not ours:
+        return sent_codes
     found = [_code(call.args[0]) for call in calls if call.func.id == "Refusal"]
     if None in found:  # passed on, from somewhere in this file
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         found += [each for each in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(each))]
-    return {code for code in found if code}
+    return sent_codes | {code for code in found if code}
 
 
 def _code(word: ast.expr) -> str | None:

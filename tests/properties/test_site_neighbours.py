@@ -214,7 +214,7 @@ def _serving(heard: Heard, site: Site) -> Iterator[Callable[[str, bytes], bytes 
         process._apply_decisions()
         yield responder.answer
         times = ("connection_since", "asked_at", "deadline_at")
-        write_status(site.path.parent, process._status(SimpleNamespace(connected=True, seen={})))
+        write_status(site.path.parent, process._status(SimpleNamespace(connected=True, seen={}, url="tls://hub")))
         status = json.loads((site.path.parent / STATUS).read_text())
         assert times[0] in status
         plain = [{name: each for name, each in study.items() if name not in times} for study in status["studies"]]

@@ -17,11 +17,6 @@ LINE = 64
 """Bytes of a cache line."""
 
 
-def is_aligned(array: NDArray[Any]) -> bool:
-    """Whether an array begins with a cache line."""
-    return int(array.__array_interface__["data"][0]) % LINE == 0
-
-
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> NDArray[Any]:
     """``np.empty`` that begins with a cache line.
 

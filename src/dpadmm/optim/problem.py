@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Floats, Integers, aligned_empty, is_aligned
+from dpadmm._base.arrays import Floats, Integers, aligned_empty
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features, layout, row_entries
 from dpadmm._base.memmap import is_nameless, portions
@@ -270,17 +270,12 @@ def make_rows(
     check_norms(norms)
     np.maximum(norms, LEAST_NORM, out=norms)
     in_place = in_place or np.array_equal(order, np.arange(n))
-    if _nbytes(features) > COMPACT_BYTES and not in_place:
+    if in_place:
+        return Rows(features, labels, order, offsets, norms)
+    if _nbytes(features) > COMPACT_BYTES:
         del norms  # 8 bytes a row, which may be a fifth of its size
         return Rows(features, labels[order], order, offsets)
-    if _nbytes(features) <= COMPACT_BYTES and not (in_place and _stands_well(features)):
-        features = _in_order(features, order)
-        labels, norms, order = labels[order], norms[order], np.arange(len(order))
-    return Rows(features, labels, order, offsets, norms)
-
-
-def _stands_well(features: Features) -> bool:
-    return not isinstance(features, np.ndarray) or is_aligned(features)
+    return Rows(_in_order(features, order), labels[order], np.arange(len(order)), offsets, norms[order])
 
 
 def _in_order(features: Features, order: Integers) -> Features:

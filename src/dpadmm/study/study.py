@@ -622,13 +622,15 @@ def _of_kind(table: Mapping[str, Any], where: str) -> list[str]:
     others = {"public_rows", "provenance", *(("label", "row_norm") if kind == Statistics.name else ())}
     if kind != TRAINING:
         found += [
-            f"{where}: {name} does not belong to kind = {kind!r}; leave it out"
+            f"{where}: {name!r:.60} does not belong to kind = {kind!r}; leave it out"
             for name in table
             if name in others and table[name]
         ]
         if isinstance(table.get("training"), Mapping):
             unfit = [each for each in table["training"] if each not in OF_TRAINING[kind]]
-            found += [f"{where}: training: {name} does not belong to kind = {kind!r}; leave it out" for name in unfit]
+            found += [
+                f"{where}: training: {name!r:.60} does not belong to kind = {kind!r}; leave it out" for name in unfit
+            ]
     return found
 
 
