@@ -24,6 +24,7 @@ class LiveRun:
     asked: int = 0
     honest: int | None = None
     begun_at: str = "2026-03-02T09:15:00.000+00:00"
+    last_round_at: str | None = None
     others: list[dict[str, Any]] = field(default_factory=list)
     """Other studies of the aggregator."""
     lock: Any = field(default_factory=RLock)
@@ -61,6 +62,7 @@ class LiveRun:
                     site["answered"] += 1
                     spent = math.sqrt(site["answered"] / self.n_rounds)
                     site.update(epsilon=0.9987 * spent, last_seen=_now())
+        self.last_round_at = _now() if self.done else None
         if self.done == self.n_rounds:
             self.state = "done"
             self.say("the study is done")
@@ -131,7 +133,7 @@ class LiveRun:
             "seconds_left": 0.7 * (self.n_rounds - self.done) if running else None,
             "sites": [dict(site) for site in self.sites],
             "begun_at": self.begun_at,
-            "last_round_at": _now() if self.done else None,
+            "last_round_at": self.last_round_at,
             "studies": self.studies(),
             "changes": self.changes(),
             "events": list(self.events[-200:]),
