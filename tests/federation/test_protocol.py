@@ -129,3 +129,10 @@ def test_leases_have_subjects_that_the_broker_allows_and_no_study_can_have() -> 
     publish, subscribe = subjects_of("north")
     assert publish.replace("*", "lease") == f"{CLAIMS}.north"
     assert subscribe.replace("*", "lease-north") == grants_of("north")
+
+
+def test_verdicts_have_numbers_that_stay() -> None:
+    """Agents and aggregators of different versions talk to each other by them."""
+    numbers = {"GRANTED": 1, "PROVE": 2, "WAIT": 3, "CLONED": 4, "BEHIND": 5}
+    assert {each.name: each.value for each in Verdict} == numbers
+    assert not Grant(Verdict.GRANTED, "ab" * 16, 7, Mark()).contested

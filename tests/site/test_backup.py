@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from federations import small_study, write_rows
@@ -20,7 +23,7 @@ from dpadmm.site.agent import Agent
 from dpadmm.site.backup import back_up, restore
 from dpadmm.site.site import Site, read_site
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import DATABASE, LINE, MARK, read_ledger
+from dpadmm.trusted.ledger import DATABASE, LINE, MARK, SCHEMA, Ledger, read_ledger
 
 FIRST, SECOND = small_study(20, name="first"), small_study(20, name="second")
 LIMIT = 9.0
@@ -186,6 +189,72 @@ def test_a_mark_that_is_damaged_itself_proves_nothing(tmp_path: Path) -> None:
             done = restore(here, folder / "copy", None)
             assert not done.complete
             assert done.closed == (FIRST.hash,)
+
+
+def limits(site: Site, **changed: object) -> Site:
+    """The same site with other limits."""
+    text = site.path.read_text()
+    for name, value in changed.items():
+        text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+    site.path.write_text(text)
+    return read_site(site.path)
+
+
+def test_limits_that_were_lowered_since_do_not_lower_the_charge(site: Site, tmp_path: Path) -> None:
+    limits(site, rows=3)
+    site = limits(site, epsilon=4 * LIMIT)
+    released(site, FIRST, 1)
+    back_up(site.ledger, tmp_path / "copy")
+    spent = released(site, SECOND, *range(1, 21))
+    cap = read_ledger(site.ledger).cap
+    for since in (None, [SECOND]):
+        shutil.rmtree(site.ledger)
+        lowered = limits(site, epsilon=LIMIT, rows=1)
+        state = restore(lowered, tmp_path / "copy", since).state
+        assert state.spent >= (spent if since else cap)
+
+
+def test_what_all_others_might_have_learnt_is_charged_where_nothing_else_was_left(site: Site, tmp_path: Path) -> None:
+    """The copy promised all of μ², but not all that secure aggregation's sites could learn together."""
+    policy = site.policy
+    shutil.rmtree(site.ledger)
+    with Ledger.open(site.ledger, cap=policy.cap, cap_alone=10.0 * policy.cap, create=True) as ledger:
+        ledger.reserve("ab" * 32, policy.cap, about={})
+    back_up(site.ledger, tmp_path / "copy")
+    shutil.rmtree(site.ledger)
+    alone = SimpleNamespace(cap=policy.cap, cap_alone=10.0 * policy.cap, unit=policy.unit)
+    here = cast(Site, SimpleNamespace(ledger=site.ledger, policy=alone))
+    state = restore(here, tmp_path / "copy", None).state
+    assert state.spent_alone >= Fraction(10.0 * policy.cap)
+    assert state.spent >= Fraction(policy.cap)
+
+
+def test_nothing_was_enrolled_is_not_believed_if_the_mark_says_otherwise(site: Site, tmp_path: Path) -> None:
+    back_up(site.ledger, tmp_path / "copy")  # nothing is open in it
+    released(site, FIRST, 1)
+    damage(site)
+    with unchanged(site), pytest.raises(StudyError, match="records which the copy lacks"):
+        restore(site, tmp_path / "copy", [])
+    assert restore(site, tmp_path / "copy", [FIRST]).state.spent > 0
+
+
+def test_a_copy_of_another_ledger_or_without_records_is_refused(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    write_rows(tmp_path / "other" / "table.csv", seed=0)
+    other = new_site(tmp_path / "other", FIRST, table="table.csv", epsilon=LIMIT)
+    released(other, SECOND, 1)
+    back_up(other.ledger, tmp_path / "copy")
+    released(site, FIRST, 1)
+    damage(site)
+    with unchanged(site), pytest.raises(DataError, match="the copy is of another ledger"):
+        restore(site, tmp_path / "copy", None)
+    with closing(sqlite3.connect(tmp_path / "empty")) as database:
+        database.execute(SCHEMA)
+        database.commit()
+    shutil.rmtree(site.ledger)
+    with pytest.raises(DataError, match="a copy without any record"):
+        restore(site, tmp_path / "empty", None)
+    assert not site.ledger.exists()
 
 
 def test_whatever_happens_between_copy_and_loss_no_less_is_charged_than_was_spent(tmp_path: Path) -> None:

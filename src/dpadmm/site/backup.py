@@ -28,6 +28,7 @@ from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, LedgerState, connected
 
 ABOUT = "what may have been released since the copy of the ledger"
 MAGIC = b"SQLite format 3\0"
+MOST_SHARES = 2**20
 
 
 class Restored(NamedTuple):
@@ -77,11 +78,12 @@ def restore(
     shutil.rmtree(stage, ignore_errors=True)
     try:
         left = _left(site.ledger)
-        staged(copy, stage)
-        kept = None
-        if left == (stage / MARK).read_bytes():  # to the last byte: a mark that lost lines proves nothing
+        book = staged(copy, stage)
+        kept, lines = None, (stage / MARK).read_bytes()
+        if left == lines:  # to the last byte: a mark that lost lines proves nothing
             done = Restored(read_ledger(stage), Fraction(0), (), complete=True, kept=None)
         else:
+            _check_mark(left, lines, book, since)
             done = _charged(site, stage, since, decided)
         if site.ledger.exists() and any(site.ledger.iterdir()):
             kept = site.ledger.with_name(f"{site.ledger.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
@@ -112,6 +114,17 @@ def _left(folder: Path) -> bytes:
     raise Refusal("ledger-exists", f"the ledger in {folder}, with {records:,} records, {text}")
 
 
+def _check_mark(left: bytes, lines: bytes, book: LedgerState, since: Sequence[Study] | None) -> None:
+    """Refuse what a mark that was left contradicts: a copy of another ledger, or that nothing was enrolled since."""
+    if not (left.startswith(lines) or lines.startswith(left.rstrip(b"\0"))):
+        raise DataError("the copy is of another ledger, or of another time: its records are not those of the mark here")
+    if since is not None and not since and len(left) > len(lines) and all(a.closed for a in book.accounts.values()):
+        raise StudyError(
+            "the mark that was left has records which the copy lacks, and no study was open in the copy: name those "
+            "that were enrolled since, or say nothing of studies, and all that your limits leave is charged"
+        )
+
+
 def staged(copy: Path, stage: Path) -> LedgerState:
     """A folder with a copy as its ledger, verified record by record."""
     shutil.rmtree(stage, ignore_errors=True)
@@ -129,9 +142,21 @@ def staged(copy: Path, stage: Path) -> LedgerState:
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise DataError(f"{copy}: a copy of a ledger that cannot be read ({error})") from None
     try:
-        return read_ledger(stage)
+        book = read_ledger(stage)
     except Refusal as refusal:
         raise DataError(f"{copy}: a copy of a ledger that cannot be trusted ({refusal.__cause__ or refusal})") from None
+    if not book.seq:
+        raise DataError(f"{copy}: a copy without any record; take another one")
+    return book
+
+
+def _largest_caps(book: LedgerState) -> tuple[Fraction, Fraction]:
+    """Whatever limits once allowed may have been released, also if they were lowered since; the last are today's."""
+    largest = {"cap": 0.0, "cap-alone": 0.0}
+    for record in book.records:
+        if record.kind in largest:
+            largest[record.kind] = max(largest[record.kind], record.mu_squared)
+    return Fraction(largest["cap"]), Fraction(max(largest["cap-alone"], largest["cap"]))
 
 
 def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: Mapping[str, str]) -> Restored:
@@ -140,8 +165,9 @@ def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: M
         before = ledger.status()
         still_open = tuple(hash for hash, account in before.accounts.items() if not account.closed)
         if since is None:
-            lost = max(Fraction(0), Fraction(policy.cap) - before.promised)
-            alone = max(Fraction(0), Fraction(policy.cap_alone) - before.promised_alone)
+            cap, cap_alone = _largest_caps(before)
+            lost = max(Fraction(0), cap - before.promised)
+            alone = max(Fraction(0), cap_alone - before.promised_alone)
         else:
             if known := [study.name for study in since if study.hash in before.accounts]:
                 raise StudyError(
@@ -151,8 +177,13 @@ def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: M
             if others := [name for hash, name in decided.items() if hash not in named and hash not in before.accounts]:
                 text = "accepted here, and not in the copy: name it with --enrolled-since, or say nothing of studies"
                 raise StudyError(f"{', '.join(map(repr, others))}: {text}, and all that your limits leave is charged")
-            costs = [(Fraction(policy.cost(study.terms.plan)), study.terms.shares) for study in since]
+            known_rows = (account.about.get("rows_per_person", 1) for account in before.accounts.values())
+            more = (
+                Fraction(max([policy.unit.rows, *known_rows]), policy.unit.rows) ** 2
+            )  # it may have been lowered since
+            costs = [(Fraction(policy.cost(study.terms.plan)) * more, study.terms.shares) for study in since]
             lost, alone = sum((cost for cost, _ in costs), Fraction(0)), sum((c * n for c, n in costs), Fraction(0))
+        lost = max(lost, alone / MOST_SHARES)  # a record has both sums as one and a factor
         rounded = math.nextafter(float(lost), math.inf) if lost else 0.0
         shares = max(1, math.ceil(alone / lost)) if lost else 1
         ledger.restored(rounded, about={"name": ABOUT}, shares=shares)
