@@ -612,3 +612,11 @@ def test_moments_of_counts_are_weighted_by_exposures() -> None:
                 by_label, rows.T @ (counts[:, None] * np.eye(loss.n_outputs)[later]), rtol=1e-6, atol=1e-12
             )
             assert label_squares == pytest.approx(counts @ counts)
+            ends = counts[:, None] * np.eye(loss.n_outputs)[later]
+            weighted = exposures[:, None] * np.hstack([rows, rows**2])
+            of_labels = np.sqrt(3.0) * np.einsum("ni,nh->nih", rows, ends).reshape(50, -1)
+            whole = np.hstack([weighted, of_labels, 0.5 * counts[:, None] ** 2])
+            shorter = np.minimum(1.0, 0.4 / np.linalg.norm(whole, axis=1))
+            assert 0 < np.count_nonzero(shorter < 1.0) < 50
+            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=0.4)[0]
+            np.testing.assert_allclose(told, shorter @ whole, rtol=1e-6, atol=1e-9)

@@ -722,3 +722,13 @@ def test_a_ledger_has_a_version_an_older_one_is_brought_up_to_date_and_a_newer_o
         assert refused.code == "ledger-failed"
         assert "format 2 is of a newer dpadmm: install that" in str(refused)
     assert version() == 2
+
+
+def test_a_mark_that_is_written_in_part_is_a_failed_spend(ledger, monkeypatch):
+    """A disk that is nearly full takes some bytes: the release must not leave."""
+    ledger.reserve(A, 1.0, about={"name": "a"})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:-1]))
+    with pytest.raises(Refusal) as refused:
+        spend(ledger)
+    assert refused.value.code == "ledger-failed"
