@@ -51,6 +51,7 @@ def responder_over(folder: Path, open_rows: object = None, k: int = 1) -> Respon
         return guarded(folder, open_rows)  # type: ignore[arg-type]
 
     responder = Responder(open_guard, k, logging.getLogger("responder under test"))
+    assert responder.restores is None
     responder.open()
     return responder
 

@@ -585,6 +585,15 @@ def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -
                     0
                 ]
                 parts = [written_out(loss, *each, weights, cap) for each in zip(rows, counts, exposures, strict=True)]
+                labels, asked = counted(counts, exposures), np.append(weights, cap)[None]
+                single = (
+                    make_rows(np.stack([a, 0.0 * a]), np.array([b, b])) for a, b in zip(rows, labels, strict=True)
+                )
+                alone = np.stack([pair.sums(each, asked, bound=1.0)[0] for each in single])  # beside a silent row
+                shorter = np.minimum(1.0, 0.3 / np.maximum(np.linalg.norm(alone, axis=1), 1e-300))
+                assert (shorter < 1.0).any()
+                short = pair.sums(make_rows(rows, labels), asked, bound=0.3)[0]
+                np.testing.assert_allclose(short, shorter @ alone, atol=1e-6)
                 off = np.where(np.eye(d) > 0.0, 1.0, 2.0**0.5)[np.triu_indices(d)]
                 np.testing.assert_allclose(told[:d], sum(part[0] for part in parts), atol=1e-6)
                 np.testing.assert_allclose(
@@ -595,6 +604,21 @@ def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -
                 np.testing.assert_allclose(gradient * 0.5**0.5 / most, told[:d])
                 np.testing.assert_allclose(hessian * 0.5**0.5 / cap, sum(part[1] for part in parts), atol=1e-6)
                 assert squares == 0.0
+
+
+def test_sums_and_histograms_of_several_portions_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    rows, labels, weights = random_rows(rng, 40, 3), rng.choice([-1.0, 1.0], 40), rng.normal(size=3) * 4.0
+    for module in (column_sums, score_histogram):
+        monkeypatch.setattr(module, "PORTION", 12)
+    made = make_rows(rows, labels)
+    np.testing.assert_allclose(ColumnSums(3).sums(made, np.zeros((1, 0)), bound=1.0)[0], rows.sum(axis=0))
+    found = ScoreHistogram(3).sums(made, weights[None], bound=1.0)[0]
+    bins = [sum(score > edge for edge in score_histogram.EDGES) for score in rows @ weights]
+    wanted = np.zeros((2, score_histogram.N_BINS))
+    for label, place in zip(labels, bins, strict=True):
+        wanted[int(label > 0.0), place] += 1.0
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_moments_of_counts_are_weighted_by_exposures() -> None:

@@ -148,6 +148,8 @@ def test_columns_that_two_entries_of_a_row_share_are_refused() -> None:
         with pytest.raises(ValueError, match="columns of its own"):
             as_matrix(CodedRows(values, np.array(codes, np.uint8), places, 3 + (len(codes[0]) > 1)))
     as_matrix(CodedRows(values, np.array([[1], [2], [2]], np.uint8), places, 3))
+    with pytest.raises(ValueError, match="as many rows of codes"):
+        CodedRows(values, np.array([1, 2, 2], np.uint8), places, 3).check()
 
 
 def test_parts_that_do_not_fit_together_are_refused() -> None:

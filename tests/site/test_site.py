@@ -211,6 +211,7 @@ WRONG = [
     ({"data": "table.csv"}, "[data] must be a section"),
     ({"data": {"table": None}}, "data.table is missing"),
     ({"data": {"table": ["a.csv"]}}, "data.table must be"),
+    ({"data": {"scheduler": 8786}}, "data.scheduler must be"),
     ({"data": {"table": "~nosuchuser/a.csv"}}, "data.table: the path '~nosuchuser/a.csv' begins with"),
     ({"data": {"labels": "x"}}, "did you mean 'label'"),
     ({"data": {"label": 3}}, "data.label must be"),

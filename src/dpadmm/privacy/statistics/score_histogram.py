@@ -57,7 +57,7 @@ class ScoreHistogram:
         for i, features, labels in rows.portions(active, PORTION):
             some = features.astype(np.float64)
             counted = row_sums(squared(some)) > 0.0
-            bins = np.searchsorted(EDGES, products(some, parameters[i][:, None])[:, 0], side="left")
+            bins = np.searchsorted(EDGES, products(some, parameters[i][:, None])[:, 0])
             places = ((labels > 0.0) * N_BINS + bins)[counted]
             out[i] += np.bincount(places, minlength=out[i].size).reshape(self.shape)
         return out * min(1.0, bound)
