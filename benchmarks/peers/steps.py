@@ -31,7 +31,7 @@ Step = Callable[[], float]
 """Does a number of steps, and says how many."""
 
 
-@numba.njit(parallel=True, fastmath=True, cache=True)
+@numba.njit(parallel=True, fastmath=True)
 def read(entries):
     """The sum of all entries with all cores: the least that any method could take which looks at every row once."""
     total = 0.0
