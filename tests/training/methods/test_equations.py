@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 
 import numpy as np
@@ -215,3 +216,11 @@ def test_noise_is_made_for_the_rows_and_the_bound_at_hand() -> None:
 def test_the_mean_of_many_uploads_is_the_mean_of_few() -> None:
     uploads = np.random.default_rng(3).standard_normal((LARGE // 7 + 1, 7, 1))
     np.testing.assert_array_equal(updates.consensus_step(uploads), uploads.mean(axis=0))
+
+
+def test_an_aggregator_without_a_compiler_has_the_same_mean(monkeypatch):
+    uploads = np.random.default_rng(2).normal(size=(5, 2**16, 1))
+    compiled = updates.consensus_step(uploads)
+    monkeypatch.setattr("dpadmm.optim.kernels.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "dpadmm.optim.kernels.updates", None)
+    assert updates.consensus_step(uploads).tobytes() == compiled.tobytes()

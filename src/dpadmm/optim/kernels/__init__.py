@@ -134,7 +134,7 @@ def _block_sums(
 
     None where there is no compiler, or the loss's formula cannot be compiled.
     """
-    if not _can_compile():
+    if not can_compile():
         return None
     from dpadmm.optim.kernels import passes as compiled
 
@@ -155,7 +155,7 @@ def _block_sums(
 
 def scores(rows: Rows, points: Floats) -> Floats:
     """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
-    if not _can_compile():
+    if not can_compile():
         own = zip(rows.offsets[:-1], rows.offsets[1:], points, strict=True)
         return np.concatenate([products(rows.features[rows.order[a:b]], point) for a, b, point in own])
     from dpadmm.optim.kernels import passes as compiled
@@ -171,7 +171,8 @@ def scores(rows: Rows, points: Floats) -> Floats:
     return np.ascontiguousarray(out.T)
 
 
-def _can_compile() -> bool:
+def can_compile() -> bool:
+    """Whether there is a compiler: the install of a site has none."""
     return find_spec("numba") is not None
 
 

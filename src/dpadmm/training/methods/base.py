@@ -12,6 +12,7 @@ import numpy as np
 from dpadmm._base.arrays import Floats, Integers, kinds
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Positive, check
+from dpadmm.optim import kernels
 from dpadmm.optim.problem import Problem, Rows, Sizes
 from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.privacy.releases import AnyRelease, Release
@@ -182,7 +183,7 @@ LARGE = 2**18
 
 def consensus_step(uploads: Floats) -> Floats:
     """``w^k = mean_i c_i^k``."""
-    if uploads.size < LARGE:
+    if uploads.size < LARGE or not kernels.can_compile():
         return np.asarray(np.add.reduce(uploads, axis=0) / len(uploads))
     from dpadmm.optim.kernels.updates import column_means  # the same bits
 
