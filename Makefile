@@ -1,16 +1,17 @@
-# make demo | federation-demo | image | test | torture | mutants | mutation | fuzz | lint | bench | bench-peers | accuracy | peers | adult | clean:
+# make demo | federation-demo | image | test | torture | mutants | mutation | fuzz | lint | docs | bench | bench-peers | accuracy | peers | adult | clean:
 # each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 # half as many again as there are cores: tests of processes, brokers and browsers wait as often as they work
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 2) * 3 // 2)')
 COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
 BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace image lint format bench bench-peers clean
+.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace image lint format docs bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -80,6 +81,11 @@ format: $(READY)
 	$(BIN)/ruff check --fix src tests benchmarks examples
 	$(BIN)/ruff format src tests benchmarks examples
 
+# the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
+docs: $(DOCS_READY)
+	$(BIN)/python -m sphinx -W --keep-going -n -q -j 2 docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
 
@@ -107,6 +113,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	touch $(DOCS_READY)
+
 clean:
-	rm -rf $(VENV) .peers .image .image.log runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation
+	rm -rf $(VENV) .peers .image .image.log runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,69 @@
+"""How the documentation is built: `make docs`. Nothing here asks the network, and nothing in the built pages does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE / "data")]
+
+# Executed pages call the dpadmm of this environment, and print the same on every machine.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+os.environ["PYTHONPATH"] = str(HERE / "data")
+os.environ.update(NO_COLOR="1", COLUMNS="100", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
+
+from make_tables import write_tables  # noqa: E402
+
+from dpadmm import __version__  # noqa: E402
+
+write_tables(HERE / "data")  # for readers to download
+
+project = "dpadmm"
+author = "The dpadmm authors"
+copyright = "the dpadmm authors, Apache-2.0"
+version = release = __version__
+
+extensions = [
+    "myst_nb",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "site_pages",
+]
+exclude_patterns = ["_build", "_ext", "_templates"]
+templates_path = ["_templates"]
+nitpicky = True
+
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+nb_execution_mode = "auto"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 150
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+html_theme = "pydata_sphinx_theme"
+html_title = "dpadmm"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "navbar_end": ["theme-switcher"],
+    "navbar_persistent": ["search-button"],
+    "show_prev_next": True,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_toc_level": 2,
+    "header_links_before_dropdown": 6,
+}
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
