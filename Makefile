@@ -83,7 +83,7 @@ format: $(READY)
 
 # the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
 docs: $(DOCS_READY)
-	$(BIN)/python -m sphinx -W --keep-going -n -q -j 2 docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: $(READY)

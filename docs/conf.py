@@ -33,10 +33,10 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "reference",
     "site_pages",
 ]
-exclude_patterns = ["_build", "_ext", "_templates"]
-templates_path = ["_templates"]
+exclude_patterns = ["_build", "_ext"]
 nitpicky = True
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath", "fieldlist"]
@@ -49,6 +49,16 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 150
 nb_execution_show_tb = True
 nb_merge_streams = True
+
+autosummary_generate = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+add_module_names = False
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
 
 html_theme = "pydata_sphinx_theme"
 html_title = "dpadmm"

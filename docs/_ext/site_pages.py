@@ -21,7 +21,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.config.html_math_renderer = "mathml"
     app.connect("doctree-read", _show_shell_cells)
     app.connect("doctree-read", _link_pages_of_the_project)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return {"parallel_write_safe": True}
 
 
 def _inline_formula(visitor: Any, node: nodes.Element) -> None:
@@ -30,7 +30,8 @@ def _inline_formula(visitor: Any, node: nodes.Element) -> None:
 
 
 def _displayed_formula(visitor: Any, node: nodes.Element) -> None:
-    visitor.body.append(f'<div class="formula" tabindex="0" role="region" aria-label="Formula">{_formula(node, inline=False)}</div>')
+    box = '<div class="formula" tabindex="0" role="region" aria-label="Formula">'
+    visitor.body.append(f"{box}{_formula(node, inline=False)}</div>")
     raise nodes.SkipNode
 
 
@@ -58,4 +59,5 @@ def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
     for link in doctree.findall(addnodes.pending_xref):
         path = PurePath(link.get("reftarget", ""))
         if path.name.removesuffix(".md") in PROJECT:
-            link["refdomain"], link["reftarget"] = "doc", f"project/{path.stem.lower()}"
+            link["refdomain"], link["reftarget"] = "doc", f"project/{path.name.removesuffix('.md').lower()}"
+            link.attributes.setdefault("reftargetid", None)
