@@ -14,6 +14,12 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ["PYTHONPATH"] = str(HERE / "data")
 os.environ.update(NO_COLOR="1", COLUMNS="100", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
 
+# Jupyter tells commands that they have a coloured terminal; on a page they have none: no codes, no progress bars.
+_startup = HERE / "_build" / "ipython" / "profile_default" / "startup" / "plain.py"
+_startup.parent.mkdir(parents=True, exist_ok=True)
+_startup.write_text("import os\nfor name in ('FORCE_COLOR', 'CLICOLOR', 'CLICOLOR_FORCE'):\n    os.environ.pop(name, None)\n")
+os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
+
 from make_tables import write_tables  # noqa: E402
 
 from dpadmm import __version__  # noqa: E402
