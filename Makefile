@@ -89,20 +89,20 @@ docs: $(DOCS_READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
 
-# the same round beside torch, Opacus, diffprivlib and scikit-learn, and what a round of any size takes: docs/performance.md
+# the same round beside torch, Opacus, diffprivlib and scikit-learn, and what a round of any size takes: docs/explanation/performance.md
 bench-peers: $(READY)
 	$(BIN)/python benchmarks/peers/speed.py
 
 # auto beside all methods on 30 data sets; hours, and resumes where it was stopped
 accuracy: $(READY)
 	$(BIN)/dpadmm compare --suite accuracy -o runs/accuracy
-	cp runs/accuracy/accuracy.md docs/accuracy.md
+	cp runs/accuracy/accuracy.md docs/explanation/accuracy.md
 
 # other libraries on the same rows, each in an environment of its own in .peers
 peers: $(READY)
 	$(BIN)/python benchmarks/peers/run.py -o runs/accuracy
 
-# Adult with 100 agents, beside Opacus run by a curator who sees all rows (docs/secure-aggregation.md); an hour
+# Adult with 100 agents, beside Opacus run by a curator who sees all rows (docs/explanation/secure-aggregation.md); an hour
 adult: $(READY)
 	$(BIN)/python benchmarks/peers/adult.py
 
