@@ -37,7 +37,7 @@ def _displayed_formula(visitor: Any, node: nodes.Element) -> None:
 
 def _formula(node: nodes.Element, *, inline: bool) -> str:
     """MathML, which every browser of today sets itself: no MathJax, and no request for it."""
-    text = node.astext()
+    text = node.astext().replace(r"\dots", r"\ldots")
     try:
         return str(tex2mathml(text, as_block=not inline))
     except Exception as error:
