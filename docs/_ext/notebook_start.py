@@ -12,8 +12,10 @@ for _name in ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"):
 
 @register_cell_magic  # type: ignore[untyped-decorator]
 def bash(line: str, cell: str) -> None:
-    """The cell in a shell that stops at a command that fails. IPython's own prints in chunks, and errors after the rest."""
-    done = subprocess.run(["bash", "-e"], input=cell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Stops at a command that fails. IPython's own prints in chunks, and errors after all else."""
+    done = subprocess.run(
+        ["bash", "-e"], input=cell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     print(done.stdout, end="")
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode} of:\n{cell}\n{done.stdout}")
