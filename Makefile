@@ -22,7 +22,7 @@ federation-demo: $(READY)
 
 # one thread of BLAS for each worker: more of them wait for each other; and bytecode is kept even where the environment
 # says otherwise: the tests start hundreds of processes, which would each compile the package
-test: $(READY) browser strace image
+test: $(DOCS_READY) browser strace image
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
@@ -115,6 +115,7 @@ $(READY): pyproject.toml constraints.txt
 
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt axe-playwright-python  # for axe.min.js
 	touch $(DOCS_READY)
 
 clean:
