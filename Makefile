@@ -72,14 +72,14 @@ image: $(READY)
 	-@$(BIN)/python tests/support/images.py 2>.image.log || tail -3 .image.log
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples docs
+	$(BIN)/ruff format src tests benchmarks examples docs
 
 # the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
 docs: $(DOCS_READY)

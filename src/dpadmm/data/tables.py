@@ -63,6 +63,24 @@ def read_table(
     scipy.sparse.save_npz does. ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``, where
     the tag ``qid`` may be the owner; gives a sparse matrix.
 
+    Parameters
+    ----------
+    path : path
+        The file or folder.
+    task : "binary", "multiclass", "regression" or "count"
+        What the labels are.
+    label : str, optional
+        The column to predict; not for ``.npz`` and ``.svm``.
+    classes : sequence, optional
+        Public list of the labels, negative first.
+    by : str, optional
+        The column that says who owns a row.
+
+    Returns
+    -------
+    Dataset
+        Features, labels and owners.
+
     Raises
     ------
     DataError
