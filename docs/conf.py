@@ -57,6 +57,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 150
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables in outputs, too
 
 autosummary_generate = False
 autodoc_member_order = "bysource"
