@@ -345,13 +345,11 @@ def export(
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
-    from dpadmm.cli.describe import statement_beside
-    from dpadmm.cli.train import statement_path
+    from dpadmm.cli.train import statement_beside
     from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
     from dpadmm.model.model import model_of
 
-    transcript = output.with_suffix(".transcript.npz")
-    statement = statement_beside(output) if output.suffix == ".json" else statement_path(output)
+    transcript, statement = output.with_suffix(".transcript.npz"), statement_beside(output)
     check_free(output, statement, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
