@@ -1,8 +1,9 @@
 """A deployment on one machine: broker, aggregator and one process per site, with real certificates.
 
 Every site has its own part of UCI Adult (or of made-up rows, where that is not available), its own ledger and its
-own limits. At the end the demo verifies the statement, the ledgers, and the run itself, which is repeated in this process. The public study has d = 104
-features, as in the paper: the last value of every category is not listed and counts as "other".
+own limits. At the end the demo verifies the statement, the ledgers, and the run itself, which is repeated in this
+process. The public study of Adult has d = 104 features, as in the paper: the last value of every category is not
+listed and counts as "other".
 
 The sites, whose agents are processes of the installed program, serve tests too.
 """
