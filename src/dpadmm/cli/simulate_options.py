@@ -65,12 +65,20 @@ def parameters() -> list[inspect.Parameter]:
 
 def _option(name: str, kind: type, names: tuple[str, ...], text: str, panel: str) -> inspect.Parameter:
     if names:
-        option = Option(*names, help=text, show_default=False, rich_help_panel=panel)
+        listed = list(REGISTRIES[name].classes) if name in REGISTRIES else ()
+        option = Option(
+            *names, help=text, show_default=False, rich_help_panel=panel, autocompletion=_completed_from(listed)
+        )
     else:
         option = Argument(help=text, show_default=False, metavar=name.upper())
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
+
+
+def _completed_from(names: Iterable[str]) -> Callable[[str], list[str]] | None:
+    """What a shell may complete a word to; typer knows the parameter by its name."""
+    return (lambda incomplete: [each for each in names if each.startswith(incomplete)]) if names else None
 
 
 def _panel(name: str) -> str:
