@@ -15,7 +15,6 @@ from typer import Argument, Option
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.describe import statement_beside
 from dpadmm.cli.screen import (
     TABLE_KINDS,
     AsJson,
@@ -31,7 +30,7 @@ from dpadmm.cli.screen import (
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP
+from dpadmm.cli.train import ADDS_UP, statement_beside
 from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import (
     NOT_TO_PUBLISH,
@@ -181,7 +180,8 @@ def _evaluate_privately(
     if model.label is not None and label is not None:
         model = replace(model, label=replace(model.label, column=label))
     given = {name: value for name, value in budget.items() if value is not None}
-    study = evaluation_study(model, f"evaluation of {_name_of(model)}", **given)
+    name = str(model.study.get("name") or "a model")[:150]
+    study = evaluation_study(model, f"evaluation of {name}", **given)
     if output is not None:
         check_free(output, statement_beside(output), overwrite=False)
     with waiting(f"reading {data}", quiet=as_json):
@@ -199,10 +199,6 @@ def _evaluate_privately(
     if output is not None:
         say_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
     return None
-
-
-def _name_of(model: Model) -> str:
-    return str(model.study.get("name") or "a model")[:150]
 
 
 def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:

@@ -23,8 +23,8 @@ from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of
 from dpadmm.data.encoder import Report
 from dpadmm.data.schema import Label
-from dpadmm.model.description import StatisticsResult, released_by
-from dpadmm.model.model import PROBABILITIES, Model, Scorer, score_file
+from dpadmm.model.description import released_by
+from dpadmm.model.model import PROBABILITIES, Finished, Model, Scorer, score_file
 from dpadmm.optim.losses import LOSSES, Poisson
 from dpadmm.optim.losses.poisson import LARGEST_SCORE, decoded
 from dpadmm.privacy.report import privacy_sentence
@@ -323,7 +323,7 @@ class PrivateEvaluation:
         }
 
 
-def private_evaluation_of(result: StatisticsResult, *, all_count: bool) -> PrivateEvaluation:
+def private_evaluation_of(result: Finished, *, all_count: bool) -> PrivateEvaluation:
     """The evaluation that a run of an evaluation study gives; ``all_count``: no row can be silent."""
     released = released_by(result, EvaluationRelease.name)
     sigma, n, counts = released.noise_std, released.n_rows, released.sums

