@@ -353,7 +353,7 @@ class Study:
         return MaskingTerms(self.training.honest, self.quorum_of(len(keys)), self.most_rows or 1, keys)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values, every setting written out; :func:`study_from` takes it back."""
+        """All of it as plain values, every setting written out; ``study_from`` takes it back."""
         if self.schema is not None:
             label = {} if self.label is None else {"label": label_as_json(self.label)}
             columns = schema_as_json(self.schema, label=self.label.column if self.label else None)
