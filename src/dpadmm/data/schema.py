@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
@@ -335,6 +335,11 @@ class Label:
     def weighted(self) -> bool:
         """Whether rows have weights."""
         return self.weight is not None or self.class_weight is not None
+
+    @property
+    def unweighted(self) -> Label:
+        """The same label without weights."""
+        return replace(self, weight=None, weight_bound=None, class_weight=None)
 
     @property
     def class_shares(self) -> tuple[float, ...]:
