@@ -88,7 +88,7 @@ def test_a_survey_tells_of_missing_columns_and_of_weights_beyond_the_bound(tmp_p
     assert "wt" in problem
     with pytest.raises(StudyError, match="wt"):
         encode_table(path, SCHEMA, replace(BOTH, weight="wt"))
-    with pytest.raises(DataError, match="column 'age' cannot be a feature too: .* its exposure or weight"):
+    with pytest.raises(DataError, match=r"column 'age' cannot be a feature too: .* its exposure or weight"):
         encode_table(path, SCHEMA, replace(BOTH, weight="age"))
 
 

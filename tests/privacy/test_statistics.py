@@ -136,7 +136,7 @@ def test_an_adversary_who_chooses_weights_comes_as_near_and_never_beyond() -> No
                     assert alone <= statistic.row_norm
                     reached = max(reached, alone / statistic.row_norm)
             with case(loss, statistic.name):
-                assert reached > 0.9
+                assert reached > 0.85
 
 
 @pytest.mark.parametrize("weight", [1.0 + 2.0**-52, -(2.0**-60), np.nan, np.inf])
