@@ -114,6 +114,9 @@ def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
 
 WORDS = {
     "accuracy": "accuracy",
+    "weighted_accuracy": "accuracy of the weighted rows",
+    "balanced_accuracy": "accuracy, mean over the classes",
+    "weighted_rmse": "root mean square error of the weighted rows",
     "most_frequent_class": "accuracy of always the most frequent class",
     "auc": "AUC",
     "log_loss": "log-loss",
@@ -132,7 +135,7 @@ WORDS = {
     "expected": "events expected",
     "loss": "mean loss, as in training",
 }
-RATES = ("accuracy", "most_frequent_class")
+RATES = ("accuracy", "weighted_accuracy", "balanced_accuracy", "most_frequent_class")
 OF_PROBABILITIES = ("log_loss", "brier", "calibration_error")
 MOST_CLASSES = 8
 LONGEST_CLASS = 10
@@ -348,6 +351,7 @@ def in_words(found: Explanation, top: int) -> list[str]:
         "change over the whole range of a column.",
         *(["Categories and bins: against the average over the column's public values."] if against else []),
         *([found.shortened] if found.shortened else []),
+        *([found.weights] if found.weights else []),
         f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED,
         *([NOTHING_KNOWN] if not found.unknown and any(e.standard_error is None for e in found.coefficients) else []),
     ]

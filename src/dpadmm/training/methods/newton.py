@@ -152,7 +152,8 @@ class NewtonRounds(ServerSideMethod):
 
         With noise E in Ĥ and e in ĝ, and ``v = w − H⁻¹g``, the step without noise, ``Ĥ(ŵ − v) = E(w − v) − e``. E has
         the variance s² off the diagonal and 2s² on it, so Eδ has the covariance ``s²(‖δ‖²I + δδᵀ)``. The sample adds
-        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them.
+        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them. With weights
+        ω in [0, 1] H is ``Σω·h·aaᵀ/N`` and the sample adds ``φ·Σω²·h·aaᵀ/N²``, which is no more, since ``ω² ≤ ω``.
 
         Directions of which rows say nothing, such as one category less the constant, keep their weights and have the
         variance 0: with C the others, v is then the solution within ``w + span(C)``, and all above holds for it. Where
@@ -186,8 +187,12 @@ class NewtonRounds(ServerSideMethod):
         if isinstance(loss, Poisson):
             dispersion, clip = loss.unit, mean * min(max(CAP, NEGLIGIBLE / max(deviation, 1e-12)), MOST_CAP)
         if loss.task == "regression":  # of residuals after the step
-            error = deviation / scales.squares
-            dispersion = max(squares - float(gradient @ step), error)
+            error, weight = deviation / scales.squares, 1.0
+            if self.problem.weighted:  # squares are times the weights, whose mean the constant column tells
+                unsure = math.sqrt(2.0) * spread / INTERCEPT**2
+                seen = max(float(hessian[-1, -1]) / INTERCEPT**2, unsure)
+                weight = seen if seen + 3.0 * unsure < 1.0 else 1.0
+            dispersion = max(squares - float(gradient @ step), error) / weight
             clip = min(max(3.0 * math.sqrt(dispersion + error), 1e-3), LARGEST_RESIDUAL)
         if fine:
             within = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)
