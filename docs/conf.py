@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from shutil import copyfile
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE / "data")]
@@ -14,11 +15,11 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ["PYTHONPATH"] = str(HERE / "data")
 os.environ.update(NO_COLOR="1", COLUMNS="100", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
 
-# Jupyter tells commands that they have a coloured terminal; on a page they have none: no codes, no progress bars.
-_startup = HERE / "_build" / "ipython" / "profile_default" / "startup" / "plain.py"
-_startup.parent.mkdir(parents=True, exist_ok=True)
-_startup.write_text("import os\nfor name in ('FORCE_COLOR', 'CLICOLOR', 'CLICOLOR_FORCE'):\n    os.environ.pop(name, None)\n")
-os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
+# What every notebook runs first, in a profile of its own
+_profile = HERE / "_build" / "ipython"
+(_profile / "profile_default" / "startup").mkdir(parents=True, exist_ok=True)
+copyfile(HERE / "_ext" / "notebook_start.py", _profile / "profile_default" / "startup" / "notebook_start.py")
+os.environ["IPYTHONDIR"] = str(_profile)
 
 from make_tables import write_tables  # noqa: E402
 

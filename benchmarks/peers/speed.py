@@ -1,8 +1,8 @@
 """``make bench-peers``: a round beside other libraries on the same rows, and what a round of any size takes.
 
-Writes ``docs/explanation/performance.md``, in a few minutes. Every contender runs in a process of its own, one after the other,
-beside reads of the same matrix in that process; other libraries have environments of their own in ``.peers``. What
-was measured is kept until the page is written, so a run that was stopped goes on where it was.
+Writes ``docs/explanation/performance.md``, in a few minutes. Every contender runs in a process of its own, one after
+the other, beside reads of the same matrix in that process; other libraries have environments of their own in
+``.peers``. What was measured is kept until the page is written, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from looping import case
 from dpadmm.cli import TRY_LATER, USER_ERROR, app
 
 ROOT = Path(__file__).parents[2]
-GUIDES = sorted(each for each in (ROOT / "docs" / "how-to").glob("*.md") if each.stem != "extend")  # its commands come with a patch
+# all but the one whose commands come with a patch
+GUIDES = sorted(each for each in (ROOT / "docs" / "how-to").glob("*.md") if each.stem != "extend")
 RUNBOOK = ROOT / "docs" / "how-to" / "operations.md"
 EXAMPLES = ROOT / "examples" / "deployment"
 

@@ -48,7 +48,7 @@ AlarmCode = Literal[
 
 
 class Alarm(NamedTuple):
-    """Something to act on; docs/how-to/operations.md says what to do. An ``error`` is unhealthy, a ``warning`` is not."""
+    """Something to act on, as docs/how-to/operations.md says. An ``error`` is unhealthy, a ``warning`` is not."""
 
     code: AlarmCode
     level: str
