@@ -223,7 +223,7 @@ def try_base(base: Environment) -> None:
 
 MISSING = {
     "sklearn": ["-c", "import dpadmm; dpadmm.DPADMMClassifier"],
-    "onnx": ["-c", "import dpadmm; dpadmm.load_model('model.dpadmm').to_onnx()"],
+    "onnx": ["-c", "import dpadmm; dpadmm.load_model('model.dpadmm').to_onnx('model.onnx')"],
 }
 COMMANDS = {
     "duckdb": ["study", "check", "study.toml", "--data", "clinic.toml"],
