@@ -36,6 +36,7 @@ from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import (
     NOT_TO_PUBLISH,
     Evaluation,
+    Measure,
     PrivateEvaluation,
     evaluation_study,
     private_evaluation_of,
@@ -208,9 +209,9 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
     """Figures with their standard errors, calibration, and the sentence beside them."""
     rows: list[Row] = []
     for name, each in found.figures.items():
-        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.noise_se:.2g}", f"{each.se:.2g}")
+        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.se:.2g}", _interval(each))
         rows.append((WORDS[name], *told))
-    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± noise", "± noise, sample"), rows, fold=[0])
+    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± se", "95% interval"), rows, fold=[0])
     if "brier" in found.figures:
         lines: list[Row] = [
             (f"{group.low:.1%} to {group.high:.1%}", f"{group.rows:,.0f}", f"{group.predicted:.1%}",
@@ -219,6 +220,11 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
         ]  # fmt: skip
         show_table(("predicted", "rows", "mean predicted", "observed", "± se"), lines)
     say(found.sentence)
+
+
+def _interval(measure: Measure) -> str:
+    low, high = (None if end is None else f"{end:.3g}" for end in (measure.low, measure.high))
+    return f"{low} to {high}" if low and high else f"above {low}" if low else f"below {high}" if high else "any"
 
 
 def _show_evaluation(found: Evaluation, data: Path) -> None:
