@@ -400,7 +400,9 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
     together = stacked([clip_rows(each.features) for each in parts])
     labels = [each.labels for each in parts]
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in labels])])
-    return make_rows(together, np.concatenate(labels), offsets=offsets)
+    weights = [each.row_weights for each in parts if each.row_weights is not None]
+    row_weights = np.concatenate(weights) if weights else None
+    return make_rows(together, np.concatenate(labels), offsets=offsets, row_weights=row_weights)
 
 
 def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:

@@ -54,6 +54,9 @@ COUNT_DEVIATIONS, COUNT_START, COUNT_STEP = 1.5, 0.6, 0.5
 USUAL_RESIDUAL = 1.4
 """What gradients of two classes are clipped to, over their curvature."""
 
+SURELY_FULL = 0.8
+"""A mean weight above this is taken to be 1: shortened moments of rows without weights are no smaller."""
+
 LEAST_KNOWN = 0.2
 """Of no direction less is said to be known than this share: public rows that are not believed keep none of them."""
 
@@ -273,13 +276,18 @@ class AutoRounds(ServerSideMethod):
         moments = Moments(self.problem.loss, d).split(released)
         if self.prior is not None:
             moments = self._informed(moments, noise)
-        elif noise * d > MOST_NOISE and not isinstance(self.problem.loss, Poisson):
-            return self._unshaped(now, moments[3], noise)
         if isinstance(self.problem.loss, Poisson):
             return self._started_at_a_rate(now, self.problem.loss, moments, noise)
         means, squares, by_label, label_squares = moments
+        # Over the mean weight, sums are means of weighted rows, and their noise is so much larger
+        share = self._mean_weight(means, noise)
+        label_squares, noise = label_squares / share, noise / share
+        if self.prior is None and noise * d > MOST_NOISE:
+            now = self._unshaped(now, label_squares, noise)
+            return replace(now, step=now.step / share)
         tuned = self._tuned(noise, label_squares)
-        ridge = tuned.ridge + 10.0 * reg
+        ridge = tuned.ridge * share + 10.0 * reg
+        means = means / math.sqrt(share)  # of the second moment ω̄·(variances + m·mᵀ), as sums have ω̄·m
         variances, means = (squares, np.zeros(d)) if d > WIDEST else (squares - np.square(means), means)
         shape = Shape.of(variances, means, ridge)
         length = float(np.sum(np.square(means))) or 1.0
@@ -289,9 +297,16 @@ class AutoRounds(ServerSideMethod):
             point = shape.solve_transposed(now.point)
         else:
             point = shape.times(tuned.start * self._centred(by_label))
-        clip = tuned.clip * math.sqrt(max(shape.rank(ridge), 1e-3))
+        clip = tuned.clip * math.sqrt(max(shape.rank(ridge), 1e-3) / share)
         now = replace(now, shape=shape, ridge=ridge, point=point, origin=point)
         return replace(now, clip=clip, step=step, shrink=tuned.shrink)
+
+    def _mean_weight(self, means: Floats, noise: float) -> float:
+        """About the mean weight ω̄ of rows, rather too large, by the constant column; 1 where it says nothing."""
+        if not (self.problem.weighted and self.problem.intercept):
+            return 1.0
+        spread = noise * mean_sensitivity(Moments.row_norm, 1) / (math.sqrt(MOMENTS_SHARE) * INTERCEPT)
+        return min((max(float(means[-1]) / INTERCEPT, 0.0) + spread) / SURELY_FULL, 1.0)
 
     def _started_at_a_rate(
         self, now: PublicState, loss: Poisson, moments: tuple[Floats, Floats, Floats, float], noise: float
@@ -308,7 +323,8 @@ class AutoRounds(ServerSideMethod):
             max(float(by_label[-1, 0]) / INTERCEPT, 0.0) + 0.5 * spread / LABEL_WEIGHT
         )  # rather too large: means fall faster
         rate = min(mean / exposure, 1.0)
-        deviation = math.sqrt(max(label_squares - mean**2, loss.unit * mean))
+        counted = exposure if self.problem.weighted else 1.0  # at most the mean weight, which is not known by itself
+        deviation = math.sqrt(max(label_squares / counted - (mean / counted) ** 2, loss.unit * mean / counted))
         residual = min(loss.unit + COUNT_DEVIATIONS * deviation, 1.0)
         noise *= max(1.0, residual / (USUAL_RESIDUAL * rate * exposure))
         clear, reg = clarity(loss, d, noise), self.problem.reg_share * (self.problem.regularizer.smoothness or 0.0)

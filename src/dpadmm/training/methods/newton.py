@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.losses.poisson import Poisson
@@ -40,6 +40,9 @@ CLEAR = 2.0
 
 CAP, MOST_CAP, NEGLIGIBLE = 2.0, 1e3, 1e-4
 """Means of counts are capped at so many times the mean count, and at more where noise is less than this."""
+
+TRACES = {"logistic": 0.25, "squared": 1.0}
+"""Most that the trace of a row's Hessian can be, as rows have length 1; that of counts has no such bound."""
 
 LARGEST_RESIDUAL = 2.0
 """Of labels and predictions in [−1, 1]."""
@@ -106,6 +109,27 @@ class NewtonRounds(ServerSideMethod):
     def _pair(self) -> NewtonPair:
         return NewtonPair(self.problem.loss, self.n_features)
 
+    def check_rows(self, n_rows: Integers, n_columns: int, honest: int | None = None) -> None:
+        """Refuse a study whose Hessian is below its noise for sure, by public numbers alone.
+
+        Of k directions one has at most 1/k of the trace, and noise has eigenvalues up to ``2s√k``. A column is one
+        direction here, though a category may have several.
+        """
+        trace = TRACES.get(self.problem.loss.name)
+        if trace is None:
+            return
+        z = float(self.last.min()) * math.sqrt(len(n_rows) / (honest or 1))
+        scale = self._pair.weights(LARGEST_RESIDUAL).hessian
+        spread = mean_sensitivity(NewtonPair.row_norm, 1) * z / float(n_rows.sum()) / (math.sqrt(2.0) * scale)
+        edge = 2.0 * spread * math.sqrt(n_columns)
+        if trace / n_columns < edge:
+            factor = CLEAR * edge * n_columns / trace
+            raise StudyError(
+                f"inference: the noise would hide how {n_columns} columns go together, whatever the "
+                f"{int(n_rows.sum()):,} rows are: take an ε, or rows, about {factor:.2g} times as large, at most "
+                f"{max(1, int(n_columns / factor ** (2.0 / 3.0)))} columns, or leave inference out"
+            )
+
     def release(self, round: int) -> tuple[str, Floats]:
         return NewtonPair.name, self.last if round == self.n_rounds else self.earlier
 
@@ -152,7 +176,8 @@ class NewtonRounds(ServerSideMethod):
 
         With noise E in Ĥ and e in ĝ, and ``v = w − H⁻¹g``, the step without noise, ``Ĥ(ŵ − v) = E(w − v) − e``. E has
         the variance s² off the diagonal and 2s² on it, so Eδ has the covariance ``s²(‖δ‖²I + δδᵀ)``. The sample adds
-        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them.
+        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them. With weights
+        ω in [0, 1] H is ``Σω·h·aaᵀ/N`` and the sample adds ``φ·Σω²·h·aaᵀ/N²``, which is no more, since ``ω² ≤ ω``.
 
         Directions of which rows say nothing, such as one category less the constant, keep their weights and have the
         variance 0: with C the others, v is then the solution within ``w + span(C)``, and all above holds for it. Where
@@ -186,8 +211,12 @@ class NewtonRounds(ServerSideMethod):
         if isinstance(loss, Poisson):
             dispersion, clip = loss.unit, mean * min(max(CAP, NEGLIGIBLE / max(deviation, 1e-12)), MOST_CAP)
         if loss.task == "regression":  # of residuals after the step
-            error = deviation / scales.squares
-            dispersion = max(squares - float(gradient @ step), error)
+            error, weight = deviation / scales.squares, 1.0
+            if self.problem.weighted:  # squares are times the weights, whose mean the constant column tells
+                unsure = math.sqrt(2.0) * spread / INTERCEPT**2
+                seen = max(float(hessian[-1, -1]) / INTERCEPT**2, unsure)
+                weight = seen if seen + 3.0 * unsure < 1.0 else 1.0
+            dispersion = max(squares - float(gradient @ step), error) / weight
             clip = min(max(3.0 * math.sqrt(dispersion + error), 1e-3), LARGEST_RESIDUAL)
         if fine:
             within = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)
