@@ -96,7 +96,8 @@ def check_sums(pair: Neighbours) -> None:
             assert steps_between(*sums) <= allowed_steps(grid, pair.k), statistic.name
     (a, b), (c, d) = dense(one._rows), dense(other._rows)
     there, came = a.any(axis=1), c.any(axis=1)
-    moved = (a != c).any(axis=1) | ((b != d) & there & came)
+    weights = [np.ones(len(b)) if rows._rows.row_weights is None else rows._rows.row_weights for rows in (one, other)]
+    moved = (a != c).any(axis=1) | (((b != d) | (weights[0] != weights[1])) & there & came)
     assert there[moved].sum() + came[moved].sum() <= 2 * pair.k
     assert one.n_rows == len(pair.one.rows)
 

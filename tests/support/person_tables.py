@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,17 @@ def person_study(
     intercept: bool = True,
     method: str = "dp_admm",
     allow_missed_rounds: bool = False,
+    weighted: bool = False,
 ) -> Study:
     """A study of such tables; a small bound of the gradient makes every row move as far as a row may."""
     step = {"learning_rate": 0.5} if method == "dp_sgd" else {}
     constants = {**BOUNDS.get(loss, {}), **step}
     training = {"loss": loss, "method": method, "intercept": intercept, **constants}
-    columns: dict[str, Any] = {"schema": SCHEMAS[schema], "label": LABELS[loss]}
+    label = LABELS[loss]
+    if weighted and SCHEMAS[schema] is not None:  # by what a note says, which may be anything
+        shares = {name: 1.0 + k for k, name in enumerate(map(str, label.classes or ()))} or None
+        label = replace(label, weight="note", weight_bound=4.0, class_weight=shares)
+    columns: dict[str, Any] = {"schema": SCHEMAS[schema], "label": label}
     if SCHEMAS[schema] is None:
         names = ("age", "bmi") if schema == "plain" else ("x1", "x2")
         columns = {"features": names, "classes": LABELS[loss].classes}
@@ -118,8 +123,8 @@ def person_statistics(schema: str = "mixed") -> Study:
 # Cells
 
 POLES: dict[str, Row] = {
-    "top": ("100", "60", "north", "high", "yes", ""),
-    "bottom": ("0", "10", "south", "low", "no", "x"),
+    "top": ("100", "60", "north", "high", "yes", "4"),
+    "bottom": ("0", "10", "south", "low", "no", "1e9"),
     "inside": ("35.5", "22", "east", "middle", "0", "a, b"),
     "nothing": ("", None, "", None, "", None),
 }
@@ -282,6 +287,7 @@ def some_studies() -> st.SearchStrategy[Study]:
             intercept=st.booleans(),
             method=st.sampled_from(("dp_sgd", "dp_admm")),
             allow_missed_rounds=st.booleans(),
+            weighted=st.booleans(),
         )
     )
 

@@ -16,7 +16,6 @@ from typer import Argument, Option
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.describe import statement_beside
 from dpadmm.cli.screen import (
     TABLE_KINDS,
     AsJson,
@@ -32,7 +31,7 @@ from dpadmm.cli.screen import (
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP
+from dpadmm.cli.train import ADDS_UP, statement_beside
 from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import (
     NOT_TO_PUBLISH,
@@ -116,6 +115,9 @@ def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
 
 WORDS = {
     "accuracy": "accuracy",
+    "weighted_accuracy": "accuracy of the weighted rows",
+    "balanced_accuracy": "accuracy, mean over the classes",
+    "weighted_rmse": "root mean square error of the weighted rows",
     "most_frequent_class": "accuracy of always the most frequent class",
     "auc": "AUC",
     "log_loss": "log-loss",
@@ -134,7 +136,7 @@ WORDS = {
     "expected": "events expected",
     "loss": "mean loss, as in training",
 }
-RATES = ("accuracy", "most_frequent_class")
+RATES = ("accuracy", "weighted_accuracy", "balanced_accuracy", "most_frequent_class")
 OF_PROBABILITIES = ("log_loss", "brier", "calibration_error")
 MOST_CLASSES = 8
 LONGEST_CLASS = 10
@@ -182,7 +184,8 @@ def _evaluate_privately(
     if model.label is not None and label is not None:
         model = replace(model, label=replace(model.label, column=label))
     given = {name: value for name, value in budget.items() if value is not None}
-    study = evaluation_study(model, f"evaluation of {_name_of(model)}", **given)
+    name = str(model.study.get("name") or "a model")[:150]
+    study = evaluation_study(model, f"evaluation of {name}", **given)
     if output is not None:
         check_free(output, statement_beside(output), overwrite=False)
     with waiting(f"reading {data}", quiet=as_json):
@@ -200,10 +203,6 @@ def _evaluate_privately(
     if output is not None:
         say_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
     return None
-
-
-def _name_of(model: Model) -> str:
-    return str(model.study.get("name") or "a model")[:150]
 
 
 def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
@@ -363,6 +362,7 @@ def in_words(found: Explanation, top: int) -> list[str]:
         "change over the whole range of a column.",
         *(["Categories and bins: against the average over the column's public values."] if against else []),
         *([found.shortened] if found.shortened else []),
+        *([found.weights] if found.weights else []),
         f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED,
         *([NOTHING_KNOWN] if not found.unknown and any(e.standard_error is None for e in found.coefficients) else []),
     ]

@@ -20,11 +20,12 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
 from dpadmm._base.fields import parameters
 from dpadmm.data.cells import NoNumber, as_numbers
-from dpadmm.data.encoded import encode_labels_of
-from dpadmm.data.encoder import Report
+from dpadmm.data.encoded import encode_labels_of, row_weights_of
+from dpadmm.data.encoder import Report, Tally
+from dpadmm.data.reader import column_names
 from dpadmm.data.schema import Label
-from dpadmm.model.description import StatisticsResult, released_by
-from dpadmm.model.model import PROBABILITIES, Model, Scorer, score_file
+from dpadmm.model.description import released_by
+from dpadmm.model.model import PROBABILITIES, Finished, Model, Scorer, score_file
 from dpadmm.optim.losses import LOSSES, Poisson
 from dpadmm.optim.losses.poisson import LARGEST_SCORE, decoded
 from dpadmm.privacy.report import privacy_sentence
@@ -92,26 +93,53 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     scorer = Scorer(model)
     if column in scorer.columns:
         raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
-    scores, truth = [], []
+    scores, truth, weights = [], [], []
     exposure = model.label.exposure if model.label else None
     read = [column] if exposure is None else [column, exposure]
     numbers = frozenset(read if model.task in ("regression", "count") else [])
+    weighed = _weighed(model, path)
+    if weighed is not None and weighed.weight is not None:
+        read, numbers = [*read, weighed.weight], numbers | {weighed.weight}
     for found, beside in score_file(scorer, path, beside=read, numbers=numbers):
         first = scorer.report.rows - len(found)
         exposures = None if exposure is None else beside.column(exposure)
         truth.append(_truth(model, beside.column(column), column, first, path, exposures))
         scores.append(found)
-    return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report)
+        if weighed is not None:
+            cells = None if weighed.weight is None else beside.column(weighed.weight)
+            given, bad = row_weights_of(weighed, truth[-1], cells, Tally())
+            if bad.any():
+                row = first + int(np.argmax(bad)) + 1
+                raise DataError(f"{path}: the weight {weighed.weight!r} of row {row} is negative, infinite or missing")
+            weights.append(given)
+    row_weights = np.concatenate(weights) if weighed is not None else None
+    return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report, row_weights)
 
 
-def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None = None) -> Evaluation:
-    """Figures from the truth (codes of classes, or numbers in the label's units) and scores (rows, p)."""
+def _weighed(model: Model, path: Path) -> Label | None:
+    """The label whose weights figures are shown for, too; None if the model has none, or the table lacks the column."""
+    label = model.label
+    if label is None or not label.weighted or model.task == "count":
+        return None
+    return label if label.weight is None or label.weight in column_names(path) else None
+
+
+def of_scores(
+    model: Model, truth: Floats, scores: Floats, report: Report | None = None, row_weights: Floats | None = None
+) -> Evaluation:
+    """Figures from the truth (codes of classes, or numbers in the label's units) and scores (rows, p).
+
+    Every row counts once, but in the weighted accuracy and error.
+    """
     report = report or Report(rows=len(truth))
     classes = model.class_names
     if model.task == "count":
         return Evaluation(len(truth), _of_counts(model, truth, scores), (), np.empty((0, 0), int), (), report)
     if model.task == "regression":
         figures = _of_numbers(truth, np.asarray(model.answers(scores), float))
+        if row_weights is not None and row_weights.any():
+            squares = np.square(truth - np.asarray(model.answers(scores), float))
+            figures["weighted_rmse"] = math.sqrt(float(np.average(squares, weights=row_weights)))
         labels = truth
         if model.label is not None and model.label.bounds is not None:  # −1 … 1, as the loss saw them
             low, high = model.label.bounds
@@ -128,6 +156,10 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
         "auc": mean_auc(codes, scores),
         **dict.fromkeys(("log_loss", "brier", "calibration_error")),
     }
+    if row_weights is not None and row_weights.any():
+        figures["weighted_accuracy"] = float(np.average(codes == chosen, weights=row_weights))
+    if row_weights is not None and confusion.sum(axis=1).all():
+        figures["balanced_accuracy"] = float(np.mean(np.diag(confusion) / confusion.sum(axis=1)))
     bins: list[Bin] = []
     if model.has_probabilities:
         chances = model.probabilities(scores)
@@ -184,7 +216,8 @@ def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
         raise DataError(f"evaluation under privacy is for models of two classes, and this one is for {model.task}")
     if model.schema is None and not model.feature_names:
         raise DataError("the model does not know the names of its columns, so that no site could read them")
-    rows: dict[str, Any] = {"schema": model.schema, "label": model.label}
+    # Rows count once each, as the histogram counts them
+    rows: dict[str, Any] = {"schema": model.schema, "label": model.label and model.label.unweighted}
     if model.schema is None or model.label is None:
         rows = {"features": model.feature_names, "classes": model.classes}
     method = EvaluationRelease(weights=tuple(model.weights[:, 0].tolist()))
@@ -323,7 +356,7 @@ class PrivateEvaluation:
         }
 
 
-def private_evaluation_of(result: StatisticsResult, *, all_count: bool) -> PrivateEvaluation:
+def private_evaluation_of(result: Finished, *, all_count: bool) -> PrivateEvaluation:
     """The evaluation that a run of an evaluation study gives; ``all_count``: no row can be silent."""
     released = released_by(result, EvaluationRelease.name)
     sigma, n, counts = released.noise_std, released.n_rows, released.sums

@@ -130,6 +130,8 @@ class Explanation:
     unknown: str
     shortened: str
     ratios: str = ""
+    weights: str = ""
+    """What rows were weighted by, as a sentence."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -138,6 +140,7 @@ class Explanation:
             "coefficients": [each.as_json(ratios=self.ratios) for each in self.coefficients],
             "confidence": LEVEL,
             "no_intervals_because": self.unknown or None,
+            **({"weights": self.weights} if self.weights else {}),
         }
 
     def to_frame(self) -> Any:
@@ -179,6 +182,7 @@ class Explanation:
         ]  # fmt: skip
         rule = "=" * max(map(len, made))
         notes = [f"No intervals: {self.unknown}."] if self.unknown else [COUNTED]
+        notes += [self.weights] if self.weights else []
         return "\n".join([f"Effects on: {self.score}", *about, rule, made[0], "-" * len(rule), *made[1:], rule, *notes])
 
 
@@ -205,6 +209,10 @@ def alike(value: float, low: float, high: float) -> tuple[str, str, str]:
 COUNTED = (
     "Standard errors and 95% intervals count how much a sample of people varies and the privacy noise, for the model "
     "without a penalty."
+)
+CONSERVATIVE = (
+    "Weights ω, from 0 to 1 beside their bound, are sampling weights: a row is one observation. Standard errors take ω "
+    "in place of ω², so they are rather too large, the more so the smaller weights are beside the bound."
 )
 
 
@@ -263,6 +271,7 @@ def explain(model: Model) -> Explanation:
         ),
         unknown=unknown,
         shortened=_shortened(model),
+        weights=_weights(model),
         ratios=_ratios(model),
     )
 
@@ -463,6 +472,20 @@ def _score(model: Model) -> str:
         return "log odds of a class against the average of the classes"
     words = "log odds" if model.has_probabilities else "score"
     return f"{words} of {model.class_names[-1]!s} against {model.class_names[0]!s}"
+
+
+def _weights(model: Model) -> str:
+    """The sentences about weights of rows; empty if there were none."""
+    label = model.label
+    if label is None or not label.weighted:
+        return ""
+    by = [] if label.weight is None else [f"{label.weight} (up to {label.weight_bound:g})"]
+    if label.class_weight is not None:
+        by.append(f"class ({', '.join(f'{name} {each:g}' for name, each in label.class_weight.items())})")
+    said = f"Rows were weighted by {' and by '.join(by)}: coefficients describe the weighted rows."
+    if label.class_weight is not None:
+        said += " Class weights shift the intercept, and with it every probability, towards the heavier classes."
+    return f"{said} {CONSERVATIVE}" if model.covariance is not None else said
 
 
 def _shortened(model: Model) -> str:

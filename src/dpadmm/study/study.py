@@ -212,6 +212,7 @@ class Study:
             raise StudyError(f"study: agents can answer for {_DEPLOYABLE_WORDS}, not for {training.method.name}")
         task = training.loss.task
         self._check_counts()
+        self._check_weights()
         numbers = task in ("regression", "count")
         if self.label is not None and (self.label.bounds is None) == numbers:
             need = "bounds, since it predicts a number" if numbers else "classes"
@@ -239,6 +240,21 @@ class Study:
         if label.times is not None and not getattr(self.training.method, "inference", False):
             raise StudyError("study: times need inference = true under [method], which estimates hazard ratios")
         object.__setattr__(self, "label", replace(label, counts=True))
+
+    def _check_weights(self) -> None:
+        """What weights of rows go with."""
+        label, training = self.label, self.training
+        if label is None or not label.weighted:
+            return
+        if self.kind != TRAINING:
+            raise StudyError(f"study: weights are for training, and kind = {self.kind!r} counts rows; leave them out")
+        if self.schema is not None and label.weight in [each.name for each in self.schema.columns]:
+            raise StudyError(f"study: {label.weight!r} is the label's weight, so it cannot be a column too")
+        inference = getattr(training.method, "inference", False)
+        if inference and training.loss.task == "regression" and not training.intercept:
+            raise StudyError(
+                "study: intervals of the squared loss with weights need intercept = true, which tells the mean weight"
+            )
 
     def _check_public_rows(self) -> None:
         if self.public_rows is None:
@@ -358,7 +374,7 @@ class Study:
         return MaskingTerms(self.training.honest, self.quorum_of(len(keys)), self.most_rows or 1, keys)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values, every setting written out; :func:`study_from` takes it back."""
+        """All of it as plain values, every setting written out; ``study_from`` takes it back."""
         if self.schema is not None:
             label = {} if self.label is None else {"label": label_as_json(self.label)}
             columns = schema_as_json(self.schema, label=self.label.column if self.label else None)
