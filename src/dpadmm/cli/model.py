@@ -15,7 +15,6 @@ from typer import Argument, Option
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.describe import statement_beside
 from dpadmm.cli.screen import (
     TABLE_KINDS,
     AsJson,
@@ -31,11 +30,12 @@ from dpadmm.cli.screen import (
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP
+from dpadmm.cli.train import ADDS_UP, statement_beside
 from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import (
     NOT_TO_PUBLISH,
     Evaluation,
+    Measure,
     PrivateEvaluation,
     evaluation_study,
     private_evaluation_of,
@@ -183,7 +183,8 @@ def _evaluate_privately(
     if model.label is not None and label is not None:
         model = replace(model, label=replace(model.label, column=label))
     given = {name: value for name, value in budget.items() if value is not None}
-    study = evaluation_study(model, f"evaluation of {_name_of(model)}", **given)
+    name = str(model.study.get("name") or "a model")[:150]
+    study = evaluation_study(model, f"evaluation of {name}", **given)
     if output is not None:
         check_free(output, statement_beside(output), overwrite=False)
     with waiting(f"reading {data}", quiet=as_json):
@@ -203,17 +204,13 @@ def _evaluate_privately(
     return None
 
 
-def _name_of(model: Model) -> str:
-    return str(model.study.get("name") or "a model")[:150]
-
-
 def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
     """Figures with their standard errors, calibration, and the sentence beside them."""
     rows: list[Row] = []
     for name, each in found.figures.items():
-        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.noise_se:.2g}", f"{each.se:.2g}")
+        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.se:.2g}", _interval(each))
         rows.append((WORDS[name], *told))
-    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± noise", "± noise, sample"), rows, fold=[0])
+    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± se", "95% interval"), rows, fold=[0])
     if "brier" in found.figures:
         lines: list[Row] = [
             (f"{group.low:.1%} to {group.high:.1%}", f"{group.rows:,.0f}", f"{group.predicted:.1%}",
@@ -222,6 +219,11 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
         ]  # fmt: skip
         show_table(("predicted", "rows", "mean predicted", "observed", "± se"), lines)
     say(found.sentence)
+
+
+def _interval(measure: Measure) -> str:
+    low, high = (None if end is None else f"{end:.3g}" for end in (measure.low, measure.high))
+    return f"{low} to {high}" if low and high else f"above {low}" if low else f"below {high}" if high else "any"
 
 
 def _show_evaluation(found: Evaluation, data: Path) -> None:

@@ -24,13 +24,13 @@ from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.losses.poisson import Poisson
-from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.problem import Problem
 from dpadmm.optim.shape import WIDEST, Shape
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.moments import LABEL_WEIGHT, Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
 from dpadmm.training.methods import newton
-from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState
+from dpadmm.training.methods.base import Gathered, MethodSettings, NoState, ServerSideMethod
 
 if TYPE_CHECKING:
     from dpadmm.training.prior import Prior
@@ -87,20 +87,13 @@ class Auto(MethodSettings):
             object.__setattr__(self, "rounds_by_size", False)
 
     def rounds(self, setup: Setup) -> AutoRounds | newton.NewtonRounds:
-        """The budget of t equal rounds, dealt anew: ``1/z_1² + (t − 1)/z_2² = t/z²``.
-
-        For an agent that is to take part in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
-        """
         if self.inference:
             return newton.NewtonRounds.of(setup)
         if getattr(setup.problem.loss, "cuts", ()):
             raise StudyError("hazards by intervals of time need inference = true")
         if setup.n_rounds < 2:
             raise StudyError("auto needs at least 2 rounds: one for the moments of rows, the others for gradients")
-        z, t = setup.gaussian(), setup.planned
-        gradients = np.maximum(np.where(t == setup.n_rounds, t - 1, t), 1)  # for no round, as for one
-        first = z / np.sqrt(MOMENTS_SHARE * np.maximum(t, 1))
-        later = z * np.sqrt(gradients / ((1.0 - MOMENTS_SHARE) * np.maximum(t, 1)))
+        first, later = setup.gaussian_apart(MOMENTS_SHARE)
         return AutoRounds(setup.problem, setup.sizes.n_features, setup.n_rounds, first, later)
 
     def best_rounds(self, setup: Setup) -> int:
@@ -207,7 +200,7 @@ class Tuned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AutoRounds(DeployableMethod[NoState]):
+class AutoRounds(ServerSideMethod):
     """z of round 1 and of the other rounds, of every agent (n,), or of all alike (1,).
 
     ``prior`` is what the aggregator knows of public rows; agents need not know it.
@@ -222,16 +215,11 @@ class AutoRounds(DeployableMethod[NoState]):
 
     name: ClassVar[str] = "auto"
     cure: ClassVar[str] = "a smaller reg_share, or more noise"
-    local_models: ClassVar[bool] = Auto.local_models
-    server_side: ClassVar[bool] = True
     weighs_answers: ClassVar[bool] = True
 
     @property
     def _shape(self) -> tuple[int, int]:
         return self.n_features, self.problem.loss.n_outputs
-
-    def init(self, problem: Problem, sizes: Sizes) -> NoState:
-        return NoState.of(problem, sizes)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return (Moments.name, self.first) if round == 1 else (ShapedGradient.name, self.later)
@@ -263,15 +251,9 @@ class AutoRounds(DeployableMethod[NoState]):
         asked = [now.shape.scale / now.clip, now.shape.direction, (now.clip * now.point).ravel()]
         return np.broadcast_to(np.concatenate(asked), (n, 2 * self._shape[0] + math.prod(self._shape)))
 
-    def advance(
-        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
-    ) -> tuple[NoState, Floats]:
-        return state, answers
-
     def aggregate(self, gathered: Gathered) -> Floats:
-        present, n = gathered.present, len(gathered.n_rows)
-        first, later = (np.broadcast_to(z[:n], (n,))[present] * gathered.spread for z in (self.first, self.later))
-        n_rows, now = gathered.n_rows[present], self._state(gathered.consensus)
+        first, later = gathered.multipliers(self.first), gathered.multipliers(self.later)
+        n_rows, now = gathered.n_rows[gathered.present], self._state(gathered.consensus)
         noisy = bool(np.all(first) and np.all(later))
         weights = n_rows / later if noisy else n_rows.astype(float)
         weights = weights / weights.sum()

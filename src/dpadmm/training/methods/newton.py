@@ -17,10 +17,10 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.losses.poisson import Poisson
-from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.problem import Problem
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.newton_pair import NewtonPair
-from dpadmm.training.methods.base import DeployableMethod, Gathered, NoState
+from dpadmm.training.methods.base import Gathered, NoState, ServerSideMethod
 
 if TYPE_CHECKING:
     from dpadmm.training.prior import Prior
@@ -73,7 +73,7 @@ def _upper(matrix: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class NewtonRounds(DeployableMethod[NoState]):
+class NewtonRounds(ServerSideMethod):
     """z of the last round and of the others, of every agent (n,), or of all alike (1,).
 
     ``prior`` is what the aggregator knows of public rows: the start.
@@ -88,15 +88,9 @@ class NewtonRounds(DeployableMethod[NoState]):
 
     name: ClassVar[str] = "auto"
     cure: ClassVar[str] = "fewer columns, or more noise"
-    local_models: ClassVar[bool] = False
-    server_side: ClassVar[bool] = True
 
     @classmethod
     def of(cls, setup: Setup) -> NewtonRounds:
-        """The budget of t equal rounds, dealt anew: ``(t − 1)/z_1² = .4·t/z²`` and ``1/z_2² = .6·t/z²``.
-
-        For an agent that is to take part in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
-        """
         NewtonPair.of(setup.problem, 1)  # of a loss that has one
         if setup.n_rounds < 2:
             raise StudyError("intervals need at least 2 rounds: the last one starts from what the others found")
@@ -105,18 +99,12 @@ class NewtonRounds(DeployableMethod[NoState]):
                 f"intervals are for at most {MOST_COLUMNS} features, and there are {setup.sizes.n_features}, whose "
                 "products would all be released; leave columns out, or inference"
             )
-        z, t = setup.gaussian(), setup.planned
-        others = np.maximum(np.where(t == setup.n_rounds, t - 1, t), 1)  # for no round, as for one
-        earlier = z * np.sqrt(others / ((1.0 - LAST_SHARE) * np.maximum(t, 1)))
-        last = z / np.sqrt(LAST_SHARE * np.maximum(t, 1))
+        last, earlier = setup.gaussian_apart(LAST_SHARE)
         return cls(setup.problem, setup.sizes.n_features, setup.n_rounds, earlier, last)
 
     @property
     def _pair(self) -> NewtonPair:
         return NewtonPair(self.problem.loss, self.n_features)
-
-    def init(self, problem: Problem, sizes: Sizes) -> NoState:
-        return NoState.of(problem, sizes)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return NewtonPair.name, self.last if round == self.n_rounds else self.earlier
@@ -149,15 +137,9 @@ class NewtonRounds(DeployableMethod[NoState]):
         now, size = self._state(consensus), self._pair.parameter_shape[0]
         return np.broadcast_to(np.append(now.weights, now.clip)[:size], (len(state.released), size))
 
-    def advance(
-        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
-    ) -> tuple[NoState, Floats]:
-        return state, answers
-
     def aggregate(self, gathered: Gathered) -> Floats:
-        present, n, final = gathered.present, len(gathered.n_rows), gathered.round == self.n_rounds
-        z = np.broadcast_to((self.last if final else self.earlier)[:n], (n,))[present] * gathered.spread
-        n_rows = gathered.n_rows[present]
+        final = gathered.round == self.n_rounds
+        z, n_rows = gathered.multipliers(self.last if final else self.earlier), gathered.n_rows[gathered.present]
         weights = n_rows / z if np.all(z) else n_rows.astype(float)
         weights = weights / weights.sum()
         mean = gathered.mean(weights)
