@@ -223,7 +223,7 @@ def try_base(base: Environment) -> None:
 
 MISSING = {
     "sklearn": ["-c", "import dpadmm; dpadmm.DPADMMClassifier"],
-    "onnx": ["-c", "import dpadmm; dpadmm.load_model('model.dpadmm').to_onnx()"],
+    "onnx": ["-c", "import dpadmm; dpadmm.load_model('model.dpadmm').to_onnx('model.onnx')"],
 }
 COMMANDS = {
     "duckdb": ["study", "check", "study.toml", "--data", "clinic.toml"],
@@ -243,7 +243,7 @@ assert model.score(X, y) > 0.6
 DUCKDB = """
 import duckdb
 with duckdb.connect("clinic.duckdb") as made:
-    made.execute("create table visits as select * from 'patients.csv'")
+    made.execute("create table visits as select * from read_csv('patients.csv', all_varchar = true)")
 """
 DASK = """
 import json, subprocess, sys
@@ -262,7 +262,7 @@ def try_missing(base: Environment) -> None:
     for name, database in (("clinic", "clinic.duckdb"), ("server", "postgresql://reader@127.0.0.1:9/research")):
         text = f'database = "{database}"\ntable = "visits"\norder_by = "case"\n'
         (base.work / f"{name}.toml").write_text(text, encoding="utf-8")
-    (base.work / "clinic.duckdb").touch()
+    (base.work / "clinic.duckdb").write_bytes(b"\0" * 8 + b"DUCK" + b"\0" * 4096)  # as such a file begins
     for extra in EXTRAS:
         if extra in MISSING:
             said = base.program(*MISSING[extra], code=1).splitlines()[-1]

@@ -138,6 +138,15 @@ def test_any_number_of_features() -> None:
                 agrees(rows, loss, points_for(rows, loss))
 
 
+def test_any_number_of_outputs() -> None:
+    """They are worked on in fours and fives, and rows in twos and fours."""
+    for p, storage in product([4, 8, 10, 13], ["dense-f64", "dense-f32", "coded-f64", "coded-f32"]):
+        with case(p, storage):
+            loss = Softmax(n_outputs=p)
+            rows = cohort(loss, storage, sizes=(2, 3, 5, 126, 1031))
+            agrees(rows, loss, points_for(rows, loss))
+
+
 # --- clipping ----------------------------------------------------------------------------------------------
 
 

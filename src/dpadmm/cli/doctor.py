@@ -157,8 +157,7 @@ def _presence(wanted: list[Requirement]) -> str:
 def _blas() -> str:
     import numpy as np
 
-    about: dict[str, Any] = np.show_config(mode="dicts") or {}  # type: ignore[func-returns-value]
-    found = about.get("Build Dependencies", {}).get("blas", {})
+    found: Any = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     return " ".join(str(found[name]) for name in ("name", "version") if found.get(name)) or "unknown"
 
 

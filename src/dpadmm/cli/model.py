@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import replace
@@ -41,7 +42,7 @@ from dpadmm.model.evaluate import (
     private_evaluation_of,
 )
 from dpadmm.model.evaluate import evaluate as measure
-from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, ratio
+from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, alike, ratio
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
@@ -294,7 +295,9 @@ def explain(
     if figure is not None:
         from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
-        save_figure(coefficient_figure(found, top=top, title=model_file.name), figure / FIGURE)
+        save_figure(
+            coefficient_figure(found, top=top, title=str(model.study.get("name") or model_file.name)), figure / FIGURE
+        )
     if as_json:
         return echo_json({**found.as_json(), "privacy_sentence": sentence})
     say(f"Effect of the columns on: {found.score}", style="bold")
@@ -309,23 +312,31 @@ def explain(
 
 def _markdown(found: Explanation, sentence: str) -> str:
     """A table of the estimates for a paper, with what stands below it."""
-    effect = "Odds ratio" if found.ratios else "Coefficient"
-    head = ["", "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
-    lines = [head, [":--", ":--", *["--:"] * (len(head) - 2)]]
+    effect = found.ratios.capitalize() or "Coefficient"
+    classes = ["Class"] if any(each.output for each in found.coefficients) else []
+    head = ["", *classes, "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
+    lines = [head, [*[":--"] * (2 + len(classes)), *["--:"] * (len(head) - 2 - len(classes))]]
     shown = [each for each in found.coefficients if found.unknown or each.interval()]
     for each in shown:
         ends, p = each.interval(), each.p_value
-        numbers = [each.coefficient, *(ends or ())]
-        told = [f"{ratio(x):.4g}" if found.ratios and ratio(x) is not None else f"{x:.4g}" for x in numbers]
-        cells = [each.name.replace("|", r"\|"), each.per, told[0]]
+        numbers = [_ratio(x) if found.ratios else x for x in (each.coefficient, *(ends or ()))]
+        cells = [cell.replace("|", r"\|") for cell in (each.name, *([each.output] if classes else []), each.per)]
         if ends:
-            cells += [f"{told[1]} to {told[2]}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+            told, low, high = alike(*numbers)
+            cells += [told, f"{low} to {high}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+        else:
+            cells.append(f"{numbers[0]:.3g}")
         lines.append(cells)
     left = [each.name for each in found.coefficients if each not in shown]
     notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
     notes += f" Left out, since too few rows tell: {', '.join(left)}." if left else ""
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
+
+
+def _ratio(logarithm: float) -> float:
+    found = ratio(logarithm)
+    return math.inf if found is None else found
 
 
 def _csv(found: Explanation) -> str:

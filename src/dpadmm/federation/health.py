@@ -44,11 +44,11 @@ AlarmCode = Literal[
     "aggregator-silent", "ledger-closed", "ledger-behind", "cloned", "not-enrolled",
     "disk-full", "disk-small", "certificate", "clock",
 ]  # fmt: skip
-"""All there are: docs/operations.md has an entry for each."""
+"""All there are: docs/how-to/operations.md has an entry for each."""
 
 
 class Alarm(NamedTuple):
-    """Something to act on; docs/operations.md says what to do. An ``error`` is unhealthy, a ``warning`` is not."""
+    """Something to act on, as docs/how-to/operations.md says. An ``error`` is unhealthy, a ``warning`` is not."""
 
     code: AlarmCode
     level: str

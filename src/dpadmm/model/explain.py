@@ -144,13 +144,13 @@ class Explanation:
         }
 
     def to_frame(self) -> Any:
-        """A tidy data frame of pandas: a line for every coefficient, the intercepts last."""
+        """A tidy data frame of pandas, by the names of R's broom: a line for each coefficient, intercepts last."""
         try:
             from pandas import DataFrame
         except ImportError:
             raise DataError("a data frame needs pandas: pip install pandas") from None
         lines = (*self.coefficients, *self.intercepts)
-        return DataFrame([each.row(ratios=self.ratios) for each in lines])
+        return DataFrame([_tidy(each, each.row(ratios=self.ratios)) for each in lines])
 
     def conf_int(self, level: float = LEVEL) -> dict[str, tuple[float, float] | None]:
         """Ends of the intervals by the name of the coefficient; None where rows say nothing of it."""
@@ -184,6 +184,26 @@ class Explanation:
         notes = [f"No intervals: {self.unknown}."] if self.unknown else [COUNTED]
         notes += [self.weights] if self.weights else []
         return "\n".join([f"Effects on: {self.score}", *about, rule, made[0], "-" * len(rule), *made[1:], rule, *notes])
+
+
+def _tidy(each: Coefficient, row: dict[str, Any]) -> dict[str, Any]:
+    """The same values by other names, and z."""
+    names = {"coefficient": "estimate", "standard_error": "std_error", "low": "conf_low", "high": "conf_high"}
+    z = each.coefficient / each.standard_error if each.standard_error else None
+    found = {"term": each.name} | {names.get(name, name): value for name, value in row.items()}
+    place = list(found).index("std_error") + 1
+    return dict([*list(found.items())[:place], ("statistic", z), *list(found.items())[place:]])
+
+
+def alike(value: float, low: float, high: float) -> tuple[str, str, str]:
+    """An estimate and the ends of its interval, with as many decimals each: two, more if the interval is narrow."""
+    if not all(map(math.isfinite, (value, low, high))):
+        return f"{value:.3g}", f"{low:.3g}", f"{high:.3g}"
+    usual = 2 if abs(value) < 10.0 else 1 if abs(value) < 100.0 else 0
+    width = max(high - low, 1e-6)
+    decimals = max(usual, min(6, -math.floor(math.log10(width))))
+    told = [f"{each:.{decimals}f}" for each in (value, low, high)]
+    return told[0], told[1], told[2]
 
 
 COUNTED = (

@@ -249,13 +249,13 @@ class Model:
         return explain(self).to_frame()
 
     def to_sklearn(self) -> Any:
-        """A fitted scikit-learn pipeline that predicts the same; see :mod:`dpadmm.model.export`."""
+        """A fitted scikit-learn pipeline that predicts the same; see ``dpadmm.model.export``."""
         from dpadmm.model.export import to_sklearn
 
         return to_sklearn(self)
 
     def to_onnx(self, path: str | os.PathLike[str]) -> Path:
-        """An ONNX file that predicts the same from raw columns; see :mod:`dpadmm.model.onnx`."""
+        """An ONNX file that predicts the same from raw columns; see ``dpadmm.model.onnx``."""
         from dpadmm.model.onnx import to_onnx
 
         return to_onnx(self, Path(path))

@@ -41,6 +41,7 @@ from dpadmm.study.public_rows import PublicRows, is_unconfirmed, public_rows_fro
 from dpadmm.study.roster import RosterEntry, roster_from
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
 from dpadmm.training.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, Statistics
+from dpadmm.training.methods.newton import NewtonRounds
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.policy import MaskingTerms, Terms
 
@@ -325,7 +326,11 @@ class Study:
         return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
 
     def check_rows(self, *n_rows: int) -> None:
-        """Refuse a release of which agents with so many rows would say noise alone; before anything is spent."""
+        """Refuse a study of which agents with so many rows would say noise alone; before anything is spent."""
+        method = self.method(*n_rows)
+        if isinstance(method, NewtonRounds):
+            columns = len(self.schema.columns) if self.schema else len(self.features)
+            method.check_rows(np.array(n_rows), columns + self.training.intercept, self.training.honest)
         if self.kind != TRAINING:
             unit = self.encoding.scale if self.encoding and self.kind == Statistics.name else 1.0
             cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.honest)
@@ -369,7 +374,7 @@ class Study:
         return MaskingTerms(self.training.honest, self.quorum_of(len(keys)), self.most_rows or 1, keys)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values, every setting written out; :func:`study_from` takes it back."""
+        """All of it as plain values, every setting written out; ``study_from`` takes it back."""
         if self.schema is not None:
             label = {} if self.label is None else {"label": label_as_json(self.label)}
             columns = schema_as_json(self.schema, label=self.label.column if self.label else None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.losses.poisson import Poisson
@@ -40,6 +40,9 @@ CLEAR = 2.0
 
 CAP, MOST_CAP, NEGLIGIBLE = 2.0, 1e3, 1e-4
 """Means of counts are capped at so many times the mean count, and at more where noise is less than this."""
+
+TRACES = {"logistic": 0.25, "squared": 1.0}
+"""Most that the trace of a row's Hessian can be, as rows have length 1; that of counts has no such bound."""
 
 LARGEST_RESIDUAL = 2.0
 """Of labels and predictions in [−1, 1]."""
@@ -105,6 +108,27 @@ class NewtonRounds(ServerSideMethod):
     @property
     def _pair(self) -> NewtonPair:
         return NewtonPair(self.problem.loss, self.n_features)
+
+    def check_rows(self, n_rows: Integers, n_columns: int, honest: int | None = None) -> None:
+        """Refuse a study whose Hessian is below its noise for sure, by public numbers alone.
+
+        Of k directions one has at most 1/k of the trace, and noise has eigenvalues up to ``2s√k``. A column is one
+        direction here, though a category may have several.
+        """
+        trace = TRACES.get(self.problem.loss.name)
+        if trace is None:
+            return
+        z = float(self.last.min()) * math.sqrt(len(n_rows) / (honest or 1))
+        scale = self._pair.weights(LARGEST_RESIDUAL).hessian
+        spread = mean_sensitivity(NewtonPair.row_norm, 1) * z / float(n_rows.sum()) / (math.sqrt(2.0) * scale)
+        edge = 2.0 * spread * math.sqrt(n_columns)
+        if trace / n_columns < edge:
+            factor = CLEAR * edge * n_columns / trace
+            raise StudyError(
+                f"inference: the noise would hide how {n_columns} columns go together, whatever the "
+                f"{int(n_rows.sum()):,} rows are: take an ε, or rows, about {factor:.2g} times as large, at most "
+                f"{max(1, int(n_columns / factor ** (2.0 / 3.0)))} columns, or leave inference out"
+            )
 
     def release(self, round: int) -> tuple[str, Floats]:
         return NewtonPair.name, self.last if round == self.n_rounds else self.earlier
