@@ -1,16 +1,18 @@
-# make demo | federation-demo | image | test | torture | mutants | mutation | fuzz | lint | bench | bench-peers | accuracy | peers | adult | clean:
+# make demo | federation-demo | image | dist | test | torture | mutants | mutation | fuzz | lint | docs | bench | bench-peers | accuracy | peers | adult | clean:
 # each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RELEASE := .release
+DOCS_READY := $(VENV)/.docs-ready
 # half as many again as there are cores: tests of processes, brokers and browsers wait as often as they work
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 2) * 3 // 2)')
 COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
 BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace image lint format bench bench-peers clean
+.PHONY: dist accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace image lint format docs bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -21,7 +23,7 @@ federation-demo: $(READY)
 
 # one thread of BLAS for each worker: more of them wait for each other; and bytecode is kept even where the environment
 # says otherwise: the tests start hundreds of processes, which would each compile the package
-test: $(READY) browser strace image
+test: $(DOCS_READY) browser strace image
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
@@ -70,43 +72,62 @@ strace:
 image: $(READY)
 	-@$(BIN)/python tests/support/images.py 2>.image.log || tail -3 .image.log
 
+# wheel, sdist and SBOM in dist/: built twice, checked, and tried offline in empty environments with each extra
+dist: $(RELEASE)/.ready
+	$(RELEASE)/bin/python release/make.py $(if $(TAG),--tag "$(TAG)")
+
+$(RELEASE)/.ready: release/tools.txt
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -r release/tools.txt
+	touch $@
+
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples release
+	$(BIN)/ruff format --check src tests benchmarks examples release
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples release
+	$(BIN)/ruff format src tests benchmarks examples release
+
+# the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
+docs: $(DOCS_READY)
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
 
-# the same round beside torch, Opacus, diffprivlib and scikit-learn, and what a round of any size takes: docs/performance.md
+# the same round beside torch, Opacus, diffprivlib and scikit-learn, and what a round of any size takes: docs/explanation/performance.md
 bench-peers: $(READY)
 	$(BIN)/python benchmarks/peers/speed.py
 
 # auto beside all methods on 30 data sets; hours, and resumes where it was stopped
 accuracy: $(READY)
 	$(BIN)/dpadmm compare --suite accuracy -o runs/accuracy
-	cp runs/accuracy/accuracy.md docs/accuracy.md
+	cp runs/accuracy/accuracy.md docs/explanation/accuracy.md
 
 # other libraries on the same rows, each in an environment of its own in .peers
 peers: $(READY)
 	$(BIN)/python benchmarks/peers/run.py -o runs/accuracy
 
-# Adult with 100 agents, beside Opacus run by a curator who sees all rows (docs/secure-aggregation.md); an hour
+# Adult with 100 agents, beside Opacus run by a curator who sees all rows (docs/explanation/secure-aggregation.md); an hour
 adult: $(READY)
 	$(BIN)/python benchmarks/peers/adult.py
 
 # installs again only when what is to be installed has changed
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt src/dpadmm/version.py
 	$(PYTHON) -c 'import sys; sys.exit("dpadmm needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt axe-playwright-python  # for axe.min.js
+	touch $(DOCS_READY)
+
 clean:
-	rm -rf $(VENV) .peers .image .image.log runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation
+	rm -rf $(VENV) .release .peers .image .image.log runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

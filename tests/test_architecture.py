@@ -1,4 +1,4 @@
-"""docs/architecture.md walks through a round file by file: the files that a profiler sees, each once."""
+"""docs/explanation/architecture.md walks through a round file by file: the files that a profiler sees, each once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpadmm.training.oracles import ExactNoise
 from federation.test_in_process import NAMES, SIZES, Sites, study
 
 SOURCES = Path(dpadmm.__file__).parent
-PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 ON_THE_WIRE = {"federation/nats/link.py"}
 """What is between the two ends of a real deployment, and not in a process that holds both."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from looping import case
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "docs" / "threat-model.md"
+MODEL = ROOT / "docs" / "explanation" / "threat-model.md"
 HEADING = "## What is promised"
 _CELLS = re.compile(r"(?<!\\)\|")
 _NAMED = re.compile(r"`(tests/[^`\s:]*)((?:::[^`\s:]+)*)`")

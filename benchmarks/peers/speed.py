@@ -1,8 +1,8 @@
 """``make bench-peers``: a round beside other libraries on the same rows, and what a round of any size takes.
 
-Writes ``docs/performance.md``, in a few minutes. Every contender runs in a process of its own, one after the other,
-beside reads of the same matrix in that process; other libraries have environments of their own in ``.peers``. What
-was measured is kept until the page is written, so a run that was stopped goes on where it was.
+Writes ``docs/explanation/performance.md``, in a few minutes. Every contender runs in a process of its own, one after
+the other, beside reads of the same matrix in that process; other libraries have environments of their own in
+``.peers``. What was measured is kept until the page is written, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ Predicted and measured for {len(asked)} other sizes; at worst they are a factor 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/performance.md"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/explanation/performance.md"))
     parser.add_argument("--environments", type=Path, default=Path(".peers"))
     parser.add_argument("--turns", type=int, default=15, help=f"of which medians are taken; at least {LEAST}")
     parser.add_argument("--kept", type=Path, default=Path("runs/performance"), help="where measurements are kept")

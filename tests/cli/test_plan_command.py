@@ -213,7 +213,7 @@ def test_a_study_that_would_gain_from_secure_aggregation_is_told(cli, study_file
     call = ["plan", study_file, "--agents", 8, "--repeats", 2, "--epsilon", "0.2", "--public", public]
     text = " ".join(cli(*call, "--rows", 150).succeeded().out.split())
     assert "With secure aggregation and at least 4 honest agents the same ε is forecast to reach " in text
-    assert "(docs/secure-aggregation.md)" in text
+    assert "(docs/explanation/secure-aggregation.md)" in text
     assert "void" not in text
     assert "secure aggregation" not in cli(*call, "--rows", 10**6).succeeded().out
 

@@ -1,4 +1,4 @@
-"""What the deployment guide and its examples tell people to type exists; systemd understands the units."""
+"""What the how-to guides and the deployment examples tell people to type exists; systemd understands the units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from looping import case
 from dpadmm.cli import TRY_LATER, USER_ERROR, app
 
 ROOT = Path(__file__).parents[2]
-GUIDES = [ROOT / "docs" / name for name in ("deployment.md", "operations.md")]
+# all but the one whose commands come with a patch
+GUIDES = sorted(each for each in (ROOT / "docs" / "how-to").glob("*.md") if each.stem != "extend")
+RUNBOOK = ROOT / "docs" / "how-to" / "operations.md"
 EXAMPLES = ROOT / "examples" / "deployment"
 
 
@@ -31,9 +33,9 @@ def compose():
 def commands():
     """Every whole command line of the guides, the units, the Compose file and the Dockerfile."""
     text = "".join(guide.read_text(encoding="utf-8") for guide in GUIDES)
-    blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()] + re.findall("`(dpadmm [^`]*)`", text)
-    found = [line.strip().partition("   #")[0] for line in lines if line.strip().startswith("dpadmm ")]
+    lines = re.findall(r"^ *\$ !? ?(dpadmm .*)$", text, re.MULTILINE)
+    lines += re.findall("`(dpadmm [^`]*)`", RUNBOOK.read_text(encoding="utf-8"))
+    found = [re.split("  +#", line)[0] for line in lines]
     for unit in EXAMPLES.glob("*.service"):
         found += re.findall("^ExecStart=/opt/dpadmm/bin/(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
     for service in compose()["services"].values():
@@ -117,5 +119,5 @@ def test_the_guides_link_to_files_that_are_there():
 def test_every_alarm_has_a_line_that_says_what_to_do():
     source = (ROOT / "src" / "dpadmm" / "federation" / "health.py").read_text(encoding="utf-8")
     codes = set(re.findall(r'Alarm\("([a-z-]+)"', source)) | {"disk-full", "disk-small"}
-    table = GUIDES[1].read_text(encoding="utf-8").partition("## Alarms")[2]
+    table = RUNBOOK.read_text(encoding="utf-8").partition("## Alarms")[2]
     assert codes == set(re.findall(r"`([a-z-]+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE))))

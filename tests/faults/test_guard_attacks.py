@@ -528,7 +528,7 @@ def test_half_a_ledger_is_refused(folder, lost):
 
 
 def test_a_whole_folder_put_back_shows_in_the_fingerprint_alone(folder):
-    """The limit that docs/threat-model.md names."""
+    """The limit that docs/explanation/threat-model.md names."""
     live, old, noted = _old_and_live(folder)
     shutil.rmtree(live)
     shutil.copytree(old, live)

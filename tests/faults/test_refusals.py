@@ -1,4 +1,4 @@
-"""Every code of a refusal: provoked here, documented in docs/threat-model.md, and silent about the rows."""
+"""Every code of a refusal: provoked here, documented in docs/explanation/threat-model.md, and silent about the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpadmm.trusted.ledger import DATABASE, Ledger
 from dpadmm.trusted.masking import bitmap_of
 
 SOURCE, TESTS = Path(dpadmm.__file__).parent, Path(__file__).parent.parent
-TABLE = TESTS.parent / "docs" / "threat-model.md"
+TABLE = TESTS.parent / "docs" / "explanation" / "threat-model.md"
 GUARDED = ("site/agent", "trusted/guard", "trusted/masking", "trusted/policy", "trusted/ledger")
 FAMILIES = "budget|data|ledger|members|policy|release|request|roster|round|study"
 HASH, POINT = STUDY.hash, np.zeros((D, 1))

@@ -187,7 +187,7 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
 
 
 def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "operations.md").read_text(encoding="utf-8")
     table = page.partition("\n## Alarms\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
     entries = [code for row in rows for code in re.findall("`([a-z-]+)`", row[0])]

@@ -405,7 +405,7 @@ def test_the_same_request_gets_the_same_bytes_and_the_head_of_a_call_never_chang
 
 def test_a_codes_list_is_closed() -> None:
     """Every code that the code knows is on the list, or one of those that never leave."""
-    table = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    table = (Path(__file__).parents[2] / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8")
     section = table.partition("## Refusals")[2].partition("\n## ")[0]
     cells = (line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
     documented = {code for cell in cells for code in re.findall("`([a-z-]+)`", cell)}

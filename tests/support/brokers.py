@@ -117,8 +117,8 @@ class Cluster:
 
     ``authority`` is to be set first: it has to know the addresses.
 
-    Their configuration is what docs/deployment.md says of an existing cluster; the routes have certificates of
-    the operators' own CA, since a server is a client of the others there.
+    Their configuration is what docs/how-to/networks-and-services.md says of an existing cluster; the routes have
+    certificates of the operators' own CA, since a server is a client of the others there.
     """
 
     authority: Authority

@@ -367,7 +367,7 @@ def _of_trust(plan: Plan) -> list[str]:
     reaches = ", ".join(text if name in PLAIN else f"{forecast.MEASURES[name].title} {text}" for name, text in found)
     return [
         f"With secure aggregation and at least {other.training.honest} honest agents the same ε is forecast to reach "
-        f"{reaches} (docs/secure-aggregation.md)."
+        f"{reaches} (docs/explanation/secure-aggregation.md)."
     ]
 
 

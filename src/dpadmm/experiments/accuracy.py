@@ -1,7 +1,8 @@
 """The accuracy suite: methods × data sets × agents × ε at equal exact (ε, δ), and what it found.
 
 One grid and one results file for each data set, one tidy table of all (:class:`Line`), and from that table alone
-comparisons and the page ``docs/accuracy.md``. Other libraries' lines, made by ``benchmarks/peers``, have the same form.
+comparisons and the page ``docs/explanation/accuracy.md``. Other libraries' lines, made by ``benchmarks/peers``, have
+the same form.
 """
 
 from __future__ import annotations

@@ -249,23 +249,27 @@ class Model:
         return explain(self).to_frame()
 
     def to_sklearn(self) -> Any:
-        """A fitted scikit-learn pipeline that predicts the same; see :mod:`dpadmm.model.export`."""
+        """A fitted scikit-learn pipeline that predicts the same; see ``dpadmm.model.export``."""
         from dpadmm.model.export import to_sklearn
 
         return to_sklearn(self)
 
     def to_onnx(self, path: str | os.PathLike[str]) -> Path:
-        """An ONNX file that predicts the same from raw columns; see :mod:`dpadmm.model.onnx`."""
+        """An ONNX file that predicts the same from raw columns; see ``dpadmm.model.onnx``."""
         from dpadmm.model.onnx import to_onnx
 
         return to_onnx(self, Path(path))
 
 
-class Trained(Protocol):
-    """What a run leaves, in one process or across sites."""
+class Finished(Protocol):
+    """What the run of a study leaves, in one process or across sites."""
 
     @property
     def study(self) -> Study: ...
+    @property
+    def method(self) -> Any: ...
+    @property
+    def broadcast(self) -> Floats: ...
     @property
     def weights(self) -> Floats: ...
     @property
@@ -276,7 +280,7 @@ class Trained(Protocol):
     def statement(self) -> Statement: ...
 
 
-def model_of(result: Trained) -> Model:
+def model_of(result: Finished) -> Model:
     """The model of a study that was run: nothing of the rows is in it but what was released."""
     study = result.study
     loss = study.problem.loss

@@ -1,4 +1,4 @@
-"""The page ``docs/accuracy.md``: the accuracy suite's tables, from its lines alone."""
+"""The page ``docs/explanation/accuracy.md``: the accuracy suite's tables, from its lines alone."""
 
 from __future__ import annotations
 

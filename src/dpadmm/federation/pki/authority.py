@@ -50,7 +50,7 @@ hosts = [{hosts}]
 {websocket}
 
 # An existing NATS cluster instead of the built-in broker: the addresses for sites and for serve, which use the next
-# one when one fails. See docs/deployment.md for its configuration.
+# one when one fails. See docs/how-to/networks-and-services.md for its configuration.
 {brokers}
 
 # Who signs certificates: "built-in", with authority/ca.key, or "external": your own CA, whose certificate is

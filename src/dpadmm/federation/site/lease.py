@@ -3,7 +3,7 @@
 Two agents with a copy of the same key and ledger would each answer a round, and spend its budget twice. So an agent
 answers while it has the lease. With its claims it says how far its ledger is; the aggregator remembers that, and tells
 it to whoever comes next, so that an old copy of a ledger finds out that it is one. Both need an honest aggregator: one
-that grants the lease twice, or forgets a mark, undoes this and no other promise (docs/threat-model.md).
+that grants the lease twice, or forgets a mark, undoes this and no other promise (docs/explanation/threat-model.md).
 """
 
 from __future__ import annotations

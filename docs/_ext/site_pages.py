@@ -1,0 +1,63 @@
+"""Small parts of the site that no extension has: formulas without scripts, shell cells, links out of docs/."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import PurePath
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+SHELL = "%%bash\n"
+PROJECT = ("CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")
+"""Files beside docs/ that are pages of the site, in docs/project/."""
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_html_math_renderer("mathml", (_inline_formula, None), (_displayed_formula, None))
+    app.config.html_math_renderer = "mathml"
+    app.connect("doctree-read", _show_shell_cells)
+    app.connect("doctree-read", _link_pages_of_the_project)
+    return {"parallel_write_safe": True}
+
+
+def _inline_formula(visitor: Any, node: nodes.Element) -> None:
+    visitor.body.append(_formula(node, inline=True))
+    raise nodes.SkipNode
+
+
+def _displayed_formula(visitor: Any, node: nodes.Element) -> None:
+    box = '<div class="formula" tabindex="0" role="region" aria-label="Formula">'
+    visitor.body.append(f"{box}{_formula(node, inline=False)}</div>")
+    raise nodes.SkipNode
+
+
+def _formula(node: nodes.Element, *, inline: bool) -> str:
+    """MathML, which every browser of today sets itself: no MathJax, and no request for it."""
+    text = node.astext().replace(r"\dots", r"\ldots")
+    try:
+        return str(tex2mathml(text, as_block=not inline))
+    except Exception as error:
+        raise ValueError(f"formula {escape(text)!r}: {error}") from error
+
+
+def _show_shell_cells(app: Sphinx, doctree: nodes.document) -> None:
+    """A cell that starts with %%bash is run by a shell, and shown as one would type it."""
+    for block in doctree.findall(nodes.literal_block):
+        text = block.astext()
+        if text.startswith(SHELL):
+            shown = nodes.literal_block(text.removeprefix(SHELL), text.removeprefix(SHELL), **block.attributes)
+            shown["language"] = "bash"
+            block.replace_self(shown)
+
+
+def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
+    """A link to a page beside docs/, such as ../SECURITY.md, which readers of the repository follow, leads to its page here."""
+    for link in doctree.findall(addnodes.pending_xref):
+        path = PurePath(link.get("reftarget", ""))
+        if path.name.removesuffix(".md") in PROJECT:
+            link["refdomain"], link["reftarget"] = "doc", f"project/{path.name.removesuffix('.md').lower()}"
+            link.attributes.setdefault("reftargetid", None)

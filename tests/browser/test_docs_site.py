@@ -1,0 +1,78 @@
+"""The built documentation in a real browser: narrow, wide, dark, by keyboard, and by axe-core's rules."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "docs" / "_build" / "html"
+PAGES = ["index", "tutorials/first-model", "reference/cli", "reference/study", "reference/api/dpadmm.DPADMMClassifier"]
+AXE = """
+(async () => {
+  const found = await axe.run(document, {resultTypes: ["violations"]});
+  return found.violations.map(v => v.id + ": " + v.nodes.slice(0, 4).map(n => n.html.slice(0, 160)).join(" ;; "));
+})()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built():
+    if not (SITE / "index.html").exists():
+        reason = "the site is not built: make docs"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def axe():
+    package = importlib.util.find_spec("axe_playwright_python")  # its script alone is used, not the package
+    if package is None:
+        pytest.skip("axe-core is not installed: make docs installs it")
+    return Path(package.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_and_loads_nothing_from_elsewhere(browser, name, width, dark):
+    browser.open(SITE / f"{name}.html", width=width, dark=dark)
+    assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
+    assert browser.js("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    assert [address for address in browser.requests() if not address.startswith("file:")] == []
+    assert browser.js("[...document.images].every(i => i.alt && (i.naturalWidth || i.offsetParent === null))")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing(browser, axe, name, width, dark):
+    browser.open(SITE / f"{name}.html", width=width, dark=dark)
+    browser.js(f"{axe}; true")
+    assert browser.js(AXE) == []
+
+
+def test_the_keyboard_skips_to_the_content_and_reaches_the_search(browser):
+    browser.open(SITE / "reference" / "cli.html", width=1440)
+    browser.press("Tab")
+    assert browser.js("document.activeElement.textContent.trim()") == "Skip to main content"
+    assert browser.js("document.activeElement.getBoundingClientRect().top >= 0")
+    reached = None
+    for _ in range(15):
+        browser.press("Tab")
+        assert browser.js("getComputedStyle(document.activeElement).outlineStyle") != "none"
+        reached = browser.js("document.activeElement.getAttribute('aria-label') || ''")
+        if reached == "Search":
+            break
+    assert reached == "Search"
+    browser.press("Enter")
+    assert browser.js("document.activeElement.type") == "search"
+
+
+def test_the_search_finds_a_refusal(browser):
+    browser.open(f"{(SITE / 'search.html').as_uri()}?q=ledger", width=1440)
+    shown = "document.querySelectorAll('ul.search li').length"
+    assert browser.js(f"new Promise(r => {{const t = setInterval(() => {shown} && (clearInterval(t), r({shown})), 50);}})") > 3

@@ -1,0 +1,58 @@
+"""The built site asks no other host for anything: no fonts, scripts, styles or pictures from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "docs" / "_build" / "html"
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc(?:set)?=["']\s*(?:https?:)?//[^"']+"""
+    r"""|<link\b(?=[^>]*\brel=["'](?:[^"']*\s)?(?:stylesheet|icon|preload|preconnect|dns-prefetch|modulepreload)\b)"""
+    r"""[^>]*\bhref=["'](?:https?:)?//[^"']+""",
+    re.IGNORECASE,
+)
+IN_STYLE = re.compile(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//[^"')]+""", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def site():
+    if not (SITE / "index.html").exists():
+        reason = "the site is not built: make docs"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return SITE
+
+
+def test_nothing_is_loaded_from_another_host(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 80
+    found = [f"{page.relative_to(site)}: {hit}" for page in pages for hit in LOADED.findall(page.read_text("utf-8"))]
+    found += [f"{style.relative_to(site)}: {hit}" for style in site.rglob("*.css") for hit in IN_STYLE.findall(style.read_text("utf-8"))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('<script src="https://cdn.example/x.js">', True),
+        ('<link rel="stylesheet" href="//fonts.example/a.css">', True),
+        ('<link href="https://fonts.example/" rel="preconnect">', True),
+        ('<a href="https://example.org/">', False),
+        ('<script src="_static/x.js">', False),
+    ],
+)
+def test_the_patterns_see_what_is_loaded(text, found):
+    assert bool(LOADED.search(text)) is found
+
+
+def test_every_page_has_a_search_and_says_its_language(site):
+    for page in site.glob("*/*.html"):
+        if "_modules" not in page.parts:
+            text = page.read_text("utf-8")
+            assert 'lang="en"' in text, page
+            assert 'aria-label="Search"' in text, page

@@ -1,0 +1,85 @@
+"""The blocks of Markdown pages that can be run, and how they are run: see docs/project/contributing and CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FENCE = re.compile(r"^( *)(`{3,}|~{3,})\s*(\S*).*?\n(.*?)^\1?\2`*\s*?$", re.MULTILINE | re.DOTALL)
+NOTE = re.compile(r"<!-- (file|not run|setup): (.+?) -->")
+COMMAND = re.compile(r"^(?:\$ )?(?:dpadmm|pip|python|make) ", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, the line where it starts, and the note on the line before it."""
+
+    language: str
+    text: str
+    line: int
+    note: tuple[str, str] | None
+
+
+def blocks(page: str) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    found = []
+    for match in FENCE.finditer(page):
+        before = page[: match.start()].rstrip("\n").rpartition("\n")[2]
+        note = NOTE.fullmatch(before.strip())
+        indent = match[1]
+        text = "".join(line.removeprefix(indent) for line in match[4].splitlines(keepends=True))
+        found.append(Block(match[3], text, page.count("\n", 0, match.start()) + 1, (note[1], note[2]) if note else None))
+    return found
+
+
+def setups(page: str) -> set[str]:
+    """What the page wants to be prepared."""
+    return {each[2] for each in NOTE.finditer(page) if each[1] == "setup"}
+
+
+def is_run(block: Block) -> bool:
+    return block.language in ("console", "python") and (block.note is None or block.note[0] != "not run")
+
+
+def unrun_commands(page: str) -> list[str]:
+    """Blocks with commands that nothing runs, and that say no reason for it."""
+    return [
+        f"line {block.line}: {block.text.splitlines()[0][:60]}"
+        for block in blocks(page)
+        if block.language in ("", "bash", "sh", "shell", "text")
+        and COMMAND.search(block.text)
+        and not (block.note and block.note[0] == "not run")
+    ]
+
+
+def commands(text: str) -> list[str]:
+    """The lines of a console block that are typed, with those that continue them."""
+    typed, going_on = [], False
+    for line in text.splitlines():
+        if going_on:
+            typed[-1] += "\n" + line.removeprefix("> ")
+        elif line.startswith("$ "):
+            typed.append(line[2:])
+        else:
+            continue
+        going_on = typed[-1].endswith("\\")
+    return typed
+
+
+def script(page: str, folder: Path) -> str:
+    """A bash script that runs a page's blocks in their order; it ends at the first that fails, after naming it.
+
+    Python blocks of a page are one program each time: what the blocks before it defined is run again, quietly.
+    """
+    lines, namespace = ["set -euo pipefail"], folder / ".namespace.py"
+    for block in blocks(page):
+        if block.note and block.note[0] == "file":
+            lines.append(f"cat > '{block.note[1]}' <<'END-OF-BLOCK'\n{block.text}END-OF-BLOCK")
+        elif is_run(block):
+            lines.append(f"echo '@@ line {block.line}'")
+            if block.language == "console":
+                lines += [each.partition("   #")[0] for each in commands(block.text)]
+            else:
+                lines.append(f"cat >> '{namespace}' <<'END-OF-BLOCK'\n{block.text}END-OF-BLOCK")
+                lines.append(f"python '{namespace}'")
+    return "\n".join(lines) + "\n"
