@@ -41,7 +41,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 IN_SDIST = (
     "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "Makefile",
-    "constraints.txt", "pyproject.toml", "src/dpadmm/version.py", "tests/conftest.py", "docs/threat-model.md",
+    "constraints.txt", "pyproject.toml", "src/dpadmm/version.py", "tests/conftest.py", "docs/explanation/threat-model.md",
     "examples/tutorial.py", "release/make.py", "PKG-INFO",
 )  # fmt: skip
 IN_WHEEL = (
