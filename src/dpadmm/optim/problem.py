@@ -7,15 +7,17 @@ bound, from 0 to 1; without weights it is 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats, Integers, aligned_empty
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features, layout, row_entries
 from dpadmm._base.memmap import is_nameless, portions
@@ -109,8 +111,8 @@ class Rows:
     """
 
     features: Features
-    labels: Floats
-    order: Integers
+    labels: NDArray[Any]  # float64, or int8 where coded rows are large: exact, and an eighth of the size
+    order: NDArray[Any]  # int64, or int32 likewise
     offsets: Integers
     known_norms: Floats | None = None
     row_weights: Floats | None = None
@@ -120,7 +122,7 @@ class Rows:
         """The rows' lengths; where rows are large, made when they are first needed, which some methods never do."""
         if self.known_norms is not None:
             return self.known_norms
-        norms = row_norms(self.features)[self.order]
+        norms: Floats = row_norms(self.features)[self.order]
         return np.maximum(norms, LEAST_NORM, out=norms)
 
     @cached_property
@@ -250,7 +252,7 @@ def make_rows(
     *,
     order: Integers | None = None,
     offsets: Integers | None = None,
-    names: tuple[str, ...] = (),
+    names: Sequence[str] = (),
     row_weights: Floats | None = None,
 ) -> Rows:
     """Check rows and labels and lay them out for a cohort.
@@ -263,7 +265,7 @@ def make_rows(
         ±1, 0..p−1 or numbers, as the loss wants them.
     order, offsets
         Agent i owns rows ``order[offsets[i]:offsets[i+1]]``. Left out: one agent owns all rows.
-    names : tuple of str, optional
+    names : sequence of str, optional
         Names of the agents, for messages.
     row_weights : (rows,), optional
         What every row's loss is multiplied with, from 0 to 1: a weight over its public bound.
@@ -293,12 +295,14 @@ def make_rows(
     norms = row_norms(features)
     check_norms(norms)
     np.maximum(norms, LEAST_NORM, out=norms)
-    in_place = in_place or np.array_equal(order, np.arange(n))
+    in_place = in_place or (len(order) == n and order[0] == 0 and bool(np.all(order[1:] > order[:-1])))
     if in_place:
         return Rows(features, labels, order, offsets, norms, row_weights)
     row_weights = None if row_weights is None else row_weights[order]
     if _nbytes(features) > COMPACT_BYTES:
         del norms  # 8 bytes a row, which may be a fifth of its size
+        if isinstance(features, CodedRows):  # 16 bytes would be a quarter of a row
+            labels, order = _small(labels), order.astype(np.int32 if n < 2**31 else np.int64)
         return Rows(features, labels[order], order, offsets, None, row_weights)
     here = np.arange(len(order))
     return Rows(_in_order(features, order), labels[order], here, offsets, norms[order], row_weights)
@@ -315,6 +319,14 @@ def _checked_weights(weights: Floats, n: int) -> Floats:
             f"the weight of row {bad[0] + 1} is {weights[bad[0]]}; divided by its public bound it must lie in [0, 1]"
         )
     return weights
+
+
+def _small(labels: Floats) -> NDArray[Any]:
+    """The same numbers as int8, if they are such: those of few classes are. Coded counts are below 1 or far larger."""
+    if labels.min() < -127.0 or not 1.0 <= labels.max() <= 127.0:
+        return labels
+    small = labels.astype(np.int8)
+    return small if np.array_equal(small, labels) else labels
 
 
 def _in_order(features: Features, order: Integers) -> Features:
@@ -339,11 +351,11 @@ def _check_owners(order: Integers, n: int) -> None:
         raise DataError("the partition gives a row to two agents; every row may have one owner only")
 
 
-def _check_agents(order: Integers, offsets: Integers, names: tuple[str, ...]) -> None:
+def _check_agents(order: Integers, offsets: Integers, names: Sequence[str]) -> None:
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or np.any(np.diff(offsets) < 0):
         raise DataError("offsets must rise from 0 to the number of rows, one interval per agent")
     for i in np.flatnonzero(np.diff(offsets) < 2):
-        name = names[i].removeprefix("agent ") if names else str(i + 1)  # as agents without a name are called
+        name = names[int(i)].removeprefix("agent ") if names else str(i + 1)  # as agents without a name are called
         count = offsets[i + 1] - offsets[i]
         raise DataError(
             f"agent {name} has {'no rows' if count == 0 else 'one row'}; every agent needs at least 2 "

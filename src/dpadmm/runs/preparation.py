@@ -34,7 +34,7 @@ class Prepared:
     problem: Problem
     rows: Rows
     test: TestRows | None
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
 
 
 def as_dataset(

@@ -139,7 +139,7 @@ def run_study(
     return replace(result, of_study=study, names=names)
 
 
-def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, tuple[str, ...]]:
+def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, Sequence[str]]:
     """The rows of a cohort and its names; rows in a file are written anew, agent by agent."""
     features, labels, weights = table.features, table.labels, table.row_weights
     owners, names = _deal(table, n_agents, seed)
@@ -158,7 +158,7 @@ def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Row
     return make_rows(features, labels, offsets=offsets, names=names, row_weights=weights), names
 
 
-def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[NDArray[np.integer[Any]], tuple[str, ...]]:
+def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[NDArray[np.integer[Any]], Sequence[str]]:
     """The agent of every row, and the agents' names."""
     if table.groups is None:
         rng = np.random.default_rng(seed)

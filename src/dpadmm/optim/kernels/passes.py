@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types as nbt
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from dpadmm.optim.kernels.compiler import numba as numba
 from dpadmm.optim.kernels.formulas import SLOPES_SIGNATURE
@@ -165,6 +165,14 @@ def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
             n_fine += squares[i] * norms[i] * norms[i] < surely
     if n_fine == n_rows:
         return
+    if n_outputs == 1:  # the same as below, where a slope over its size is 1 or -1, for four rows at a time
+        for i in range(n_rows):
+            s, norm = slope[0, i], norms[i]
+            size = abs(s)
+            limit = min(bound / norm, size)
+            kept = (limit if s > 0.0 else -limit) if size * norm > bound else s
+            slope[0, i] = kept if size < np.inf else 0.0  # false for NaN
+        return
     for i in range(n_rows):
         largest = 0.0
         finite = True
@@ -185,11 +193,20 @@ def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
                     slope[h, i] = slope[h, i] / largest * limit
 
 
+def _as_floats(labels: Any) -> Any:
+    """Labels as formulas take them."""
+
+
+@overload(_as_floats)
+def _compiled_as_floats(labels):  # type: ignore[no-untyped-def]
+    return (lambda labels: labels) if labels.dtype == nbt.float64 else (lambda labels: labels.astype(np.float64))
+
+
 @_exact
 def _clipped_slopes(about, first, last, scores, slope):  # type: ignore[no-untyped-def]
     """Slopes of some rows at their scores, clipped, and multiplied with the rows' factors, if there are any."""
     labels, norms, factors, bound, slopes_of, parameters = about
-    _slopes(slopes_of, labels[first:last], scores, parameters, slope)
+    _slopes(slopes_of, _as_floats(labels[first:last]), scores, parameters, slope)
     _clip(slope, norms[first:last], bound)
     if len(factors):
         each = factors[first:last]
