@@ -75,4 +75,7 @@ def test_the_keyboard_skips_to_the_content_and_reaches_the_search(browser):
 def test_the_search_finds_a_refusal(browser):
     browser.open(f"{(SITE / 'search.html').as_uri()}?q=ledger", width=1440)
     shown = "document.querySelectorAll('ul.search li').length"
-    assert browser.js(f"new Promise(r => {{const t = setInterval(() => {shown} && (clearInterval(t), r({shown})), 50);}})") > 3
+    assert (
+        browser.js(f"new Promise(r => {{const t = setInterval(() => {shown} && (clearInterval(t), r({shown})), 50);}})")
+        > 3
+    )

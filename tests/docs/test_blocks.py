@@ -67,7 +67,9 @@ def test_the_blocks_of_a_page_run(page, tables, tmp_path):
         stdin=subprocess.DEVNULL,
     )
     reached = next((line for line in reversed(done.stdout.splitlines()) if line.startswith("@@ ")), "its setup")
-    assert done.returncode == 0, f"{name_of(page)}, {reached.removeprefix('@@ ')}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+    assert done.returncode == 0, (
+        f"{name_of(page)}, {reached.removeprefix('@@ ')}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -32,7 +32,11 @@ def test_nothing_is_loaded_from_another_host(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 80
     found = [f"{page.relative_to(site)}: {hit}" for page in pages for hit in LOADED.findall(page.read_text("utf-8"))]
-    found += [f"{style.relative_to(site)}: {hit}" for style in site.rglob("*.css") for hit in IN_STYLE.findall(style.read_text("utf-8"))]
+    found += [
+        f"{style.relative_to(site)}: {hit}"
+        for style in site.rglob("*.css")
+        for hit in IN_STYLE.findall(style.read_text("utf-8"))
+    ]
     assert found == []
 
 

@@ -61,7 +61,11 @@ def test_every_refusal_has_meaning_cause_and_cure():
 
 def test_every_exit_code_is_there():
     page = (PAGES / "refusals.md").read_text("utf-8")
-    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == ["0", "1", *map(str, (cli.USER_ERROR, cli.TRY_LATER, cli.INTERRUPTED))]
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [
+        "0",
+        "1",
+        *map(str, (cli.USER_ERROR, cli.TRY_LATER, cli.INTERRUPTED)),
+    ]
 
 
 def test_every_public_name_is_on_the_page_of_the_api():

@@ -28,7 +28,9 @@ def blocks(page: str) -> list[Block]:
         note = NOTE.fullmatch(before.strip())
         indent = match[1]
         text = "".join(line.removeprefix(indent) for line in match[4].splitlines(keepends=True))
-        found.append(Block(match[3], text, page.count("\n", 0, match.start()) + 1, (note[1], note[2]) if note else None))
+        found.append(
+            Block(match[3], text, page.count("\n", 0, match.start()) + 1, (note[1], note[2]) if note else None)
+        )
     return found
 
 
